@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, TypeVar, 
 from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.folder import open_private
-from meshrun.host.leftovers import is_temporary, private_folder, remove_if_forgotten
+from meshrun.host.leftovers import filling, is_temporary, private_folder, remove_if_forgotten
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh, mesh_text
 from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, Caller
@@ -183,7 +183,8 @@ def launch(
     environ = without_variables(KINDS_OF_PROGRAM, environ)
     flags += ["--module", "--allow-different-programs"]  # each caller has a folder of its own
     with private_folder() as folder:
-        write_call(folder, program, args, kwargs or {})
+        with filling(folder):
+            write_call(folder, program, args, kwargs or {})
         words = [PROGRAM, folder]
         result = _launched(folder, flags, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
         if result.exit_code:
@@ -287,14 +288,18 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
     Raises:
         MeshrunError: What it would have printed, if the launch could not be made.
     """
-    report = os.path.join(folder, _REPORT)
-    if os.path.exists(error_file(folder)):
-        with open(error_file(folder), opener=open_private) as file:
-            raise parse_error_json(file.read())
-    if os.path.exists(report):
-        with open(report, opener=open_private) as file:
-            return parse_result_json(file.read())
+    if (error := _read(error_file(folder), parse_error_json)) is not None:
+        raise error
+    if (result := _read(os.path.join(folder, _REPORT), parse_result_json)) is not None:
+        return result
     return _unreported(code, Timings(began_ns=began_ns, ended_ns=time.monotonic_ns()))
+
+
+def _read(path: str, parse: Callable[[str], _R]) -> _R | None:
+    """Return what a launcher wrote to the end; on a full disk it may have written a part."""
+    with suppress(FileNotFoundError, ValueError), open(path, opener=open_private) as file:
+        return parse(file.read())
+    return None
 
 
 def check_options(flags: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from meshrun.host.processes import is_foreground, send_signal
@@ -70,4 +70,5 @@ def lend_terminal(pid: int) -> Iterator[str | None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-        termios.tcsetattr(0, termios.TCSADRAIN, modes)
+        with suppress(termios.error):  # it hung up
+            termios.tcsetattr(0, termios.TCSADRAIN, modes)

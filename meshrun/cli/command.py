@@ -228,9 +228,10 @@ def _tell_step(began: Began) -> None:
 
 
 def _open_streams() -> None:
-    """Give Python streams that were closed (``2>&-``) somewhere to write to."""
+    """Give Python streams that were closed (``2>&-``) something to read, or to write to."""
     open_standard_streams()
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the whole process
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - for the whole process
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 

@@ -15,8 +15,7 @@ from meshrun.host.detect_host import detect_host
 from meshrun.host.title import set_title
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.result import LaunchResult, Timings
-from meshrun.report.failure import describe_stop
+from meshrun.protocol.result import LaunchResult, Timings, describe_stop
 from meshrun.report.result_json import parse_result_json
 from meshrun.ssh.connect import Stopped
 from meshrun.ssh.controller import Controller

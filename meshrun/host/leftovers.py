@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from meshrun.errors import HostError
 from meshrun.host.folder import Folder, make_folder
 
 PREFIX = "meshrun_"
@@ -62,8 +63,14 @@ def let_go(descriptor: int) -> None:
 
 @contextmanager
 def private_folder() -> Iterator[str]:
-    """Give a temporary folder that goes with the block, or after this process."""
-    folder = make_folder(temporary_path())
+    """Give a temporary folder that goes with the block, or after this process.
+
+    Raises:
+        HostError: If it cannot be made.
+    """
+    path = temporary_path()
+    with filling(path):
+        folder = make_folder(path)
     held = hold(folder)
     try:
         yield folder.path
@@ -71,6 +78,22 @@ def private_folder() -> Iterator[str]:
         folder.remove()
         folder.close()
         let_go(held)
+
+
+@contextmanager
+def filling(folder: str) -> Iterator[None]:
+    """Say of what fails in the block that a temporary folder cannot be filled.
+
+    Raises:
+        HostError: Instead of OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise HostError(
+            f"cannot write to the temporary folder `{folder}`: {error.strerror}",
+            hint="set TMPDIR to a writable folder with free space",
+        ) from error
 
 
 def is_in_private(path: str) -> bool:

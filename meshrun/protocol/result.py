@@ -124,7 +124,9 @@ class RankFailed(MeshrunError):
     def __init__(self, result: LaunchResult) -> None:
         first = result.failures[0] if result.failures else None
         where = f"rank {first.rank} failed" if first else "the launch was stopped"
-        if first and first.raised:
+        if (signum := stopped_by(result)) is not None:
+            where = f"the launch was {describe_stop(signum)}"
+        elif first and first.raised:
             where = f"rank {first.rank} raised {headline(first.raised)}"
         if result.broken_program is not None:
             where = describe_broken(result.broken_program)
@@ -152,6 +154,21 @@ def describe_exit(exit_code: int | None, signum: int | None) -> str:
     if signum is None:
         return f"exited with code {exit_code}"
     return f"was killed by {signal_name(signum)}"
+
+
+def describe_stop(signum: int) -> str:
+    """Return what stopped a launch: ``stopped by Ctrl-C, SIGINT``."""
+    asked: dict[int, str] = {signal.SIGINT: "Ctrl-C, ", signal.SIGPIPE: "a closed output pipe, "}
+    return f"stopped by {asked.get(signum, '')}{signal_name(signum)}"
+
+
+def stopped_by(result: LaunchResult) -> int | None:
+    """Return the signal that stopped the launcher before a rank failed by itself, if any."""
+    first = result.failures[0] if result.failures else None
+    if first is None or first.signum == result.signum or first.asked_to_end or first.is_consequence:
+        return result.signum
+    interrupted = first.raised is not None and first.raised.kind == "KeyboardInterrupt"
+    return result.signum if interrupted else None
 
 
 def signal_name(signum: int) -> str:

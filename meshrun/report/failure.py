@@ -12,7 +12,8 @@ from meshrun.protocol.result import (
     LaunchResult,
     RankFailure,
     describe_exit,
-    signal_name,
+    describe_stop,
+    stopped_by,
 )
 from meshrun.report.message import render_error
 from meshrun.wording import count
@@ -45,7 +46,7 @@ def render_failure(
 
 def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iterator[str]:
     if result.signum is not None:
-        if result.failures and _came_first(result.failures[0], result.signum):
+        if stopped_by(result) is None:
             yield from _failed(result, told_lost, bare)
             yield ""
         well = "; every rank exited on its own with exit code 0" if result.preempted else ""
@@ -65,19 +66,6 @@ def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iter
         return
     if result.failures:
         yield from _failed(result, told_lost, bare)
-
-
-def describe_stop(signum: int) -> str:
-    """Return what stopped a launch: ``stopped by Ctrl-C, SIGINT``."""
-    asked: dict[int, str] = {signal.SIGINT: "Ctrl-C, ", signal.SIGPIPE: "a closed output pipe, "}
-    return f"stopped by {asked.get(signum, '')}{signal_name(signum)}"
-
-
-def _came_first(failure: RankFailure, signum: int) -> bool:
-    """Whether a rank failed before the launcher was stopped, and not by the same signal."""
-    interrupted = failure.raised is not None and failure.raised.kind == "KeyboardInterrupt"
-    is_own = failure.signum != signum and not interrupted
-    return is_own and not failure.asked_to_end and not failure.is_consequence
 
 
 def _failed(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iterator[str]:

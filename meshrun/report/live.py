@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
@@ -65,8 +66,9 @@ class Live(Watcher):
         self._timer.move(self._next_sample_ns)
         status = self._status(state, now_ns)
         if self._on_panel:
-            size = os.get_terminal_size(2)
-            self._console.set_panel(self._view(status, size.columns - 1, size.lines))
+            with suppress(OSError):  # the terminal hung up
+                size = os.get_terminal_size(2)
+                self._console.set_panel(self._view(status, size.columns - 1, size.lines))
         else:
             self._console.note(self._view(status, 0, 0)[0])
 

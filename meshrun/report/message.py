@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshrun.errors import MeshrunError, SpecError
+from meshrun.protocol.printable import lines
 
 
 def render_error(error: MeshrunError, *, is_end: bool = False) -> str:
@@ -17,4 +18,4 @@ def render_error(error: MeshrunError, *, is_end: bool = False) -> str:
         parts.append(error.marked)
     if error.hint:
         parts.insert(0 if is_end else len(parts), f"hint: {error.hint}")
-    return "\n\n".join(parts)
+    return lines("\n\n".join(parts))  # a value may be anybody's, as in a hostfile

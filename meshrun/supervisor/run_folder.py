@@ -120,7 +120,8 @@ class RunFolder:
         if self._plugin is not None:
             self._plugin.close()
         is_kept = not self._is_temporary or (not went_well and self._logs.writes_files)
-        path = self.path if is_kept and self._logs.writes_files and self._folder else None
+        is_there = self._folder is not None and not self._folder.is_gone
+        path = self.path if is_kept and is_there and self._logs.writes_files else None
         if self._folder is not None and not is_kept:
             self._folder.remove()
         self._let_go()

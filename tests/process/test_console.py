@@ -439,6 +439,14 @@ def test_a_full_disk_below_stdout_is_no_bug(asked: list[str]) -> None:
     assert result.stderr == "error: cannot write the output: No space left on device\n"
 
 
+def test_an_error_shows_what_it_found_without_control_characters() -> None:
+    """A value may come from a file or a name that somebody else wrote."""
+    ran = run_meshrun("--hosts", "a\x1b]0;b\x07", "x.py")
+
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(r"error: --hosts: `a\x1b]0;b\x07` is not a host" + "\n\nhint: ")
+
+
 def test_a_full_disk_below_stderr_changes_no_exit_code(fake_torch: object) -> None:
     """The story of a failure is lost there, and nothing else."""
     with open("/dev/full", "w") as full:

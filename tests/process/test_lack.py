@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,19 @@ from tests.kit import (
     within,
 )
 
+CALLER = """\
+import resource, sys
+import meshrun
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
+try:
+    if sys.argv[1] == "group":
+        meshrun.WorkerGroup()
+    else:
+        meshrun.launch(sys.exit, args=(3,))
+except meshrun.MeshrunError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
 RANKS = 4
 NEEDED = 3 + RANKS
 """Launcher, zygote, store, and the ranks."""
@@ -201,6 +215,34 @@ def test_without_a_temporary_folder_the_error_says_what_to_set(fake_torch: objec
     assert "Traceback" not in ours.stderr
     assert without_files.returncode == 0, without_files.stderr
     assert sorted(without_files.stdout.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
+
+
+@pytest.mark.parametrize(
+    ("call", "room", "told"),
+    [
+        ("launch", (3, 10_000), "cannot write to the temporary folder"),
+        ("launch", (100, 500), "the launcher exited with code 3 before it could report a result"),
+        ("group", (4, 10_000), "cannot write to the temporary folder"),
+    ],
+)
+def test_a_caller_without_room_gets_an_error_of_ours(
+    call: str, room: tuple[int, int], told: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """Calls and results are files; a report that was cut short is none."""
+    inodes, size = room
+    (script := tmp_path / "caller.py").write_text(CALLER)
+    (small := tmp_path / "small").mkdir()
+    mount = f"mount -t tmpfs -o nr_inodes={inodes} none {small}"
+    around = within("--user", "--map-root-user", "--mount", prepare=mount)
+    ran = subprocess.run(
+        [*around, sys.executable, script, call, str(size)],
+        env={**os.environ, "TMPDIR": str(small), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.stdout.startswith(f"HostError: {told}"), ran
 
 
 @pytest.mark.parametrize(

@@ -319,3 +319,16 @@ def test_a_temporary_folder_is_private(umask: int, fake_torch: object, tmp_path:
 
     assert below
     assert {path.stat().st_mode & 0o777 for path in below} == {0o700, 0o600}
+
+
+def test_a_folder_that_was_removed_meanwhile_is_not_named(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Nobody is sent to logs that are not there."""
+    program = tmp_path / "cleans_up.py"
+    program.write_text("import shutil, sys\nshutil.rmtree(sys.argv[1])\nsys.exit(3)\n")
+    words = ("-t", "3", "--log-dir", tmp_path / "logs", program, tmp_path / "logs")
+    ours = run_meshrun(*words)
+
+    assert ours.returncode == 3, ours.stderr
+    assert "logs are in" not in ours.stderr

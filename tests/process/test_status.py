@@ -1,10 +1,12 @@
 """The live view: a panel below the lines of a terminal, lines elsewhere."""
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,41 @@ def test_a_line_is_typed_above_the_panel(fake_torch: object, tmp_path: Path) -> 
     assert code == 0
     assert any(line.endswith("hello Ada") for line in lines)
     assert not any(line.startswith(HEAD) for line in lines)
+
+
+def test_a_panel_whose_terminal_hangs_up_ends_no_launch(
+    fake_torch: object, tmp_path: Path, until: Path
+) -> None:
+    """Where SIGHUP is ignored, as below nohup."""
+    terminal, ours = os.openpty()
+    words = command(*OFTEN, "--nproc-per-node", "2", until)
+    with open(tmp_path / "stdout", "wb") as out:
+        process = subprocess.Popen(
+            ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *words],
+            env={**os.environ, "TERM": "xterm"},
+            stdin=ours,
+            stdout=out,
+            stderr=ours,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        )
+    os.close(ours)
+    shown = b""
+    while b"2 running" not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    seen = (tmp_path / "stdout").read_text().count("step")
+    wait_until(
+        lambda: (
+            (tmp_path / "stdout").read_text().count("step") > seen + 100
+            or process.poll() is not None
+        ),
+        lambda: "steps after that",
+    )
+    (tmp_path / "stop").touch()
+
+    assert process.wait() == 0
+    assert (tmp_path / "stdout").read_text().count("last of") == 2
 
 
 def test_many_ranks_are_merged(fake_torch: object, tmp_path: Path, until: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 import meshrun
@@ -246,6 +247,18 @@ def test_a_rank_that_ends_without_an_exception(
 
     assert caught.value.exit_code == code
     assert (first.rank, first.signum) == (1, signum)
+
+
+def stop_launcher() -> None:
+    """Have the launcher end, as a person who stops it does."""
+    psutil.Process().parents()[1].send_signal(signal.SIGTERM)
+    signal.pause()
+
+
+def test_a_launcher_that_is_stopped_blames_no_rank(fake_torch: Path) -> None:
+    """Ranks end by the signal that it hands on to them; the cause is that it got one."""
+    with pytest.raises(meshrun.RankFailed, match="the launch was stopped by SIGTERM, exit code"):
+        run(stop_launcher, nproc_per_node=2)
 
 
 def test_a_rank_that_leaves_early_has_no_value(fake_torch: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.kit import run_meshrun
+from tests.kit import command, run_meshrun
 from tests.terminal import open_terminal
 
 pytestmark = pytest.mark.torch
@@ -92,6 +93,14 @@ def test_piped_input_runs_as_a_script(fake_torch: Path) -> None:
 
     assert (ran.returncode, ran.stderr) == (3, "")
     assert sorted(ran.stdout.splitlines()) == ["[rank 0] rank 0", "[rank 1] rank 1"]
+
+
+def test_a_closed_stdin_is_empty(fake_torch: Path) -> None:
+    """``<&-`` is a prompt that ends at once, as Python's own."""
+    words = ["sh", "-c", '"$@" <&-', "sh", *command("--interactive", "--nproc-per-node", "2")]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
 @pytest.mark.nightly
