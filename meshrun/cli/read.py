@@ -434,10 +434,19 @@ def _prefix(options: Options) -> Literal["mesh", "torchrun", "none"]:
     return options.prefix
 
 
+def _template(options: Options) -> str | None:
+    """Return the template of the prefix, unless it is a variable's and another prefix was typed."""
+    is_other = _prefix(options) != "torchrun"  # which has the template where output is teed
+    is_typed = options.is_typed(Options.prefix) or options.is_typed(Options.no_prefix)
+    if is_other and is_typed and not options.is_typed(Options.log_line_prefix_template):
+        return None
+    return options.log_line_prefix_template or options.env.get(_TEMPLATE_VARIABLE)
+
+
 def _console(options: Options) -> ConsoleRequest:
     return ConsoleRequest(
         prefix=_prefix(options),
-        template=options.log_line_prefix_template or options.env.get(_TEMPLATE_VARIABLE),
+        template=_template(options),
         show=options.show,
         hide=options.hide,
         local_ranks=options.local_ranks_filter,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request
 from meshrun.errors import UsageError
@@ -73,6 +74,30 @@ def test_a_template_has_known_fields_alone() -> None:
     found = build_request(Options({}, {}, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$x"}), PROGRAM)
     assert found.console.template == "$x"
     assert found.notes == ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: unknown field `$x`",)
+
+
+@pytest.mark.parametrize(
+    ("typed", "template"),
+    [
+        ({}, "X "),
+        ({"no_prefix": True}, None),
+        ({"prefix": "none"}, None),
+        ({"prefix": "mesh"}, None),
+        ({"prefix": "torchrun"}, "X "),  # for what is teed
+    ],
+)
+@pytest.mark.parametrize("variable", ["PET", "TORCHELASTIC"])
+def test_a_prefix_that_is_typed_counts_more_than_a_template_in_a_variable(
+    variable: str, typed: dict[str, Any], template: str | None
+) -> None:
+    """Whoever types --no-prefix sees none."""
+    if variable == "PET":
+        found = request("log_line_prefix_template", log_line_prefix_template="X ", **typed)
+    else:
+        env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "X "}
+        found = build_request(Options(typed, dict.fromkeys(typed, COMMAND_LINE), env), PROGRAM)
+
+    assert found.console.template == template
 
 
 @pytest.mark.parametrize(
