@@ -9,6 +9,7 @@ import pytest
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request
+from meshrun.cli.variables import IN_RANK
 from meshrun.errors import UsageError
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import TEMPLATE_FIELDS, LaunchRequest
@@ -50,6 +51,19 @@ def test_standalone_with_several_nodes_is_refused(in_variables: tuple[str, ...])
     """torchrun waits in vain."""
     with pytest.raises(UsageError, match=r"--standalone.* runs on this node alone"):
         request(*in_variables, standalone=True, nnodes="2:4")
+
+
+def test_a_launch_inside_a_rank_is_not_warm() -> None:
+    """A server would end with the rank, and whoever asked for one is told."""
+    values, sources = {"warm": True}, {"warm": COMMAND_LINE}
+    outside = build_request(Options(values, sources, {}), PROGRAM)
+    inside = build_request(Options(values, sources, {IN_RANK: "0"}), PROGRAM)
+
+    assert (outside.warm_idle_s, outside.notes) == (600, ())
+    assert inside.warm_idle_s is None
+    assert [note.partition(":")[0] for note in inside.notes] == [
+        "--warm has no effect inside a rank"
+    ]
 
 
 @pytest.mark.parametrize("device", ["cdua", "cpuu", "gpux"])
