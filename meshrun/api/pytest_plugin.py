@@ -492,7 +492,7 @@ class _TestRanks:
 
 def _has_failed(done: TestDone) -> bool:
     has_reports = not done.text and done.exit is None
-    return not has_reports or any(data.get("outcome") == "failed" for data in done.reports)
+    return not has_reports or any(map(_is_failure, done.reports))
 
 
 def _options_of(config: pytest.Config) -> dict[str, Any]:
@@ -552,11 +552,19 @@ def _merge(
 
 
 def _badness(report: pytest.TestReport) -> int:
-    if report.failed:
-        return 0
-    if hasattr(report, "wasxfail"):
-        return 1
-    return 2 if report.passed else 3
+    """Return how bad a report is; a test that is expected to fail may do so on any rank."""
+    if _is_failure(vars(report)):
+        return 0 if report.failed else 1
+    if report.failed or hasattr(report, "wasxfail"):
+        return 2
+    return 3 if report.passed else 4
+
+
+def _is_failure(report: Mapping[str, Any]) -> bool:
+    """Whether a test failed, as expected or not; one that passes against strict xfail has not."""
+    if report.get("outcome") == "failed":
+        return not str(report.get("longrepr")).startswith("[XPASS(strict)]")
+    return report.get("outcome") == "skipped" and "wasxfail" in report
 
 
 def _ended(report: pytest.TestReport) -> float:
@@ -625,7 +633,7 @@ def _unfinished(
         text = text[max(0, text.find("error:")) :]
     elif answers.trouble is not None:
         text = f"error: {answers.trouble}"
-    failed = next((report for report in merged if report.failed), None)
+    failed = next((report for report in merged if _is_failure(vars(report))), None)
     if failed is None or answers.is_rank_gone:  # others' errors are those of lost connections
         printed = [line for line in output.splitlines(keepends=True) if line.startswith("[")]
         sections = list(dict.fromkeys(each for report in merged for each in report.sections))

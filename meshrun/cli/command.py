@@ -109,6 +109,8 @@ def make_app(table: type[Options]) -> typer.Typer:
             return run(options, line, context.obj)
         except MeshrunError as error:
             error.message += options.behind(f"{getattr(error, 'option', '')} {error.message}")
+            if options.exit_code == "torchrun" and error.exit_code != UsageError.exit_code:
+                error.exit_code = 1
             raise
 
     hints: dict[str, Any] = {

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.parsers import doubtful_fields, text_of_file
-from meshrun.cli.variables import check_variables, tell_unknown
+from meshrun.cli.variables import IN_RANK, check_variables, tell_unknown
 from meshrun.errors import SpecError, UsageError
 from meshrun.layout import Flatten, View, parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
@@ -197,12 +197,13 @@ def on_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
         UsageError: If the hosts cannot be read, or other options speak against them.
     """
     text, path = options.hosts, options.hostfile
-    if text is None and path is None:
+    typed = [row for row in (Options.hosts, Options.hostfile) if options.is_typed(row)]
+    is_here = options.is_typed(Options.standalone) and not typed
+    if is_here or (text is None and path is None):
         return request
     from meshrun.ssh.host_session import check_distinct
 
     if text is not None and path is not None:
-        typed = [row for row in (Options.hosts, Options.hostfile) if options.is_typed(row)]
         if len(typed) != 1:
             raise UsageError("--hosts cannot be used with --hostfile")
         text = text if Options.hosts in typed else None
@@ -265,6 +266,8 @@ def _notes(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
     if options.log_line_prefix_template is None:
         for why, _ in doubtful_fields(options.env.get(_TEMPLATE_VARIABLE, "")):
             yield f"{_TEMPLATE_VARIABLE}: {why}"
+    if options.warm and IN_RANK in options.env:
+        yield "--warm has no effect inside a rank: what a launch starts there ends with it"
     yield from tell_unknown(options.env)
 
 
@@ -358,7 +361,7 @@ def _status_interval(options: Options) -> float | None:
 
 def _warm_idle(options: Options) -> float | None:
     if options.warm:
-        return options.warm_idle
+        return None if IN_RANK in options.env else options.warm_idle
     if options.is_typed(Options.warm_idle):
         raise UsageError("--warm-idle requires --warm")
     return None
@@ -435,10 +438,19 @@ def _prefix(options: Options) -> Literal["mesh", "torchrun", "none"]:
     return options.prefix
 
 
+def _template(options: Options) -> str | None:
+    """Return the template of the prefix, unless it is a variable's and another prefix was typed."""
+    is_other = _prefix(options) != "torchrun"  # which has the template where output is teed
+    is_typed = options.is_typed(Options.prefix) or options.is_typed(Options.no_prefix)
+    if is_other and is_typed and not options.is_typed(Options.log_line_prefix_template):
+        return None
+    return options.log_line_prefix_template or options.env.get(_TEMPLATE_VARIABLE)
+
+
 def _console(options: Options) -> ConsoleRequest:
     return ConsoleRequest(
         prefix=_prefix(options),
-        template=options.log_line_prefix_template or options.env.get(_TEMPLATE_VARIABLE),
+        template=_template(options),
         show=options.show,
         hide=options.hide,
         local_ranks=options.local_ranks_filter,

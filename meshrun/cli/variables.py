@@ -20,7 +20,7 @@ BETWEEN_LAUNCHERS = frozenset(
     f"MESHRUN_{name}"
     for name in (
         *("PARENT_PID", "PARENT_FOLDER", "HOSTS_PRESENT", "LISTENER", "NODE_ADDRESS"),
-        *("LAUNCH_MARK", "CALL_FOLDER", "SERVE", "WATCH", "CHECK_FILE", "STEP"),
+        *("LAUNCH_MARK", "CALL_FOLDER", "SERVE", "WATCH_FILE", "CHECK_FILE", "STEP"),
     )
 )
 """Variables that one process of meshrun sets for another."""

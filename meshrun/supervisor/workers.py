@@ -257,6 +257,11 @@ def _warm_run(plan: LaunchPlan, note: Callable[[str], None]) -> WarmRun | None:
     idle_s = plan.request.warm_idle_s
     if idle_s is None:
         return None
+    if plan.start_method == "exec":
+        is_command = plan.program.kind == "command"
+        why = "on a command that is not Python" if is_command else "with --start-method exec"
+        note(f"--warm has no effect {why}")
+        return None
     from meshrun.warm.client import WarmRun
 
     return WarmRun(plan.program, plan.request.preload, idle_s=idle_s, note=note)

@@ -110,9 +110,6 @@ class WarmRun:
         self._settings = EarlySettings()
         self._used = 0
         """The process id of the server that this run is from; 0 for none."""
-        if program.kind == "command":
-            note("--warm has no effect on a command that is not Python")
-            return
         if not is_supported():
             note("--warm needs Linux; starting without it")
             return

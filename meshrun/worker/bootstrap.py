@@ -134,7 +134,7 @@ def _join(order: StartRank, source: Source, reporter: Reporter) -> None:
 
 def _run(program: Program, source: Source, reporter: Reporter) -> None:
     """Run the program; for ``--watch``, note its files; for a prompt, when that asks for it."""
-    if (watched := os.environ.pop("MESHRUN_WATCH", None)) is not None:
+    if (watched := os.environ.pop("MESHRUN_WATCH_FILE", None)) is not None:
         from meshrun.worker.note_files import note_files
 
         note_files(watched)

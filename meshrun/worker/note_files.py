@@ -11,7 +11,7 @@ from typing import Any
 from meshrun.host.folder import open_private
 from meshrun.host.users_files import is_users_file
 
-WATCH = "MESHRUN_WATCH"
+WATCH = "MESHRUN_WATCH_FILE"
 """The variable with the file that is appended to: ``MTIME_NS PATH`` and NUL for each."""
 
 

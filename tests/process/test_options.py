@@ -256,6 +256,13 @@ def test_torchrun_s_exit_code(fake_torch: object) -> None:
     assert ours.returncode == 1
 
 
+def test_torchrun_s_exit_code_of_what_cannot_start() -> None:
+    """1 also where no rank ran."""
+    ours = run_meshrun("--exit-code", "torchrun", "--no-python", "no-such-command")
+
+    assert ours.returncode == 1
+
+
 def test_a_signal_that_was_asked_for_ends_the_launch(fake_torch: object, tmp_path: Path) -> None:
     """SIGUSR1 is passed on, and the launch ends by it."""
     import signal

@@ -541,6 +541,9 @@ def test_programs_that_are_no_scripts(
         assert text_of(warm.imports) == []
     assert (first.returncode, second.returncode) == ((1, 1) if what == "broken" else (0, 0))
     assert ("SyntaxError" if what == "broken" else "up") in second.stdout + second.stderr
+    if what in {"command", "exec"}:
+        assert second.stderr.count("--warm has no effect") == 1
+        assert warm.servers() == []
 
 
 @pytest.mark.nightly

@@ -374,6 +374,38 @@ def test_each_failure_is_one(tmp_path: Path) -> None:
     assert "the fixture `mesh` needs ranks" in told["test_no_ranks"]
 
 
+EXPECTED = """
+import pytest
+import torch.distributed as dist
+
+pytestmark = [pytest.mark.mesh("dp=2", device="cpu"), pytest.mark.xfail(strict=True)]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_one_fails(rank, failing):
+    assert rank != failing
+
+
+def test_one_fails_and_another_waits(rank):
+    assert rank == 0
+    dist.barrier()
+
+
+def test_none_fails():
+    pass
+"""
+
+
+def test_a_test_that_is_to_fail_may_do_so_on_any_rank(tmp_path: Path) -> None:
+    """The others end as after any failure."""
+    cases, said = run_pytest(tmp_path, EXPECTED)
+    found = {name: outcome(case) for name, case in cases.items()}
+
+    assert found.pop("test_none_fails") == "failure"
+    assert set(found.values()) == {"skipped"}, said
+    assert "1 failed, 3 xfailed" in said
+
+
 @pytest.mark.nightly
 def test_ranks_that_end_or_hang_are_told(tmp_path: Path) -> None:
     cases, said = run_pytest(tmp_path, WORSE)

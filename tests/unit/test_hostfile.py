@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.cli.options import Options
-from meshrun.cli.read import on_hosts
+from meshrun.cli.read import build_request, on_hosts
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host, choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.rank_program import Program
@@ -155,3 +155,16 @@ def test_a_list_that_was_typed_counts_before_a_variable(typed: list[str], tmp_pa
         return
 
     assert on_hosts(request, asked).hosts == ("named" if typed == ["hosts"] else "of-file",)
+
+
+@pytest.mark.parametrize("name", ["hosts", "hostfile"])
+def test_standalone_that_was_typed_counts_before_a_list_in_a_variable(name: str) -> None:
+    """It is for this machine alone; a list that was typed too is refused."""
+    values = {"standalone": True, name: "not-read"}
+    of_standalone = {"standalone": "command line"}
+    asked = Options(values, of_standalone | {name: f"MESHRUN_{name.upper()}"}, {})
+    request = build_request(asked, Program(kind="script", target="train.py"))
+
+    assert on_hosts(request, asked) is request
+    with pytest.raises(UsageError):
+        on_hosts(request, Options(values, of_standalone | {name: "command line"}, {}))

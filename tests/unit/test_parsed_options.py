@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request
+from meshrun.cli.variables import IN_RANK
 from meshrun.errors import UsageError
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import TEMPLATE_FIELDS, LaunchRequest
@@ -51,6 +53,19 @@ def test_standalone_with_several_nodes_is_refused(in_variables: tuple[str, ...])
         request(*in_variables, standalone=True, nnodes="2:4")
 
 
+def test_a_launch_inside_a_rank_is_not_warm() -> None:
+    """A server would end with the rank, and whoever asked for one is told."""
+    values, sources = {"warm": True}, {"warm": COMMAND_LINE}
+    outside = build_request(Options(values, sources, {}), PROGRAM)
+    inside = build_request(Options(values, sources, {IN_RANK: "0"}), PROGRAM)
+
+    assert (outside.warm_idle_s, outside.notes) == (600, ())
+    assert inside.warm_idle_s is None
+    assert [note.partition(":")[0] for note in inside.notes] == [
+        "--warm has no effect inside a rank"
+    ]
+
+
 @pytest.mark.parametrize("device", ["cdua", "cpuu", "gpux"])
 def test_a_device_type_with_a_slip_is_told_without_a_mesh_too(device: str) -> None:
     """Names that are far from all known ones may come with a package."""
@@ -73,6 +88,30 @@ def test_a_template_has_known_fields_alone() -> None:
     found = build_request(Options({}, {}, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$x"}), PROGRAM)
     assert found.console.template == "$x"
     assert found.notes == ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: unknown field `$x`",)
+
+
+@pytest.mark.parametrize(
+    ("typed", "template"),
+    [
+        ({}, "X "),
+        ({"no_prefix": True}, None),
+        ({"prefix": "none"}, None),
+        ({"prefix": "mesh"}, None),
+        ({"prefix": "torchrun"}, "X "),  # for what is teed
+    ],
+)
+@pytest.mark.parametrize("variable", ["PET", "TORCHELASTIC"])
+def test_a_prefix_that_is_typed_counts_more_than_a_template_in_a_variable(
+    variable: str, typed: dict[str, Any], template: str | None
+) -> None:
+    """Whoever types --no-prefix sees none."""
+    if variable == "PET":
+        found = request("log_line_prefix_template", log_line_prefix_template="X ", **typed)
+    else:
+        env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "X "}
+        found = build_request(Options(typed, dict.fromkeys(typed, COMMAND_LINE), env), PROGRAM)
+
+    assert found.console.template == template
 
 
 @pytest.mark.parametrize(

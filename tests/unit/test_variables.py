@@ -36,6 +36,7 @@ def from_variables(env: dict[str, str]) -> Options:
         ("MESHRUN_NUM_NODES", "; did you mean PET_NNODES?"),
         ("MESHRUN_SECRETFILE", "; did you mean MESHRUN_SECRET_FILE?"),
         ("MESHRUN_SUBMIT", "; --submit has no variable, pass it on the command line"),
+        ("MESHRUN_WATCH", "; --watch has no variable, pass it on the command line"),
         ("MESHRUN_XYZ", ""),
         ("PET_MESH", "; did you mean MESHRUN_MESH?"),
         ("PET_N_PROC_PER_NODE", "; did you mean PET_NPROC_PER_NODE?"),
@@ -84,6 +85,16 @@ def test_variables_that_a_package_declares_are_not_told(
     monkeypatch.syspath_prepend(str(tmp_path))
 
     assert [line.split()[3].rstrip(";") for line in tell_unknown(env)] == ["MESHRUN_ACNE"]
+
+
+def test_the_options_that_no_variable_sets_are_documented() -> None:
+    """Whoever sets one for all launches learns from the page that it cannot be."""
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    named = page.partition("are read from the command line only:")[2].partition("`--dry-run`")[0]
+
+    assert {*re.findall("`(--[a-z-]+)`", named)} == {
+        row.flag for row in Options.rows() if row.variable is None
+    }
 
 
 def test_every_variable_of_the_code_is_known_or_documented() -> None:
