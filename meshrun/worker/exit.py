@@ -188,6 +188,7 @@ def _free_program(standing: frozenset[str]) -> None:
     """
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         sys.__dict__.pop(name, None)
+    gc.callbacks.clear()  # Python's own collections call none from here on
     main = sys.modules.get("__main__")  # which __mp_main__ may be, too
     own = [
         (name, weakref.ref(module))

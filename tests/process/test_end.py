@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -388,3 +389,19 @@ def test_what_was_to_run_at_exit_before_meshrun_runs_last(
     ours = run_meshrun(*words, program, env={"PYTHONPATH": str(tmp_path)})
 
     assert ours.stdout.splitlines() == ["of the program", "second in", "first in, last out"]
+
+
+def test_what_collections_call_is_not_called_without_its_names(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """JAX has such a function, whose module may be the user's own checkout."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import gc, os, sys\n"
+        "def called(*_, of=sys.modules[__name__]): os.getpid()\n"
+        "gc.callbacks.append(called)\n"
+    )
+    python = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    ours = run_meshrun("--nproc-per-node", "2", program)
+
+    assert (ours.returncode, ours.stderr) == (python.returncode, python.stderr) == (0, "")
