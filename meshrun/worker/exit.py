@@ -42,6 +42,7 @@ class Ending:
         self._pid = 0
         self._standing: frozenset[str] = frozenset()
         self._handler = self._leave
+        self._earlier = _EarlierHandlers()
         atexit.register(self._handler)
 
     def leave_standing(self) -> None:
@@ -84,6 +85,7 @@ class Ending:
         is_rank = self._pid == os.getpid()
         if not self._armed or not (is_rank or destroyed.any_connected):
             return
+        self._earlier.run()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)  # it is about to leave, and with its own status
         if self._status:
@@ -113,6 +115,33 @@ class Ending:
         """
         self._reporter.tell(RankFinished)
         select.select([self._gate_fd], [], [], PEERS_TAKE_S)
+
+
+class _EarlierHandlers:
+    """What a ``.pth`` file or ``sitecustomize`` has registered: its turn comes after ours.
+
+    ``atexit`` lists its handlers to nobody, but ``unregister`` compares each with what it is given.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[object] = []
+        self._is_complete = False
+        atexit.unregister(self)  # type: ignore[arg-type]
+        self._is_complete = True
+
+    def __eq__(self, handler: object) -> bool:
+        """Whether ``handler`` is another one, to be forgotten; the first look forgets none."""
+        if not self._is_complete:
+            self._kept.append(handler)
+        return all(handler is not kept for kept in self._kept)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def run(self) -> None:
+        """Run these alone, the last one first; at this point all others have run."""
+        if self._kept:
+            atexit.unregister(self)  # type: ignore[arg-type]
+            atexit._run_exitfuncs()
 
 
 def _status_of(code: object) -> int:
@@ -159,6 +188,7 @@ def _free_program(standing: frozenset[str]) -> None:
     """
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         sys.__dict__.pop(name, None)
+    gc.callbacks.clear()  # Python's own collections call none from here on
     main = sys.modules.get("__main__")  # which __mp_main__ may be, too
     own = [
         (name, weakref.ref(module))

@@ -10,12 +10,12 @@ Source:
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import os
 import pickle
 import sys
 import threading
+from _thread import start_new_thread  # gevent puts a greenlet in its place
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -90,7 +90,7 @@ def _follow_groups(fd: int, reporter: Reporter) -> None:
         started.append(os.getpid())
         # Not by `threading`: it is no thread of the program's.
         with suppress(RuntimeError):  # at its limit of threads a rank runs on, unobserved
-            _thread.start_new_thread(_answer, (fd, reporter))
+            start_new_thread(_answer, (fd, reporter))
             reporter.tell(RankRecords)
 
     if has_recorder():

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -379,3 +380,39 @@ def test_a_failure_before_a_signal_is_reported(
     assert said.count("ValueError: the loss is nan") == 3, said  # the news, the traceback, the end
     assert 'fails.py", line 4, in <module>' in said
     assert said.endswith(f"\nmeshrun: stopped by {name}\n")
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_what_was_to_run_at_exit_before_meshrun_runs_last(
+    method: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """Startup hooks register it, as that of coverage, which then writes what it measured."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os\n"
+        "def tell(what):\n"
+        "    if 'RANK' in os.environ: print(what)\n"
+        "atexit.register(tell, 'first in, last out')\n"
+        "atexit.register(tell, 'second in')\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text("import atexit\natexit.register(print, 'of the program')\n")
+    words = ("--nproc-per-node", "1", "--no-prefix", "--start-method", method)
+    ours = run_meshrun(*words, program, env={"PYTHONPATH": str(tmp_path)})
+
+    assert ours.stdout.splitlines() == ["of the program", "second in", "first in, last out"]
+
+
+def test_what_collections_call_is_not_called_without_its_names(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """JAX has such a function, whose module may be the user's own checkout."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import gc, os, sys\n"
+        "def called(*_, of=sys.modules[__name__]): os.getpid()\n"
+        "gc.callbacks.append(called)\n"
+    )
+    python = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    ours = run_meshrun("--nproc-per-node", "2", program)
+
+    assert (ours.returncode, ours.stderr) == (python.returncode, python.stderr) == (0, "")

@@ -59,3 +59,19 @@ def test_an_everyday_program_ends_well_every_time(name: str, tmp_path: Path) -> 
     """Ten times in a row, with and without a mesh, forked and as interpreters of their own."""
     for number in range(_OFTEN):
         check(name, _LAUNCHES[number % len(_LAUNCHES)], tmp_path / str(number))
+
+
+@pytest.mark.torch
+def test_a_library_may_replace_how_threads_start(tmp_path: Path) -> None:
+    """As gevent does, whose greenlet would wait in the program's only thread."""
+    program = tmp_path / "patched.py"
+    program.write_text(
+        "import _thread\n"
+        "started = []\n"
+        "_thread.start_new_thread = lambda function, *_: started.append(function)\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "print(started)\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", program)
+    assert (ours.returncode, ours.stdout) == (0, "[]\n" * 2), ours.stderr
