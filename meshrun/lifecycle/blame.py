@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import ZygoteGone
 from meshrun.protocol.from_zygote import STORE, StartFailed
-from meshrun.protocol.raised import headline, lost_connection
+from meshrun.protocol.raised import describe_raised, lost_connection
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LEFT_EARLY, describe_exit, split_wait_status
 
@@ -92,7 +92,7 @@ def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
 def describe_verdict(verdict: Verdict) -> str:
     """Return how a rank ended, in a few words."""
     if verdict.raised is not None and verdict.raised.kind != "SystemExit":
-        return f"raised {headline(verdict.raised)}"
+        return describe_raised(verdict.raised)
     if verdict.left_early:
         return LEFT_EARLY
     return describe_exit(verdict.exit_code, verdict.signum)

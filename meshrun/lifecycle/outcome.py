@@ -157,6 +157,7 @@ def _failure(
     state: State, layout: Layout, verdict: Verdict, hosts: Sequence[str], evidence: Evidence
 ) -> RankFailure:
     traceback = verdict.raised.traceback if verdict.raised else ""
+    is_told = verdict.raised is not None and not verdict.raised.handled
     return RankFailure(
         rank=verdict.rank,
         coordinate=layout.coordinate(verdict.rank),
@@ -172,7 +173,7 @@ def _failure(
         place=user_place(traceback, current_folder()) or evidence.place,
         why=evidence.why,
         stack=evidence.stack,
-        last_lines=() if traceback else evidence.last_lines,
+        last_lines=() if is_told else evidence.last_lines,
     )
 
 

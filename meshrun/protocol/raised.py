@@ -27,6 +27,11 @@ _WORKER_GONE = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpe
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: [\w ]*\w")
 
 
+def describe_raised(raised: RankRaised) -> str:
+    """Return ``raised ValueError: the loss is nan``, or what the program did instead."""
+    return f"{'exited while handling' if raised.handled else 'raised'} {headline(raised)}"
+
+
 def headline(raised: RankRaised) -> str:
     """Return an exception in one line of bearable length: ``ValueError: the loss is nan``.
 

@@ -22,6 +22,8 @@ class RankRaised:
     """The whole text, as ``python`` prints it."""
     shown: bool
     """Whether the program's own excepthook has printed it already."""
+    handled: bool = False
+    """Whether the program caught it, and called ``sys.exit()`` while it handled it."""
 
     def shifted(self, by_ns: int) -> RankRaised:
         """Return it with its time in another machine's clock, ahead by ``by_ns``."""

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from meshrun.errors import MeshrunError
-from meshrun.protocol.raised import headline
+from meshrun.protocol.raised import describe_raised
 from meshrun.protocol.rank_end import RankRaised
 
 PREEMPTED = 75
@@ -127,7 +127,7 @@ class RankFailed(MeshrunError):
         if (signum := stopped_by(result)) is not None:
             where = f"the launch was {describe_stop(signum)}"
         elif first and first.raised:
-            where = f"rank {first.rank} raised {headline(first.raised)}"
+            where = f"rank {first.rank} {describe_raised(first.raised)}"
         if result.broken_program is not None:
             where = describe_broken(result.broken_program)
         super().__init__(f"{where}, exit code {result.exit_code}")

@@ -6,7 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from meshrun.protocol.raised import as_torch_prints, headline, lost_connection
+from meshrun.protocol.raised import as_torch_prints, describe_raised, headline, lost_connection
 from meshrun.protocol.result import (
     LEFT_EARLY,
     LaunchResult,
@@ -124,10 +124,10 @@ def describe_end(failure: RankFailure) -> str:
     if failure.raised.kind == "SystemExit":
         return f"{end}: {headline(failure.raised).removeprefix('SystemExit: ')}"
     if failure.raised.kind == "KeyboardInterrupt" and failure.signum == signal.SIGINT:
-        return f"raised {headline(failure.raised)}"  # Python ends by the signal itself
+        return describe_raised(failure.raised)  # Python ends by the signal itself
     why = f" ({failure.why})" if failure.why and failure.signum is None else ""
-    end = "exit code 1" if failure.exit_code == 1 else end
-    return f"raised {headline(failure.raised)}{why}, {end}"
+    end = end if failure.exit_code is None else f"exit code {failure.exit_code}"
+    return f"{describe_raised(failure.raised)}{why}, {end}"
 
 
 def _was_quit(failure: RankFailure) -> bool:

@@ -35,7 +35,7 @@ from meshrun.protocol.from_zygote import (
     StoreEnded,
     ZygoteUnsafe,
 )
-from meshrun.protocol.raised import headline, lost_connection
+from meshrun.protocol.raised import describe_raised, headline, lost_connection
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import (
     LaunchResult,
@@ -283,7 +283,7 @@ class StartProgress(Watcher):
         rest = _count_left(state)
         match event:
             case RankRaised(rank=rank):
-                what = f"raised {headline(event)}"
+                what = describe_raised(event)
                 if event.kind == "SystemExit":
                     what = f"exited: {headline(event).removeprefix('SystemExit: ')}"
                 elif lost_connection(event):

@@ -177,7 +177,9 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
     """Report an exception, and print it where the program wants exceptions to be printed."""
     raised = format_raised(error, may_be_ours=may_be_ours)
     shown = False
-    if not isinstance(error, SystemExit) and not _is_plain(sys.excepthook):
+    if raised.handled:
+        printed = shown = True  # as the program likes
+    elif not isinstance(error, SystemExit) and not _is_plain(sys.excepthook):
         printed = shown = _went_through_hook(error)
     elif printed := reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # may be a file
         _write_to_stderr(raised.traceback)
@@ -190,8 +192,9 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
 
 def _tell_text(error: BaseException) -> None:
     """Print what ``sys.exit`` was given; other errors are the caller's to print."""
-    if isinstance(error, SystemExit):
-        _write_to_stderr(format_raised(error).traceback)
+    raised = format_raised(error)
+    if isinstance(error, SystemExit) and not raised.handled:
+        _write_to_stderr(raised.traceback)
 
 
 def _went_through_hook(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 
 from meshrun.plan.rank_program import Program
@@ -21,6 +21,8 @@ from meshrun.worker.early_settings import EarlySettings, read_early_settings
 from meshrun.worker.sys_path import first_path, is_archive
 
 _MACHINERY = (runpy.__file__, importlib.__file__)
+_NO_ERRORS = ("Exit", "Abort")
+"""What click and typer raise to end a command; they handle it by ``sys.exit()``."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -31,6 +33,8 @@ class Raised:
     kind: str
     message: str
     traceback: str
+    handled: bool = False
+    """Whether the program caught it, and called ``sys.exit()`` while it handled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,10 @@ def format_raised(error: BaseException, *, may_be_ours: bool = False) -> Raised:
         error: The exception.
         may_be_ours: Whether to keep our frames if there are no others, as it may be our bug.
     """
-    if isinstance(error, SystemExit):  # sys.exit("text") prints the text alone
+    if isinstance(error, SystemExit):
+        if (handled := _handled_by(error)) is not None:
+            return replace(format_raised(handled), handled=True)
+        # sys.exit("text") prints the text alone
         message = _message_of(error.code)
         return Raised("SystemExit", message, f"{message}\n")
     frames = without_our_frames(error.__traceback__)
@@ -152,7 +159,8 @@ def run_program(
         program: What to run.
         code: The compiled script, if :func:`compile_program` gave one.
         on_raise: Called with an exception that leaves the program, or with a ``SystemExit``
-            that carries a text; it stands in for the interpreter's own printing.
+            that carries a text, or comes of an exception that the program handled; it stands in
+            for the interpreter's own printing.
 
     Raises:
         BaseException: Whatever the program raised, for the interpreter to end by.
@@ -178,14 +186,25 @@ def run_program(
             main.__loader__ = SourceFileLoader("__main__", code.co_filename)
             exec(code, main.__dict__)  # noqa: S102 - it is what a launcher is for
     except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            raise
-        on_raise(error)
-        raise SystemExit(1) from None
+        is_text = not (error.code is None or isinstance(error.code, int))
+        if is_text or _handled_by(error) is not None:
+            on_raise(error)
+        if is_text:
+            raise SystemExit(1) from None
+        raise
     except BaseException as error:
         on_raise(error)
         sys.excepthook = print_nothing
         raise
+
+
+def _handled_by(error: SystemExit) -> BaseException | None:
+    """Return the error that a program handled as it exited with a code, as argparse does."""
+    handled = error.__context__
+    while isinstance(handled, SystemExit):
+        handled = handled.__context__
+    is_failure = isinstance(error.code, int) and error.code and not error.__suppress_context__
+    return handled if is_failure and type(handled).__name__ not in _NO_ERRORS else None
 
 
 def _run_as_main(module: str, alter_argv: bool) -> None:

@@ -28,8 +28,10 @@ def main(known_at_start: frozenset[str]) -> None:
 
 def _tell(error: BaseException) -> None:
     """Print what leaves the program, as the interpreter would, without our frames."""
-    text = format_raised(error).traceback
+    raised = format_raised(error)
+    if raised.handled:
+        return
     if isinstance(error, SystemExit) or sys.excepthook is sys.__excepthook__:
-        sys.stderr.write(text)
+        sys.stderr.write(raised.traceback)
     else:
         sys.excepthook(type(error), error, error.__traceback__)

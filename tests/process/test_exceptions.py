@@ -23,6 +23,36 @@ def run(tmp_path: Path, method: str, before: str) -> str:
     return ours.stderr
 
 
+_HANDLED = "exited while handling ValueError: the loss is nan"
+
+
+@METHODS
+@pytest.mark.parametrize(
+    ("leaves", "code", "last"),
+    [
+        ("except ValueError: print('no luck'); sys.exit(3)", 3, f"{_HANDLED}, exit code 3"),
+        ("except ValueError: sys.exit(1)", 1, f"{_HANDLED}, exit code 1"),
+        ("except ValueError: raise SystemExit(3) from None", 3, "exited with code 3"),
+        ("except ValueError: sys.exit('no luck')", 1, "exited with code 1: no luck"),
+        ("except ValueError: sys.exit(0)", 0, ""),
+        ("except ValueError: pass\nsys.exit(3)", 3, "exited with code 3"),
+    ],
+)
+def test_an_error_that_a_program_exits_for_is_told(
+    method: str, leaves: str, code: int, last: str, *, fake_torch: object, tmp_path: Path
+) -> None:
+    """As hydra and argparse do, which print it in a way of their own; it is not printed again."""
+    program = tmp_path / "leaves.py"
+    program.write_text(f"import sys\ntry:\n    raise ValueError('the loss is nan')\n{leaves}\n")
+    ours = run_meshrun("--start-method", method, program, cwd=tmp_path)
+
+    assert ours.returncode == code
+    assert "Traceback" not in ours.stderr
+    assert not last or ours.stderr.splitlines()[-2] == f"error: rank 0 {last}"
+    if _HANDLED in last:
+        assert ours.stderr.splitlines()[-1].startswith("       leaves.py:3 in <module>, on ")
+
+
 @METHODS
 def test_a_hook_prints_instead(method: str, fake_torch: object, tmp_path: Path) -> None:
     """sys.excepthook is called once, and nothing is printed twice."""
