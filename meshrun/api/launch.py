@@ -169,6 +169,7 @@ def launch(
     lists = {Options.preload: preload, Options.show: show, Options.hide: hide}
     flags = [*["--warm"] * warm, *to_flags(given, lists, options)]
     environ = {**os.environ, **(env or {})}
+    check_folder(cwd)
     place = None if cwd is None else os.fspath(cwd)
     if isinstance(program, str | os.PathLike):
         flags += ["--module"] * module
@@ -226,6 +227,16 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
     signal.signal(signal.SIGTERM, leave)
     die_with_parent(int(caller), signal.SIGTERM)
     return Caller(int(caller), folder), tell
+
+
+def check_folder(cwd: str | os.PathLike[str] | None) -> None:
+    """Check that a launcher can be started in a folder.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if cwd is not None and not os.path.isdir(cwd):
+        raise UsageError(f"cwd must be a folder, found `{os.fspath(cwd)}`")
 
 
 def mesh_options(mesh: AnyMesh | None, names: AnyText | None) -> dict[Option[Any], object]:

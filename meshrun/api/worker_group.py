@@ -28,6 +28,7 @@ from meshrun.api.child_launcher import copy_output, end_launcher
 from meshrun.api.launch import (
     AnyText,
     AnyWords,
+    check_folder,
     launcher_command,
     mesh_options,
     read_result,
@@ -106,6 +107,7 @@ class WorkerGroup:
         program: Sequence[str] = (),
     ) -> None:
         check_parameters(WorkerGroup.__init__, locals())
+        check_folder(cwd)
         from meshrun.cli.options import HOSTS, KINDS_OF_PROGRAM, RENDEZVOUS, SUBMIT, Options
 
         given: dict[Option[Any], object] = {

@@ -73,6 +73,11 @@ def read_program(options: Options, words: Sequence[str]) -> Program:
     if not words:
         raise UsageError("no program given", hint="for example: meshrun --mesh dp=2 train.py")
     target, args = words[0], tuple(words[1:])
+    if not target:
+        raise UsageError(
+            "expected a program, found an empty string",
+            hint='check the variable that it comes from, as in `meshrun "$SCRIPT"`',
+        )
     if not (options.module or options.no_python or os.path.lexists(target)):
         _check_target(options, target, args)
     if options.run_path:  # torchrun lets it win over both

@@ -40,6 +40,7 @@ ERRORS: dict[str, list[str]] = {
     "mpirun's option": ["-np", "2", "train.py"],
     "another launcher's option": ["--nprocs", "2", "train.py"],
     "a number after -n": ["-n", "2", "train.py"],
+    "no name of a program": ["--mesh", "dp=2", ""],
     "an interpreter": ["--nproc-per-node", "2", "python", "train.py", "--lr", "1"],
     "a device type with a slip": ["--device", "cdua", "train.py"],
     "a device type of other launchers": ["--device", "gpu", "train.py"],

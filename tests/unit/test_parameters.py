@@ -54,6 +54,15 @@ def test_those_of_a_launch_too(name: str, value: Any, accepted: str) -> None:
     assert caught.value.message == f"{name} must be {accepted}, found {value!r}"
 
 
+def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+    """Before anything is started."""
+    (tmp_path / "file").touch()
+    for function in (meshrun.launch, lambda _, **it: meshrun.WorkerGroup(**it)):
+        for cwd in (tmp_path / "gone", str(tmp_path / "file")):
+            with pytest.raises(UsageError, match=f"cwd must be a folder, found `{cwd}`"):
+                function(print, cwd=cwd)
+
+
 def test_those_of_a_layout_too() -> None:
     layout = meshrun.Layout.parse("dp=2,tp=4")
     for name, value, accepted in (
