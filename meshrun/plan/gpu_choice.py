@@ -19,7 +19,7 @@ from meshrun.plan.device import DeviceChoice
 from meshrun.wording import count
 
 _KINDS = (
-    ("a number", re.compile(r"\d+(\.\d+)?|\d+-\d+")),
+    ("a number", re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?|[0-9]{1,9}-[0-9]{1,9}")),
     ("a UUID", re.compile(r"GPU-[0-9A-Za-z-]+")),
     ("the name of a MIG instance", re.compile(r"MIG-[0-9A-Za-z-]+(/\d+/\d+)?")),
 )

@@ -15,7 +15,7 @@ from meshrun.plan.device import TYPES
 
 LONGEST_S = 10_000_000.0
 GPU_WAIT_S = 50.0
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kmgt]i?b?)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?) *([kmgt]i?b?)", re.IGNORECASE)
 _UNITS_BYTES = {
     f"{unit}{ending}": base**power
     for power, unit in enumerate("kmgt", 1)

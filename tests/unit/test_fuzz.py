@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -181,9 +182,24 @@ def test_any_environment_is_a_launch_or_an_error(values: dict[str, str]) -> None
 @example({"PET_LOCAL_RANKS_FILTER": "\u00b2"}, [])
 @example({"PET_LOCAL_RANKS_FILTER": "0-" + "9" * 12}, [])
 @example({"PET_TEE": "9" * 5000 + ":1"}, [])
+@example({"MESHRUN_GPUS": "9" * 5000}, [])
+@example({"MESHRUN_GPU_MEMORY_WAIT": "9" * 400 + "MiB"}, [])
 @example({"PET_NNODES": "9" * 4000, "PET_NPROC_PER_NODE": "9" * 4000}, [])
 def test_any_options_are_a_plan_or_an_error(values: dict[str, str], words: list[str]) -> None:
     """Each option is read from its variable, as the command line would be."""
+    is_planned(values, words)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("text", ["{}", "0-{}", "{}-{}", "{}.{}", "{}:{}", "{}MiB", "{}s", "{}x{}"])
+def test_a_number_of_any_length_is_a_plan_or_an_error(text: str) -> None:
+    """Python converts no more than 4,300 digits, and 400 are no float."""
+    for digits, option in product((400, 5000), OPTIONS):
+        is_planned({option: text.replace("{}", "9" * digits)}, [])
+
+
+def is_planned(values: dict[str, str], words: list[str]) -> None:
+    """Plan a launch with variables and words of the command line; see that it is answered."""
     usage_error = command._UsageErrorOfTyper
 
     def ask() -> None:
