@@ -198,13 +198,24 @@ def run_program(
         raise
 
 
-def _handled_by(error: SystemExit) -> BaseException | None:
-    """Return the error that a program handled as it exited with a code, as argparse does."""
-    handled = error.__context__
-    while isinstance(handled, SystemExit):
-        handled = handled.__context__
+def _handled_by(error: SystemExit) -> Exception | None:
+    """Return the error in whose handler the program called ``sys.exit()`` with a code.
+
+    A function that the handler calls, such as a fallback, may exit for another reason; so may the
+    handler of a signal that comes meanwhile.
+    """
+    handled, exits = error.__context__, error.__traceback__
     is_failure = isinstance(error.code, int) and error.code and not error.__suppress_context__
-    return handled if is_failure and type(handled).__name__ not in _NO_ERRORS else None
+    if not is_failure or not isinstance(handled, Exception) or handled.__traceback__ is None:
+        return None
+    if type(handled).__name__ in _NO_ERRORS:
+        return None
+    while exits is not None and exits.tb_next is not None:
+        exits = exits.tb_next
+    frame = exits and exits.tb_frame
+    if frame and frame.f_globals.get("__name__") == "_sitebuiltins":  # exit(), in its own words
+        frame = frame.f_back
+    return handled if frame is handled.__traceback__.tb_frame else None
 
 
 def _run_as_main(module: str, alter_argv: bool) -> None:

@@ -32,7 +32,14 @@ _HANDLED = "exited while handling ValueError: the loss is nan"
     [
         ("except ValueError: print('no luck'); sys.exit(3)", 3, f"{_HANDLED}, exit code 3"),
         ("except ValueError: sys.exit(1)", 1, f"{_HANDLED}, exit code 1"),
+        ("except ValueError: exit(3)", 3, f"{_HANDLED}, exit code 3"),
         ("except ValueError: raise SystemExit(3) from None", 3, "exited with code 3"),
+        ("except ValueError: (lambda: sys.exit(3))()", 3, "exited with code 3"),
+        (
+            "except ValueError:\n    try: sys.exit('why')\n    except SystemExit: sys.exit(3)",
+            3,
+            "exited with code 3",
+        ),
         ("except ValueError: sys.exit('no luck')", 1, "exited with code 1: no luck"),
         ("except ValueError: sys.exit(0)", 0, ""),
         ("except ValueError: pass\nsys.exit(3)", 3, "exited with code 3"),
@@ -41,7 +48,10 @@ _HANDLED = "exited while handling ValueError: the loss is nan"
 def test_an_error_that_a_program_exits_for_is_told(
     method: str, leaves: str, code: int, last: str, *, fake_torch: object, tmp_path: Path
 ) -> None:
-    """As hydra and argparse do, which print it in a way of their own; it is not printed again."""
+    """As hydra does, which prints it in a way of its own; it is not printed again.
+
+    What a function does that the handler calls may have another reason.
+    """
     program = tmp_path / "leaves.py"
     program.write_text(f"import sys\ntry:\n    raise ValueError('the loss is nan')\n{leaves}\n")
     ours = run_meshrun("--start-method", method, program, cwd=tmp_path)
