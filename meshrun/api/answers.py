@@ -64,7 +64,6 @@ class Asking:
         self.answers = Answers()
         self.is_interrupted = False
         self._reactor, self._failed, self._takes = reactor, failed, takes
-        self._begun: set[int] = set()
         self._limits: dict[int, Timer] = {}
 
     @property
@@ -91,16 +90,14 @@ class Asking:
             return
         self.is_interrupted = True
         for member in self.left.values():
-            if member.rank in self._begun:
-                send_signal(member.pid, signal.SIGINT)
+            send_signal(member.pid, signal.SIGINT)
         self._give_up_in(GRACE_S, "interrupted")
 
     def _hear(self, member: Member) -> None:
         try:
             answer = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
             if isinstance(answer, Begun):
-                self._begun.add(member.rank)
-                if self.is_interrupted:  # earlier, it would have ignored that
+                if self.is_interrupted:  # it has ignored that, unless it had begun by then
                     send_signal(member.pid, signal.SIGINT)
                 return
             if isinstance(answer, TimeLimit):

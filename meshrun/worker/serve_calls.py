@@ -101,13 +101,13 @@ def serve(channel: Channel) -> None:
 
 
 class _Calls:
-    """Makes calls. A SIGINT interrupts one, and does nothing in between, when one is over."""
+    """Makes calls. The first SIGINT in one interrupts it; any other does nothing."""
 
     def __init__(self, channel: Channel) -> None:
         import signal
 
         self._channel = channel
-        self._is_under_way = False
+        self._takes_interrupt = False
         self._interrupt = signal.default_int_handler
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_interrupt)
@@ -125,19 +125,20 @@ class _Calls:
         from meshrun.worker.program import format_raised
 
         try:
-            self._is_under_way = True
+            self._takes_interrupt = True
             self._channel.send(pickle.dumps(Begun()))
             function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
             value = cloudpickle.dumps(function(*args, **kwargs))
-            self._is_under_way = False
+            self._takes_interrupt = False
             return pickle.dumps((value, "", None, ""))
         except BaseException as error:  # also what is meant to end a program
-            self._is_under_way = False
+            self._takes_interrupt = False
             raised = RankRaised(rank=0, at_ns=0, shown=False, **asdict(format_raised(error)))
             return pickle.dumps((None, raised.traceback, pickle_error(error), headline(raised)))
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        if self._is_under_way:
+        if self._takes_interrupt:
+            self._takes_interrupt = False
             self._interrupt(signum, frame)
 
 
