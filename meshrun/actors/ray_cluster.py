@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.errors import HostError
@@ -72,13 +72,7 @@ class RayCluster:
                     hosts = tuple(Host(name, workers) for name, workers in answer["hosts"])
                     way = own_command("ray-way", answer["address"])
                     self._folder = os.path.dirname(answer["address"])
-                    return Remote(
-                        hosts=hosts,
-                        way=tuple(way),
-                        starter="Ray",
-                        connect_timeout_s=reach.connect_timeout_s,
-                        export=reach.export,
-                    )
+                    return Remote(hosts=hosts, reach=replace(reach, starter="Ray"), way=tuple(way))
         raise self._broken(self._process.wait())
 
     def close(self) -> None:

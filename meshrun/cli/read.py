@@ -20,7 +20,7 @@ from meshrun.layout import Flatten, View, parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
-from meshrun.plan.parse import no_signal, parse_seconds, split_words
+from meshrun.plan.parse import parse_seconds, split_words, unknown_signal
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import (
     STOP_SIGNALS,
@@ -28,10 +28,11 @@ from meshrun.plan.request import (
     LaunchRequest,
     LogRequest,
     Reach,
+    Remote,
     Rendezvous,
     StartMethod,
 )
-from meshrun.plan.scheduler_defaults import fit_to_hosts, remote_of
+from meshrun.plan.scheduler_defaults import fit_to_hosts
 
 _PRELOAD = ("torch", "torch.distributed.device_mesh")
 _SERVES = "meshrun.worker.serve_calls"
@@ -218,7 +219,7 @@ def on_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
         hosts = parse_hostfile(text_of_file(path or "", Options.hostfile.flag), path or "")
     hosts = choose_hosts(hosts, include=options.include, exclude=options.exclude)
     check_distinct(hosts)
-    return fit_to_hosts(request, remote_of(request.reach, hosts))
+    return fit_to_hosts(request, Remote(hosts=hosts, reach=request.reach))
 
 
 def check_hosts(request: LaunchRequest, options: Options) -> None:
@@ -267,7 +268,7 @@ def given(options: Options) -> tuple[tuple[str, str, str], ...]:
 def _notes(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
     """What does not count, as torchrun passes over it too, for people."""
     for name in unknown_signals:
-        yield f"--signals-to-handle: {no_signal(name)}; ignoring it"
+        yield f"--signals-to-handle: {unknown_signal(name)}; ignoring it"
     if options.log_line_prefix_template is None:
         for why, _ in doubtful_fields(options.env.get(_TEMPLATE_VARIABLE, "")):
             yield f"{_TEMPLATE_VARIABLE}: {why}"
@@ -339,7 +340,9 @@ def _renumber(options: Options) -> bool:
 def _forwarded(options: Options, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
     signums, unknown = options.forward
     for name in unknown:
-        raise UsageError(f"--forward: {no_signal(name)}", hint="use names such as USR1,SIGUSR2")
+        raise UsageError(
+            f"--forward: {unknown_signal(name)}", hint="use names such as USR1,SIGUSR2"
+        )
     for signum in signums:
         if signum in stop_signals:
             name = signal.Signals(signum).name

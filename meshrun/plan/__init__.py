@@ -1,1 +1,1 @@
-"""The request, and the plan that is made from it before anything starts, as values."""
+"""The launch request, and the plan made from it before anything starts, as values."""

@@ -1,4 +1,4 @@
-"""Which device the mesh is on. Pure."""
+"""The choice of the mesh's device. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from meshrun.errors import LayoutError, UsageError
 from meshrun.wording import plural
 
 TYPES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "mlu", "musa", "xla")
-"""Those that people use, and ``auto``; a package may bring any other."""
+"""Common device types, and ``auto``; packages add others."""
 COUNTED = ("cpu", "cuda", "xpu")
-"""The device types that a launcher can count, which does not import torch."""
+"""The device types that a launcher can count without importing torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The device type of the mesh, and why that."""
+    """The device type of the mesh, and the reason for it."""
 
     type: str | None
-    """As torch names it; ``None`` if the program chooses."""
+    """torch's name of it; ``None`` if the program chooses."""
     reason: str
     too_few: bool = False
-    """Whether there are accelerators, too few of them, and so it is the CPU."""
+    """Whether it is the CPU because there are accelerators, but too few."""
     counted_later: bool = False
-    """Whether nobody can count such devices until torch is imported."""
+    """Whether such devices can be counted only once torch is imported."""
 
 
 def device_name(device_type: str | None, index: int) -> str | None:
@@ -34,10 +34,10 @@ def device_name(device_type: str | None, index: int) -> str | None:
 
 
 def check_device_type(name: str, what: str) -> str:
-    """Return a device type that may be one: packages bring others than torch's own.
+    """Return ``name`` unless it looks like a misspelled device type: packages add unknown ones.
 
     Raises:
-        UsageError: If it is a slip of the pen.
+        UsageError: If it looks misspelled.
     """
     if name == "gpu":
         hint = "did you mean `cuda`? `auto` is the accelerator that torch finds"
@@ -48,65 +48,43 @@ def check_device_type(name: str, what: str) -> str:
     return name
 
 
-def only_torch_counts(
-    workers: int | tuple[int, ...] | str | None, device: str, *, infers: bool, has_mesh: bool
-) -> str | None:
-    """Return a device type that only torch can count, if a plan depends on their number.
-
-    Args:
-        workers: What the user said of the workers of a node.
-        device: What the user said of the device.
-        infers: Whether the number of workers follows from the devices.
-        has_mesh: Whether there is a mesh, which is on a device.
-
-    Returns:
-        The type; ``auto`` for the one that torch has, if it has any; or ``None``.
-    """
-    if isinstance(workers, str) and workers not in ("auto", "gpu"):
-        return None if workers in COUNTED else workers
-    infers = infers or workers == "auto"
-    if has_mesh and device != "auto":
-        return device if infers and device not in COUNTED else None
-    return "auto" if has_mesh or infers else None
-
-
 def choose_device(
-    asked: str, workers: int, *, kind: str | None, count: int, check_host: bool
+    device: str, workers: int, *, kind: str | None, count: int, check_host: bool
 ) -> DeviceChoice:
     """Return the device type of the mesh.
 
     Args:
-        asked: What the user said, or ``auto``.
-        workers: The most that a node has.
+        device: The requested device type, or ``auto``.
+        workers: The largest number of workers on a node.
         kind: The accelerator that torch was built for, or ``None``.
-        count: How many of them this machine has.
-        check_host: Whether too few of them are an error.
+        count: The number of accelerators of that kind on this machine.
+        check_host: Whether too few accelerators are an error.
 
     Raises:
-        UsageError: If it is no device type, or one that is not here.
-        LayoutError: If there are not enough.
+        UsageError: If it is not a device type, or this torch does not support it.
+        LayoutError: If there are too few devices.
     """
-    if asked == "cpu":
+    if device == "cpu":
         return DeviceChoice("cpu", "as requested")
-    if asked == "auto":
+    if device == "auto":
         return _choose(workers, kind, count)
-    if not asked.replace("_", "").isalpha():  # as torch names its devices
+    if not device.replace("_", "").isalpha():  # as torch's device types are
         raise UsageError(
-            f"--device expects a device type such as `cuda`, found `{asked}`",
+            f"--device expects a device type such as `cuda`, found `{device}`",
             hint="each rank uses the device of its local rank; to choose devices, use --gpus",
         )
     if not check_host:
-        return DeviceChoice(asked, "as requested; not checked in a dry run")
-    if asked not in (*COUNTED, kind):
+        return DeviceChoice(device, "as requested; not checked in a dry run")
+    if device not in (*COUNTED, kind):
         reason = "as requested; counted once torch is imported"
-        return DeviceChoice(asked, reason, counted_later=True)
-    if kind is not None and asked != kind:
+        return DeviceChoice(device, reason, counted_later=True)
+    if kind is not None and device != kind:
         raise UsageError(
-            f"--device {asked} is not available: this torch is built for {kind}",
+            f"--device {device} is not available: this torch is built for {kind}",
             hint=f"use --device {kind} or --device cpu",
         )
-    check_count(asked, count, workers)
-    return DeviceChoice(asked, "as requested")
+    check_count(device, count, workers)
+    return DeviceChoice(device, "as requested")
 
 
 def _choose(workers: int, kind: str | None, count: int) -> DeviceChoice:

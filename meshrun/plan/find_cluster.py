@@ -1,4 +1,4 @@
-"""Finds out what scheduler, if any, a launch is part of."""
+"""Detection of the scheduler, if any, that a launch runs under."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ def find_cluster(
 ) -> tuple[ClusterFacts | None, bool]:
     """Return the scheduler's facts, and whether a launch here can start launchers on its nodes.
 
-    A rank's scheduler is not its own.
+    In a rank there are none: its variables describe the launch that it belongs to.
 
     Args:
-        request: What the user said.
-        is_child: Whether a caller of launch() waits for the answer of this one process.
+        request: What the user requested.
+        is_child: Whether a caller of launch() waits for the result of this process.
 
     Raises:
-        UsageError: If a variable of the scheduler is broken.
+        UsageError: If a variable of the scheduler cannot be parsed.
     """
     if is_rank() or request.remote is not None:
         return None, False
-    asked = request.rendezvous
-    says_where = bool(asked.endpoint or asked.master_addr or asked.standalone)
-    found = detect_here(together=not says_where and request.nnodes != 1)
+    knows_where = request.rendezvous.has_address or request.rendezvous.standalone
+    found = detect_here(together=not knows_where and request.nnodes != 1)
     return (found, False) if found is None or is_child else with_starter(found)

@@ -1,4 +1,4 @@
-"""What speaks against starting ranks on GPUs, from what is known of their health. Pure."""
+"""Reasons not to start ranks on GPUs, derived from the GPUs' health. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _THROTTLES = {
     0x40: "it is too hot, and its hardware has slowed it down",
     0x80: "the power supply has slowed it down",
 }
-"""Bits of nvml.h that tell of trouble; others come with idling, load, or settings."""
+"""Throttle reasons of nvml.h that are problems; the others are normal: idle, load, settings."""
 _OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 69})
-"""XIDs that a program's own mistake can cause."""
+"""XIDs that a bug in a program can cause."""
 _RESET = "reset it with `nvidia-smi --gpu-reset -i {}`, or reboot the machine"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFinding:
-    """Something that is wrong with a GPU, and what to do."""
+    """A problem of a GPU, and what to do about it."""
 
     gpu: Gpu
     problem: str
@@ -39,13 +39,13 @@ class GpuFinding:
 
 
 def find_gpu_problems(healths: Sequence[GpuHealth], xids: Sequence[Xid]) -> list[GpuFinding]:
-    """Return what is wrong with GPUs, the severe first."""
+    """Return the problems of GPUs, severe ones first."""
     found = [finding for health in healths for finding in _problems(health, xids)]
     return sorted(found, key=lambda finding: not finding.is_severe)
 
 
 def unfit_gpus(findings: Sequence[GpuFinding], gpus: Sequence[Gpu]) -> HostError | None:
-    """Return the error of a launch on GPUs of which some are unfit, ``None`` if none is."""
+    """Return the error for a launch on GPUs some of which are unfit, ``None`` if none is."""
     unfit = list(dict.fromkeys(each.gpu.label for each in findings if each.is_severe))
     if not unfit:
         return None
@@ -108,5 +108,5 @@ def _in_log(gpu: Gpu, xids: Sequence[Xid]) -> Iterator[GpuFinding]:
 
 
 def _number(gpu: Gpu) -> str:
-    """Return what ``nvidia-smi -i`` takes: of a MIG instance its GPU's number."""
+    """Return the argument of ``nvidia-smi -i``; for a MIG instance, the number of its GPU."""
     return gpu.label if gpu.index is None else str(gpu.index)

@@ -1,7 +1,7 @@
-"""Which of the visible GPUs a launch uses: ``--gpus``. Pure.
+"""The choice among the visible GPUs: ``--gpus``. Pure.
 
-A number counts among the GPUs that this process sees, as ``cuda:2`` does: what a scheduler or
-``CUDA_VISIBLE_DEVICES`` has taken away stays away, and the same option fits every allocation.
+A number is an index into the GPUs that this process sees, as in ``cuda:2``: GPUs hidden by a
+scheduler or ``CUDA_VISIBLE_DEVICES`` stay hidden, and the same option fits every allocation.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ARE_GPUS = ("cuda", "xpu")
 
 
 def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
-    """Return the entries of ``0,2-3``, ``GPU-8932f937,GPU-4a`` or ``MIG-...``, runs written out.
+    """Return the entries of ``0,2-3``, ``GPU-8932f937,GPU-4a`` or ``MIG-...``, ranges expanded.
 
     Raises:
-        UsageError: If it is no such list, has several kinds, or one entry twice.
+        UsageError: If it is not such a list, mixes kinds, or has an entry twice.
     """
     found: list[str] = []
     kinds: dict[str, str] = {}
@@ -43,7 +43,7 @@ def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
                 hint="use numbers such as 0,2-3, UUIDs such as GPU-8932f937, or MIG-... names",
             )
         kinds.setdefault(kind, entry)
-        found += _run(entry, flag) if "-" in entry and kind == "a number" else [entry]
+        found += _expand(entry, flag) if "-" in entry and kind == "a number" else [entry]
     if len(kinds) > 1:
         mixed = " and ".join(f"`{entry}`, {kind}" for kind, entry in kinds.items())
         raise UsageError(
@@ -58,7 +58,7 @@ def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _run(entry: str, flag: str) -> list[str]:
+def _expand(entry: str, flag: str) -> list[str]:
     first, last = map(int, entry.split("-"))
     if not 0 <= last - first < _MOST:
         raise UsageError(
@@ -75,15 +75,15 @@ def _plain(entry: str) -> str:
 def choose_gpus(
     asked: Sequence[str] | None, facts: HostFacts, *, check_host: bool = True
 ) -> HostFacts:
-    """Return the facts of this machine as if it had no other GPUs than those asked for.
+    """Return the facts about this machine with only the requested GPUs.
 
     Args:
-        asked: What ``--gpus`` lists; ``None`` for all that are visible.
+        asked: The entries of ``--gpus``; ``None`` for all visible GPUs.
         facts: This machine.
         check_host: Whether a machine without GPUs is an error; a dry run may plan for another.
 
     Raises:
-        UsageError: If a GPU is not there, or two entries name the same.
+        UsageError: If a GPU does not exist, or two entries name the same one.
     """
     if asked is None:
         return facts
@@ -109,7 +109,7 @@ def choose_gpus(
                 " which CUDA shows a process only one",
                 hint=f"name instances, such as {gpu.mig_uuids[0]}, with --virtual-local-rank",
             )
-    if facts.visibility[0] == XPU:  # the order of its list says nothing
+    if facts.visibility[0] == XPU:  # the order of its list has no meaning
         chosen.sort(key=lambda found: found[1])
     places, gpus = [place for _, place, _ in chosen], tuple(gpu for _, _, gpu in chosen)
     return replace(
@@ -123,7 +123,7 @@ def choose_gpus(
 
 
 def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
-    """Return the GPU that an entry names, and its place among the visible ones."""
+    """Return (index among the visible GPUs, GPU) for an entry."""
     visible = facts.gpus
     number, _, tile = entry.partition(".")
     if number.isdecimal():
@@ -139,7 +139,7 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
             raise UsageError(
                 f"--gpus {entry}: the UUIDs of this machine's GPUs are unknown", hint="use numbers"
             )
-        return 0, Gpu(entry=entry, uuid=entry)  # CUDA knows
+        return 0, Gpu(entry=entry, uuid=entry)  # CUDA will find it
     found = [(place, each) for place, gpu in enumerate(visible) for each in match_uuid(gpu, entry)]
     if len(found) > 1:
         matches = ", ".join(gpu.uuid for _, gpu in found)
@@ -153,7 +153,7 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
 
 
 def _needs_uuid(facts: HostFacts) -> bool:
-    """Whether CUDA's own numbers are not those of ``nvidia-smi``: it has the fastest first."""
+    """Return whether CUDA's numbers may differ from nvidia-smi's: it counts the fastest first."""
     is_numbered = facts.visible_devices is None and facts.visibility[0] == CUDA
     return is_numbered and len({gpu.model for gpu in facts.gpus}) > 1
 
@@ -174,11 +174,11 @@ def _not_here(entry: str, facts: HostFacts, hint: str) -> UsageError:
 
 
 def check_enough(asked: Sequence[str], workers: int, device: DeviceChoice) -> None:
-    """Check that a mesh is on the GPUs that were asked for, each worker on its own.
+    """Check that the mesh is on the requested GPUs, and that each worker gets one.
 
     Raises:
-        LayoutError: If there are fewer than workers.
-        UsageError: If it is on another device.
+        LayoutError: If there are fewer GPUs than workers.
+        UsageError: If the mesh is on another device.
     """
     if len(asked) < workers:
         raise LayoutError(

@@ -1,4 +1,4 @@
-"""The options of process groups: backends, timeouts, ``--pg-opt``. Text <-> values, pure."""
+"""Options of process groups: backends, timeouts, ``--pg-opt``, as text and as values. Pure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from meshrun.plan.parse import parse_seconds
 
 _SHORTEST_S, _LONGEST_S = 0.001, 1e9
 _ONLY_FOR = {"nccl": "cuda", "xccl": "xpu"}
-"""Backends that serve one device type alone."""
+"""Backends that support a single device type."""
 _BACKENDS = (
     *("gloo", "mpi", "ucc", "fake", *_ONLY_FOR),
     *("hccl", "ccl", "cncl", "mccl", "eccl", "smddp"),
 )
-"""torch's own, and some that packages bring; there are more of those."""
+"""torch's own backends, and some of those that packages add."""
 _BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions:
-    """How process groups are made; a dim that is not named is as torch makes it."""
+    """Options of the process groups of dims; torch's defaults apply to all others."""
 
     backends: tuple[tuple[str, str], ...] = ()
-    """(dim, backend), such as ``("tp", "gloo")``; the dim "" is all of them."""
+    """(dim, backend), such as ``("tp", "gloo")``; the dim "" stands for all dims."""
     timeouts_s: tuple[tuple[str, float], ...] = ()
-    """(dim, seconds); the dim "" is every group, the one of the world too."""
+    """(dim, seconds); the dim "" stands for every group, including the default group."""
     settings: tuple[tuple[str, str, str], ...] = ()
-    """(dim, option, value) of the backend's own option object."""
+    """(dim, option, value) for the backend's option object."""
 
     def backend(self, dim: str) -> str | None:
         """Return the backend of a dim's groups, or ``None`` for torch's choice."""
@@ -38,19 +38,19 @@ class GroupOptions:
         return given.get(dim, given.get(""))
 
     def timeout_s(self, dim: str) -> float | None:
-        """Return the timeout of a dim's groups, or ``None`` for torch's own."""
+        """Return the timeout of a dim's groups, or ``None`` for torch's default."""
         given = dict(self.timeouts_s)
         return given.get(dim, given.get(""))
 
     def has_own(self, dim: str) -> bool:
-        """Whether a dim's groups are made otherwise than the default group."""
+        """Return whether a dim's groups differ from the default group."""
         return self.backend(dim) is not None or any(of == dim for of, _, _ in self.settings)
 
     def check_backends(self, device_type: str | None) -> None:
-        """Check that there are such backends, and that they serve the mesh's device.
+        """Check that the backends exist and support the mesh's device.
 
         Raises:
-            UsageError: With one that does.
+            UsageError: If one does not; suggests one that does.
         """
         for dim, text in self.backends:
             parts = (part.rpartition(":") for part in text.split(","))
@@ -71,15 +71,15 @@ class GroupOptions:
 
     @property
     def backend_names(self) -> list[str]:
-        """Every backend that is named, of whatever dim and device."""
+        """Every backend named, for any dim and device."""
         parts = (part for _, text in self.backends for part in text.split(","))
         return list(dict.fromkeys(part.rpartition(":")[2] for part in parts))
 
     def check_dims(self, known: Iterable[str]) -> None:
-        """Check that each dim that is named is one of the mesh's.
+        """Check that the mesh has each dim named.
 
         Raises:
-            UsageError: With the dims there are.
+            UsageError: If it has not; lists its dims.
         """
         names = list(known)
         for option, dims in (
@@ -96,15 +96,15 @@ class GroupOptions:
 def parse_group_options(
     backends: Iterable[str], timeouts: Iterable[str], settings: Iterable[str]
 ) -> GroupOptions:
-    """Return the values of ``--backend``, ``--timeout`` and ``--pg-opt``, each given any often.
+    """Return the values of ``--backend``, ``--timeout`` and ``--pg-opt``, each given repeatedly.
 
     Args:
         backends: ``tp=gloo``, or ``gloo`` for all dims.
         timeouts: ``15m`` for every group, or ``tp=2m``.
-        settings: ``tp:is_high_priority_stream=1``, several joined by commas.
+        settings: ``tp:is_high_priority_stream=1``, several separated by commas.
 
     Raises:
-        UsageError: If one cannot be read.
+        UsageError: If one cannot be parsed.
     """
     return GroupOptions(
         backends=tuple(_parse_backend(text) for text in _split(backends)),
@@ -114,7 +114,7 @@ def parse_group_options(
 
 
 def format_group_options(options: GroupOptions) -> dict[str, str]:
-    """Return the options as variables, for :func:`parse_group_options` to read again."""
+    """Return the options as variables, for :func:`parse_group_options` to parse again."""
     texts = {
         "MESHRUN_BACKEND": [_with_dim(dim, backend) for dim, backend in options.backends],
         "MESHRUN_TIMEOUT": [
@@ -154,8 +154,8 @@ def _parse_timeout(text: str) -> tuple[str, float]:
 
 
 def _format_seconds(seconds: float) -> str:
-    """Return a duration with all its digits, and no exponent."""
-    from decimal import Decimal  # slow to import, and few groups have a timeout of their own
+    """Return a duration with all its digits, without an exponent."""
+    from decimal import Decimal  # slow to import, and rarely needed
 
     return f"{Decimal(repr(seconds)):f}".removesuffix(".0") + "s"
 

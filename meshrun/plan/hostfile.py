@@ -19,11 +19,11 @@ class Host:
     """One host, which is one node of the launch."""
 
     destination: str
-    """As ssh takes it: ``host`` or ``user@host``, an IPv6 address without brackets."""
+    """ssh's destination: ``host`` or ``user@host``, an IPv6 address without brackets."""
     slots: int | None = None
-    """Workers it may have; ``None`` if nobody said."""
+    """Number of workers it may have; ``None`` if unknown."""
     chosen: tuple[int, ...] | None = None
-    """Which of its slots are used, if not all."""
+    """The slots in use; ``None`` for all."""
 
     @property
     def name(self) -> str:
@@ -32,7 +32,7 @@ class Host:
 
     @property
     def workers(self) -> int | None:
-        """How many slots are used, if known."""
+        """Number of slots in use, if known."""
         return self.slots if self.chosen is None else len(self.chosen)
 
 
@@ -40,7 +40,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """Return the hosts in ``a,b:4,user@c``.
 
     Raises:
-        UsageError: If one cannot be read, or is there twice.
+        UsageError: If one cannot be parsed or is listed twice.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
@@ -52,12 +52,12 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """Return the hosts of a file: a line each, as DeepSpeed or Open MPI write it.
+    """Return the hosts of a file in the format of DeepSpeed or Open MPI, one per line.
 
     ``host slots=8``, ``host slots=8 max_slots=8``, ``host:8`` or ``host``; ``#`` begins a comment.
 
     Raises:
-        UsageError: If a line cannot be read, with its number.
+        UsageError: If a line cannot be parsed or repeats a host.
     """
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -71,13 +71,13 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 def choose_hosts(
     hosts: Sequence[Host], *, include: str | None = None, exclude: str | None = None
 ) -> tuple[Host, ...]:
-    """Return those that ``--include`` names, or that ``--exclude`` leaves, in their order.
+    """Return the hosts that ``--include`` names or ``--exclude`` leaves, in order.
 
-    Both are written as for DeepSpeed: ``a@b:0,2`` means all of ``a``, and slots 0 and 2 of ``b``.
+    Both use DeepSpeed's format: ``a@b:0,2`` means all of ``a``, and slots 0 and 2 of ``b``.
 
     Raises:
-        UsageError: If both are given, one cannot be read or names what is not there, or no host
-            is left.
+        UsageError: If both are given, one cannot be parsed or names an unknown host or slot, or no
+            host is left.
     """
     if include and exclude:
         raise UsageError("--include cannot be used with --exclude")
@@ -184,7 +184,7 @@ def _numbers(text: str, what: str, host: Host) -> tuple[int, ...]:
 
 
 def _without(host: Host, named: dict[str, tuple[int, ...] | None]) -> Host | None:
-    """Return what is left of a host, ``None`` if nothing is."""
+    """Return the host with its remaining slots, ``None`` if none is left."""
     if host.name not in named:
         return host
     slots = named[host.name]

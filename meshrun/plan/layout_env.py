@@ -1,4 +1,4 @@
-"""A layout as the variables of a rank, and back. Pure."""
+"""Conversion of a layout to the environment variables of a rank, and back. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from meshrun.layout.spec import MeshSpec, format_mesh, parse_mesh
 
 
 def format_layout(layout: Layout) -> dict[str, str]:
-    """Return the variables beside torchrun's that describe a layout."""
+    """Return the variables that describe a layout, in addition to torchrun's."""
     counts = layout.nproc_per_node
-    if len(set(counts)) == 1:  # written once, so that it stays short on 10,000 nodes
+    if len(set(counts)) == 1:  # stays short on 10,000 nodes
         counts = counts[:1]
     texts = {"MESHRUN_NPROC_PER_NODE": ",".join(map(str, counts))}
     if layout.nodes_per_domain:
@@ -30,10 +30,10 @@ def format_layout(layout: Layout) -> dict[str, str]:
 
 
 def read_layout(env: Mapping[str, str]) -> Layout:
-    """Return the layout that an environment describes, meshrun's, torchrun's or a person's.
+    """Return the layout that an environment describes, set by meshrun, torchrun or by hand.
 
     Raises:
-        MeshError: If it contradicts itself.
+        MeshError: If the variables contradict each other.
     """
     try:
         text = env.get("MESHRUN_MESH")
@@ -60,7 +60,7 @@ def read_layout(env: Mapping[str, str]) -> Layout:
             slot_order=tuple(slots.split(",")) if slots and mesh else None,
             own_rank=0 if rank is None and sum(counts) == 1 else rank,  # one rank needs no number
             previous=Layout.from_dict(json.loads(previous)) if previous else None,
-            # They belong to the mesh, and are left over where there is none.
+            # Without a mesh, these variables are left over from another launch.
             flattens=flattens if mesh else (),
             views=views if mesh else (),
         )
@@ -71,14 +71,14 @@ def read_layout(env: Mapping[str, str]) -> Layout:
 
 
 def not_a_launch(error: Exception) -> MeshError:
-    """Return the error of an environment that cannot be read."""
+    """Return the error for an environment that cannot be parsed."""
     if isinstance(error, SpecError):
-        error.option = ""  # it is a variable's
+        error.option = ""  # the spec is in a variable
     return MeshError(f"the environment does not describe a launch: {error}")
 
 
 def _domains(env: Mapping[str, str], nnodes: int) -> tuple[int, ...]:
-    """Return the nodes of each domain: one number for all, or one a domain."""
+    """Return the number of nodes in each domain, given once for all or per domain."""
     name = "MESHRUN_NODES_PER_DOMAIN"
     sizes = tuple(_count(size, name) for size in env.get(name, "").split(",") if size)
     return split_nodes(nnodes, sizes[0]) if len(sizes) == 1 else sizes
@@ -96,11 +96,11 @@ def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
 
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the workers of each node, as meshrun says them or as torchrun does."""
+    """Return the number of workers on each node, from meshrun's variable or torchrun's."""
     world_size = read_count("WORLD_SIZE", env) or 1
     listed = env.get("MESHRUN_NPROC_PER_NODE")
     if listed:
-        name = "MESHRUN_NPROC_PER_NODE"  # in which a node may have none
+        name = "MESHRUN_NPROC_PER_NODE"  # a node may have none
         counts = tuple(_count(count, name, least=0) for count in listed.split(","))
         counts *= (read_count("GROUP_WORLD_SIZE", env) or 1) if len(counts) == 1 else 1
     else:
@@ -118,7 +118,7 @@ def read_count(name: str, env: Mapping[str, str]) -> int | None:
     """Return a variable that counts ranks or nodes, or ``None`` if it is not set.
 
     Raises:
-        MeshError: If it is none, or more than there can be.
+        MeshError: If it is not a number from 1 to ``MAX_RANKS``.
     """
     text = env.get(name)
     return _count(text, name) if text else None

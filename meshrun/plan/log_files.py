@@ -1,9 +1,9 @@
-"""The paths of log files, in torchrun's layout of a log directory. Pure.
+"""Paths of log files, in torchrun's layout of a log directory. Pure.
 
     DIR/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
     DIR/<run id>_<random>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
 
-If there are several nodes, the name of the node follows the run's id.
+With several nodes, the name of the node follows the run id.
 
 Source:
     ``DefaultLogsSpecs.reify`` in torch 2.13's ``distributed/elastic/multiprocessing/api.py``.
@@ -21,12 +21,12 @@ _OUT, _ERR = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFile:
-    """Where one stream of a rank goes besides, or instead of, the console."""
+    """Where one stream of a rank goes."""
 
     path: str | None
-    """The file that takes it, or ``None``."""
+    """The file it is written to, or ``None``."""
     printed: bool
-    """Whether the console shows it too."""
+    """Whether it goes to the console."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class RankFiles:
     stdout: StreamFile
     stderr: StreamFile
     error_file: str
-    """Where torch-elastic's ``record`` writes an exception; "" for nowhere."""
+    """The file to which torch-elastic's ``record`` writes an exception; "" for none."""
     filtered_stdout: str = ""
-    """Where lines of all ranks' stdout are copied to; "" for nowhere."""
+    """The file to which filtered lines of all ranks' stdout are copied; "" for none."""
     filtered_stderr: str = ""
 
 
@@ -50,7 +50,7 @@ def attempt_folder(run_folder: str, generation: int) -> str:
 def rank_files(logs: LogRequest, run_folder: str, generation: int, local_rank: int) -> RankFiles:
     """Return the files of one rank.
 
-    With ``--log-dir /dev/null`` nothing goes to files, as for torchrun.
+    As in torchrun, ``--log-dir /dev/null`` means no files.
     """
     if logs.log_dir == os.devnull:
         printed = StreamFile(path=None, printed=True)
@@ -74,11 +74,11 @@ def rank_files(logs: LogRequest, run_folder: str, generation: int, local_rank: i
 
 
 def run_folder_prefix(run_id: str, host: str = "") -> str:
-    """Return how the name of a run's folder begins; an id may hold what a file name may not.
+    """Return the first part of the name of a run's folder, safe as a file name.
 
     Args:
-        run_id: "" where each node would have another.
-        host: This node's name, where there are several.
+        run_id: The run id, or "" if each node has a different one.
+        host: This node's name if there are several.
     """
     name = "_".join(filter(None, (run_id, host)))
     return "".join(char if char.isalnum() or char in "-_.=+@" else "_" for char in name) + "_"

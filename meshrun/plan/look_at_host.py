@@ -1,4 +1,4 @@
-"""Looks at this machine, as far as a request needs it, and at what may slow its launch down."""
+"""Inspection of this machine, as far as a request needs it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from meshrun.plan.scheduler_defaults import note_few_cores
 
 
 def look_at_host(request: LaunchRequest, *, with_links: bool) -> HostFacts:
-    """Return what a plan depends on.
+    """Return the facts that a plan depends on.
 
     Args:
-        request: What is to be planned.
-        with_links: Whether the plan is to show the links between GPUs and to network cards.
+        request: The request to plan.
+        with_links: Whether the plan shows the links between GPUs and to network cards.
     """
     return detect_host(
         with_topology=request.numa_binding is not None,
@@ -31,13 +31,13 @@ def look_at_host(request: LaunchRequest, *, with_links: bool) -> HostFacts:
 
 
 def count_devices(request: LaunchRequest, facts: HostFacts) -> HostFacts:
-    """Return the facts with the devices that only torch can count, if the plan depends on them."""
+    """Return the facts with the devices that only torch can count, if the plan depends on it."""
     kind = depends_on_count(request)
     return facts if kind is None else count_with_torch(facts, kind, request.own_preload)
 
 
 def note_limits(plan: LaunchPlan, cluster: ClusterFacts | None) -> LaunchPlan:
-    """Return the plan with notes of what it has too little of: cores, or network cards."""
+    """Return the plan with notes about too few cores or missing network cards."""
     workers = plan.layout.nproc_per_node[plan.node_rank]
     bound, cores = count_cores()
     request = note_few_cores(plan.request, cluster, workers=workers, bound=bound, cores=cores)

@@ -1,4 +1,4 @@
-"""Masks secrets in anything that is shown, by the names of options and variables. Pure."""
+"""Masking of secrets in output, by the names of options and variables. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SECRET_NAME = re.compile(
 )
 _PAIR = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[^\s,;]+)")
 _LEAST_CHARACTERS = 6
-"""Shorter values are no secrets, and would be found everywhere."""
+"""Shorter values are not secrets, and would match everywhere."""
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a variable or an option is not to be shown, by its name.
+    """Return whether the name of a variable or an option suggests a secret value.
 
     Example:
         >>> [is_secret(name) for name in ("HF_TOKEN", "--api-key", "TOKENIZERS_PARALLELISM")]
@@ -25,7 +25,7 @@ def is_secret(name: str) -> bool:
 
 
 class Mask:
-    """Hides the secrets of an environment, and what follows a secret's name."""
+    """A mask for the secrets of an environment, and for any value with a secret's name."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         found = {value for name, value in env.items() if is_secret(name)}
@@ -34,13 +34,13 @@ class Mask:
         self._secrets = re.compile(longest_first) if secrets else None
 
     def text(self, text: str) -> str:
-        """Return a text without secrets: ``id=7,token=***``."""
+        """Return the text with secrets masked: ``id=7,token=***``."""
         if self._secrets is not None:
             text = self._secrets.sub(MASK, text)
         return _PAIR.sub(_mask_pair, text)
 
     def words(self, words: Iterable[str]) -> tuple[str, ...]:
-        """Return words of a command line; what follows ``--token`` is masked too."""
+        """Return the words of a command line with secrets masked, also in ``--token VALUE``."""
         shown: list[str] = []
         before = ""
         for word in words:
@@ -51,7 +51,7 @@ class Mask:
         return tuple(shown)
 
     def rows(self, rows: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
-        """Return (option, value, source) with masked values."""
+        """Return the (option, value, source) rows with secrets masked in the values."""
         return tuple((option, self.text(value), source) for option, value, source in rows)
 
     def _word(self, word: str) -> str:

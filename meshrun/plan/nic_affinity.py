@@ -1,7 +1,7 @@
-"""The variables that keep a rank to the network cards nearest its GPU. Pure.
+"""Variables that restrict a rank to the network cards nearest its GPU. Pure.
 
-Each of them may differ between the ranks of a node. NCCL and UCX connect cards of one fabric; gloo
-and NCCL's sockets connect every two ranks, so an interface counts only if it is in the network by
+They may differ between the ranks of a node. NCCL and UCX connect cards of one fabric. gloo and
+NCCL's sockets connect any two ranks, so an interface qualifies only if it is on the network over
 which the nodes reach each other.
 """
 
@@ -15,7 +15,7 @@ from meshrun.plan.plan import LaunchPlan
 
 
 def note_no_nics(plan: LaunchPlan) -> tuple[str, ...]:
-    """Return what to tell somebody who asked for affinity where there is nothing to keep to."""
+    """Return a note if ``--nic-affinity`` has no effect because no nearby card is known."""
     is_known = any(rank.gpu and rank.gpu.nics for rank in plan.ranks_of_node())
     if is_known or not plan.request.nic_affinity:
         return ()
@@ -25,15 +25,15 @@ def note_no_nics(plan: LaunchPlan) -> tuple[str, ...]:
 def nic_variables(
     gpu: Gpu, interface: str | None, networks: Iterable[tuple[str, str]]
 ) -> dict[str, str]:
-    """Return what keeps a rank to the cards and the interface next to its GPU.
+    """Return the variables that restrict a rank to the cards and interface nearest its GPU.
 
     Args:
-        gpu: The rank's.
-        interface: By which the nodes reach each other, if that is known.
-        networks: (interface, network) of this machine.
+        gpu: The rank's GPU.
+        interface: The interface over which the nodes reach each other, if known.
+        networks: (interface, network) pairs of this machine.
 
     Source:
-        NCCL, "Environment Variables": ``=`` before the list means these very names. UCX,
+        NCCL, "Environment Variables": ``=`` before the list means exact names. UCX,
         ``ucx_info -c -f``: devices have a port.
     """
     found = {}

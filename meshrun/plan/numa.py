@@ -1,8 +1,8 @@
 """The CPUs of each local rank for ``--numa-binding``. Pure: the machine is a value.
 
 The modes choose what ``torch/numa/binding.py`` of torch 2.13 chooses for a rank whose accelerator
-has the same local index. A rank without an accelerator, which torch refuses, gets its share too:
-the ranks are spread over the NUMA nodes evenly, neighbors together.
+has the same local index. torch refuses a rank without an accelerator; here, such ranks are spread
+over the NUMA nodes evenly, neighbors together.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def bind_cpus(
     """Return the logical CPUs that a local rank may run on, in order.
 
     Args:
-        mode: ``node`` and ``socket`` give all CPUs near its accelerator, ``exclusive`` physical
-            cores that no other rank has, ``core-complex`` the CPUs of one largest cache.
+        mode: ``node`` and ``socket`` choose all CPUs near its accelerator, ``exclusive`` physical
+            cores that no other rank gets, ``core-complex`` the CPUs that share a largest cache.
         topology: This machine.
         local_rank: Number of the rank on this machine, below ``nproc``.
         nproc: Number of ranks on this machine.
@@ -46,7 +46,7 @@ def bind_cpus(
     near = [cpu for cpu in topology.cpus if cpu.node == node]
     if not near:
         raise _no_cpus(mode, topology, local_rank)
-    # Accelerators no rank uses count as well, so that rank 0 is bound alike in every launch.
+    # Unused accelerators count as well, so that rank 0 is bound the same way in every launch.
     sharers = [index for index, home in enumerate(homes) if home == node]
     place = sharers.index(local_rank)
     if mode == "socket":
@@ -67,7 +67,7 @@ def _homes(topology: Topology, nproc: int) -> list[int | None]:
 
 
 def _socket_around(topology: Topology, near: Sequence[Cpu]) -> list[Cpu]:
-    """Return the CPUs of all nodes of the socket; a node is where its lowest CPU is."""
+    """Return the CPUs of all nodes on the socket; a node's lowest CPU determines its socket."""
     lowest_last = sorted(topology.cpus, key=lambda cpu: -cpu.index)
     socket_of_node = {cpu.node: cpu.socket for cpu in lowest_last}
     socket = socket_of_node[near[0].node]
@@ -75,7 +75,7 @@ def _socket_around(topology: Topology, near: Sequence[Cpu]) -> list[Cpu]:
 
 
 def _share_of_cores(near: Sequence[Cpu], place: int, sharers: int) -> list[Cpu]:
-    """Return the CPUs of a run of whole physical cores; the first ranks get one more."""
+    """Return the CPUs of a share of whole physical cores; the first shares get one more."""
     cores = sorted({cpu.core for cpu in near})
     each, left = divmod(len(cores), sharers)
     if each < 1:
@@ -90,7 +90,7 @@ def _share_of_cores(near: Sequence[Cpu], place: int, sharers: int) -> list[Cpu]:
 
 
 def _cache_for(near: Sequence[Cpu], place: int) -> list[Cpu]:
-    """Return the CPUs of one cache: each rank takes the next, those with most CPUs first."""
+    """Return the CPUs of one cache; ranks take caches in turn, those with the most CPUs first."""
     groups: dict[int, list[Cpu]] = {}
     for cpu in near:
         groups.setdefault(cpu.cache, []).append(cpu)

@@ -1,4 +1,4 @@
-"""Parses the values of options and variables: numbers, signals, streams, lists. Pure."""
+"""Parsers of option and variable values: numbers, signals, streams, lists. Pure."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _LOCAL_RANKS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemoryWait:
-    """How long a restart waits until the memory of GPUs is free."""
+    """How long a restart waits for GPU memory to be freed."""
 
     limit_bytes: int
-    """What may be in use on each."""
+    """How much may be in use on each GPU."""
     timeout_s: float
 
 
@@ -45,7 +45,7 @@ def parse_integer(text: str, what: str, *, least: int = 0, most: int | None = No
     """Return ``text`` as a whole number within bounds.
 
     Raises:
-        UsageError: If it is not one, with what was found.
+        UsageError: If it is not one.
     """
     bounds = f"from {least} to {most:,}" if most is not None else f"of at least {least}"
     try:
@@ -61,7 +61,7 @@ def parse_seconds(text: str, what: str, *, least: float = 0.0, most: float = LON
     """Return a duration in seconds: ``30``, ``30s``, ``500ms``, ``5m``, ``1.5h`` or ``1h30m``.
 
     Raises:
-        UsageError: If it is none, or not within bounds.
+        UsageError: If ``text`` is not a duration within bounds.
     """
     word = text.strip()
     try:
@@ -78,10 +78,10 @@ def parse_seconds(text: str, what: str, *, least: float = 0.0, most: float = LON
 
 
 def parse_gpu_memory_wait(text: str, what: str) -> GpuMemoryWait:
-    """Return how much memory may be in use, and for how long to wait: ``512MiB,50s``.
+    """Return how much memory may be in use, and how long to wait: ``512MiB,50s``.
 
     Raises:
-        UsageError: If it is neither a size nor a size and a time.
+        UsageError: If ``text`` is neither a size nor a size and a time.
     """
     memory, comma, time = text.partition(",")
     found = _SIZE.fullmatch(memory.strip())
@@ -97,10 +97,10 @@ def parse_gpu_memory_wait(text: str, what: str) -> GpuMemoryWait:
 
 
 def parse_flag(text: str, what: str) -> bool:
-    """Return whether ``text`` says yes; ``true``, ``1``, ``yes`` and ``on`` do, in any case.
+    """Return whether ``text`` is true: ``true``, ``1``, ``yes`` or ``on``, in any case.
 
     Raises:
-        UsageError: If it says neither yes nor no.
+        UsageError: If it is neither true nor false.
     """
     word = text.strip().lower()
     if word not in _TRUE | _FALSE:
@@ -109,7 +109,7 @@ def parse_flag(text: str, what: str) -> bool:
 
 
 def is_on(text: str | None, *, unset: bool = False) -> bool:
-    """Return whether a variable that :func:`parse_flag` has passed says yes."""
+    """Return whether a value that :func:`parse_flag` accepts is true; ``unset`` if it is empty."""
     return unset if text is None or not text.strip() else text.strip().lower() in _TRUE
 
 
@@ -117,7 +117,7 @@ def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
     """Return ``text`` if it is one of ``choices``.
 
     Raises:
-        UsageError: If it is not, with the nearest one.
+        UsageError: If it is not; suggests the nearest choice.
     """
     if text in choices:
         return text
@@ -129,10 +129,10 @@ def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
 
 
 def split_words(text: str, what: str) -> list[str]:
-    """Return the words of a text as a shell reads them.
+    """Return the words of ``text``, split as by a shell.
 
     Raises:
-        UsageError: If a quotation has no end.
+        UsageError: If a quotation is not closed.
     """
     try:
         return shlex.split(text)
@@ -141,10 +141,10 @@ def split_words(text: str, what: str) -> list[str]:
 
 
 def parse_nnodes(text: str, what: str) -> tuple[int, int]:
-    """Return the least and the most nodes: in ``4`` both are 4, in ``2:4`` they differ.
+    """Return the minimum and maximum number of nodes of ``4`` or ``2:4``.
 
     Raises:
-        UsageError: If it is no such number or range.
+        UsageError: If ``text`` is not such a number or range.
     """
     least, colon, most = text.partition(":")
     try:
@@ -160,15 +160,15 @@ def parse_nnodes(text: str, what: str) -> tuple[int, int]:
 
 
 def format_nnodes(least: int | None, most: int) -> str:
-    """Return what ``--nnodes`` takes: ``4``, or ``2:4`` where fewer are enough."""
+    """Return the value of ``--nnodes``: ``4``, or ``2:4`` if there is a minimum."""
     return str(most) if least is None else f"{least}:{most}"
 
 
 def parse_workers(text: str, what: str) -> int | tuple[int, ...] | str:
-    """Return a number of workers, one a node, or the kind of device that decides it.
+    """Return a number of workers, one number per node, or the kind of device to count.
 
     Raises:
-        UsageError: If it is neither numbers of at least 1 nor a word.
+        UsageError: If ``text`` is neither numbers of at least 1 nor a word.
     """
     word = text.strip()
     if "," in word:
@@ -186,10 +186,10 @@ def parse_workers(text: str, what: str) -> int | tuple[int, ...] | str:
 
 
 def parse_signals(text: str, what: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the signals in ``SIGTERM,USR1,FOO``, in their order, and the names that are none.
+    """Return the signals in ``SIGTERM,USR1,FOO``, in order, and the unknown names.
 
     Raises:
-        UsageError: If one cannot be caught.
+        UsageError: If a signal cannot be caught.
     """
     signums: list[int] = []
     unknown = []
@@ -206,8 +206,8 @@ def parse_signals(text: str, what: str) -> tuple[tuple[int, ...], tuple[str, ...
     return tuple(signums), tuple(unknown)
 
 
-def no_signal(name: str) -> str:
-    """Return that there is no such signal, with a suggestion."""
+def unknown_signal(name: str) -> str:
+    """Return the message for an unknown signal, with a suggestion."""
     full = f"SIG{name.upper().removeprefix('SIG')}"
     near = get_close_matches(full, signal.Signals.__members__, n=1, cutoff=0.75)
     return f"unknown signal `{name}`" + (f" (did you mean `{near[0]}`?)" if near else "")
@@ -215,11 +215,11 @@ def no_signal(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Which streams of which local ranks: 0 none, 1 stdout, 2 stderr, 3 both."""
+    """The streams of each local rank: 0 none, 1 stdout, 2 stderr, 3 both."""
 
     everywhere: int = 0
     of_ranks: tuple[tuple[int, int, int], ...] = ()
-    """(first local rank, last local rank, streams), later ones count."""
+    """(first local rank, last local rank, streams); later entries override earlier ones."""
 
     def of(self, local_rank: int) -> int:
         """Return the streams of one local rank."""
@@ -239,7 +239,7 @@ def parse_streams(text: str, what: str) -> Streams:
     """Return the streams in ``3``, or by local rank in ``0:1,1:2`` and ``0-3:1,10:3``.
 
     Raises:
-        UsageError: If it reads otherwise.
+        UsageError: If ``text`` has another form.
     """
     if text.strip() in ("0", "1", "2", "3"):
         return Streams(int(text))
@@ -261,7 +261,7 @@ def parse_local_ranks(text: str, what: str) -> frozenset[int] | None:
     """Return the local ranks in ``0,2-3``, or ``None`` for an empty text, which means all.
 
     Raises:
-        UsageError: If it reads otherwise.
+        UsageError: If ``text`` has another form.
     """
     if not text.strip():
         return None
@@ -275,7 +275,7 @@ def parse_local_ranks(text: str, what: str) -> frozenset[int] | None:
 
 
 def parse_settings(text: str, what: str) -> tuple[tuple[str, str], ...]:
-    """Return the pairs in ``k=v,k=v``, which may stand in quotes that no shell took away.
+    """Return the pairs in ``k=v,k=v``, which may still be in quotes that no shell removed.
 
     Raises:
         UsageError: If a part has no ``=``, no key or no value.
@@ -304,11 +304,11 @@ def _is_ipv6(text: str) -> bool:
 def parse_endpoint(text: str) -> tuple[str, int | None]:
     """Return host and port of ``host``, ``host:29500`` or ``[::1]:29500``.
 
-    Brackets may be left out where only one reading is an address: ``fd00::1:29500``, ``fd00::1``.
+    Brackets may be omitted if only one reading is an address: ``fd00::1:29500``, ``fd00::1``.
 
     Raises:
-        UsageError: If there is no host before the port, or the port is not a number up to 65535,
-            or it may be one or a part of the address.
+        UsageError: If there is no host before the port, the port is not a number up to 65535, or
+            the last part could be either a port or part of the address.
     """
     host, colon, port = text.strip().rpartition(":")
     if not colon or text.strip().endswith("]"):

@@ -1,7 +1,7 @@
-"""A launch as a value: the node, coordinate and device of every rank, and what they run.
+"""A launch as a value: the node, coordinate and device of every rank, and the program.
 
-``build_plan`` turns a request and the facts of this machine into a LaunchPlan; a dry run prints
-that very object and a launch executes it. Nothing here touches a process, a socket or torch.
+``build_plan`` turns a request and the facts about this machine into a LaunchPlan. A dry run prints
+this object; a launch executes it. Nothing here touches a process, a socket or torch.
 """
 
 from __future__ import annotations
@@ -13,16 +13,9 @@ from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST, Gpu, HostFacts
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, ranks_shown
-from meshrun.plan.device import (
-    COUNTED,
-    DeviceChoice,
-    choose_device,
-    device_name,
-    only_torch_counts,
-)
+from meshrun.plan.device import COUNTED, DeviceChoice, choose_device, device_name
 from meshrun.plan.gpu_choice import check_enough, choose_gpus
 from meshrun.plan.numa import bind_cpus
-from meshrun.plan.parse import parse_endpoint
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig, plan_rendezvous
 from meshrun.plan.request import ConsoleRequest, LaunchRequest, Rendezvous, StartMethod
@@ -39,36 +32,35 @@ class RankPlan:
     local_rank: int
     coordinate: tuple[int, ...]
     device: str | None
-    """torch device such as ``cuda:3`` or ``cpu``; ``None`` where the program chooses."""
+    """torch device such as ``cuda:3`` or ``cpu``; ``None`` if the program chooses."""
     cpus: tuple[int, ...] | None = None
     """Logical CPUs it is bound to; ``None`` if it may use all."""
     gpu: Gpu | None = None
-    """The GPU that its device is; ``None`` where that is unknown, as on other nodes."""
+    """The GPU behind ``device``; ``None`` if unknown, as on other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """Everything decided about a launch before anything is started."""
+    """Everything decided about a launch before anything starts."""
 
     request: LaunchRequest
     layout: Layout
     slots_per_node: tuple[int, ...]
-    """Workers that each node might have; the layout uses as many or fewer."""
+    """Number of workers each node could have; the layout may use fewer."""
     domain: str
-    """What NVML or the scheduler calls the domain of this node, where it was looked for."""
+    """The domain of this node, named by NVML or the scheduler; "" if unknown or not needed."""
     waits_for_domains: bool
-    """Whether the domains are known, and ``--intra-domain`` is checked, once all nodes joined."""
+    """Whether ``--intra-domain`` can be checked only once all nodes have joined."""
     device: DeviceChoice
-    """Of the mesh; without one, the program chooses."""
+    """The device of the mesh; without a mesh, the program chooses."""
     start_method: StartMethod
     start_method_reason: str
     omp_num_threads: int
-    """Threads a rank's OpenMP may use; where a node has several workers, and nobody set
-    ``OMP_NUM_THREADS``, that says so."""
+    """``OMP_NUM_THREADS`` of a rank, if its node has several workers and nobody set it."""
     store_address: str
-    """Where the ranks' store listens: loopback, unless another address was asked for."""
+    """Where the ranks' store listens: loopback, unless another address was requested."""
     store_port: int
-    """Its port; 0 for a free one."""
+    """The store's port; 0 for a free one."""
     shown: frozenset[int] | None
     """Ranks whose output is printed; ``None`` for all."""
     debugged: int | None
@@ -76,12 +68,12 @@ class LaunchPlan:
     bound_cpus: tuple[tuple[int, ...], ...] | None
     """Logical CPUs of each local rank; ``None`` without ``--numa-binding``."""
     host: HostFacts
-    """This machine, as if it had no other accelerators than those that the launch may use."""
+    """This machine, with only the accelerators that the launch may use."""
     rendezvous: RendezvousConfig | None = None
-    """Where the nodes meet; ``None`` where there is but this one."""
+    """Where the nodes meet; ``None`` for a single node."""
     node_rank: int = 0
     roles: tuple[str, ...] = ()
-    """What each node calls its workers; empty until the nodes have met."""
+    """The role of each node's workers; empty until the nodes have met."""
 
     @property
     def program(self) -> Program:
@@ -90,31 +82,31 @@ class LaunchPlan:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether nodes may come and go once the launch has begun."""
+        """Whether nodes may join and leave during the launch."""
         return self.rendezvous is not None and self.rendezvous.is_elastic
 
     @property
     def spares(self) -> tuple[tuple[int, int], ...]:
-        """(node rank, slots that no rank takes) of each node that has any."""
+        """(node rank, unused slots) of each node that has any."""
         counts = zip(self.slots_per_node, self.layout.nproc_per_node, strict=True)
         left = ((node, slots - used) for node, (slots, used) in enumerate(counts))
         return tuple((node, count) for node, count in left if count)
 
     @property
     def device_type(self) -> str | None:
-        """torch device type of the mesh; ``None`` without a mesh, where the program chooses."""
+        """torch device type of the mesh; ``None`` without a mesh, as the program chooses."""
         return self.device.type
 
     @property
     def uncounted_device(self) -> str | None:
-        """The device type that ranks are to find for themselves once torch is imported, if any."""
+        """The device type that ranks count themselves once torch is imported, if any."""
         return self.device_type if self.device.counted_later else None
 
     @property
     def modules_of_mesh(self) -> tuple[str, ...]:
-        """What may bring the mesh's device or backends, and so is imported before it is built."""
-        brought = self.device_type not in (None, *COUNTED) or self.request.groups.backends
-        return self.request.own_preload if brought else ()
+        """Modules to import before the mesh is built: they may add its device or backends."""
+        may_add = self.device_type not in (None, *COUNTED) or self.request.groups.backends
+        return self.request.own_preload if may_add else ()
 
     def rank(self, rank: int) -> RankPlan:
         """Return the plan of one rank."""
@@ -132,11 +124,11 @@ class LaunchPlan:
         )
 
     def device_index(self, local_rank: int) -> int:
-        """Return the number by which a rank knows its device: 0 where it sees no other."""
+        """Return the index of a rank's device: 0 if the rank sees no other."""
         return 0 if self.request.virtual_local_rank else local_rank
 
     def place_in_role(self, rank: int) -> tuple[int, int]:
-        """Return (place among the ranks of the same role, how many these are)."""
+        """Return (rank within its role, number of ranks of that role)."""
         if len(set(self.roles)) < 2:
             return rank, self.layout.world_size
         role = self.roles[self.layout.node_rank(rank)]
@@ -145,7 +137,7 @@ class LaunchPlan:
         return ranks.index(rank), len(ranks)
 
     def devices_seen(self, local_rank: int) -> str | None:
-        """Return the list of devices that a rank may see, or ``None`` if it sees all."""
+        """Return the value of a rank's visible-devices variable, or ``None`` to leave it unset."""
         visible = self.host.visible_devices
         if self.request.virtual_local_rank:
             return visible[local_rank] if visible else str(local_rank)
@@ -157,7 +149,7 @@ class LaunchPlan:
 
     @property
     def used_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs of this node that its ranks use, or may use where the program chooses."""
+        """The GPUs of this node that its ranks use, or may use if the program chooses."""
         if self.device_type is None:
             return self.host.gpus
         return tuple(rank.gpu for rank in self.ranks_of_node() if rank.gpu is not None)
@@ -174,31 +166,31 @@ def build_plan(
     check_host: bool = True,
     nodes_per_domain: tuple[int, ...] = (),
 ) -> LaunchPlan:
-    """Decide everything about a launch.
+    """Return the plan of a launch.
 
     Args:
-        request: What the user asked for.
+        request: What the user requested.
         facts: This machine.
-        check_host: Whether a device this machine lacks is an error; a dry run may plan for
-            machines that are not here.
+        check_host: Whether a device that this machine lacks is an error; a dry run may plan for
+            other machines.
         nodes_per_domain: Number of nodes in each domain, once the nodes have met.
 
     Raises:
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
-        UsageError: If a device was asked for that is not here.
+        UsageError: If a requested device does not exist here.
     """
     if request.remote is not None:
-        facts = replace(facts, gpus=(), links=None)  # which are not where the ranks will be
+        facts = replace(facts, gpus=(), links=None)  # ranks run on other machines
     facts = choose_gpus(request.gpus, facts, check_host=check_host)
-    asked = _workers(request, facts)
+    nproc = _workers(request, facts)
     domain = facts.domain or ("" if request.domain_size else request.rendezvous.domain)
     is_elsewhere = facts == UNKNOWN_HOST or request.remote is not None
-    is_told_later = bool(domain or is_elsewhere or request.rendezvous.step_of)
-    waits = _needs_domains(request) and is_told_later and not nodes_per_domain
+    is_known_later = bool(domain or is_elsewhere or request.rendezvous.step_of)
+    waits = _needs_domains(request) and is_known_later and not nodes_per_domain
     layout = solve_request(
         replace(request, intra_domain=()) if waits else request,
         nnodes=request.nnodes,
-        nproc_per_node=asked,
+        nproc_per_node=nproc,
         nodes_per_domain=nodes_per_domain,
     )
     workers = max(layout.nproc_per_node)
@@ -224,12 +216,12 @@ def build_plan(
     )
     if rendezvous is not None:
         address, port = LOOPBACK_ADDRESS, 0
-    if port or rendezvous is not None:  # a node rank counts only where a port was given
+    if port or rendezvous is not None:  # without a port, the node rank is ignored
         _check_node_rank(request.rendezvous, layout.nnodes)
     return LaunchPlan(
         request=request,
         layout=layout,
-        slots_per_node=count_slots(request.mesh, request.nnodes, asked),
+        slots_per_node=count_slots(request.mesh, request.nnodes, nproc),
         domain=domain,
         waits_for_domains=waits,
         device=device,
@@ -248,7 +240,7 @@ def build_plan(
 
 
 def _needs_domains(request: LaunchRequest) -> bool:
-    """Whether the nodes have to tell each other which domains they are in."""
+    """Return whether the nodes must exchange which domains they are in."""
     return bool(request.intra_domain and not request.domain_size and (request.nnodes or 1) > 1)
 
 
@@ -259,7 +251,7 @@ def solve_request(
     nproc_per_node: int | Sequence[int] | None,
     nodes_per_domain: Sequence[int] = (),
 ) -> Layout:
-    """Return the layout of a launch over so many nodes and workers.
+    """Return the layout of a launch on a number of nodes and workers.
 
     Raises:
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
@@ -286,10 +278,10 @@ def complete_plan(
     nodes_per_domain: tuple[int, ...] = (),
     roles: tuple[str, ...] = (),
 ) -> LaunchPlan:
-    """Return the plan once the nodes have met, and it is known who they are.
+    """Return the plan for the nodes that have met.
 
     Raises:
-        LayoutError: If the mesh does not fit what has come together.
+        LayoutError: If the mesh does not fit them.
     """
     request = plan.request
     counts = request.nproc_per_node if isinstance(request.nproc_per_node, tuple) else nproc_per_node
@@ -300,7 +292,7 @@ def complete_plan(
         nproc_per_node=counts,
         rendezvous=rendezvous,
     )
-    if not facts.accelerator_count:  # torch may have been asked before
+    if not facts.accelerator_count:  # torch may have counted before
         kind, found = plan.host.accelerator, plan.host.accelerator_count
         facts = replace(facts, accelerator=kind, accelerator_count=found)
     completed = build_plan(settled, facts, nodes_per_domain=nodes_per_domain)
@@ -308,16 +300,17 @@ def complete_plan(
 
 
 def depends_on_count(request: LaunchRequest) -> str | None:
-    """Return a device type that only torch can count, if the plan depends on how many there are.
+    """Return the device type that only torch can count, if the plan depends on the count.
 
-    ``auto`` stands for the one that torch has, if it has any.
+    ``auto`` is the accelerator that torch finds, if any.
     """
-    return only_torch_counts(
-        request.nproc_per_node,
-        request.device,
-        infers=request.nproc_per_node is None and _is_inferred(request),
-        has_mesh=request.mesh is not None,
-    )
+    workers, device = request.nproc_per_node, request.device
+    if isinstance(workers, str) and workers not in ("auto", "gpu"):
+        return None if workers in COUNTED else workers
+    infers = workers == "auto" or (workers is None and _is_inferred(request))
+    if request.mesh is not None and device != "auto":
+        return device if infers and device not in COUNTED else None
+    return "auto" if request.mesh is not None or infers else None
 
 
 def _is_inferred(request: LaunchRequest) -> bool:
@@ -325,30 +318,30 @@ def _is_inferred(request: LaunchRequest) -> bool:
 
 
 def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] | None:
-    """Return the workers of a node if the request says, in numbers or by its devices."""
-    asked = request.nproc_per_node
-    if asked is None:
+    """Return the workers of a node, if the request gives them as numbers or by device."""
+    nproc = request.nproc_per_node
+    if nproc is None:
         if _is_inferred(request) and request.device != "cpu" and facts.accelerator_count:
             return facts.accelerator_count
         return None
-    if not isinstance(asked, str):
-        return asked
-    kind = "cuda" if asked == "gpu" else asked
+    if not isinstance(nproc, str):
+        return nproc
+    kind = "cuda" if nproc == "gpu" else nproc
     if kind == "cpu" or (kind == "auto" and not facts.accelerator_count):
         return facts.usable_cores
     if kind in ("auto", facts.accelerator) and facts.accelerator_count:
         return facts.accelerator_count
     raise UsageError(
-        f"--nproc-per-node {asked}: this machine has no device of type `{kind}`"
+        f"--nproc-per-node {nproc}: this machine has no device of type `{kind}`"
         + (f", only `{facts.accelerator}`" if facts.accelerator_count else ""),
         hint="use a number, auto, or cpu for one worker per core",
     )
 
 
-def _check_node_rank(asked: Rendezvous, nnodes: int) -> None:
-    if (asked.node_rank or 0) >= nnodes:
+def _check_node_rank(rendezvous: Rendezvous, nnodes: int) -> None:
+    if (rendezvous.node_rank or 0) >= nnodes:
         raise UsageError(
-            f"--node-rank must be from 0 to {nnodes - 1}, found {asked.node_rank}",
+            f"--node-rank must be from 0 to {nnodes - 1}, found {rendezvous.node_rank}",
             hint="number nodes from 0, and check --nnodes",
         )
 
@@ -387,15 +380,11 @@ def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
     return "fork", "torch is imported once and ranks are forked"
 
 
-def _choose_store(asked: Rendezvous) -> tuple[str, int]:
-    """Return the address and port of the store, as torchrun would on one node, on loopback."""
-    host, port = asked.master_addr, asked.master_port
-    if asked.endpoint:
-        host, port = parse_endpoint(asked.endpoint)
-    if asked.standalone or asked.backend != "static":
-        return asked.local_addr or LOOPBACK_ADDRESS, 0
-    if port is None:  # torchrun then looks at no other option either
-        return asked.local_addr or LOOPBACK_ADDRESS, 0
+def _choose_store(rendezvous: Rendezvous) -> tuple[str, int]:
+    """Return the address and port of the store on one node: torchrun's, but on loopback."""
+    host, port = rendezvous.address
+    if rendezvous.standalone or rendezvous.backend != "static" or port is None:
+        return rendezvous.local_addr or LOOPBACK_ADDRESS, 0  # as torchrun, ignore the host
     return (host or LOOPBACK_ADDRESS).strip("[]"), port
 
 
@@ -424,16 +413,17 @@ def _bind(
     except UsageError:
         if check_host:
             raise
-        return None  # a dry run may plan for machines that are not here
+        return None  # a dry run may plan for other machines
 
 
 def check_elsewhere(request: LaunchRequest, facts: HostFacts) -> None:
-    """Check a launch on other machines, as far as possible from here.
+    """Check a launch on other machines, as far as possible without their devices.
 
     Raises:
-        UsageError: If it does not, whatever devices the machines have.
+        LayoutError: If mesh, nodes and workers do not fit.
+        UsageError: If options contradict each other.
     """
     counts = request.nproc_per_node
     is_open = counts is None and _is_inferred(request)
-    if not isinstance(counts, str) and not is_open:  # else the devices of those machines decide
+    if not isinstance(counts, str) and not is_open:  # else it depends on those machines' devices
         build_plan(request, replace(facts, gpus=()), check_host=False)

@@ -1,4 +1,4 @@
-"""The environment of a rank: torchrun's variables and meshrun's own. Pure."""
+"""The environment of a rank: torchrun's variables and meshrun's. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.request import STOP_SIGNALS
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
-"""Variables by which a numeric library starts threads while it is imported."""
+"""Variables that set how many threads a numeric library starts when imported."""
 
 SECRET_VARIABLES = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
-"""By which launchers of several nodes know each other; nobody else is given them."""
+"""Variables by which launchers on several nodes authenticate; ranks do not get them."""
 
 
 def zygote_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a zygote, but for the launch's mark.
+    """Return the variables of a zygote, without the launch's mark.
 
-    Libraries start threads while they are imported; ranks get theirs later.
+    It sets one thread per library, as libraries start threads when imported; ranks set their own
+    number later.
     """
     own = {name: value for name, value in base.items() if name not in SECRET_VARIABLES}
     return {**own, **dict.fromkeys(THREAD_VARIABLES, "1")}
@@ -31,19 +32,19 @@ def zygote_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFacts:
-    """What is known of one launch only once it starts."""
+    """Facts about a launch that are known only once it starts."""
 
     run_id: str
     master_addr: str
     master_port: int
     run_folder: str
-    """Private to the launch; holds the files that ``plan/log_files.py`` names."""
+    """The launch's private folder, which holds the files of ``plan/log_files.py``."""
     interface: str | None
-    """Network interface by which ranks reach each other, such as ``lo``; ``None`` if unknown."""
+    """Network interface over which ranks reach each other, such as ``lo``; ``None`` if unknown."""
     timer_file: str | None = None
     """A named pipe for ``torch.distributed.elastic.timer``, or ``None``."""
     previous: str = ""
-    """The layout of the generation of ranks before the next one, as JSON; "" if there is none."""
+    """The layout of the previous generation of ranks, as JSON; "" if there is none."""
 
 
 def rank_environment(
@@ -55,10 +56,10 @@ def rank_environment(
     generation: int = 0,
     error_file: str = "",
 ) -> dict[str, str]:
-    """Return the variables that a rank has over and above ``base``.
+    """Return the variables that a rank has in addition to ``base``.
 
-    ``supervisor.start_orders`` adds those that its zygote lacks, and the rank its process id. For a
-    scheduler's task that is a rank by itself, ``mesh.scheduler_task`` makes the variables.
+    ``supervisor.start_orders`` adds those that the zygote lacks, and the rank adds its process id.
+    If a scheduler's task is itself a rank, ``mesh.scheduler_task`` makes the variables instead.
 
     Names and values follow torchrun 2.13 (``_start_workers`` in
     ``torch/distributed/elastic/agent/server/local_elastic_agent.py``); ``MESHRUN_*`` are ours.
@@ -80,7 +81,7 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": request.max_restarts,
         "MESHRUN_GENERATION": generation,
     }
-    # torchrun's default has SIGQUIT, and says so to its workers.
+    # Workers see torchrun's default, which includes SIGQUIT.
     default = request.stop_signals == STOP_SIGNALS
     signums = (*request.stop_signals, signal.SIGQUIT) if default else request.stop_signals
     names = (signal.Signals(signum).name for signum in signums)
@@ -104,9 +105,9 @@ def rank_environment(
         texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"
         texts.update(format_group_options(request.groups))
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    if local_world_size > 1:  # as torchrun, a single worker is left to its libraries
+    if local_world_size > 1:  # as in torchrun, a single worker keeps its libraries' default
         defaults["OMP_NUM_THREADS"] = str(plan.omp_num_threads)
-    # On one node that is loopback: nothing listens outside, and no name is asked.
+    # On one node, this is loopback: nothing listens outside, and no names are looked up.
     defaults.update(interface_variables(facts.interface))
     if request.nic_affinity and rank.gpu is not None:
         defaults.update(nic_variables(rank.gpu, facts.interface, plan.host.networks))

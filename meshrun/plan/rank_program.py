@@ -1,4 +1,4 @@
-"""What each rank runs, as a value. Pure."""
+"""The program that each rank runs, as a value. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ProgramKind = Literal["script", "module", "command"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What each rank runs: a script by path, a module by name, or any command; and its arguments.
+    """A script by path, a module by name, or a command, with its arguments.
 
     ``${local_rank}`` in an argument stands for the rank's number on its node.
     """
@@ -22,12 +22,12 @@ class Program:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The words that would run the same program once, without the interpreter."""
+        """The words that run the same program without meshrun, after the interpreter."""
         flag = ("-m",) if self.kind == "module" else ()
         return (*flag, self.target, *self.args)
 
     def for_local_rank(self, local_rank: int) -> Program:
-        """Return the program with ``${local_rank}`` filled in, by the rules of torchrun."""
+        """Return the program with ``${local_rank}`` filled in, by torchrun's rules."""
         if not any("$" in arg for arg in self.args):
             return self
         filled = (Template(arg).safe_substitute(local_rank=local_rank) for arg in self.args)

@@ -8,16 +8,16 @@ from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
-from meshrun.plan.parse import format_nnodes, parse_endpoint, parse_seconds
+from meshrun.plan.parse import format_nnodes, parse_seconds
 from meshrun.plan.request import Rendezvous, RendezvousSettings
 from meshrun.protocol.from_zygote import Negotiated
 
 DEFAULT_PORT = 29500
 """torchrun's default."""
 _START_S = 60.0
-"""How long launchers that were started together may take to come together."""
+"""How long launchers that were started together may take to join."""
 _LAST_CALL_S = 30.0
-"""torch's, for how long more nodes are awaited once the fewest are there."""
+"""torch's default for how long to wait for more nodes once the minimum has joined."""
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
@@ -26,36 +26,36 @@ _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousConfig(RendezvousSettings):
-    """What a launcher knows before it meets the others."""
+    """Everything a launcher knows before it meets the others."""
 
     nnodes: int
     host: str | None = None
-    """Address or name of node 0; ``None`` if unknown, and then this is node 0."""
+    """Address or name of node 0; ``None`` if unknown, which makes this node 0."""
     port: int | None = None
     is_secret: bool = False
-    """Whether it takes more than the name of the launch to join."""
+    """Whether joining takes more than the name of the launch."""
     timeout_s: float = 600.0
-    """How long the nodes may take to come together."""
+    """How long the nodes may take to join."""
     last_call_s: float | None = None
-    """How long more nodes are awaited once the fewest are there; ``None`` where it is known which
-    come first."""
+    """How long to wait for more nodes once the minimum has joined; ``None`` not to wait."""
     return_s: float = 600.0
-    """How long a launch waits if too few nodes are left, and an elastic one's try to come back."""
+    """How long a launch with too few nodes left waits for more, and how long a lost node of an
+    elastic launch tries to rejoin."""
     node_timeout_s: float = 30.0
     """How long a node may be silent."""
     listener: int | None = None
-    """Descriptor of a socket that listens at the endpoint already, as it was inherited."""
+    """Descriptor of an inherited socket that already listens at the endpoint."""
     paste: str | None = None
-    """The command for the other nodes, with ``ENDPOINT`` in place of the endpoint, to print."""
+    """The command to print for the other nodes, with ``ENDPOINT`` in place of the endpoint."""
 
     @property
     def is_elastic(self) -> bool:
-        """Whether nodes may come and go once the launch has begun."""
+        """Whether nodes may join and leave during the launch."""
         return self.least_nodes is not None
 
     @property
     def asks_torch(self) -> bool:
-        """Whether nodes find each other through a rendezvous of torch's.
+        """Whether nodes find each other through one of torch's rendezvous backends.
 
         With ``c10d`` they need none: one of them serves the endpoint.
         """
@@ -64,20 +64,19 @@ class RendezvousConfig(RendezvousSettings):
 
     @property
     def is_first(self) -> bool | None:
-        """Whether this node is node 0; ``None`` if that is to be seen from the endpoint."""
+        """Whether this node is node 0; ``None`` if only the endpoint can tell."""
         if self.backend == "c10d":
             return _BOOLEANS.get(dict(self.conf).get("is_host", "").lower())
         return None if self.node_rank is None else self.node_rank == 0
 
     @property
     def endpoint(self) -> str:
-        """Host and port in one text."""
+        """Host and port as one string."""
         return format_endpoint(self.host or "", self.port or DEFAULT_PORT)
 
 
 def meet_at(rendezvous: RendezvousConfig, found: Negotiated) -> RendezvousConfig:
-    """Return how to meet at the first node, once torch's rendezvous has found it."""
-    are_there = min(rendezvous.timeout_s, rendezvous.node_timeout_s)
+    """Return the configuration for meeting at the first node, which torch's rendezvous found."""
     return replace(
         rendezvous,
         nnodes=rendezvous.nnodes if rendezvous.is_elastic else found.nnodes,
@@ -85,13 +84,13 @@ def meet_at(rendezvous: RendezvousConfig, found: Negotiated) -> RendezvousConfig
         port=found.coordinator_port,
         hosts=(),
         paste=None,
-        timeout_s=are_there,
+        timeout_s=min(rendezvous.timeout_s, rendezvous.node_timeout_s),  # all are running
         last_call_s=None,
     )
 
 
 def port_aside(secret: bytes) -> int:
-    """Return the port at which node 0 says what is wrong, if the one of the endpoint is taken."""
+    """Return the port on which node 0 reports errors if the endpoint's port is taken."""
     return 20000 + int.from_bytes(sha256(b"aside " + secret).digest()[:4], "big") % 10000
 
 
@@ -102,59 +101,57 @@ def format_endpoint(host: str, port: int) -> str:
 
 
 def plan_rendezvous(
-    asked: Rendezvous, *, nnodes: int, node_timeout_s: float
+    rendezvous: Rendezvous, *, nnodes: int, node_timeout_s: float
 ) -> RendezvousConfig | None:
-    """Return where the nodes of a launch meet; ``None`` where there is but this one.
+    """Return the configuration of a launch's rendezvous; ``None`` for a single node.
 
     Raises:
-        UsageError: If the endpoint cannot be read, or a setting is no number.
+        UsageError: If the endpoint or a setting cannot be parsed, or settings contradict.
     """
-    if asked.standalone or (nnodes == 1 and asked.least_nodes is None):
+    if rendezvous.standalone or (nnodes == 1 and rendezvous.least_nodes is None):
         return None
-    host, port = asked.master_addr, asked.master_port
-    if asked.endpoint:
-        host, port = parse_endpoint(asked.endpoint)
-    is_elastic = asked.least_nodes is not None
-    are_there = is_elastic and asked.present is not None
-    if is_elastic and asked.backend == "static" and not are_there:
+    host, port = rendezvous.address
+    if host and port is None:
+        port = _DEFAULT_PORTS.get(rendezvous.backend, DEFAULT_PORT)
+    is_elastic = rendezvous.least_nodes is not None
+    is_present = is_elastic and rendezvous.present is not None
+    if is_elastic and rendezvous.backend == "static" and not is_present:
         raise UsageError(
-            f"--nnodes {format_nnodes(asked.least_nodes, nnodes)} does not work with static"
+            f"--nnodes {format_nnodes(rendezvous.least_nodes, nnodes)} does not work with static"
             " rendezvous, whose number of nodes is fixed",
             hint=f"use --rdzv-backend c10d, or --nnodes {nnodes}",
         )
-    if asked.node_rank and not host and asked.backend == "static":
+    if rendezvous.node_rank and not host and rendezvous.backend == "static":
         raise UsageError(
-            f"--node-rank {asked.node_rank} of {nnodes} nodes needs the address of node 0",
+            f"--node-rank {rendezvous.node_rank} of {nnodes} nodes needs the address of node 0",
             hint="pass --rdzv-endpoint HOST:PORT, as node 0 prints it",
         )
-    settings = dict(asked.conf)
+    settings = dict(rendezvous.conf)
     named = "join_timeout" if settings.get("join_timeout") else "timeout"
     timeout = settings.get(named)
     timeout_s = parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0
     last = settings.get("last_call_timeout")
     last_call_s = parse_seconds(last, "--rdzv-conf last_call_timeout") if last else _LAST_CALL_S
     same: dict[str, Any] = {
-        each.name: getattr(asked, each.name) for each in fields(RendezvousSettings)
+        each.name: getattr(rendezvous, each.name) for each in fields(RendezvousSettings)
     }
     return RendezvousConfig(
         **same,
         nnodes=nnodes,
         host=host.strip("[]") if host else None,
-        port=port
-        if port is not None or not host
-        else _DEFAULT_PORTS.get(asked.backend, DEFAULT_PORT),
-        timeout_s=min(timeout_s, _START_S) if are_there else timeout_s,
-        last_call_s=last_call_s if is_elastic and not are_there else None,
+        port=port,
+        timeout_s=min(timeout_s, _START_S) if is_present else timeout_s,
+        last_call_s=last_call_s if is_elastic and not is_present else None,
         return_s=timeout_s if is_elastic else node_timeout_s,
         node_timeout_s=node_timeout_s,
     )
 
 
 def check_backend(backend: str) -> None:
-    """Check that torch has this rendezvous backend, built in or plugged in.
+    """Check that torch has this rendezvous backend, built in or as a plug-in.
 
     Raises:
-        UsageError: If it has not.
+        UsageError: If it does not.
     """
     if backend in _BACKENDS:
         return

@@ -1,4 +1,4 @@
-"""The request as values: LaunchRequest and its parts. Pure."""
+"""The launch request as a value: LaunchRequest and its parts. Pure."""
 
 from __future__ import annotations
 
@@ -11,85 +11,101 @@ from meshrun.layout.spec import MeshSpec
 from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.hostfile import Host
 from meshrun.plan.numa import BindingMode
-from meshrun.plan.parse import NO_STREAMS, GpuMemoryWait, Streams
+from meshrun.plan.parse import NO_STREAMS, GpuMemoryWait, Streams, parse_endpoint
 from meshrun.plan.rank_program import Program
 
 StartMethod = Literal["fork", "exec"]
 ExitCodes = Literal["worker", "torchrun"]
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The signals that end a launch; torchrun's have SIGQUIT too, which here asks where ranks are."""
-
+"""The signals that end a launch. torchrun's include SIGQUIT, which here asks where ranks are."""
 
 TEMPLATE_FIELDS = (
     "role_name", "local_rank", "rank", "hostname", "host", "node_rank", "coordinate", "time",
 )  # fmt: skip
-"""What ``--log-line-prefix-template`` fills in."""
+"""The fields that ``--log-line-prefix-template`` fills in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousSettings:
-    """What options and schedulers say of the rendezvous, from the flag to the launcher's side."""
+    """Rendezvous settings of options and schedulers that a launcher needs unchanged."""
 
     backend: str = "static"
     conf: tuple[tuple[str, str], ...] = ()
-    """Settings of the backend, as texts."""
+    """Settings of the backend, as strings."""
     run_id: str | None = None
     node_rank: int | None = None
     least_nodes: int | None = None
-    """How many nodes are enough, where ``--nnodes`` is a range."""
+    """The fewest nodes to start with, if ``--nnodes`` is a range."""
     present: int | None = None
-    """How many of a range are known to be present from the beginning."""
+    """How many nodes of a range are known to be present from the start."""
     local_addr: str | None = None
-    """The address to listen on, if it was given."""
+    """The address to listen on, if given."""
     coordinators: tuple[str, ...] = ()
-    """All addresses and names of the first node, where a scheduler says them."""
+    """All addresses and names of the first node, if a scheduler provides them."""
     hosts: tuple[str, ...] = ()
-    """Names of the nodes in node order, where a scheduler says them."""
+    """Names of the nodes in node order, if a scheduler provides them."""
     domain: str = ""
-    """The domain of this node, where a scheduler says it."""
+    """The domain of this node, if a scheduler provides it."""
     secret: str | None = field(default=None, repr=False)
-    """What only the job's processes know, where a scheduler has such a thing."""
+    """A secret that only the job's processes know, if a scheduler provides one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous(RendezvousSettings):
-    """Where workers meet, as torchrun's options say it; on one node little of it matters."""
+    """Where workers meet, in terms of torchrun's options; on one node, most of it is unused."""
 
     endpoint: str = ""
     standalone: bool = False
     compares_programs: bool = True
-    """Whether all nodes have to run the same program with the same arguments."""
+    """Whether all nodes must run the same program with the same arguments."""
     master_addr: str | None = None
     master_port: int | None = None
     step_of: str | None = None
-    """The Slurm job whose ``srun`` is to start a launcher on each node, from this shell of it."""
+    """The Slurm job of this shell, if ``srun`` is to start a launcher on each of its nodes."""
     notes: tuple[str, ...] = ()
-    """Notes about the facts of a scheduler."""
+    """Notes about the scheduler."""
+
+    @property
+    def has_address(self) -> bool:
+        """Whether the address of the first node is given."""
+        return bool(self.endpoint or self.master_addr)
+
+    @property
+    def address(self) -> tuple[str | None, int | None]:
+        """Host and port of the first node, as far as given.
+
+        Raises:
+            UsageError: If the endpoint cannot be parsed.
+        """
+        return (
+            parse_endpoint(self.endpoint) if self.endpoint else (self.master_addr, self.master_port)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How to get to other hosts."""
+    """How to reach other hosts."""
 
     starter: str = ""
-    """What starts a process on a host: ``ssh``, another that meshrun knows, or a plug-in; ``""``
-    for what the scheduler has, else ssh."""
+    """What starts a process on a host: ``ssh``, another command that meshrun knows, or a plug-in;
+    ``""`` for the scheduler's own command if it has one, else ssh."""
     ssh: tuple[str, ...] = ("ssh",)
-    """The words that run ssh."""
+    """The command line of ssh, without a host."""
     connect_timeout_s: float = 10.0
     """How long each host may take to answer."""
     export: tuple[str, ...] = ()
-    """Further variables that go to every host: names, or patterns such as ``WANDB_*``."""
+    """Additional variables to send to every host: names, or patterns such as ``WANDB_*``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote(Reach):
-    """Hosts to start a launcher on, and how to connect to them."""
+class Remote:
+    """Hosts to start a launcher on, and how to reach them."""
 
     hosts: tuple[Host, ...]
+    reach: Reach = Reach()
     way: tuple[str, ...] = ()
-    """The words of a process here that starts an agent on the host whose name follows them, where
-    what chose the hosts has a way of its own to them; ``starter`` is its name then."""
+    """A local command that starts an agent on the host appended to it, if whatever chose the hosts
+    (Ray) has a way of its own; ``reach.starter`` is then only a name for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +114,13 @@ class LogRequest:
 
     log_dir: str | None = None
     is_shared: bool = False
-    """Whether others may write to where that is."""
+    """Whether ``log_dir`` may be in a folder that others can write to."""
     redirects: Streams = NO_STREAMS
-    """To files only."""
+    """Streams that go to files only."""
     tee: Streams = NO_STREAMS
-    """To files and to the console."""
+    """Streams that go to files and to the console."""
     stdout_filters: tuple[str, ...] = ()
-    """Lines with one of these are copied from stdout to ``filtered_stdout.log``."""
+    """Texts; stdout lines that contain one are copied to ``filtered_stdout.log``."""
     stderr_filters: tuple[str, ...] = ()
     logs_specs: str | None = None
     """Name of a plug-in that chooses the files (entry point group ``torchrun.logs_specs``)."""
@@ -117,115 +133,117 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleRequest:
-    """What is seen of the ranks' output."""
+    """Which of the ranks' output is printed, and how."""
 
     prefix: Literal["mesh", "torchrun", "none"] = "mesh"
-    """The prefix of each line: a coordinate, what torchrun prints there, or nothing."""
+    """The prefix of each line: a coordinate, torchrun's prefix, or nothing."""
     template: str | None = None
-    """Text before each line, with ``${rank}``, ``${coordinate}`` and others in it."""
+    """A template of the prefix with fields such as ``${rank}``: see ``TEMPLATE_FIELDS``."""
     show: tuple[str, ...] = ()
     hide: tuple[str, ...] = ()
     local_ranks: frozenset[int] | None = None
     collapse: bool = False
     nodes: Literal["all", "first-node"] = "all"
-    """On which nodes lines of ranks are printed."""
+    """The nodes that print lines of their ranks."""
     verbose: bool = False
-    """Whether it is said what listens."""
+    """Whether to print which sockets listen."""
     is_json: bool = False
     """Whether each line is a JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """What the user asked for; ``None`` means "not given"."""
+    """What the user requested; ``None`` means "not given" unless noted otherwise."""
 
     program: Program
     mesh: MeshSpec | None = None
     flattens: tuple[Flatten, ...] = ()
     views: tuple[View, ...] = ()
     intra_node: tuple[str, ...] = ()
-    """Dims each of whose groups must lie within one node."""
+    """Dims whose groups must each lie within one node."""
     intra_domain: tuple[str, ...] = ()
-    """Dims each of whose groups must lie within one NVLink domain."""
+    """Dims whose groups must each lie within one NVLink domain."""
     domain_size: int | None = None
     """How many consecutive nodes share a domain."""
     renumber: bool = False
-    """Whether ranks may take other slots than their own for that."""
+    """Whether ranks may change slots to keep groups within a node or domain."""
     nnodes: int | None = None
     nproc_per_node: int | tuple[int, ...] | str | None = None
-    """A number, one a node, or what decides it: ``auto``, ``gpu``, ``cpu``, or a device type."""
+    """A number, one number per node, or what determines it: ``auto``, ``gpu``, ``cpu`` or a
+    device type."""
     device: str = "auto"
     gpus: tuple[str, ...] | None = None
-    """What ``plan/gpu_choice.py`` reads; ``None`` for all visible GPUs."""
+    """Entries as ``parse_gpus`` returns them; ``None`` for all visible GPUs."""
     groups: GroupOptions = GroupOptions()  # noqa: RUF009 - frozen
     mesh_init: Literal["eager", "lazy"] = "eager"
     start_method: StartMethod | None = None
     shutdown_timeout_s: float = 30.0
     start_timeout_s: float = 300.0
-    """How long all ranks may take to begin the program until it is said where they are; 0: ever."""
+    """How long ranks may take to start the program before meshrun reports where they are; 0 for
+    no limit."""
     hang_timeout_s: float = 0.0
-    """How long all ranks may make no progress before they are stopped; 0: no limit."""
+    """How long all ranks may make no progress before they are stopped; 0 for no limit."""
     straggler_time_s: float | None = None
-    """How long a rank may be late at collectives before that is reported; ``None``: ever."""
+    """How late a rank may be at collectives before it is reported; ``None`` for no limit."""
     node_timeout_s: float = 30.0
-    """How long another node may be silent until it is lost."""
+    """How long another node may be silent before it counts as lost."""
     preload: tuple[str, ...] = ()
     warm_idle_s: float | None = None
-    """How long a warm server waits for the next run; ``None`` not to use one, nor to leave one."""
+    """How long a warm server waits for the next run; ``None`` neither to use nor to leave one."""
     role: str = "default"
     max_restarts: int = 0
     gpu_memory_wait: GpuMemoryWait | None = None
-    """How long restarts wait until memory of GPUs is free; ``None`` not to wait."""
+    """How long a restart waits for GPU memory to be freed; ``None`` not to wait."""
     virtual_local_rank: bool = False
     numa_binding: BindingMode | None = None
     check_gpus: bool = False
-    """Whether GPUs are looked at before ranks are started there."""
+    """Whether to check the health of GPUs before ranks start on them."""
     check_first: tuple[str, ...] = ()
-    """What is checked before the program: requirements as ``--require`` has them, and then folders
-    that should be writable; empty for no check."""
+    """Checks to run before the program: the requirements of ``--require``, then folders that must
+    be writable; empty for none."""
     nic_affinity: bool = False
-    """Whether each rank is kept to the network cards nearest its GPU."""
+    """Whether each rank uses only the network cards nearest its GPU."""
     stop_signals: tuple[int, ...] = STOP_SIGNALS
     forwarded_signals: tuple[int, ...] = ()
-    """Signals that are passed to ranks alone, and end nothing."""
+    """Signals that are only forwarded to the ranks and do not end the launch."""
     stop_even_if_ignored: bool = False
-    """Whether to handle a signal that was ignored when meshrun began, as nohup does to SIGHUP."""
+    """Whether to handle signals that meshrun inherited as ignored, such as SIGHUP under nohup."""
     sigterm_repeats: bool = False
     """Whether repeated SIGTERMs are routine and change nothing, as under Slurm."""
     status: bool = False
-    """Whether to show how the ranks do."""
+    """Whether to show the status of the ranks."""
     status_interval_s: float | None = None
-    """How often; ``None`` for what suits the place where it is shown."""
+    """How often to show it; ``None`` for an interval that suits the output."""
     debug_rank: str | None = None
-    """The one rank that is given the terminal: a number, or conditions as for ``--show``."""
+    """The rank that gets the terminal: a number, or conditions as for ``--show``."""
     exit_codes: ExitCodes = "worker"
     event_log_handler: str = "null"
     events: str | None = None
-    """The file that events are appended to, or ``-``."""
+    """The file to append events to, or ``-``."""
     node_history: str | None = None
-    """The file that failures of nodes are appended to."""
+    """The file to append failures of nodes to."""
     max_node_failures: int | None = None
-    """How many a node may have there; ``None`` for any number."""
+    """How many failures a node may have in that file; ``None`` for no limit."""
     metrics: tuple[str, int] | None = None
     """Address and port to serve metrics at."""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     reach: Reach = Reach()
-    """How to get to hosts, if there are any."""
+    """How to reach hosts, if there are any."""
     remote: Remote | None = None
-    """The hosts that are to be launched on, where this launch starts them."""
+    """The hosts to start launchers on, if this launch does so."""
     logs: LogRequest = field(default_factory=LogRequest)
     console: ConsoleRequest = field(default_factory=ConsoleRequest)
     sources: tuple[tuple[str, str, str], ...] = ()
-    """(option, value, where it came from) of each that was given."""
+    """(option, value, where it came from) of each option that was given."""
     notes: tuple[str, ...] = ()
     """Notes about options that are ignored."""
 
     @property
     def own_preload(self) -> tuple[str, ...]:
-        """Modules that the user named, without those of torch."""
+        """The modules to preload that are not part of torch."""
         return tuple(name for name in self.preload if name.partition(".")[0] != "torch")
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the nodes in node order, where this launch starts them."""
+        """Names of the hosts to start launchers on, in node order."""
         return () if self.remote is None else tuple(host.name for host in self.remote.hosts)

@@ -1,4 +1,4 @@
-"""Completes a request with the facts of a scheduler. Pure."""
+"""Completion of a request with the facts of a scheduler. Pure."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from meshrun.cluster import ClusterFacts
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.plan.parse import format_nnodes
-from meshrun.plan.request import LaunchRequest, Reach, Remote, Rendezvous
+from meshrun.plan.request import LaunchRequest, Remote, Rendezvous
 from meshrun.wording import count
 
 
 def fit_to_cluster(
     request: LaunchRequest, facts: ClusterFacts | None, *, may_step: bool = False
 ) -> LaunchRequest:
-    """Return the request with the nodes, and where they meet, as the scheduler says.
+    """Return the request, completed with the scheduler's nodes and where they meet.
 
-    What the user said counts first; what was found is in ``sources``, and in ``notes`` for people.
+    The user's options take precedence. ``sources`` and ``notes`` record what the scheduler added.
 
     Args:
-        request: What the user said.
-        facts: What the scheduler said; ``None`` without one.
+        request: What the user requested.
+        facts: The scheduler's facts; ``None`` without a scheduler.
         may_step: Whether a shell of an allocation can start launchers on its nodes.
 
     Raises:
-        UsageError: If the scheduler started more than one launcher on a node, or on other nodes
-            than were asked for.
+        UsageError: If the scheduler started several launchers on a node, or its nodes do not match
+            the requested ones.
     """
     if facts is None:
         return request
-    asked, request = request.rendezvous, replace(request, sigterm_repeats=facts.repeats_sigterm)
-    if asked.standalone:
+    request = replace(request, sigterm_repeats=facts.repeats_sigterm)
+    rendezvous = request.rendezvous
+    if rendezvous.standalone:
         return request
     if facts.shell is not None:
         return _in_shell(request, facts, facts.shell, may_step)
@@ -49,39 +50,39 @@ def fit_to_cluster(
         error.is_told = bool(facts.node_rank)
         raise error
     nnodes = request.nnodes or facts.nnodes or 1
-    if facts.nnodes is not None and (asked.least_nodes or nnodes) > facts.nnodes:
+    if facts.nnodes is not None and (rendezvous.least_nodes or nnodes) > facts.nnodes:
         raise UsageError(
-            f"--nnodes {format_nnodes(asked.least_nodes, nnodes)}, but {facts.system} allocated"
-            f" {facts.nnodes} ({facts.evidence})",
+            f"--nnodes {format_nnodes(rendezvous.least_nodes, nnodes)}, but {facts.system}"
+            f" allocated {facts.nnodes} ({facts.evidence})",
             hint=f"remove --nnodes: it defaults to {facts.nnodes} here",
         )
     if facts.nnodes is not None and facts.task is not None:
-        nnodes = min(nnodes, facts.nnodes)  # others cannot come later
+        nnodes = min(nnodes, facts.nnodes)  # no others can join later
     if nnodes == 1:
-        alone = replace(asked, least_nodes=None, notes=_note_alone(facts))
-        given = request.nnodes if asked.least_nodes is None else 1
+        alone = replace(rendezvous, least_nodes=None, notes=_note_alone(facts))
+        given = request.nnodes if rendezvous.least_nodes is None else 1
         return replace(request, nnodes=given, rendezvous=alone)
     return _on_several(request, facts, nnodes)
 
 
 def fit_nodes_to_cluster(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
-    """Return where the nodes meet as the scheduler says, although something does not fit."""
+    """Return the request with the scheduler's nodes, even if something does not fit."""
     if facts.shell is not None or request.nnodes == 1:
         return request
     return _on_several(request, facts, request.nnodes or 2)
 
 
 def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
-    """Return the request with the hosts that are to be launched on as its nodes.
+    """Return the request with the given hosts as its nodes.
 
     Raises:
-        UsageError: If an option says something else of nodes, or only some hosts have slots.
+        UsageError: If an option contradicts the hosts, or only some of them have slots.
     """
-    asked, hosts = request.rendezvous, remote.hosts
+    rendezvous, hosts = request.rendezvous, remote.hosts
     for option, is_given in (
-        ("--standalone", asked.standalone),
-        (f"--node-rank {asked.node_rank}", asked.node_rank is not None),
-        (f"--rdzv-backend {asked.backend}", asked.backend != "static"),
+        ("--standalone", rendezvous.standalone),
+        (f"--node-rank {rendezvous.node_rank}", rendezvous.node_rank is not None),
+        (f"--rdzv-backend {rendezvous.backend}", rendezvous.backend != "static"),
         ("--debug-rank", request.debug_rank is not None),
     ):
         if is_given:
@@ -89,7 +90,7 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
                 f"{option} cannot be used with a list of hosts",
                 hint=f"remove {option.split()[0]}",
             )
-    least, nnodes = asked.least_nodes, request.nnodes or len(hosts)
+    least, nnodes = rendezvous.least_nodes, request.nnodes or len(hosts)
     if nnodes > len(hosts) or (least is None and nnodes < len(hosts)):
         names = ", ".join(host.name for host in hosts[:8])
         raise UsageError(
@@ -107,13 +108,13 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
         nnodes=nnodes,
         nproc_per_node=nproc if least is None or not isinstance(nproc, tuple) else nproc[:nnodes],
         remote=remote,
-        rendezvous=replace(asked, present=len(hosts)),
+        rendezvous=replace(rendezvous, present=len(hosts)),
         sources=(*request.sources, *found),
     )
 
 
 def _slots(hosts: Sequence[Host]) -> int | tuple[int, ...] | None:
-    """Return the workers of each host, ``None`` if nothing is said of them."""
+    """Return the number of workers on each host, ``None`` if unknown."""
     counts = [host.workers for host in hosts]
     known = tuple(count for count in counts if count is not None)
     if known and len(known) < len(hosts):
@@ -128,8 +129,9 @@ def _slots(hosts: Sequence[Host]) -> int | tuple[int, ...] | None:
 
 
 def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> LaunchRequest:
-    asked = request.rendezvous
-    if asked.node_rank is None and facts.node_rank is not None and facts.node_rank >= nnodes:
+    rendezvous = request.rendezvous
+    node_rank = rendezvous.node_rank
+    if node_rank is None and facts.node_rank is not None and facts.node_rank >= nnodes:
         raise UsageError(
             f"--nnodes {nnodes}, but {facts.system} numbers this node {facts.node_rank},"
             f" counting from 0 ({facts.evidence})",
@@ -139,44 +141,41 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
     if request.nnodes is None:
         found.append(("--nnodes", str(nnodes)))
     changes: dict[str, object] = {"hosts": facts.hosts[:nnodes], "domain": facts.domain}
-    changes["backend"] = _backend(asked)
-    if changes["backend"] != asked.backend:
-        found.append(("--rdzv-backend", _backend(asked)))
+    changes["backend"] = backend = _backend(rendezvous)
+    if backend != rendezvous.backend:
+        found.append(("--rdzv-backend", backend))
     if facts.secret is not None:
         changes["secret"] = facts.secret
-    if asked.node_rank is None and facts.node_rank is not None:
-        changes["node_rank"] = facts.node_rank
-        found.append(("--node-rank", str(facts.node_rank)))
-    if asked.run_id is None and facts.job_id is not None:
+    if node_rank is None and facts.node_rank is not None:
+        changes["node_rank"] = node_rank = facts.node_rank
+        found.append(("--node-rank", str(node_rank)))
+    if rendezvous.run_id is None and facts.job_id is not None:
         changes["run_id"] = facts.job_id
         found.append(("--rdzv-id", facts.job_id))
-    if not (asked.endpoint or asked.master_addr) and facts.head:
-        port = asked.master_port or facts.port
+    port = rendezvous.master_port or facts.port
+    if not rendezvous.has_address and facts.head:
         changes.update(master_addr=facts.head[0], coordinators=facts.head, master_port=port)
         found.append(("--master-addr", facts.head[0]))
-        if asked.master_port is None and port is not None:
+        if rendezvous.master_port is None and port is not None:
             found.append(("--master-port", str(port)))
-    elif not (asked.endpoint or asked.master_addr) and changes["backend"] == "static":
-        _check_meeting(facts, changes.get("node_rank", asked.node_rank))
-        changes["master_port"] = asked.master_port or facts.port  # of the only one that listens
-    node_rank = changes.get("node_rank", asked.node_rank)
+    elif not rendezvous.has_address and backend == "static":
+        _check_address_known(facts, node_rank)
+        changes["master_port"] = port  # only this node listens
     place = "" if node_rank is None else f"node {node_rank} of "
     notes = "".join(f"; ignored: {note}" for note in facts.notes)
     changes["notes"] = (f"{facts.system}, {facts.evidence}: {place}{count(nnodes, 'node')}{notes}",)
     return replace(
         request,
         nnodes=nnodes,
-        rendezvous=replace(asked, **changes),  # type: ignore[arg-type]
+        rendezvous=replace(rendezvous, **changes),  # type: ignore[arg-type]
         sources=(*request.sources, *((name, value, facts.system) for name, value in found)),
     )
 
 
-def _check_meeting(facts: ClusterFacts, node_rank: object) -> None:
-    """Check that nodes that know no address of the first one are not many launches of one."""
-    if facts.task is None and node_rank == 0:
-        return  # the others know its address
-    if facts.task is None and facts.job_id is None:
-        return
+def _check_address_known(facts: ClusterFacts, node_rank: int | None) -> None:
+    """Check that nodes without the first node's address do not each launch by themselves."""
+    if facts.task is None and (node_rank == 0 or facts.job_id is None):
+        return  # node 0 needs no address; without a job, this may be the only node
     error = UsageError(
         f"{facts.system} tells processes no address of the first node ({facts.evidence})",
         hint="pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"
@@ -194,31 +193,31 @@ def _if_stale(facts: ClusterFacts) -> str:
 def note_few_cores(
     request: LaunchRequest, facts: ClusterFacts | None, *, workers: int, bound: int, cores: int
 ) -> LaunchRequest:
-    """Return the request with a note if workers share fewer cores than there are.
+    """Return the request with a note if the scheduler binds workers to too few cores.
 
     Args:
-        request: What was asked for.
-        facts: What the scheduler says, if there is one.
-        workers: How many are started on this node.
-        bound: On how many cores this process was put, and they with it.
-        cores: How many the machine has.
+        request: The request.
+        facts: The scheduler's facts; ``None`` without a scheduler.
+        workers: Number of workers on this node.
+        bound: Number of cores that this process, and so its workers, are bound to.
+        cores: Number of cores of this machine.
     """
     if facts is None or facts.shell is not None or bound >= min(workers, cores):
         return request
-    asked = request.rendezvous
     shared = f"{count(workers, 'worker')} to {bound} of {count(cores, 'core')}"
     line = f"{facts.system} binds {shared}: {facts.more_cores.format(workers=workers)}"
-    return replace(request, rendezvous=replace(asked, notes=(*asked.notes, line)))
+    notes = (*request.rendezvous.notes, line)
+    return replace(request, rendezvous=replace(request.rendezvous, notes=notes))
 
 
 def _in_shell(
     request: LaunchRequest, facts: ClusterFacts, command: str, may_step: bool
 ) -> LaunchRequest:
-    asked = request.rendezvous
-    says_where = asked.endpoint or asked.master_addr or asked.node_rank is not None
+    rendezvous = request.rendezvous
+    is_one_of_several = rendezvous.has_address or rendezvous.node_rank is not None
     if facts.starter and facts.hosts:
         command = f"meshrun --nnodes {len(facts.hosts)} ..."
-    if (request.nnodes or 1) > 1 and not says_where:
+    if (request.nnodes or 1) > 1 and not is_one_of_several:
         if facts.starter and facts.hosts and may_step:
             return _on_hosts_of_job(request, facts)
         if may_step:
@@ -231,31 +230,34 @@ def _in_shell(
             if facts.starter
             else f"start one launcher per node: {command}",
         )
-    if request.nnodes is None and not says_where and (facts.nnodes or 1) > 1:
-        note = f"{facts.system}, {facts.evidence}: launching on one of {facts.nnodes} nodes;"
+    if request.nnodes is None and not is_one_of_several and (facts.nnodes or 1) > 1:
         on_all = f"--nnodes {facts.nnodes}" if may_step or facts.starter else command
-        return replace(request, rendezvous=replace(asked, notes=(f"{note} to use all: {on_all}",)))
+        note = (
+            f"{facts.system}, {facts.evidence}: launching on one of {facts.nnodes} nodes;"
+            f" to use all: {on_all}"
+        )
+        return replace(request, rendezvous=replace(rendezvous, notes=(note,)))
     return request
 
 
 def _in_a_step(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
-    """Return the request with the nodes of the job on which srun is to start a launcher."""
-    asked, nnodes = request.rendezvous, request.nnodes or 1
-    if asked.least_nodes is not None and facts.nnodes is not None:
-        nnodes = max(asked.least_nodes, min(nnodes, facts.nnodes))
+    """Return the request for a launch in which srun starts a launcher on nodes of the job."""
+    rendezvous, nnodes = request.rendezvous, request.nnodes or 1
+    if rendezvous.least_nodes is not None and facts.nnodes is not None:
+        nnodes = max(rendezvous.least_nodes, min(nnodes, facts.nnodes))
     note = f"{facts.system}, {facts.evidence}: srun starts a launcher on each node"
-    rendezvous = replace(asked, backend=_backend(asked), step_of=facts.job_id, notes=(note,))
-    return replace(request, nnodes=nnodes, rendezvous=rendezvous)
+    in_step = replace(rendezvous, backend=_backend(rendezvous), step_of=facts.job_id, notes=(note,))
+    return replace(request, nnodes=nnodes, rendezvous=in_step)
 
 
-def _backend(asked: Rendezvous) -> str:
-    """Return the rendezvous that was asked for, or the one in which nodes may come and go."""
-    is_fixed = asked.least_nodes is None or asked.backend != "static"
-    return asked.backend if is_fixed else "c10d"
+def _backend(rendezvous: Rendezvous) -> str:
+    """Return the requested backend, or c10d instead of static for a range of nodes."""
+    is_fixed = rendezvous.least_nodes is None or rendezvous.backend != "static"
+    return rendezvous.backend if is_fixed else "c10d"
 
 
 def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
-    """Return the request with the hosts of a job, which meshrun reaches as those of ``--hosts``."""
+    """Return the request with the hosts of a job, reached like those of ``--hosts``."""
     nnodes, place = request.nnodes or 1, facts.node_rank
     if nnodes > len(facts.hosts):
         raise UsageError(
@@ -272,7 +274,7 @@ def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchReque
         )
     hosts = tuple(Host(name) for name in facts.hosts[:nnodes])
     reach = replace(request.reach, starter=request.reach.starter or facts.starter)
-    fitted = fit_to_hosts(request, remote_of(reach, hosts))
+    fitted = fit_to_hosts(request, Remote(hosts=hosts, reach=reach))
     note = (
         f"{facts.system}, {facts.evidence}: starting a launcher on each of {count(nnodes, 'host')}"
         f" with {reach.starter}"
@@ -280,19 +282,8 @@ def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchReque
     return replace(fitted, rendezvous=replace(fitted.rendezvous, notes=(note,)))
 
 
-def remote_of(reach: Reach, hosts: tuple[Host, ...]) -> Remote:
-    """Return hosts with the options for connecting to them."""
-    return Remote(
-        hosts=hosts,
-        starter=reach.starter,
-        ssh=reach.ssh,
-        connect_timeout_s=reach.connect_timeout_s,
-        export=reach.export,
-    )
-
-
 def _check_launchers(facts: ClusterFacts) -> None:
-    """Check that there is one launcher a node, on this one and all others; say it once."""
+    """Check that the scheduler started one launcher per node; only one of them reports an error."""
     task, nnodes = facts.task, facts.nnodes or 1
     if task is None or (task.local_world_size == 1 and task.world_size <= nnodes):
         return
@@ -311,7 +302,7 @@ def _check_launchers(facts: ClusterFacts) -> None:
         f" ({facts.evidence})",
         hint=facts.one_a_node,
     )
-    # Where the counts of nodes differ and are not known, some tasks may not notice.
+    # If tasks per node differ but are unknown, only some tasks notice: one per node reports it.
     error.is_told = bool(task.rank if task.per_node else task.local_rank)
     raise error
 

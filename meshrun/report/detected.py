@@ -88,7 +88,7 @@ def _launch(found: Detected) -> dict[str, Any] | None:
         return None
     meeting = plan.rendezvous
     step, remote = request.rendezvous.step_of, request.remote
-    starter = "srun" if step else remote.starter or "ssh" if remote else None
+    starter = "srun" if step else remote.reach.starter or "ssh" if remote else None
     return {
         "nodes": plan.layout.nnodes,
         "node_rank": None if starter or (meeting and meeting.node_rank is None) else plan.node_rank,

@@ -95,7 +95,7 @@ class Connector:
     def _goes_again(self, session: HostSession) -> bool:
         """Whether a host is tried again, as it or a host on the way may just have been busy."""
         wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads those that go again
-        left_s = session.began + self._remote.connect_timeout_s - time.monotonic()
+        left_s = session.began + self._remote.reach.connect_timeout_s - time.monotonic()
         if _BUSY not in session.said or left_s < wait_s:
             return False
         session.close()
@@ -124,7 +124,7 @@ class Connector:
         host = self._remote.hosts[number]
         env = without_own(os.environ)
         cwd: str | None = BOOT_FOLDER
-        starter = self._remote.starter or "ssh"
+        starter = self._remote.reach.starter or "ssh"
         if not self._remote.way and is_this_machine(host):
             command, starter = boot_command(sys.executable), ""
         else:
@@ -161,7 +161,7 @@ class Connector:
             return Refusal(name, session.refused["refused"], session.refused["hint"])
         if session.is_closed:
             return session.finish()
-        timeout_s = self._remote.connect_timeout_s
+        timeout_s = self._remote.reach.connect_timeout_s
         if time.monotonic() - session.began > timeout_s:
             return describe_silence(
                 name, destination, timeout_s, session.said, starter=session.starter
@@ -178,7 +178,7 @@ class Connector:
         most = self._request.nnodes or len(sessions)
         nnodes = ["--nnodes", format_nnodes(asked.least_nodes, most)]
         is_alone = len(sessions) == 1 and asked.least_nodes is None
-        if is_alone or asked.endpoint or asked.master_addr:
+        if is_alone or asked.has_address:
             return nnodes
         first, *others = sessions
         known = first.ready or {}

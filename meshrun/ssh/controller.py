@@ -54,7 +54,7 @@ class Controller:
             raise InternalError("no hosts to launch on")
         self._request, self._words, self._excluded = request, words, excluded
         self._env = {
-            **exported(os.environ, request.remote.export),
+            **exported(os.environ, request.remote.reach.export),
             "MESHRUN_SECRET": os.environ.get("MESHRUN_SECRET") or secrets.token_hex(32),
         }
         self._signals = SignalQueue(

@@ -31,17 +31,18 @@ def find_starter(remote: Remote) -> Starter:
     """
     if remote.way:
         return lambda host, _: [*remote.way, host.destination]
-    if remote.starter in ("", "ssh"):
-        return lambda host, line: ssh_command(remote.ssh, host, line, remote.connect_timeout_s)
-    if remote.starter in _OF_SCHEDULERS:
-        words = _OF_SCHEDULERS[remote.starter]
+    reach = remote.reach
+    if reach.starter in ("", "ssh"):
+        return lambda host, line: ssh_command(reach.ssh, host, line, reach.connect_timeout_s)
+    if reach.starter in _OF_SCHEDULERS:
+        words = _OF_SCHEDULERS[reach.starter]
         return lambda host, line: [*words, host.destination, line]
     found = entry_points(PLUG_INS)
-    if remote.starter not in found:
+    if reach.starter not in found:
         known = ", ".join(("ssh", *_OF_SCHEDULERS, *found))
         raise UsageError(
-            f"--launcher: unknown launcher `{remote.starter}`",
+            f"--launcher: unknown launcher `{reach.starter}`",
             hint=f"use {known}, or install a package with an entry point in {PLUG_INS}",
         )
-    plug_in = load(PLUG_INS, remote.starter, found[remote.starter])
+    plug_in = load(PLUG_INS, reach.starter, found[reach.starter])
     return lambda host, line: [str(word) for word in plug_in(host.destination, line)]

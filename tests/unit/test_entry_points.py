@@ -14,7 +14,7 @@ from meshrun.cluster.here import detect_here
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
 from meshrun.plan.hostfile import Host
-from meshrun.plan.request import Remote
+from meshrun.plan.request import Reach, Remote
 from meshrun.ssh.starters import find_starter
 
 
@@ -82,7 +82,7 @@ def test_what_starts_a_launcher(site: Path) -> None:
     code = "def command(host, line):\n    return ['acme', host, line]\n"
     install(site, "acme_run", "[meshrun.launchers]\nacme = acme_run:command\n", code)
     found = {
-        name: find_starter(Remote(hosts=(), starter=name))(Host("a"), "cd /; x")
+        name: find_starter(Remote(hosts=(), reach=Reach(starter=name)))(Host("a"), "cd /; x")
         for name in ("blaunch", "qrsh", "acme", "")
     }
 
@@ -93,5 +93,5 @@ def test_what_starts_a_launcher(site: Path) -> None:
         "acme": ["acme", "a", "cd /; x"],
     }
     with pytest.raises(UsageError, match="unknown launcher `pbsdsh`") as error:
-        find_starter(Remote(hosts=(), starter="pbsdsh"))
+        find_starter(Remote(hosts=(), reach=Reach(starter="pbsdsh")))
     assert "ssh, blaunch, qrsh, acme" in str(error.value.hint)

@@ -8,13 +8,13 @@ import pytest
 
 from meshrun.errors import UsageError
 from meshrun.plan.parse import (
-    no_signal,
     parse_endpoint,
     parse_gpu_memory_wait,
     parse_nnodes,
     parse_seconds,
     parse_settings,
     parse_signals,
+    unknown_signal,
 )
 
 PAIRS = (("join_timeout", "5"), ("timeout", "7"))
@@ -108,7 +108,7 @@ def test_signals_that_are_none_are_told_apart() -> None:
     known, unknown = parse_signals("SIGTERM,usr1,SIGFOO,TERMM,15,,SIGTERM", "--signals-to-handle")
 
     assert (known, unknown) == ((signal.SIGTERM, signal.SIGUSR1), ("SIGFOO", "TERMM", "15"))
-    assert [no_signal(name) for name in unknown] == [
+    assert [unknown_signal(name) for name in unknown] == [
         "unknown signal `SIGFOO`",
         "unknown signal `TERMM` (did you mean `SIGTERM`?)",
         "unknown signal `15`",

@@ -237,8 +237,9 @@ def test_a_script_launches_on_the_hosts_of_its_job() -> None:
     ).remote
 
     hosts = (Host("n1"), Host("n2"))
-    assert by_qrsh.remote == Remote(hosts=hosts, starter="qrsh", export=("WANDB_*",))
-    assert by_ssh == Remote(hosts=hosts, starter="ssh")
+    by = Reach(starter="qrsh", export=("WANDB_*",))
+    assert by_qrsh.remote == Remote(hosts=hosts, reach=by)
+    assert by_ssh == Remote(hosts=hosts, reach=Reach(starter="ssh"))
     assert by_qrsh.rendezvous.notes[0].endswith("starting a launcher on each of 2 hosts with qrsh")
     alone = fit_to_cluster(request(), SCRIPT, may_step=True)
     assert alone.remote is None
