@@ -120,7 +120,7 @@ def launch(
 
     from meshrun.host.leftovers import remove_forgotten
     from meshrun.host.sockets import listen_on
-    from meshrun.protocol.error_record import pass_error_on
+    from meshrun.protocol.error_record import forward_error
     from meshrun.report.watchers import make_watchers
     from meshrun.supervisor.loop import Loop
     from meshrun.supervisor.program_file import check_program
@@ -157,5 +157,5 @@ def launch(
     console.close()
     console.wait_for_readers(loop.readers_have_s)
     if caller is None:
-        pass_error_on(result)
+        forward_error(result)
     return result

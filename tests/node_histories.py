@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrun.errors import RendezvousError
-from meshrun.lifecycle.actions import Action, Decide, EndZygote, StartAll, Tell
+from meshrun.lifecycle.actions import Action, Decide, EndZygote, Report, StartAll
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllIdle,
@@ -31,7 +31,7 @@ NOT_MET = MeetingFailed(error=RendezvousError("1 of 2 nodes joined"), at_ns=5 * 
 
 END = EndZygote()
 START = StartAll(generation=0)
-FAILED, FINISHED, IDLE = Tell(what="failed"), Tell(what="finished"), Tell(what="idle")
+FAILED, FINISHED, IDLE = Report(what="failed"), Report(what="finished"), Report(what="idle")
 THE_END = Decide(next_after=None)
 
 

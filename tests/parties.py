@@ -57,34 +57,34 @@ class Party:
         self.clock, self.ahead_ns = clock, ahead_ns
         self.reactor = Reactor()
         self.notes: list[str] = []
-        self.news: list[FromNodes] = []
+        self.events: list[FromNodes] = []
         self.asked: list[str] = []
         """Why it was asked where its ranks are."""
         self.is_closed = False
-        self.board = Connections(self.reactor, self.notes.append)
+        self.hub = Connections(self.reactor, self.notes.append)
         self.side: Lobby | Coordinator | Participant
 
     def turn(self) -> None:
         """Do what is due."""
         self.clock.ahead_ns = self.ahead_ns
         self.reactor.turn(most_s=0)
-        self.news += self.board.news
-        self.board.news.clear()
+        self.events += self.hub.events
+        self.hub.events.clear()
         self.clock.ahead_ns = 0
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Have its launch say something."""
         self.clock.ahead_ns = self.ahead_ns
-        self.side.tell(message)
+        self.side.send(message)
         self.clock.ahead_ns = 0
 
     def now_ns(self) -> int:
         """Return the time by its own clock."""
         return self.clock.now_ns + self.ahead_ns
 
-    def heard(self, kind: type[_News]) -> list[_News]:
+    def received(self, kind: type[_News]) -> list[_News]:
         """Return the news of one kind."""
-        return [each for each in self.news if isinstance(each, kind)]
+        return [each for each in self.events if isinstance(each, kind)]
 
     def close(self) -> None:
         """Let go of everything."""
@@ -124,7 +124,7 @@ class Parties:
                 config=self._config(nnodes, **changes),
                 info=own,
                 secret=secret,
-                board=party.board,
+                hub=party.hub,
                 fit=fit,
             ),
             listener=listener,
@@ -147,7 +147,7 @@ class Parties:
                 config=self._config(nnodes, **changes),
                 info=joining,
                 secret=secret,
-                board=party.board,
+                hub=party.hub,
                 where=party.asked.append,
             ),
             ("127.0.0.1",),
@@ -175,7 +175,7 @@ class Parties:
             self.turn()
             return bool(condition())
 
-        wait_until(look, lambda: f"{what} {[(each.notes, each.news) for each in self.all]}")
+        wait_until(look, lambda: f"{what} {[(each.notes, each.events) for each in self.all]}")
 
     def turn(self, times: int = 1) -> None:
         """Have each party do what is due."""
@@ -215,4 +215,4 @@ def info(host: str, rank: int | None = None, **settings: str) -> Join:
 
 def names(parties: Sequence[Party]) -> list[list[str]]:
     """Return the kinds of news that each had."""
-    return [[type(each).__name__ for each in party.news] for party in parties]
+    return [[type(each).__name__ for each in party.events] for party in parties]

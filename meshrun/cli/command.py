@@ -22,7 +22,7 @@ from meshrun.cli.words import CommandLine, asked_help, spell_known, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.plan.parse import parse_flag
-from meshrun.protocol.step_end import tell_end
+from meshrun.protocol.step_end import report_end
 
 _Table = TypeVar("_Table", bound=Options)
 _LINE = "meshrun.line"
@@ -226,7 +226,7 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
 def _tell_step(began: Began) -> None:
     """Have the first launcher of a step tell the exit code of the launch."""
     if began.step and began.is_first_task:
-        tell_end_by(lambda code: tell_end(began.step, code, is_first=True, is_over=True))
+        tell_end_by(lambda code: report_end(began.step, code, is_first=True, is_over=True))
 
 
 def _open_streams() -> None:

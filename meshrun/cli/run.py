@@ -27,7 +27,7 @@ from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult
-from meshrun.protocol.step_end import tell_end
+from meshrun.protocol.step_end import report_end
 from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def launch_here(
             say(text)
     if began.step and not began.is_first_task:
         code, is_over = _exit_code(request, result), bool(result.elsewhere)
-        tell_end(began.step, code, is_first=False, is_over=is_over)
+        report_end(began.step, code, is_first=False, is_over=is_over)
     if plan.is_elastic and _is_other_task(cluster):
         return 0  # srun returns the worst code of all nodes, and the launch has that of the first
     return _end_with(request, result)

@@ -60,7 +60,7 @@ class OpenGate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
+class Report:
     """Tell the coordinator how it stands here: that ranks failed, or finished, or nothing is left.
 
     Or that it is to continue without this node.
@@ -77,5 +77,13 @@ class Decide:
 
 
 Action = (
-    StartAll | StartZygote | Signal | EndGeneration | EndZygote | WakeAt | OpenGate | Tell | Decide
+    StartAll
+    | StartZygote
+    | Signal
+    | EndGeneration
+    | EndZygote
+    | WakeAt
+    | OpenGate
+    | Report
+    | Decide
 )

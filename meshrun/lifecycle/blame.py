@@ -47,7 +47,7 @@ def judge(state: State) -> list[Verdict]:
 
     If all that failed lost a connection, the cause is the rank that left before them.
     """
-    state = replace(state, ranks=state.everywhere)
+    state = replace(state, ranks=state.all_ranks)
     verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
     verdicts.sort(key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
     if verdicts and verdicts[0].distance == _CONSEQUENT:

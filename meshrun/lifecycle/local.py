@@ -12,10 +12,10 @@ from meshrun.lifecycle.actions import (
     EndGeneration,
     EndZygote,
     OpenGate,
+    Report,
     Signal,
     StartAll,
     StartZygote,
-    Tell,
     WakeAt,
 )
 from meshrun.lifecycle.blame import has_culprit
@@ -28,7 +28,7 @@ from meshrun.lifecycle.shutdown import (
     end_zygote,
     leave,
     mark_stopped,
-    say_idle,
+    report_idle,
 )
 from meshrun.lifecycle.state import State, furthest, has_no_rank_left
 from meshrun.protocol.events import (
@@ -107,7 +107,7 @@ def _store_ended(state: State, event: StoreEnded) -> Step:
     leaves: list[Action] = []
     if state.nodes is not None and state.nodes.may_leave and not may_restart(state):
         state = replace(state, nodes=replace(state.nodes, link=Link.CUT_OFF))
-        leaves = [Tell(what="leaves")]
+        leaves = [Report(what="leaves")]
     stopped, actions = stop(state, event.at_ns)
     return finish(stopped, [*leaves, *actions], event.at_ns)
 
@@ -129,7 +129,7 @@ def _excluded(state: State, event: NodeExcluded) -> Step:
     if nodes is None or not nodes.may_leave:
         return stop(state, event.at_ns)
     state, actions = stop(replace(state, nodes=replace(nodes, link=Link.CUT_OFF)), event.at_ns)
-    return state, [Tell(what="leaves"), *actions]
+    return state, [Report(what="leaves"), *actions]
 
 
 def _checked(state: State, event: Checked) -> Step:
@@ -174,7 +174,7 @@ def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
     if state.gate is Gate.OPEN or not due:
         return state, actions
     if state.nodes is not None and not state.stopping:  # other nodes may have need of them
-        said = [Tell(what="finished")] if state.gate is Gate.SHUT else []
+        said = [Report(what="finished")] if state.gate is Gate.SHUT else []
         return replace(state, gate=Gate.ASKED), [*actions, *said]
     if not waiting:
         return state, actions
@@ -196,7 +196,7 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     if not has_no_rank_left(state):
         return state, actions
     if state.zygote_gone is not None:  # with whatever there was to clear up
-        state, said = say_idle(replace(state, phase=Phase.CLEARING))
+        state, said = report_idle(replace(state, phase=Phase.CLEARING))
         return state, [*actions, *said]
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
@@ -227,11 +227,11 @@ def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step
     if state.nodes is not None:
         if not state.nodes.awaits_decision:  # the coordinator was lost meanwhile
             return end_zygote(state, event.at_ns)
-        return say_idle(replace(state, deadline_ns=None))
-    return begin_again(state, event.at_ns)
+        return report_idle(replace(state, deadline_ns=None))
+    return start_next_generation(state, event.at_ns)
 
 
-def begin_again(state: State, at_ns: int) -> Step:
+def start_next_generation(state: State, at_ns: int) -> Step:
     """Start ranks with everything new except the zygote, after a delay if they make no progress.
 
     A zygote that has ended is replaced.
@@ -278,7 +278,7 @@ def stop(
     state, actions = _signal_ranks(state, told, signum, at_ns)
     state, actions = _open_gate_if_due(state, actions)
     if state.nodes is not None and state.nodes.awaits_decision and not others_know:
-        actions.append(Tell(what="failed"))
+        actions.append(Report(what="failed"))
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
 
 
@@ -314,15 +314,15 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
         state = replace(state, lost_process=event)
     if nodes is None or not nodes.is_met:
         state, is_next = (state, False) if was_ending else _begin_restart(state, event.at_ns)
-        return begin_again(state, event.at_ns) if is_next else (state, [])
+        return start_next_generation(state, event.at_ns) if is_next else (state, [])
     if nodes.is_elastic and (nodes.is_idle or nodes.link is Link.RETURNING):
         return leave(mark_stopped(state), nodes, [], event.at_ns)
     if state.lost_process is event and nodes.may_leave and not may_restart(state):
         state, actions = leave(mark_stopped(state), nodes, [], event.at_ns)
-        return state, [Tell(what="leaves"), *actions]
-    failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
+        return state, [Report(what="leaves"), *actions]
+    failed: list[Action] = [] if state.stopping else [Report(what="failed")]
     phase = Phase.ENDING if state.phase is Phase.ENDING else Phase.CLEARING
-    state, said = say_idle(mark_stopped(state, phase=phase, deadline_ns=None))
+    state, said = report_idle(mark_stopped(state, phase=phase, deadline_ns=None))
     return state, [*failed, *said]
 
 
@@ -333,7 +333,7 @@ def _signalled(state: State, event: SignalArrived) -> Step:
         return _stop_for_signal(state, event)
     leaving = replace(state, nodes=replace(nodes, link=Link.CUT_OFF))
     state, actions = _stop_for_signal(leaving, event)
-    return state, [Tell(what="leaves"), *actions]
+    return state, [Report(what="leaves"), *actions]
 
 
 def _stop_for_signal(state: State, event: SignalArrived) -> Step:
@@ -377,7 +377,7 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Step:
     if state.alive or state.phase in (Phase.ENDING, Phase.OVER):
         return state, actions
     # No rank was started yet: there is nothing to wait for.
-    told: list[Action] = [action for action in actions if isinstance(action, Tell)]
+    told: list[Action] = [action for action in actions if isinstance(action, Report)]
     return replace(state, phase=Phase.ENDING), [*told, EndZygote(by_force=True)]
 
 

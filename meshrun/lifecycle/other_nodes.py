@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Tell
-from meshrun.lifecycle.local import begin_again, finish, start_if_due, stop
+from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report
+from meshrun.lifecycle.local import finish, start_if_due, start_next_generation, stop
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import (
     cause_of_change,
@@ -19,7 +19,7 @@ from meshrun.lifecycle.restart import (
     may_continue,
     may_restart,
 )
-from meshrun.lifecycle.shutdown import Step, end_zygote, leave, mark_stopped, say_idle
+from meshrun.lifecycle.shutdown import Step, end_zygote, leave, mark_stopped, report_idle
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllIdle,
@@ -30,8 +30,8 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFinished,
-    TimesAsked,
-    TimesTold,
+    TimesReported,
+    TimesRequested,
 )
 from meshrun.protocol.generation import Cause, RankState
 
@@ -47,7 +47,7 @@ def _met(state: State, event: Met) -> Step:
     if known.is_met:  # again, as nodes have come or gone
         if state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF:
             return state, []
-        return begin_again(replace(state, ranks=ranks, causes=event.causes), event.at_ns)
+        return start_next_generation(replace(state, ranks=ranks, causes=event.causes), event.at_ns)
     nodes = replace(known, phase=NodesPhase.RUNNING, is_coordinator=event.node_rank == 0)
     return start_if_due(replace(state, nodes=nodes, ranks=ranks, causes=event.causes))
 
@@ -126,11 +126,11 @@ def _next_begins(state: State, event: NextBegins) -> Step:
     if not _known(state).awaits_decision:
         return state, []
     if state.phase not in (Phase.ENDING, Phase.OVER) and state.broken is None:
-        return begin_again(state, event.at_ns)
+        return start_next_generation(state, event.at_ns)
     # Nobody can start ranks here any more, and the others would wait for them.
     nodes = replace(_known(state), phase=NodesPhase.RUNNING)
-    state, idle = say_idle(replace(state, nodes=nodes))
-    return state, [Tell(what="failed"), *idle]
+    state, idle = report_idle(replace(state, nodes=nodes))
+    return state, [Report(what="failed"), *idle]
 
 
 def _others_finished(state: State, event: OthersFinished) -> Step:
@@ -143,8 +143,8 @@ def _launch_over(state: State, event: LaunchOver) -> Step:
 
 
 STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
-    TimesAsked: lambda state, _: (state, []),
-    TimesTold: lambda state, _: (state, []),
+    TimesRequested: lambda state, _: (state, []),
+    TimesReported: lambda state, _: (state, []),
     Met: _met,
     MeetingFailed: _meeting_failed,
     NodeLost: _node_lost,

@@ -163,7 +163,7 @@ def _failure(
         coordinate=layout.coordinate(verdict.rank),
         label=rank_label(layout, verdict.rank) if layout.mesh else "",
         host=hosts[layout.node_rank(verdict.rank) if len(hosts) > 1 else 0],
-        pid=state.everywhere[verdict.rank].pid or 0,
+        pid=state.all_ranks[verdict.rank].pid or 0,
         exit_code=verdict.exit_code,
         signum=verdict.signum,
         at_ns=verdict.at_ns,

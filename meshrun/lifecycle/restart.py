@@ -36,7 +36,7 @@ def decide_restart(state: State, at_ns: int) -> tuple[State, Cause | None]:
     if not may_restart(state):
         return state, None
     cause = find_cause(state, at_ns)
-    if (why_not := why_not_again(state, cause)) is not None:
+    if (why_not := why_not_restart(state, cause)) is not None:
         return replace(state, no_restart=why_not), None
     return state, cause
 
@@ -56,7 +56,7 @@ def find_cause(state: State, at_ns: int) -> Cause:
             step=state.best_step,
         )
     first = verdicts[0]
-    ready_ns = state.everywhere[first.rank].ready_ns
+    ready_ns = state.all_ranks[first.rank].ready_ns
     return Cause(
         rank=first.rank,
         description=describe_verdict(first),
@@ -113,7 +113,7 @@ def _others_allow_it(state: State) -> bool:
     return nodes.lost is None and nodes.failed is None and not ends
 
 
-def why_not_again(state: State, cause: Cause) -> str | None:
+def why_not_restart(state: State, cause: Cause) -> str | None:
     """Return why another start would come to the same end, or ``None`` if it may not."""
     return _why_hopeless(state, cause) or _why_stuck((*state.causes, cause))
 
@@ -156,12 +156,12 @@ def _failure(cause: Cause) -> tuple[str, str | int | None]:
 def _count_stalled(causes: Sequence[Cause]) -> int:
     """Return how many of the latest generations came no further than those before them."""
     count = 0
-    while count < len(causes) and not _got_on(causes[-1 - count], causes[: -1 - count]):
+    while count < len(causes) and not _made_progress(causes[-1 - count], causes[: -1 - count]):
         count += 1
     return count
 
 
-def _got_on(cause: Cause, before: Sequence[Cause]) -> bool:
+def _made_progress(cause: Cause, before: Sequence[Cause]) -> bool:
     if not cause.is_failure:
         return True  # with other nodes, all may be different
     best = furthest(*(each.step for each in before))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from meshrun.lifecycle.actions import Action, Decide, EndZygote, Tell, WakeAt
+from meshrun.lifecycle.actions import Action, Decide, EndZygote, Report, WakeAt
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 
@@ -42,9 +42,9 @@ def mark_stopped(state: State, **changes: Any) -> State:
     return replace(state, stop=stop, **changes)
 
 
-def say_idle(state: State) -> Step:
+def report_idle(state: State) -> Step:
     """Tell the coordinator that nothing of this generation is left here, once."""
     nodes = state.nodes
     if nodes is None or nodes.is_idle or not nodes.awaits_decision:
         return state, []
-    return replace(state, nodes=replace(nodes, phase=NodesPhase.IDLE)), [Tell(what="idle")]
+    return replace(state, nodes=replace(nodes, phase=NodesPhase.IDLE)), [Report(what="idle")]

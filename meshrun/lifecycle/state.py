@@ -164,7 +164,7 @@ class State:
         return furthest(self.step, *(outcome.step for outcome in told))
 
     @property
-    def everywhere(self) -> dict[int, RankState]:
+    def all_ranks(self) -> dict[int, RankState]:
         """What is known of ranks on all nodes; of the others' only those that matter."""
         return {**self.nodes.ranks, **self.ranks} if self.nodes is not None else self.ranks
 

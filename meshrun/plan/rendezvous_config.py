@@ -89,7 +89,7 @@ def meet_at(rendezvous: RendezvousConfig, found: Negotiated) -> RendezvousConfig
     )
 
 
-def port_aside(secret: bytes) -> int:
+def fallback_port(secret: bytes) -> int:
     """Return the port on which node 0 reports errors if the endpoint's port is taken."""
     return 20000 + int.from_bytes(sha256(b"aside " + secret).digest()[:4], "big") % 10000
 

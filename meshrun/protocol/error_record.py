@@ -70,7 +70,7 @@ def render_record(raised: RankRaised, exit_code: int) -> str:
     return json.dumps(record)
 
 
-def pass_error_on(result: LaunchResult) -> None:
+def forward_error(result: LaunchResult) -> None:
     """Report the cause to a parent that runs meshrun as torch-elastic runs a worker.
 
     A rank that has started this launcher, and is not replaced by it, may handle the failure.

@@ -123,7 +123,7 @@ class GenerationAborted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimesAsked:
+class TimesRequested:
     """The first node asks when ranks of this node have begun their last collectives."""
 
     generation: int
@@ -132,7 +132,7 @@ class TimesAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimesTold:
+class TimesReported:
     """Another node's answer, by this node's monotonic clock; only the coordinator gets it."""
 
     answers: list[RankTimes]
@@ -188,8 +188,8 @@ class TimePassed:
 
 FromNodes = (
     Met
-    | TimesAsked
-    | TimesTold
+    | TimesRequested
+    | TimesReported
     | MeetingFailed
     | NodeLost
     | GenerationAborted

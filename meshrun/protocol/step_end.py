@@ -17,7 +17,7 @@ _BEGUN = re.compile(rf"{_MARK}[^{_MARK}\n]{{0,99}}(?:{_MARK}\r?)?\Z".encode())
 """The beginning of such a line, at the end of a text."""
 
 
-def tell_end(step: str, code: int, *, is_first: bool, is_over: bool) -> None:
+def report_end(step: str, code: int, *, is_first: bool, is_over: bool) -> None:
     """In a launcher: say how it ends.
 
     Args:

@@ -78,10 +78,10 @@ class Connection:
         """Whether what listens at the other end is no coordinator of this launch."""
         self.is_other_launch = False
         """Whether the other end is a launcher, of another launch or with another secret."""
-        self.began_ns = self.heard_ns = time.monotonic_ns()
+        self.began_ns = self.received_ns = time.monotonic_ns()
         """When it was made, and when the last whole message of the other end's had come."""
         self._idle_ns: int | None = None
-        self._told_ns = self.heard_ns
+        self._told_ns = self.received_ns
         """How long ranks at the other end had been idle, and when that was reported."""
         self.ahead_ns = 0
         """By how much the other end's monotonic clock is ahead of ours, if known."""
@@ -126,7 +126,7 @@ class Connection:
         now_ns = time.monotonic_ns()
         if self._idle_ns is not None:
             return max(self._told_ns, now_ns - self._silent_ns) - self._idle_ns
-        return now_ns if now_ns - self.heard_ns > self._silent_ns else None
+        return now_ns if now_ns - self.received_ns > self._silent_ns else None
 
     def send(self, message: Message) -> None:
         """Send a message, or keep it until the handshake is done."""
@@ -192,7 +192,7 @@ class Connection:
 
     def give_up_if_silent(self, timeout_s: float) -> str:
         """Return why to close it if nothing came for so long, having sent that; "" otherwise."""
-        silent_s = (time.monotonic_ns() - self.heard_ns) / 1e9
+        silent_s = (time.monotonic_ns() - self.received_ns) / 1e9
         if silent_s <= timeout_s:
             return ""
         self.is_silent, why = True, f"no message from it for {silent_s:.0f} s"
@@ -265,7 +265,7 @@ class Connection:
             self._shake(bytes(line))
         messages = [decode(text) for text in self._reader.feed(received)]
         if messages:
-            self.heard_ns = time.monotonic_ns()
+            self.received_ns = time.monotonic_ns()
         for message in messages:
             if isinstance(message, Beat):
                 self._heard(message)

@@ -29,7 +29,7 @@ class Connections:
         self.reactor = reactor
         self._heard: dict[Connection, Callable[[], None]] = {}
         self.note = note
-        self.news: deque[FromNodes] = deque()
+        self.events: deque[FromNodes] = deque()
         self.activity = Activity()
         self._lost_ns = 0
         reactor.on_skip(self.skip)
@@ -59,7 +59,7 @@ class Connections:
         self._lost_ns += lost_ns
         now_ns = time.monotonic_ns()
         for connection in self._heard:
-            connection.heard_ns = min(now_ns, connection.heard_ns + lost_ns)
+            connection.received_ns = min(now_ns, connection.received_ns + lost_ns)
 
     def deadline(self, timeout_s: float) -> Deadline:
         """Return a deadline from now on, to which lost time does not count."""
@@ -90,26 +90,26 @@ def find_silent(
     return [
         number
         for number in numbers
-        if number in connections and connections[number].heard_ns < since_ns
+        if number in connections and connections[number].received_ns < since_ns
     ]
 
 
-def say_goodbye(connections: Iterable[Connection], board: Connections) -> None:
+def close_gracefully(connections: Iterable[Connection], hub: Connections) -> None:
     """Close connections once the other ends have read all that was said, or do not read on."""
     connections = list(connections)
     with Reactor() as reactor:
-        last = Connections(reactor, board.note)
+        last = Connections(reactor, hub.note)
 
-        def hear(connection: Connection) -> None:
+        def receive(connection: Connection) -> None:
             connection.receive()
             connection.end_writing()
             last.update(connection)
 
         for connection in connections:
-            board.drop(connection)
+            hub.drop(connection)
             if connection.closed is None:
                 connection.end_writing()
-                last.add(connection, partial(hear, connection))
+                last.add(connection, partial(receive, connection))
         reactor.run_until(lambda: not reactor.watched, timeout_s=_GOODBYE_S)
     for connection in connections:
         connection.close("the launch has ended")

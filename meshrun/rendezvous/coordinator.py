@@ -20,7 +20,7 @@ from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection
-from meshrun.rendezvous.connections import beat_s, find_silent, say_goodbye
+from meshrun.rendezvous.connections import beat_s, close_gracefully, find_silent
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import check_settings
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
@@ -38,7 +38,7 @@ from meshrun.rendezvous.messages import (
 )
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import OWN, Round, over_event
-from meshrun.rendezvous.store_access import keep_to_nodes
+from meshrun.rendezvous.store_access import restrict_to_nodes
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
@@ -64,8 +64,8 @@ class Coordinator:
         listener: socket.socket,
         run_id: str,
     ) -> None:
-        self._config, self._board, self._run_id = node.config, node.board, run_id
-        config, board = node.config, node.board
+        self._config, self._hub, self._run_id = node.config, node.hub, run_id
+        config, hub = node.config, node.hub
         self._nodes = Membership(
             fit=node.fit,
             least=config.least_nodes or len(infos),
@@ -96,7 +96,7 @@ class Coordinator:
         is_any = is_everywhere(self._bound)
         self._address = next(known, infos[0].host) if is_any else self._bound
         self._endpoint = format_endpoint(self._address, port)
-        self._beats = board.reactor.every(BEAT_S, self._beat)
+        self._beats = hub.reactor.every(BEAT_S, self._beat)
         self._reach: Reachability | None = None
         """Tries whether the next node can be reached."""
         self._over = False
@@ -104,14 +104,14 @@ class Coordinator:
         self._error: MeshrunError = RendezvousError("")
         self._connections = dict(connections)
         for number, connection in connections.items():
-            board.add(connection, partial(self._on_ready, number))
-        self._round = Round(0, self._connections, world_size=0, board=board)
+            hub.add(connection, partial(self._on_ready, number))
+        self._round = Round(0, self._connections, world_size=0, hub=hub)
         self._listener = listener
         self._every_s = beat_s(config.nnodes, config.node_timeout_s)
         self._unauthenticated = Unauthenticated(
             listener,
             secret=node.secret,
-            board=board,
+            hub=hub,
             most=config.nnodes,
             every_s=self._every_s,
             on_join=self._on_join,
@@ -120,7 +120,7 @@ class Coordinator:
 
     # ---- the launch's own wishes -----------------------------------------------------------
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Do what this node's own launch says, and pass on what concerns the others."""
         match message:
             case Begin():
@@ -132,33 +132,33 @@ class Coordinator:
                 self._wish, self._over = None, True
                 self._round.is_ending = True
                 self._send_all(message)
-                self._board.news.append(over_event(message))
+                self._hub.events.append(over_event(message))
             case _:
-                self._round.tell(message)
+                self._round.send(message)
 
     def _send_all(self, message: Message) -> None:
         text = encode(message)
         for connection in (*self._connections.values(), *self._spares.values()):
             connection.send_text(text)
-            self._board.update(connection)
+            self._hub.update(connection)
 
     # ---- time ------------------------------------------------------------------------------
 
     def _beat(self) -> None:
         """Say that this node is there, and look whether others are silent or missing too long."""
-        now_ns, activity = time.monotonic_ns(), self._board.activity
+        now_ns, activity = time.monotonic_ns(), self._hub.activity
         activity.elsewhere_ns = latest(*(each.active_ns for each in self._connections.values()))
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
         timeout_s = self._config.node_timeout_s
         for number, connection in list(self._connections.items()):
             if connection.beat(idle_s=idle_s):
-                self._board.update(connection)
+                self._hub.update(connection)
             if why := connection.give_up_if_silent(timeout_s):
                 self._lose(number, why)
         for number, connection in list(self._spares.items()):
             if connection.beat():
-                self._board.update(connection)
-            if now_ns - connection.heard_ns > timeout_s * 1e9:
+                self._hub.update(connection)
+            if now_ns - connection.received_ns > timeout_s * 1e9:
                 self._lose_spare(number, "it stopped responding")
         self._unauthenticated.look()
         if self._deadline is not None and self._wish is not None:
@@ -176,16 +176,16 @@ class Coordinator:
                     " to wait",
                 )
             )
-        elif deadline.takes_note():
+        elif deadline.note_is_due():
             text = f"waiting at {self._endpoint}: {self._error.message} ({deadline})"
-            self._board.note(text)
+            self._hub.note(text)
             self._send_all(Waiting(text=text, has_begun=True))
 
     def _fail(self, error: MeshrunError) -> None:
         self._wish = None
         if not self._causes:  # nobody has a place yet
             self._send_all(Refused.of(error))
-        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+        self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     # ---- who comes and goes ----------------------------------------------------------------
 
@@ -197,9 +197,9 @@ class Coordinator:
         said, is_spare = connection.receive(), number in self._spares
         if not is_spare:  # what one still says of ranks that it had is old news
             for message in said:
-                self._round.hear(number, connection, message)
+                self._round.receive(number, connection, message)
         if connection.closed is None:
-            self._board.update(connection)
+            self._hub.update(connection)
         elif is_spare:
             self._lose_spare(number, connection.closed)
         else:
@@ -210,12 +210,12 @@ class Coordinator:
         if info is None or connection.closed is not None:
             connection.close("it gave up")
         elif isinstance(info, GaveUp):
-            self._unauthenticated.turn_away(connection, info.as_error())
+            self._unauthenticated.reject(connection, info.as_error())
         else:
             try:
                 self._let_in(connection, info)
             except MeshrunError as error:  # it was started differently
-                self._unauthenticated.turn_away(connection, error)
+                self._unauthenticated.reject(connection, error)
 
     def _let_in(self, connection: Connection, info: Join) -> None:
         check_settings(self._nodes.infos[OWN], info)
@@ -231,7 +231,7 @@ class Coordinator:
         number = next(self._counter)
         self._nodes.add(number, info)
         self._spares[number] = connection
-        self._board.add(connection, partial(self._on_ready, number))
+        self._hub.add(connection, partial(self._on_ready, number))
         if self._wish is not None:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
@@ -261,9 +261,9 @@ class Coordinator:
             f"{why}; the other nodes continue without it",
             hint="check the devices, disk and memory of this host; the launch no longer accepts it",
         )
-        self._board.note(f"{why}; excluding it")
-        self._board.drop(connection := self._connections.pop(number))
-        self._unauthenticated.turn_away(connection, error)
+        self._hub.note(f"{why}; excluding it")
+        self._hub.drop(connection := self._connections.pop(number))
+        self._unauthenticated.reject(connection, error)
         self._nodes.remove(number)
 
     def _failed_on(self, cause: Cause) -> int | None:
@@ -307,7 +307,7 @@ class Coordinator:
 
     def _lose(self, node_rank: int, why: str) -> None:
         connection = self._connections.pop(node_rank)
-        self._board.close(connection, why)
+        self._hub.close(connection, why)
         rank, host = self._nodes.rank(node_rank), self._nodes.infos[node_rank].host
         self._nodes.remove(node_rank)
         if self._over:
@@ -317,22 +317,22 @@ class Coordinator:
         self._loss = str(lost)
         if not self._config.is_elastic:
             self._end_for(self._loss)
-            self._board.news.append(lost)
+            self._hub.events.append(lost)
         elif not self._round.is_done:
             self._change(self._loss)
         self._round.advance()
 
     def _lose_spare(self, number: int, why: str) -> None:
-        self._board.close(self._spares.pop(number), why)
+        self._hub.close(self._spares.pop(number), why)
         host = self._nodes.infos[number].host
         self._nodes.remove(number)
         if not self._over:
-            self._board.note(f"lost spare node {host}: {why}")
+            self._hub.note(f"lost spare node {host}: {why}")
 
     def _change(self, why: str) -> None:
         """End this generation of ranks everywhere, for another with other nodes."""
         self._end_for(why)
-        self._board.news.append(
+        self._hub.events.append(
             GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns(), resizes=True)
         )
 
@@ -357,7 +357,7 @@ class Coordinator:
             if len(self._nodes.infos) >= self._nodes.most:
                 self._fail(self._error)  # no other node would help
             elif self._deadline is None:
-                self._deadline = self._board.deadline(self._config.return_s)
+                self._deadline = self._hub.deadline(self._config.return_s)
             return
         self._wish = self._deadline = None
         if list(choice.participants) == list(self._ran):
@@ -371,7 +371,7 @@ class Coordinator:
         cause = self._causes[-1]
         self._round.broadcast(Begin(generation=generation, cause=cause))
         self._begin_round(generation)
-        self._board.news.append(
+        self._hub.events.append(
             NextBegins(generation=generation, cause=cause, at_ns=time.monotonic_ns())
         )
 
@@ -381,7 +381,7 @@ class Coordinator:
             generation,
             self._connections,
             world_size=layout.world_size if layout is not None else 0,
-            board=self._board,
+            hub=self._hub,
         )
 
     def _begin(self, generation: int, choice: Choice) -> None:
@@ -409,18 +409,18 @@ class Coordinator:
         self._begin_round(generation)
         self._open_store()
         if before is None and self._connections and not self._config.is_elastic:
-            self._reach = Reachability(self._address, self._board)
+            self._reach = Reachability(self._address, self._hub)
             first = next(iter(self._connections.values()))
             info = nodes.infos[nodes.participants[1]]
-            self._reach.try_out(info.host, first.their_address, info.reach_port)
+            self._reach.probe(info.host, first.their_address, info.reach_port)
         own = self._welcome(previous)
         shared = SharedWelcome(own)
         for rank, number in enumerate(self._numbers):
             if number != OWN:
                 after = self._numbers[(rank + 1) % len(self._numbers)]
                 self._connections[number].send_text(shared.encode(rank, *self._port_of(after)))
-                self._board.update(self._connections[number])
-        self._board.news.append(own.met(store_address=self._address, own_address=self._address))
+                self._hub.update(self._connections[number])
+        self._hub.events.append(own.met(store_address=self._address, own_address=self._address))
 
     def _welcome(self, previous: dict[str, Any]) -> Welcome:
         """Return what this node would be told; the others are told the same of all."""
@@ -453,14 +453,14 @@ class Coordinator:
             self.store_listener.close()
         self.store_listener = listen_on(self._bound, 0)
         connections, nodes = self._connections.values(), self._nodes.infos.values()
-        keep_to_nodes(self.store_listener, connections, nodes, self._board)
+        restrict_to_nodes(self.store_listener, connections, nodes, self._hub)
 
     def _tell_spares(self) -> None:
         for number in self._spares.keys() - self._told:
             self._told.add(number)
             self._spares[number].send(Waiting(text=_SPARE, has_begun=True))
-            self._board.update(self._spares[number])
-            self._board.note(f"{self._nodes.infos[number].host} is a spare")
+            self._hub.update(self._spares[number])
+            self._hub.note(f"{self._nodes.infos[number].host} is a spare")
 
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""
@@ -469,6 +469,6 @@ class Coordinator:
         self._listener.close()
         if self._reach is not None:
             self._reach.close()
-        say_goodbye((*self._connections.values(), *self._spares.values()), self._board)
+        close_gracefully((*self._connections.values(), *self._spares.values()), self._hub)
         if self.store_listener is not None:
             self.store_listener.close()

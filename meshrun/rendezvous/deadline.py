@@ -37,7 +37,7 @@ class Deadline:
         """Whether that is long enough."""
         return self.waited_s >= self.timeout_s
 
-    def takes_note(self) -> bool:
+    def note_is_due(self) -> bool:
         """Whether it is time for another word to people; then the next one is due later."""
         now_ns = time.monotonic_ns()
         if now_ns < self._next_note_ns:

@@ -22,17 +22,17 @@ class DuplicateCoordinator:
     """
 
     def __init__(self, node: ThisNode) -> None:
-        self._board = Connections(node.board.reactor, note=lambda _: None)
+        self._hub = Connections(node.hub.reactor, note=lambda _: None)
         longer_s = node.config.timeout_s + _ANSWER_TAKES_S
         config = replace(node.config, timeout_s=longer_s)
         self._participant = Participant(
-            replace(node, config=config, board=self._board, where=lambda _: None)
+            replace(node, config=config, hub=self._hub, where=lambda _: None)
         )
 
     def refusal(self) -> MeshrunError | None:
         """Return what another first node has said, if there is one."""
-        while self._board.news:
-            if isinstance(news := self._board.news.popleft(), MeetingFailed):
+        while self._hub.events:
+            if isinstance(news := self._hub.events.popleft(), MeetingFailed):
                 return news.error
         return None
 

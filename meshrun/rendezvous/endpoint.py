@@ -25,7 +25,7 @@ class Endpoint:
     """Whether it leads to this machine."""
 
 
-def look_at(
+def classify_endpoint(
     host: str, addresses: Sequence[str], *, own_addresses: Collection[str], own_name: str
 ) -> Endpoint:
     """Return what an endpoint is to this machine."""

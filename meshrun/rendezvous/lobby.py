@@ -15,7 +15,7 @@ from meshrun.protocol.events import MeetingFailed
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import BEAT_S, Connection
-from meshrun.rendezvous.connections import beat_s, find_silent, say_goodbye
+from meshrun.rendezvous.connections import beat_s, close_gracefully, find_silent
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
@@ -50,9 +50,9 @@ class Lobby:
         duplicate: DuplicateCoordinator | None = None,
     ) -> None:
         self._node, self._listener, self._run_id = node, listener, run_id
-        self._config, self._info, self._board = node.config, node.info, node.board
+        self._config, self._info, self._hub = node.config, node.info, node.hub
         self._hand_over, self._duplicate = hand_over, duplicate
-        config, board = node.config, node.board
+        config, hub = node.config, node.hub
         is_open = config.last_call_s is not None
         self._expected = ExpectedNodes(
             nnodes=nnodes or config.nnodes,
@@ -64,10 +64,10 @@ class Lobby:
         self._connections: dict[int, Connection] = {}
         """To those who have said what they are."""
         self._counter = itertools.count()
-        self._deadline = self._board.deadline(config.timeout_s)
+        self._deadline = self._hub.deadline(config.timeout_s)
         self._last_call: Deadline | None = None
         """How long others may still come, once those who are there are enough."""
-        self._beats = board.reactor.every(BEAT_S, self._beat)
+        self._beats = hub.reactor.every(BEAT_S, self._beat)
         self._failure: MeshrunError | None = None
         self._left_to_tell = config.nnodes - 1
         """How many have not heard of the failure."""
@@ -75,7 +75,7 @@ class Lobby:
         self._unauthenticated = Unauthenticated(
             listener,
             secret=node.secret,
-            board=board,
+            hub=hub,
             most=config.nnodes,
             every_s=self._every_s,
             on_join=self._on_join,
@@ -86,15 +86,15 @@ class Lobby:
         if self._expected.is_complete:
             self._meet()
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """There is nobody to be told yet."""
 
-    def give_up(self, word: GaveUp) -> None:
+    def give_up(self, notice: GaveUp) -> None:
         """Tell nodes that have joined, or connect meanwhile, that the launch failed."""
-        self._fail(word.as_error())
+        self._fail(notice.as_error())
 
     @property
-    def is_through(self) -> bool:
+    def all_notified(self) -> bool:
         """Whether all have been told that there will be no launch."""
         return self._left_to_tell <= 0
 
@@ -107,8 +107,8 @@ class Lobby:
         self._unauthenticated.look()
         for number, connection in list(self._connections.items()):
             if connection.beat():
-                self._board.update(connection)
-            if now_ns - connection.heard_ns > self._config.node_timeout_s * 1e9:
+                self._hub.update(connection)
+            if now_ns - connection.received_ns > self._config.node_timeout_s * 1e9:
                 self._drop(number, "it stopped responding")
         if self._failure is None:
             self._wait_on()
@@ -117,7 +117,7 @@ class Lobby:
         if not self._are_enough or self._config.last_call_s is None:
             self._last_call = None
         elif self._last_call is None:
-            self._last_call = self._board.deadline(self._config.last_call_s)
+            self._last_call = self._hub.deadline(self._config.last_call_s)
         is_last = self._last_call is not None and self._last_call.is_over
         if self._are_enough and (is_last or self._deadline.is_over):
             self._meet()  # who is missing may come later
@@ -138,7 +138,7 @@ class Lobby:
                     " for each concurrent launch",
                 )
             )
-        elif self._deadline.takes_note():
+        elif self._deadline.note_is_due():
             self._note_missing()
 
     def _doubt(self) -> str:
@@ -159,7 +159,7 @@ class Lobby:
         """Return where launchers are that seem to be meant for this launch, and cannot join it."""
         config = self._config
         wait_s = config.node_timeout_s if config.is_secret else _OTHER_LAUNCH_S
-        return self._unauthenticated.of_other_launches(wait_s)
+        return self._unauthenticated.foreign_launchers(wait_s)
 
     @property
     def _are_enough(self) -> bool:
@@ -177,14 +177,14 @@ class Lobby:
         if self._config.paste is not None and not self._has_shown_command:
             self._has_shown_command = True
             command = self._config.paste.replace("ENDPOINT", self._endpoint(), 1)
-            self._board.note(f"on each other node: {command}")
+            self._hub.note(f"on each other node: {command}")
 
     def _tell_all(self, text: str) -> None:
-        self._board.note(text)
+        self._hub.note(text)
         message = encode(Waiting(text=text))
         for connection in self._connections.values():
             connection.send_text(message)
-            self._board.update(connection)
+            self._hub.update(connection)
 
     def _endpoint(self) -> str:
         name = self._listener.getsockname()
@@ -197,7 +197,7 @@ class Lobby:
         number = next(self._counter)
         self._connections[number] = connection
         if connection.closed is None:
-            self._board.add(connection, partial(self._on_ready, number))
+            self._hub.add(connection, partial(self._on_ready, number))
         self._handle(number, connection, said)
 
     def _on_ready(self, number: int) -> None:
@@ -224,7 +224,7 @@ class Lobby:
             if connection.closed is not None:
                 self._drop(number, connection.closed)
             else:
-                self._board.update(connection)
+                self._hub.update(connection)
 
     def _take_in(self, number: int, info: Join) -> None:
         if info.probe and info.probe == self._info.probe:
@@ -250,9 +250,9 @@ class Lobby:
         if self._failure is None and self._expected.is_complete:
             self._meet()
 
-    def _continue_without(self, word: GaveUp) -> None:
+    def _continue_without(self, notice: GaveUp) -> None:
         """In an elastic launch, continue without a node that failed before it joined."""
-        self._tell_all(f"{word.host} cannot take part: {word.reason}")
+        self._tell_all(f"{notice.host} cannot take part: {notice.reason}")
         self._expected.left_out += self._config.last_call_s is None
         if self._are_enough and self._expected.is_complete:
             self._meet()
@@ -267,7 +267,7 @@ class Lobby:
         self._beats.cancel()
         self._stop_probing()
         for connection in connections.values():
-            self._board.drop(connection)
+            self._hub.drop(connection)
         self._hand_over(
             Coordinator(
                 self._node, connections, infos, listener=self._listener, run_id=self._run_id
@@ -281,7 +281,7 @@ class Lobby:
 
     def _drop(self, number: int, why: str) -> None:
         """Close a connection."""
-        self._board.close(self._connections.pop(number), why)
+        self._hub.close(self._connections.pop(number), why)
         self._expected.leave(number)
 
     def _fail(self, error: MeshrunError) -> None:
@@ -291,12 +291,12 @@ class Lobby:
         for number in self._connections:
             self._refuse(number, error)
             self._left_to_tell -= 1
-        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+        self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def _refuse(self, number: int, error: MeshrunError) -> None:
         connection = self._connections[number]
         connection.send(Refused.of(error))
-        self._board.update(connection)
+        self._hub.update(connection)
 
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""
@@ -304,4 +304,4 @@ class Lobby:
         self._stop_probing()
         self._fail(RendezvousError(f"{self._info.host} exited before all nodes had joined"))
         self._unauthenticated.close("the launch has ended")
-        say_goodbye(self._connections.values(), self._board)
+        close_gracefully(self._connections.values(), self._hub)

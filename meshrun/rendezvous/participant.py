@@ -11,13 +11,13 @@ from dataclasses import replace
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import name_of
 from meshrun.host.network import Lookup, interface_of, is_loopback
-from meshrun.plan.rendezvous_config import format_endpoint, port_aside
+from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.protocol.events import (
     MeetingFailed,
     NextBegins,
     NodeLost,
     OthersFinished,
-    TimesAsked,
+    TimesRequested,
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
@@ -64,8 +64,8 @@ class Participant:
 
     def __init__(self, node: ThisNode, addresses: tuple[str, ...] = ()) -> None:
         self._config, self._info, self._secret = node.config, node.info, node.secret
-        self._board, self._where = node.board, node.where
-        reactor = node.board.reactor
+        self._hub, self._where = node.hub, node.where
+        reactor = node.hub.reactor
         self._addresses = list(addresses)
         self._lookup: Lookup | None = None
         self._connecting: socket.socket | None = None
@@ -77,7 +77,7 @@ class Participant:
         self._refused: Deadline | None = None
         """Since when each try was refused: the machine is there, and nothing listens."""
         self._noted = ""
-        self._deadline = self._board.deadline(node.config.timeout_s)
+        self._deadline = self._hub.deadline(node.config.timeout_s)
         self._next_try = reactor.call_at(time.monotonic_ns(), self._try, skips=False)
         self._end_of_try = reactor.call_at(None, self._give_up, skips=False)
         self._beats = reactor.every(BEAT_S, self._beat)
@@ -99,7 +99,7 @@ class Participant:
 
     # ---- the launch's own wishes -----------------------------------------------------------
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Pass on what this node's own launch says."""
         if isinstance(message, Idle):
             self._is_idle = True
@@ -111,23 +111,23 @@ class Participant:
         if isinstance(message, Leave):
             self._over = True
 
-    def give_up(self, word: GaveUp) -> None:
+    def give_up(self, notice: GaveUp) -> None:
         """Tell the coordinator, as soon as it answers, that this node will not take part."""
-        self._gave_up = word
+        self._gave_up = notice
         if self._connection is not None:
-            self._connection.send(word)
+            self._connection.send(notice)
             self._update()
 
     @property
-    def is_through(self) -> bool:
+    def all_notified(self) -> bool:
         """Whether the coordinator has answered to that."""
         return self._failed
 
     def _beat(self) -> None:
         """Say that this node is there, and look whether the coordinator is silent for too long."""
         if self._connection is not None and self._connection.is_open:
-            self._board.activity.elsewhere_ns = self._connection.active_ns
-            self._connection.beat(idle_s=self._board.activity.idle_s)
+            self._hub.activity.elsewhere_ns = self._connection.active_ns
+            self._connection.beat(idle_s=self._hub.activity.idle_s)
             self._update()
             if why := self._connection.give_up_if_silent(self._config.node_timeout_s):
                 self._drop(why)
@@ -154,10 +154,10 @@ class Participant:
                     hint=self._doubt(),
                 )
             )
-        elif self._deadline.takes_note():
+        elif self._deadline.note_is_due():
             is_long = self._refused is not None and self._refused.is_over
             doubt = "; its launcher has not started yet or has exited" if is_long else ""
-            self._board.note(
+            self._hub.note(
                 f"waiting for node 0 at {place}: {self._tried}{doubt} ({self._deadline})"
             )
 
@@ -191,11 +191,11 @@ class Participant:
         if self._addresses:
             self._connect(self._addresses.pop(0))
             return
-        self._lookup = Lookup(self._config.host or "", self._board.reactor, self._looked_up)
+        self._lookup = Lookup(self._config.host or "", self._hub.reactor, self._looked_up)
 
     @property
     def _port(self) -> int:
-        return port_aside(self._secret) if self._is_aside else self._config.port or 0
+        return fallback_port(self._secret) if self._is_aside else self._config.port or 0
 
     def _looked_up(self, addresses: list[str], why: str) -> None:
         self._addresses = addresses
@@ -221,13 +221,13 @@ class Participant:
             self._connecting = None
             self._not_connected(error.strerror or str(error))
             return
-        self._board.reactor.add_writer(self._connecting, self._connected)
+        self._hub.reactor.add_writer(self._connecting, self._connected)
 
     def _connected(self) -> None:
         connection, self._connecting = self._connecting, None
         if connection is None:
             return
-        self._board.reactor.remove(connection)
+        self._hub.reactor.remove(connection)
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             connection.close()
             self._not_connected(os.strerror(code))
@@ -239,10 +239,10 @@ class Participant:
             beat_s=beat_s(self._config.nnodes, self._config.node_timeout_s),
         )
         if self._reach is None and not self._config.is_elastic and not self._info.probe:
-            self._reach = Reachability(self._connection.own_address, self._board)
+            self._reach = Reachability(self._connection.own_address, self._hub)
             self._info = replace(self._info, reach_port=self._reach.port)
         self._connection.send(self._gave_up or self._info)
-        self._board.add(self._connection, self._on_ready)
+        self._hub.add(self._connection, self._on_ready)
 
     def _not_connected(self, why: str, *, misled_s: float | None = None) -> None:
         if self._lost and why == os.strerror(errno.ECONNREFUSED):
@@ -261,13 +261,13 @@ class Participant:
         if why != os.strerror(errno.ECONNREFUSED):
             self._refused = None
         else:
-            self._refused = self._refused or self._board.deadline(_REFUSED_LONG_S)
+            self._refused = self._refused or self._hub.deadline(_REFUSED_LONG_S)
             if (refused_s := self._refused.waited_s) >= 1:
                 why += f" for {refused_s:.0f} s"
         if misled_s is None:
             self._misled = None
         elif self._misled is None or self._misled.timeout_s != misled_s:
-            self._misled = self._board.deadline(misled_s)
+            self._misled = self._hub.deadline(misled_s)
         place = format_endpoint(self._address, self._port)
         if self._own == self._address:
             why += ", and the address belongs to this machine"
@@ -276,7 +276,7 @@ class Participant:
     def _give_up(self) -> None:
         """The present try takes too long."""
         if self._connecting is not None:
-            self._board.reactor.remove(self._connecting)
+            self._hub.reactor.remove(self._connecting)
             self._connecting.close()
             self._connecting = None
             self._not_connected("no answer")
@@ -310,11 +310,11 @@ class Participant:
     def _wait(self, message: Waiting) -> None:
         if message.has_begun and not self._met:
             self._is_spare, self._lost = True, ""
-        self._board.note(message.text)
+        self._hub.note(message.text)
 
     def _hear(self, message: Message) -> None:
         now_ns = time.monotonic_ns()
-        news = self._board.news
+        news = self._hub.events
         match message:
             case Waiting():
                 self._wait(message)
@@ -327,7 +327,7 @@ class Participant:
             case MayLeave():
                 news.append(OthersFinished(at_ns=now_ns))
             case AskTimes():
-                news.append(TimesAsked(generation=message.generation, late=message.late))
+                news.append(TimesRequested(generation=message.generation, late=message.late))
             case Begin():
                 self._take_part()
                 news.append(
@@ -354,8 +354,8 @@ class Participant:
         if self._reach is not None:
             after = welcome.hosts[(welcome.node_rank + 1) % len(welcome.hosts)]
             address = welcome.next_address or self._connection.their_address
-            self._reach.try_out(after, address, welcome.next_port)
-        self._board.news.append(
+            self._reach.probe(after, address, welcome.next_port)
+        self._hub.events.append(
             welcome.met(
                 store_address=self._connection.their_address,
                 own_address=self._connection.own_address,
@@ -375,7 +375,7 @@ class Participant:
         """Close the connection; for ``misled_s``, something else may answer at the endpoint."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._board.close(connection, why)
+            self._hub.close(connection, why)
         if self._over or self._failed:
             return
         is_silent = connection is not None and connection.is_silent
@@ -386,16 +386,16 @@ class Participant:
         else:
             if self._is_known:  # and is gone: it is not waited for as if it were to come
                 known_s = min(self._deadline.timeout_s, self._config.node_timeout_s)
-                self._deadline = self._board.deadline(known_s)
+                self._deadline = self._hub.deadline(known_s)
             is_foreign = connection is not None and connection.is_foreign
             self._not_connected(why, misled_s=_FOREIGN_S if is_foreign else misled_s)
             if why != self._noted and not self._is_aside:
                 self._noted = why
-                self._board.note(f"node 0 at {self._config.endpoint}: {why}; retrying")
+                self._hub.note(f"node 0 at {self._config.endpoint}: {why}; retrying")
 
     def _lose_coordinator(self, why: str, *, is_silent: bool) -> None:
         host, now_ns = self._coordinator_host, time.monotonic_ns()
-        self._board.news.append(
+        self._hub.events.append(
             NodeLost(node_rank=0, host=host, why=why, at_ns=now_ns, is_silent=is_silent)
         )
 
@@ -411,23 +411,23 @@ class Participant:
             self._come_back()
 
     def _come_back(self) -> None:
-        self._board.note(
+        self._hub.note(
             f"reconnecting to node 0 at {self._config.endpoint}, up to"
             f" {self._config.return_s:.0f} s"
         )
         self._info = replace(self._info, node_rank=None)
-        self._deadline = self._board.deadline(self._config.return_s)
+        self._deadline = self._hub.deadline(self._config.return_s)
         self._next_try.move(time.monotonic_ns())
 
     def _fail(self, error: MeshrunError) -> None:
         self._failed = True
         self._next_try.cancel()
         self._end_of_try.cancel()
-        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+        self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def _update(self) -> None:
         if self._connection is not None:
-            self._board.update(self._connection)
+            self._hub.update(self._connection)
 
     def close(self) -> None:
         """Let go of the coordinator."""
@@ -438,8 +438,8 @@ class Participant:
         if self._lookup is not None:
             self._lookup.close()
         if self._connecting is not None:
-            self._board.reactor.remove(self._connecting)
+            self._hub.reactor.remove(self._connecting)
             self._connecting.close()
         if self._connection is not None:
             self._connection.flush()
-            self._board.close(self._connection, "the launch has ended")
+            self._hub.close(self._connection, "the launch has ended")

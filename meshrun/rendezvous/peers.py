@@ -17,9 +17,9 @@ from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,
     RendezvousConfig,
+    fallback_port,
     format_endpoint,
     meet_at,
-    port_aside,
 )
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.codec import Negotiate
@@ -34,11 +34,11 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
-from meshrun.rendezvous.endpoint import Endpoint, is_same_name, look_at
+from meshrun.rendezvous.endpoint import Endpoint, classify_endpoint, is_same_name
 from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.participant import Participant
-from meshrun.rendezvous.resolve import Finding
+from meshrun.rendezvous.resolve import NameResolver
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.torch_negotiation import EVERYWHERE, TorchNegotiation, listen_outward
 
@@ -59,11 +59,11 @@ class Peers:
     ) -> None:
         if node.config.backend == "c10d":  # torch's knows no --node-rank either
             node = replace(node, info=replace(node.info, node_rank=None))
-        self._node, self._board = node, node.board
+        self._node, self._hub = node, node.hub
         self._negotiate, self._is_open = negotiate, is_open
         self._negotiation: TorchNegotiation | None = None
         self._gave_up: GaveUp | None = None
-        self._side: Finding | Lobby | Coordinator | Participant | None = None
+        self._side: NameResolver | Lobby | Coordinator | Participant | None = None
         self._listener: socket.socket | None = None
         try:
             self._begin()
@@ -77,7 +77,7 @@ class Peers:
     @property
     def activity(self) -> Activity:
         """When ranks last made progress, here and elsewhere."""
-        return self._board.activity
+        return self._hub.activity
 
     @property
     def listener(self) -> socket.socket | None:
@@ -89,30 +89,30 @@ class Peers:
     @property
     def _has_told(self) -> bool:
         """Whether nobody is left to whom torch's store is to say that this node gave up."""
-        return self._side is not None or self._negotiation is None or self._negotiation.is_through
+        return self._side is not None or self._negotiation is None or self._negotiation.all_notified
 
     @property
-    def has_news(self) -> bool:
+    def has_events(self) -> bool:
         """Whether :meth:`news` yields something."""
-        return bool(self._board.news)
+        return bool(self._hub.events)
 
-    def news(self) -> Iterator[FromNodes]:
+    def events(self) -> Iterator[FromNodes]:
         """Yield what has happened, in order."""
-        while self._board.news:
-            yield self._board.news.popleft()
+        while self._hub.events:
+            yield self._hub.events.popleft()
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Tell the others what this node's launch has to say."""
         if self._side is not None:
-            self._side.tell(message)
+            self._side.send(message)
 
-    def give_up(self, word: GaveUp) -> None:
+    def give_up(self, notice: GaveUp) -> None:
         """Tell the others that this node will not take part, before all have met."""
-        self._gave_up = word
-        if isinstance(self._side, Finding | Lobby | Participant):
-            self._side.give_up(word)
+        self._gave_up = notice
+        if isinstance(self._side, NameResolver | Lobby | Participant):
+            self._side.give_up(notice)
         elif self._side is None and self._negotiation is not None:
-            self._negotiation.give_up(word)
+            self._negotiation.give_up(notice)
 
     @property
     def least_stay_s(self) -> float:
@@ -120,11 +120,11 @@ class Peers:
         return _IMPORT_TAKES_S if self._side is None and self._negotiation is not None else 0.0
 
     @property
-    def is_through(self) -> bool:
+    def all_notified(self) -> bool:
         """Whether all others that can be told of a failure before the meeting have been."""
         side = self._side
         return self._has_told and (
-            not isinstance(side, Finding | Lobby | Participant) or side.is_through
+            not isinstance(side, NameResolver | Lobby | Participant) or side.all_notified
         )
 
     def start_negotiation(self) -> None:
@@ -132,11 +132,11 @@ class Peers:
         if self._negotiation is not None and self._side is None:
             self._negotiation.start()
 
-    def hear(self, event: FromNegotiation) -> None:
+    def receive(self, event: FromNegotiation) -> None:
         """Take the news of torch's rendezvous."""
         match event:
             case NegotiationWaits(text=text):
-                self._board.note(one_line(text))
+                self._hub.note(one_line(text))
             case NegotiationFailed(text=text, hint=hint) if self._side is None:
                 self._fail(
                     RendezvousError(
@@ -190,7 +190,7 @@ class Peers:
         elif config.is_first is False and not config.asks_torch:
             self._be_participant(self._addresses_of_coordinator())
         else:
-            self._side = Finding(config, self._board, found=self._found, fail=self._fail)
+            self._side = NameResolver(config, self._hub, found=self._found, fail=self._fail)
 
     def _found(self, addresses: list[str], why: str) -> bool:
         """Choose a side, if it is known where the name leads; it may come to lead here."""
@@ -201,7 +201,9 @@ class Peers:
         if not known and not config.asks_torch:
             return False
         self._side = None
-        endpoint = look_at(host, addresses, own_addresses=own_addresses(), own_name=own_name)
+        endpoint = classify_endpoint(
+            host, addresses, own_addresses=own_addresses(), own_name=own_name
+        )
         try:
             self._choose_side(endpoint, why)
         except MeshrunError as error:
@@ -236,7 +238,7 @@ class Peers:
     def _refuse_aside(self, place: str, error: MeshrunError) -> None:
         """Tell the others at another port, where they ask once the endpoint's is not ours."""
         with contextlib.suppress(MeshrunError):
-            listener = listen_on(place, port_aside(self._node.secret))
+            listener = listen_on(place, fallback_port(self._node.secret))
             self._gave_up = self._gave_up or GaveUp.of(self._node.info.host, error)
             self._be_coordinator(listener)
 
@@ -257,7 +259,7 @@ class Peers:
         place = config.local_addr or EVERYWHERE
         found = f"resolves to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
         text = f"`{endpoint.host}` {found}, which is not an address of this machine"
-        self._board.note(f"{text}; as node 0, it listens on {place} instead")
+        self._hub.note(f"{text}; as node 0, it listens on {place} instead")
         return place
 
     def _ask_torch(self, endpoint: Endpoint | None) -> None:
@@ -266,7 +268,7 @@ class Peers:
             endpoint,
             host=self._node.info.host,
             start=self._negotiate,
-            reactor=self._board.reactor,
+            reactor=self._hub.reactor,
         )
         if self._gave_up is not None:
             self._negotiation.give_up(self._gave_up)
@@ -285,7 +287,7 @@ class Peers:
     ) -> None:
         self._listener = listener
         if self._is_open:
-            self._board.note(
+            self._hub.note(
                 "no secret is set: anyone who can reach"
                 f" {format_endpoint(*listener.getsockname()[:2])} and knows this command can"
                 " join; set MESHRUN_SECRET_FILE to a file with a secret, the same on every"
@@ -317,4 +319,4 @@ class Peers:
             participant.give_up(self._gave_up)
 
     def _fail(self, error: MeshrunError) -> None:
-        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+        self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))

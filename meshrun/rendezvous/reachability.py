@@ -21,8 +21,8 @@ _OPEN_S = 30.0
 class Reachability:
     """A port of this node's that another one tries, and a try of another's."""
 
-    def __init__(self, address: str, board: Connections) -> None:
-        self._board = board
+    def __init__(self, address: str, hub: Connections) -> None:
+        self._hub = hub
         self._trying: socket.socket | None = None
         self._other = ""
         self._listener: socket.socket | None = None
@@ -30,15 +30,15 @@ class Reachability:
             self._listener = listen_on(address, 0)
         except MeshrunError:  # nobody tries it then
             return
-        board.reactor.add_reader(self._listener, self._answer)
-        board.reactor.call_later(_OPEN_S, self._shut)
+        hub.reactor.add_reader(self._listener, self._answer)
+        hub.reactor.call_later(_OPEN_S, self._shut)
 
     @property
     def port(self) -> int:
         """The port that is open here; 0 for none."""
         return 0 if self._listener is None else int(self._listener.getsockname()[1])
 
-    def try_out(self, host: str, address: str, port: int) -> None:
+    def probe(self, host: str, address: str, port: int) -> None:
         """Find out whether a port that is open on another node can be reached.
 
         Args:
@@ -58,8 +58,8 @@ class Reachability:
         except OSError as error:
             self._tell(error.strerror or str(error))
             return
-        self._board.reactor.add_writer(self._trying, self._came_through)
-        self._board.reactor.call_later(_TRY_S, self._give_up)
+        self._hub.reactor.add_writer(self._trying, self._came_through)
+        self._hub.reactor.call_later(_TRY_S, self._give_up)
 
     def _give_up(self) -> None:
         if self._trying is not None:
@@ -83,7 +83,7 @@ class Reachability:
 
     def _tell(self, why: str) -> None:
         self._stop_trying()
-        self._board.note(
+        self._hub.note(
             f"this node cannot reach {self._other}, where a launcher listens: {why}; check for"
             " a firewall between the nodes: gloo and NCCL connect ranks through arbitrary"
             " ports"
@@ -99,7 +99,7 @@ class Reachability:
 
     def _let_go(self, each: socket.socket | None) -> None:
         if each is not None:
-            self._board.reactor.remove(each)
+            self._hub.reactor.remove(each)
             each.close()
 
     def close(self) -> None:

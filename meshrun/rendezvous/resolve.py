@@ -14,7 +14,7 @@ from meshrun.rendezvous.messages import Message
 _RETRY_S = 0.5
 
 
-class Finding:
+class NameResolver:
     """A node that does not know yet whether it is the coordinator.
 
     Args:
@@ -24,20 +24,20 @@ class Finding:
     def __init__(
         self,
         config: RendezvousConfig,
-        board: Connections,
+        hub: Connections,
         *,
         found: Callable[[list[str], str], bool],
         fail: Callable[[RendezvousError], None],
     ) -> None:
-        self._config, self._board, self._found, self._fail = config, board, found, fail
-        self._deadline = self._board.deadline(config.timeout_s)
+        self._config, self._hub, self._found, self._fail = config, hub, found, fail
+        self._deadline = self._hub.deadline(config.timeout_s)
         self._why = ""
-        self._retry = board.reactor.call_at(None, self._try_again, skips=False)
+        self._retry = hub.reactor.call_at(None, self._try_again, skips=False)
         self._look_up()
 
     def _look_up(self) -> None:
         host = (self._config.host or "").strip("[]")
-        self._lookup = Lookup(host, self._board.reactor, self._looked_up)
+        self._lookup = Lookup(host, self._hub.reactor, self._looked_up)
 
     def _looked_up(self, addresses: list[str], why: str) -> None:
         self._why = why
@@ -56,21 +56,21 @@ class Finding:
                 )
             )
             return
-        if self._deadline.takes_note():
-            self._board.note(
+        if self._deadline.note_is_due():
+            self._hub.note(
                 f"waiting for the name `{config.host}` to resolve: {self._why} ({self._deadline})"
             )
         self._look_up()
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """There is nobody to be told yet."""
 
     @property
-    def is_through(self) -> bool:
+    def all_notified(self) -> bool:
         """Whether nobody is left who is to be told that this node gave up."""
         return False
 
-    def give_up(self, word: GaveUp) -> None:
+    def give_up(self, notice: GaveUp) -> None:
         """It is not known yet whom to tell."""
 
     def close(self) -> None:

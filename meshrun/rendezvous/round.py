@@ -10,7 +10,7 @@ from meshrun.protocol.events import (
     GenerationAborted,
     LaunchOver,
     OthersFinished,
-    TimesTold,
+    TimesReported,
 )
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.connection import Connection
@@ -47,9 +47,9 @@ class Round:
         connections: dict[int, Connection],
         *,
         world_size: int,
-        board: Connections,
+        hub: Connections,
     ) -> None:
-        self.generation, self.connections, self._board = generation, connections, board
+        self.generation, self.connections, self._hub = generation, connections, hub
         self._world_size = world_size
         self.outcomes: dict[int, NodeOutcome] = {}
         self._finished: set[int] = set()
@@ -61,7 +61,7 @@ class Round:
         self.is_all_idle = False
         """Whether nothing is left on any node, so that what comes next was asked for."""
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Do what this node's own launch says, and pass on what concerns the others."""
         match message:
             case Failed():
@@ -75,7 +75,7 @@ class Round:
             case Where() | AskTimes():
                 self.broadcast(message)
 
-    def hear(self, number: int, connection: Connection, message: Message) -> None:
+    def receive(self, number: int, connection: Connection, message: Message) -> None:
         """Take what another node says; of other generations it is old news."""
         if getattr(message, "generation", None) != self.generation:
             return
@@ -95,8 +95,8 @@ class Round:
                 connection.close(message.why)
             case Times():
                 answers = [answer.shifted(-connection.ahead_ns) for answer in message.answers]
-                self._board.news.append(
-                    TimesTold(answers=answers, unsure_ns=connection.unsure_ns, why=message.why)
+                self._hub.events.append(
+                    TimesReported(answers=answers, unsure_ns=connection.unsure_ns, why=message.why)
                 )
 
     def _keep(self, number: int, connection: Connection, said: Failed | Idle) -> NodeOutcome:
@@ -112,7 +112,7 @@ class Round:
             is_hung=outcome.is_hung,
         )
         if self.end(end, but=number) and number != OWN:
-            self._board.news.append(generation_aborted(end))
+            self._hub.events.append(generation_aborted(end))
 
     def end(self, end: End, *, but: int = OWN) -> bool:
         """Tell the nodes to end their ranks, once; return whether they had not been told yet."""
@@ -126,7 +126,7 @@ class Round:
         if self._are_all(self._finished):
             self.is_done = True
             self.broadcast(MayLeave(generation=self.generation))
-            self._board.news.append(OthersFinished(at_ns=time.monotonic_ns()))
+            self._hub.events.append(OthersFinished(at_ns=time.monotonic_ns()))
 
     def advance(self) -> None:
         """Once nothing is left on any node, ask this one what comes next."""
@@ -134,7 +134,7 @@ class Round:
             self.is_all_idle = True
             self._idle.discard(OWN)  # it is asked once
             outcomes = tuple(self.outcomes.values())
-            self._board.news.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
+            self._hub.events.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
 
     def _are_all(self, numbers: set[int]) -> bool:
         """Whether these are all nodes; those that were lost may be among them."""
@@ -146,7 +146,7 @@ class Round:
         for number, connection in self.connections.items():
             if number != but:
                 connection.send_text(text)
-                self._board.update(connection)
+                self._hub.update(connection)
 
 
 def generation_aborted(end: End) -> GenerationAborted:

@@ -57,7 +57,7 @@ def read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
     return text
 
 
-def doubt_secret(env: Mapping[str, str], config: RendezvousConfig) -> list[str]:
+def secret_warnings(env: Mapping[str, str], config: RendezvousConfig) -> list[str]:
     """Return warnings about a secret that can be read."""
     doubts = []
     text, path = read_secret(env, config), env.get("MESHRUN_SECRET_FILE")

@@ -24,11 +24,11 @@ def addresses_to_name() -> list[str]:
     return [each for each in own_addresses() if _is_v6(each) and each != "::1"][:_MOST_ADDRESSES]
 
 
-def keep_to_nodes(
+def restrict_to_nodes(
     listener: socket.socket,
     connections: Iterable[Connection],
     nodes: Iterable[Join],
-    board: Connections,
+    hub: Connections,
 ) -> None:
     """Let only this node, the peers of ``connections``, and what else they are called connect."""
     if is_on(os.environ.get("MESHRUN_OPEN_STORE")):
@@ -41,7 +41,7 @@ def keep_to_nodes(
         admit_only(listener, {*own_addresses(), *theirs})
     except OSError as error:
         place = format_endpoint(*listener.getsockname()[:2])
-        board.note(
+        hub.note(
             f"anyone who can reach the ranks' store at {place} can write to it: cannot set a"
             f" filter ({error.strerror})"
         )

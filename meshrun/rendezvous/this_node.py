@@ -21,7 +21,7 @@ class ThisNode:
     """What it says of itself."""
     secret: bytes
     """What only launchers of this launch know."""
-    board: Connections
+    hub: Connections
     """Where connections are watched."""
     where: Callable[[str], None] = lambda _: None
     """Called with a reason when the coordinator asks for where this node's ranks are."""

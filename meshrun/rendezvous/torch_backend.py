@@ -27,7 +27,7 @@ from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.node_info import NodeInfo, foreign, read_info
-from meshrun.rendezvous.torch_decline import hear_who_gives_up, read, store_of
+from meshrun.rendezvous.torch_decline import read, store_of, watch_for_declines
 from meshrun.rendezvous.torch_handler import make_handler
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _meet(
 ) -> Negotiated:
     done = threading.Event()
     _in_background(_tell_who_waits, order, done, say)
-    _in_background(hear_who_gives_up, order, handler, done, partial(_tell, reports))
+    _in_background(watch_for_declines, order, handler, done, partial(_tell, reports))
     found = handler.next_rendezvous()
     done.set()
     met = _exchange(order, found)

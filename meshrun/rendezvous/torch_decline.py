@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 _EVERY_S = 0.3
 
 
-class Declining:
+class DeclineProcess:
     """The process, as the launcher sees it.
 
     Args:
         reactor: Has a turn once the process has exited.
     """
 
-    def __init__(self, order: Negotiate, word: GaveUp, reactor: Reactor) -> None:
+    def __init__(self, order: Negotiate, notice: GaveUp, reactor: Reactor) -> None:
         self._reactor = reactor
         self._process = subprocess.Popen(
             own_command("decline"),
@@ -54,7 +54,7 @@ class Declining:
             cast("IO[bytes]", pipe) for pipe in (self._process.stdin, self._process.stdout)
         )
         with contextlib.suppress(OSError), lines:
-            lines.write(codec.encode(order) + b"\n" + encode(word) + b"\n")
+            lines.write(codec.encode(order) + b"\n" + encode(notice) + b"\n")
         reactor.add_reader(self._said, self._read)
 
     def _read(self) -> None:
@@ -62,7 +62,7 @@ class Declining:
             self.close()
 
     @property
-    def is_through(self) -> bool:
+    def all_notified(self) -> bool:
         """Whether all have heard it, or it cannot be told."""
         return self._said.closed
 
@@ -94,7 +94,7 @@ def main(_known_at_start: object = None) -> None:
         time.sleep(_EVERY_S)
 
 
-def hear_who_gives_up(
+def watch_for_declines(
     order: Negotiate, handler: Any, done: threading.Event, tell: Callable[[GaveUp], None]
 ) -> None:
     """While torch's rendezvous waits: call ``tell`` once a node says that it gives up."""
@@ -107,9 +107,9 @@ def hear_who_gives_up(
             if (text := read(store, key)) in (b"", first):
                 continue
             with contextlib.suppress(MessageError):
-                word = decode(text.partition(b" ")[2])
-                if isinstance(word, GaveUp):
-                    tell(word)
+                notice = decode(text.partition(b" ")[2])
+                if isinstance(notice, GaveUp):
+                    tell(notice)
                     store.add(told, 1)
                     return
 

@@ -14,7 +14,7 @@ from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.endpoint import Endpoint
-from meshrun.rendezvous.torch_decline import Declining
+from meshrun.rendezvous.torch_decline import DeclineProcess
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the coordinator's own address cannot be told
 
@@ -39,7 +39,7 @@ class TorchNegotiation:
         reactor: Reactor,
     ) -> None:
         self._start, self._reactor = start, reactor
-        self._declining: Declining | None = None
+        self._declining: DeclineProcess | None = None
         address = _own_address(config, endpoint)
         self._own: socket.socket | None = listen_on(address, 0)
         self._order = Negotiate(
@@ -60,14 +60,14 @@ class TorchNegotiation:
         """Have torch's rendezvous started."""
         self._start(self._order)
 
-    def give_up(self, word: GaveUp) -> None:
+    def give_up(self, notice: GaveUp) -> None:
         """Have the others told that this node will not take part."""
-        self._declining = self._declining or Declining(self._order, word, self._reactor)
+        self._declining = self._declining or DeclineProcess(self._order, notice, self._reactor)
 
     @property
-    def is_through(self) -> bool:
+    def all_notified(self) -> bool:
         """Whether nobody is left who is to be told that."""
-        return self._declining is None or self._declining.is_through
+        return self._declining is None or self._declining.all_notified
 
     def take_listener(self) -> socket.socket | None:
         """Return where this launcher listens, for the caller to close."""

@@ -46,12 +46,12 @@ class Unauthenticated:
         listener: socket.socket,
         *,
         secret: bytes,
-        board: Connections,
+        hub: Connections,
         most: int = 0,
         every_s: float = BEAT_S,
         on_join: Callable[[Connection, list[Message]], None],
     ) -> None:
-        self._listener, self._secret, self._board = listener, secret, board
+        self._listener, self._secret, self._hub = listener, secret, hub
         self._on_join = on_join
         self._every_s, self._most = every_s, max(_MOST, most)
         self._connections: dict[int, Connection] = {}
@@ -69,12 +69,12 @@ class Unauthenticated:
     def _listen(self) -> None:
         if not self._is_listening:
             self._is_listening = True
-            self._board.reactor.add_reader(self._listener, self._accept)
+            self._hub.reactor.add_reader(self._listener, self._accept)
 
     def _pause(self) -> None:
         if self._is_listening:
             self._is_listening = False
-            self._board.reactor.remove(self._listener)
+            self._hub.reactor.remove(self._listener)
 
     def look(self) -> None:
         """Once a beat: close connections that do not say what they are."""
@@ -116,7 +116,7 @@ class Unauthenticated:
     def _watch(self, connection: Connection) -> None:
         number = next(self._counter)
         self._connections[number] = self._by_origin[_origin(connection)][number] = connection
-        self._board.add(connection, partial(self._on_ready, number))
+        self._hub.add(connection, partial(self._on_ready, number))
 
     def _on_ready(self, number: int) -> None:
         connection = self._connections.get(number)
@@ -124,12 +124,12 @@ class Unauthenticated:
             return
         said: list[Message] = [each for each in connection.receive() if not isinstance(each, Beat)]
         if said:
-            self._board.drop(self._take_out(number))
+            self._hub.drop(self._take_out(number))
             self._on_join(connection, said)
         elif connection.closed is not None:
             self._drop(number, connection.closed)
         else:
-            self._board.update(connection)
+            self._hub.update(connection)
 
     def _take_out(self, number: int) -> Connection:
         """There is room for another."""
@@ -141,7 +141,7 @@ class Unauthenticated:
         self._listen()
         return connection
 
-    def of_other_launches(self, for_s: float) -> list[str]:
+    def foreign_launchers(self, for_s: float) -> list[str]:
         """Return where launchers are that have not known the secret for so long."""
         until_ns = time.monotonic_ns() - int(for_s * 1e9)
         return [
@@ -150,7 +150,7 @@ class Unauthenticated:
             if since_ns <= until_ns and count >= _TRIES
         ]
 
-    def turn_away(self, connection: Connection, error: MeshrunError) -> None:
+    def reject(self, connection: Connection, error: MeshrunError) -> None:
         """Tell one who came why it cannot stay, and see it go."""
         connection.send(Refused.of(error))
         if connection.closed is None:
@@ -158,7 +158,7 @@ class Unauthenticated:
 
     def _drop(self, number: int, why: str) -> None:
         connection = self._take_out(number)
-        self._board.close(connection, why)
+        self._hub.close(connection, why)
         if connection.is_other_launch:
             since_ns, count = self._others.get(
                 origin := _origin(connection), (time.monotonic_ns(), 0)
@@ -172,15 +172,13 @@ class Unauthenticated:
             return
         self._told.add((who, what))
         is_last = len(self._told) > _MOST_TOLD
-        self._board.note(
-            "not reporting further rejected connections" if is_last else f"{who} {what}"
-        )
+        self._hub.note("not reporting further rejected connections" if is_last else f"{who} {what}")
 
     def close(self, why: str) -> None:
         """Stop listening, and close unauthenticated connections."""
         self._pause()
         for connection in self._connections.values():
-            self._board.close(connection, why)
+            self._hub.close(connection, why)
         self._connections.clear()
         self._by_origin.clear()
 

@@ -28,7 +28,7 @@ from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
 from meshrun.rendezvous.membership import fit_nodes
 from meshrun.rendezvous.messages import Join
 from meshrun.rendezvous.peers import Peers
-from meshrun.rendezvous.secret import doubt_secret, find_secret, read_secret
+from meshrun.rendezvous.secret import find_secret, read_secret, secret_warnings
 from meshrun.rendezvous.store_access import addresses_to_name
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.supervisor.node_link import Farewell, Meet, Nodes
@@ -55,13 +55,13 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate], None],
     ) -> Nodes:
-        for doubt in doubt_secret(os.environ, config):
+        for doubt in secret_warnings(os.environ, config):
             note(doubt)
         node = ThisNode(
             config=config,
             info=describe_node(plan, secret),
             secret=secret,
-            board=Connections(reactor, note),
+            hub=Connections(reactor, note),
             where=where,
             fit=partial(fit_nodes, plan.request),
         )
@@ -82,8 +82,8 @@ def stay_to_decline(
         secret = find_secret({}, config)  # which the others refuse, and know of it
     info = Join(host=host, node_rank=config.node_rank, nproc=1, settings={})
     with Reactor() as reactor:
-        board = Connections(reactor, note=lambda _: None)
-        node = ThisNode(config=config, info=info, secret=secret, board=board)
+        hub = Connections(reactor, note=lambda _: None)
+        node = ThisNode(config=config, info=info, secret=secret, hub=hub)
         peers = Peers(node, negotiate=lambda _: None)
         peers.give_up(GaveUp.of(host, error))
         farewell = Farewell(peers, error.message, config.node_timeout_s, note, reactor)

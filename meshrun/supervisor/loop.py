@@ -32,10 +32,10 @@ from meshrun.lifecycle.actions import (
     EndGeneration,
     EndZygote,
     OpenGate,
+    Report,
     Signal,
     StartAll,
     StartZygote,
-    Tell,
     WakeAt,
 )
 from meshrun.lifecycle.outcome import build_result, went_well
@@ -56,8 +56,8 @@ from meshrun.protocol.events import (
     Met,
     SignalArrived,
     TimePassed,
-    TimesAsked,
-    TimesTold,
+    TimesReported,
+    TimesRequested,
     ZygoteGone,
 )
 from meshrun.protocol.from_zygote import (
@@ -215,7 +215,7 @@ class Loop:
         nodes = meet(self._reactor, note, self._monitor.ask, negotiate)
         self._monitor.watchdog.activity = nodes.peers.activity
         if self._monitor.stragglers is not None:
-            self._monitor.stragglers.tell_nodes = nodes.peers.tell
+            self._monitor.stragglers.tell_nodes = nodes.peers.send
         return nodes
 
     def _arrange(self) -> None:
@@ -225,7 +225,7 @@ class Loop:
         each(output.read_files, due=lambda: output.next_look_ns)
         each(console.show_waiting, due=lambda: console.next_wake_ns)
         if (nodes := self._nodes) is not None:
-            each(self._hear_nodes, due=lambda: 0 if nodes.peers.has_news else None)
+            each(self._hear_nodes, due=lambda: 0 if nodes.peers.has_events else None)
 
     @property
     def plan(self) -> LaunchPlan:
@@ -336,11 +336,11 @@ class Loop:
         self._reactor.skip(lost_ns)
 
     def _hear_nodes(self) -> None:
-        for news in self._nodes.peers.news() if self._nodes is not None else ():
+        for news in self._nodes.peers.events() if self._nodes is not None else ():
             self._hear(news)
 
     def _hear(self, news: FromNodes) -> None:
-        if isinstance(news, TimesAsked | TimesTold):
+        if isinstance(news, TimesRequested | TimesReported):
             if self._monitor.stragglers is not None:
                 self._monitor.stragglers.hear_node(news)
         elif isinstance(news, GenerationAborted) and news.is_hung and not self.state.stopping:
@@ -427,7 +427,7 @@ class Loop:
                 self._monitor.hear(message)
             elif isinstance(message, FromNegotiation):
                 if self._nodes is not None:
-                    self._nodes.peers.hear(message)
+                    self._nodes.peers.receive(message)
             else:
                 self._happen(message)
                 if isinstance(message, RankRaised):
@@ -542,7 +542,7 @@ class Loop:
                 self._workers.zygote.open_gate()
             case WakeAt(at_ns=at_ns):
                 self._wake.move(at_ns)
-            case Tell() | Decide() if self._nodes is not None:
+            case Report() | Decide() if self._nodes is not None:
                 calls = self._monitor.calls
                 self._nodes.carry_out(action, self.state, self.plan.layout, self._gather, calls)
 

@@ -10,7 +10,7 @@ from typing import Literal
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
-from meshrun.lifecycle.actions import Decide, Tell
+from meshrun.lifecycle.actions import Decide, Report
 from meshrun.lifecycle.blame import describe_failure, describe_lost_process
 from meshrun.lifecycle.node_outcome import node_outcome
 from meshrun.lifecycle.outcome import decide, find_trouble, headline, why_stopped
@@ -62,7 +62,7 @@ class Farewell:
     @property
     def is_over(self) -> bool:
         """Whether there is nobody left to tell, or no time for it."""
-        return self._peers.is_through or self._until.at_ns is None
+        return self._peers.all_notified or self._until.at_ns is None
 
     def _explain(self) -> None:
         if not self.is_over:
@@ -92,7 +92,7 @@ class Nodes:
 
     def carry_out(
         self,
-        action: Tell | Decide,
+        action: Report | Decide,
         state: State,
         layout: Layout,
         gather: Callable[[], Mapping[int, Evidence]],
@@ -114,7 +114,7 @@ class Nodes:
         calls: Mapping[int, RankCalled],
     ) -> None:
         if what == "finished":
-            self.peers.tell(Finished(generation=state.generation))
+            self.peers.send(Finished(generation=state.generation))
             return
         if what == "leaves":
             why = describe_lost_process(state) or ""
@@ -122,7 +122,7 @@ class Nodes:
                 why = f"{state.excluded.who} excludes it: {state.excluded.reason}"
             if state.signals:
                 why = f"it was {why_stopped(state)}"
-            self.peers.tell(Leave(generation=state.generation, why=why))
+            self.peers.send(Leave(generation=state.generation, why=why))
             return
         outcome = node_outcome(
             state,
@@ -134,19 +134,19 @@ class Nodes:
         if what == "idle":
             outcome = replace(outcome, calls=calls)
         kind = Failed if what == "failed" else Idle
-        self.peers.tell(kind(generation=state.generation, outcome=outcome))
+        self.peers.send(kind(generation=state.generation, outcome=outcome))
 
     def _decide(self, next_after: Cause | None, state: State, layout: Layout) -> None:
         if next_after is not None:
             generation = state.generation + 1
-            self.peers.tell(Begin(generation=generation, cause=next_after))
+            self.peers.send(Begin(generation=generation, cause=next_after))
         else:
             decision = decide(state, layout, self.hosts, self._host)
-            self.peers.tell(Over(**asdict(decision)))
+            self.peers.send(Over(**asdict(decision)))
 
     def ask_where(self, why: str) -> None:
         """Have the other nodes print where their ranks are."""
-        self.peers.tell(Where(why=why))
+        self.peers.send(Where(why=why))
 
     def takes_leave(self, state: State, layout: Layout) -> bool:
         """Whether others are still to be told why this launch ended before all had met."""

@@ -15,7 +15,7 @@ from meshrun.lifecycle.lateness import Late, find_late
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import RankTimes
-from meshrun.protocol.events import RankLate, TimesAsked, TimesTold
+from meshrun.protocol.events import RankLate, TimesReported, TimesRequested
 from meshrun.rendezvous.messages import AskTimes, Times
 
 _SHARE = 0.1
@@ -100,9 +100,9 @@ class Stragglers:
             self._close.cancel()
             self._judge()
 
-    def hear_node(self, news: TimesAsked | TimesTold) -> None:
+    def hear_node(self, news: TimesRequested | TimesReported) -> None:
         """Answer the first node; or, as the first, take another's answer."""
-        if isinstance(news, TimesAsked):
+        if isinstance(news, TimesRequested):
             if news.generation == self._state.generation and not self._asks:
                 self._watch(news.late)
                 self._put_to(self._state.alive, _ANSWER_TAKES_S)

@@ -51,7 +51,7 @@ class Participants:
     def __init__(self, numbers: range, nodes: int, port: int) -> None:
         self.numbers, self._port = numbers, port
         self.reactor = Reactor()
-        self._board = Connections(self.reactor, print)
+        self._hub = Connections(self.reactor, print)
         self._every_s = beat_s(nodes, _NODE_TIMEOUT_S)
         self.heard: dict[str, set[int]] = {}
         self.connections: dict[int, Connection] = {}
@@ -68,20 +68,20 @@ class Participants:
         sock = socket.create_connection(("127.0.0.1", self._port), source_address=(own, 0))
         link = Connection(sock, ParticipantHandshake(SECRET), beat_s=self._every_s)
         self.connections[number] = link
-        self._board.add(link, partial(self._on_ready, number))
+        self._hub.add(link, partial(self._on_ready, number))
         link.send(
             Join(
                 host=f"node{number}.cluster.example", node_rank=number, nproc=8,
                 settings={"--mesh": "dp=-1,tp=8"}, launcher=f"{number:032}",
             )
         )  # fmt: skip
-        self._board.update(link)
+        self._hub.update(link)
 
     def _on_ready(self, number: int) -> None:
         link = self.connections[number]
         for message in link.receive():
             self.heard.setdefault(type(message).__name__, set()).add(number)
-        self._board.update(link)
+        self._hub.update(link)
         if link.closed is not None and number not in self.heard.get("Welcome", ()):
             self.reconnects += 1
             self.reactor.call_later(_RETRY_S, partial(self._connect, number))
@@ -89,7 +89,7 @@ class Participants:
     def beat(self) -> None:
         for link in self.connections.values():
             if link.beat(idle_s=0.0):
-                self._board.update(link)
+                self._hub.update(link)
 
     def wait_for(self, name: str) -> None:
         everyone = len(self.numbers)
@@ -99,14 +99,14 @@ class Participants:
         """Lose all connections at once, and come again."""
         self.heard.clear()
         for number, link in list(self.connections.items()):
-            self._board.close(link, "cut")
+            self._hub.close(link, "cut")
             self.reactor.call_later(random.random() * _RETRY_S, partial(self._connect, number))
 
     def fail(self, number: int) -> None:
         """Say that ranks of a node failed; it is not told that itself."""
         link = self.connections[number]
         link.send(Failed(generation=0, outcome=NodeOutcome(headline="rank 8 failed")))
-        self._board.update(link)
+        self._hub.update(link)
         self.heard.setdefault("End", set()).add(number)
 
 
@@ -163,21 +163,21 @@ def play_coordinator(nodes: int, listener: socket.socket, pipe: Pipe) -> None:
     """Be node 0, and answer what is asked for: memory and CPU time so far."""
     _many_descriptors()
     reactor = Reactor()
-    board = Connections(reactor, lambda _: None)
+    hub = Connections(reactor, lambda _: None)
     sides: list[Any] = []
     own = Join(host="node0", node_rank=0, nproc=8, settings={"--mesh": "dp=-1,tp=8"})
     config = RendezvousConfig(
         nnodes=nodes, host="127.0.0.1", port=listener.getsockname()[1], timeout_s=600,
         last_call_s=None, return_s=30, node_timeout_s=_NODE_TIMEOUT_S, run_id="run", node_rank=0,
     )  # fmt: skip
-    node = ThisNode(config=config, info=own, secret=SECRET, board=board, fit=fit_without_mesh)
+    node = ThisNode(config=config, info=own, secret=SECRET, hub=hub, fit=fit_without_mesh)
     sides.append(Lobby(node, listener=listener, run_id="run", hand_over=sides.append))
     pipe.send("ready")
     while (order := _order(pipe, reactor)) != "end":
-        board.news.clear()
+        hub.events.clear()
         if order == "restart":
             cause = Cause(rank=None, description="x", raised=None, ran_s=None, at_ns=0)
-            sides[-1].tell(Begin(generation=1, cause=cause))
+            sides[-1].send(Begin(generation=1, cause=cause))
             continue
         used = resource.getrusage(resource.RUSAGE_SELF)
         pipe.send((order, used.ru_maxrss * 1024, used.ru_utime + used.ru_stime, len(sides)))

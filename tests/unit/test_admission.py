@@ -100,8 +100,8 @@ def test_the_ranks_store_is_for_nodes_of_the_launch(
     changes = {"least_nodes": 1, "return_s": 60.0} if is_elastic else {}
     coordinator = parties.coordinator(2, fit=fit if is_elastic else fit_without_mesh, **changes)
     participant = parties.participant(info("node1", 1), **changes)
-    parties.until(lambda: coordinator.heard(Met) and participant.heard(Met))
-    met = participant.heard(Met)[0]
+    parties.until(lambda: coordinator.received(Met) and participant.received(Met))
+    met = participant.received(Met)[0]
     place = (met.store_address, met.store_port)
 
     assert connect(held, place, "127.0.0.1")

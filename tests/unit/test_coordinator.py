@@ -27,9 +27,9 @@ def three(parties: Parties) -> list[Party]:
         parties.coordinator(3),
         *(parties.participant(info(f"node{n}", n), nnodes=3) for n in (1, 2)),
     ]
-    parties.until(lambda: all(party.heard(Met) for party in met))
+    parties.until(lambda: all(party.received(Met) for party in met))
     for party in met:
-        party.news.clear()
+        party.events.clear()
     return met
 
 
@@ -49,13 +49,13 @@ def settled(parties: Parties) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_failure_ends_the_others(parties: Parties, three: list[Party], number: int) -> None:
     """Once, with its cause and signal; not the node that said it."""
-    three[number].tell(failed(signum=15))
+    three[number].send(failed(signum=15))
     others = [party for party in three if party is not three[number]]
-    parties.until(lambda: all(party.heard(GenerationAborted) for party in others))
-    three[3 - number - 1].tell(failed("another"))
+    parties.until(lambda: all(party.received(GenerationAborted) for party in others))
+    three[3 - number - 1].send(failed("another"))
     settled(parties)
 
-    told = [party.heard(GenerationAborted) for party in three]
+    told = [party.received(GenerationAborted) for party in three]
     assert [len(each) for each in told] == [int(party in others) for party in three]
     assert {(each[0].why, each[0].signum) for each in told if each} == {("rank 1 failed", 15)}
 
@@ -65,28 +65,30 @@ def test_a_failure_of_an_earlier_generation_is_old_news(
 ) -> None:
     """It crossed the order to start again."""
     for party in three:
-        party.tell(idle())
-    parties.until(lambda: three[0].heard(AllIdle))
-    three[0].tell(Begin(generation=1, cause=WHY))
-    parties.until(lambda: all(party.heard(NextBegins) for party in three))
-    three[1].tell(failed(generation=0))
+        party.send(idle())
+    parties.until(lambda: three[0].received(AllIdle))
+    three[0].send(Begin(generation=1, cause=WHY))
+    parties.until(lambda: all(party.received(NextBegins) for party in three))
+    three[1].send(failed(generation=0))
     settled(parties)
-    assert not three[2].heard(GenerationAborted)
-    three[1].tell(failed(generation=1))
+    assert not three[2].received(GenerationAborted)
+    three[1].send(failed(generation=1))
 
-    parties.until(lambda: three[2].heard(GenerationAborted) and three[0].heard(GenerationAborted))
+    parties.until(
+        lambda: three[2].received(GenerationAborted) and three[0].received(GenerationAborted)
+    )
 
 
 def test_all_may_leave_once_all_have_finished(parties: Parties, three: list[Party]) -> None:
     """Whichever is the last."""
     for party in (three[2], three[0]):
-        party.tell(Finished(generation=0))
+        party.send(Finished(generation=0))
     settled(parties)
     assert names(three) == [[], [], []]
-    three[1].tell(Finished(generation=0))
-    parties.until(lambda: all(party.heard(OthersFinished) for party in three))
+    three[1].send(Finished(generation=0))
+    parties.until(lambda: all(party.received(OthersFinished) for party in three))
 
-    assert [len(party.news) for party in three] == [1, 1, 1]
+    assert [len(party.events) for party in three] == [1, 1, 1]
 
 
 def test_the_coordinator_hears_once_that_nothing_is_left(
@@ -94,40 +96,40 @@ def test_the_coordinator_hears_once_that_nothing_is_left(
 ) -> None:
     """With what each of the others told."""
     for number in (1, 2):
-        three[number].tell(idle(headline=f"node{number}"))
+        three[number].send(idle(headline=f"node{number}"))
     settled(parties)
     assert names(three) == [[], [], []]
-    three[0].tell(idle(headline="node0"))
-    parties.until(lambda: three[0].news)
+    three[0].send(idle(headline="node0"))
+    parties.until(lambda: three[0].events)
 
-    assert len(three[0].heard(AllIdle)) == 1
-    assert [told.headline for told in three[0].heard(AllIdle)[0].outcomes] == ["node1", "node2"]
+    assert len(three[0].received(AllIdle)) == 1
+    assert [told.headline for told in three[0].received(AllIdle)[0].outcomes] == ["node1", "node2"]
 
 
 def test_the_end_is_told_to_all(parties: Parties, three: list[Party]) -> None:
     """And who goes then is not lost."""
-    three[0].tell(OVER)
-    parties.until(lambda: all(party.heard(LaunchOver) for party in three))
+    three[0].send(OVER)
+    parties.until(lambda: all(party.received(LaunchOver) for party in three))
     parties.remove(three[1])
     parties.remove(three[0])
     settled(parties)
 
-    over = three[2].heard(LaunchOver)[0]
+    over = three[2].received(LaunchOver)[0]
     assert (over.exit_code, over.headline) == (7, "rank 1 failed")
-    assert not any(party.heard(NodeLost) for party in three)
+    assert not any(party.received(NodeLost) for party in three)
 
 
 def test_a_node_that_goes_ends_the_others(parties: Parties, three: list[Party]) -> None:
     """They are told who it was; and nobody waits for it to be idle."""
     parties.remove(three[1])
-    parties.until(lambda: three[0].heard(NodeLost) and three[2].heard(GenerationAborted))
-    three[0].tell(idle())
-    three[2].tell(idle())
-    parties.until(lambda: three[0].heard(AllIdle))
+    parties.until(lambda: three[0].received(NodeLost) and three[2].received(GenerationAborted))
+    three[0].send(idle())
+    three[2].send(idle())
+    parties.until(lambda: three[0].received(AllIdle))
 
-    lost = three[0].heard(NodeLost)[0]
+    lost = three[0].received(NodeLost)[0]
     assert (lost.node_rank, lost.host, lost.why) == (1, "node1", "it closed the connection")
-    assert three[2].heard(GenerationAborted)[0].why == (
+    assert three[2].received(GenerationAborted)[0].why == (
         "node 1 (node1) was lost: it closed the connection"
     )
 
@@ -137,17 +139,17 @@ def test_a_node_that_falls_silent_is_lost(parties: Parties, three: list[Party]) 
     silent = three[2]
     parties.all.remove(silent)
     parties.pass_s(28)
-    assert not three[0].news
+    assert not three[0].events
     parties.pass_s(5)
 
-    assert three[0].heard(NodeLost)[0].host == "node2"
-    assert not three[1].heard(NodeLost)
+    assert three[0].received(NodeLost)[0].host == "node2"
+    assert not three[1].received(NodeLost)
     silent.close()
 
 
 def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party]) -> None:
     """With the reason that people see."""
-    three[0].tell(Where(why="SIGQUIT on node0"))
+    three[0].send(Where(why="SIGQUIT on node0"))
     parties.until(lambda: three[1].asked and three[2].asked)
 
     assert three[1].asked == ["SIGQUIT on node0"]
@@ -157,15 +159,15 @@ def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party
 def test_who_is_given_up_is_told_why(parties: Parties, deaf: int) -> None:
     """Both sides name one cause, and not that the other one closed the connection."""
     met = [parties.coordinator(2), parties.participant(info("node1", 1))]
-    parties.until(lambda: all(party.heard(Met) for party in met))
+    parties.until(lambda: all(party.received(Met) for party in met))
     silent, other = met[deaf], met[1 - deaf]
     parties.all.remove(silent)  # its turn does not come
     parties.pass_s(33)
     parties.all.append(silent)
-    parties.until(lambda: silent.heard(NodeLost))
+    parties.until(lambda: silent.received(NodeLost))
 
-    (found,) = other.heard(NodeLost)
+    (found,) = other.received(NodeLost)
     why = found.why
     assert (why.startswith("no message from it for 3"), found.is_silent) == (True, True)
-    (lost,) = silent.heard(NodeLost)
+    (lost,) = silent.received(NodeLost)
     assert (lost.why, lost.is_silent) == (f"it dropped this node: {why}", True)

@@ -41,54 +41,54 @@ def two(parties: Parties) -> list[Party]:
     """A coordinator and a participant whose ranks run; what they heard until then is forgotten."""
     coordinator = parties.coordinator(MOST, fit=fit, there=2, least_nodes=1, return_s=60.0)
     met = [coordinator, newcomer(parties, "node1", rank=1)]
-    parties.until(lambda: all(party.heard(Met) for party in met))
+    parties.until(lambda: all(party.received(Met) for party in met))
     forget(met)
     return met
 
 
 def forget(those: Sequence[Party]) -> None:
     for party in those:
-        party.news.clear()
+        party.events.clear()
         party.notes.clear()
 
 
-def begin_again(parties: Parties, those: Sequence[Party], generation: int) -> None:
+def start_next_generation(parties: Parties, those: Sequence[Party], generation: int) -> None:
     """Have the ranks of one generation end everywhere, and wish for the next."""
     for party in reversed(those):
-        party.tell(Idle(generation=generation - 1, outcome=NodeOutcome()))
-    parties.until(lambda: those[0].heard(AllIdle))
-    those[0].tell(Begin(generation=generation, cause=WHY))
+        party.send(Idle(generation=generation - 1, outcome=NodeOutcome()))
+    parties.until(lambda: those[0].received(AllIdle))
+    those[0].send(Begin(generation=generation, cause=WHY))
 
 
 def grown(parties: Parties, two: Sequence[Party]) -> Party:
     """Have a third node take part; return it."""
     third = newcomer(parties, "node2")
-    parties.until(lambda: all(party.heard(GenerationAborted) for party in two))
-    begin_again(parties, two, 1)
-    parties.until(lambda: third.heard(Met) and two[1].heard(Met))
+    parties.until(lambda: all(party.received(GenerationAborted) for party in two))
+    start_next_generation(parties, two, 1)
+    parties.until(lambda: third.received(Met) and two[1].received(Met))
     return third
 
 
 def hosts_of(party: Party) -> tuple[str, ...]:
     """Return the hosts of the last generation that a party began."""
-    return party.heard(Met)[-1].hosts
+    return party.received(Met)[-1].hosts
 
 
 def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: list[Party]) -> None:
     """All hear why; it begins with the number of generations that there were."""
     three = [*two, newcomer(parties, "node2")]
-    parties.until(lambda: all(party.heard(GenerationAborted) for party in two))
-    assert two[1].heard(GenerationAborted)[0].why == "node2 joins: dp 2 -> 3"
-    assert two[0].heard(GenerationAborted)[0].resizes
-    begin_again(parties, two, 1)
-    parties.until(lambda: all(party.heard(Met) for party in three))
+    parties.until(lambda: all(party.received(GenerationAborted) for party in two))
+    assert two[1].received(GenerationAborted)[0].why == "node2 joins: dp 2 -> 3"
+    assert two[0].received(GenerationAborted)[0].resizes
+    start_next_generation(parties, two, 1)
+    parties.until(lambda: all(party.received(Met) for party in three))
 
-    assert [party.heard(Met)[0].node_rank for party in three] == [0, 1, 2]
+    assert [party.received(Met)[0].node_rank for party in three] == [0, 1, 2]
     assert {hosts_of(party) for party in three} == {("node0", "node1", "node2")}
-    resize = three[2].heard(Met)[0].causes[0].resize
+    resize = three[2].received(Met)[0].causes[0].resize
     assert resize is not None
     assert (resize.joined, resize.left, resize.shapes) == (("node2",), (), "dp 2 -> 3")
-    assert three[2].heard(Met)[0].previous == {
+    assert three[2].received(Met)[0].previous == {
         **fit([info("a"), info("b")]).to_dict(),
         "generation": 0,
     }
@@ -97,28 +97,28 @@ def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: li
 def test_each_generation_has_a_store_of_its_own(parties: Parties, two: list[Party]) -> None:
     """Ranks of a node that was lost cannot meet those that go on."""
     grown(parties, two)
-    first = two[1].heard(Met)[0].store_port
+    first = two[1].received(Met)[0].store_port
     parties.remove(parties.all[-1])
-    parties.until(lambda: two[1].heard(GenerationAborted)[1:])
+    parties.until(lambda: two[1].received(GenerationAborted)[1:])
     forget(two)
-    begin_again(parties, two, 2)
-    parties.until(lambda: two[1].heard(Met))
+    start_next_generation(parties, two, 2)
+    parties.until(lambda: two[1].received(Met))
 
-    assert two[1].heard(Met)[0].store_port != first
+    assert two[1].received(Met)[0].store_port != first
     assert first != parties.port
 
 
 def test_one_that_was_started_differently_is_told_alone(parties: Parties, two: list[Party]) -> None:
     """With the setting."""
     other = newcomer(parties, "node2", mesh="dp=2")
-    parties.until(lambda: other.heard(MeetingFailed))
+    parties.until(lambda: other.received(MeetingFailed))
     parties.pass_s(3)
 
-    error = other.heard(MeetingFailed)[0].error
+    error = other.received(MeetingFailed)[0].error
     assert (error.message, error.exit_code) == (
         "mesh is dp=2 on node2, but mesh is not set on node0, the first node", 2,
     )  # fmt: skip
-    assert [party.news for party in two] == [[], []]
+    assert [party.events for party in two] == [[], []]
 
 
 def test_those_beyond_the_most_wait_and_end_with_the_others(
@@ -133,11 +133,11 @@ def test_those_beyond_the_most_wait_and_end_with_the_others(
     assert spare.notes == [
         "this node is a spare: it joins when another node is lost or the mesh has room for it"
     ]
-    assert (two[0].notes, two[0].news) == (["node3 is a spare"], [])
-    two[0].tell(OVER)
-    parties.until(lambda: spare.heard(LaunchOver))
+    assert (two[0].notes, two[0].events) == (["node3 is a spare"], [])
+    two[0].send(OVER)
+    parties.until(lambda: spare.received(LaunchOver))
 
-    assert not spare.heard(MeetingFailed)
+    assert not spare.received(MeetingFailed)
 
 
 def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Party]) -> None:
@@ -147,30 +147,31 @@ def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Part
     parties.until(lambda: spare.notes)
     forget([two[0]])
     parties.remove(two[1])
-    parties.until(lambda: third.heard(GenerationAborted))
+    parties.until(lambda: third.received(GenerationAborted))
     assert (
-        third.heard(GenerationAborted)[0].why == "node 1 (node1) was lost: it closed the connection"
+        third.received(GenerationAborted)[0].why
+        == "node 1 (node1) was lost: it closed the connection"
     )
-    begin_again(parties, [two[0], third], 2)
-    parties.until(lambda: spare.heard(Met))
+    start_next_generation(parties, [two[0], third], 2)
+    parties.until(lambda: spare.received(Met))
 
     assert hosts_of(spare) == ("node0", "node3", "node2")
-    assert spare.heard(Met)[0].causes[-1].resize.shapes == "dp=3 as before"
+    assert spare.received(Met)[0].causes[-1].resize.shapes == "dp=3 as before"
 
 
 def test_a_node_that_leaves_is_gone_on_without(parties: Parties, two: list[Party]) -> None:
     """Before its connection is gone, and with the reason; it hears no more of the launch."""
     grown(parties, two)
     forget(two)
-    two[1].tell(Leave(generation=1, why="it was stopped by SIGTERM"))
-    parties.until(lambda: two[0].heard(GenerationAborted))
+    two[1].send(Leave(generation=1, why="it was stopped by SIGTERM"))
+    parties.until(lambda: two[0].received(GenerationAborted))
     parties.turn(5)
 
     assert (
-        two[0].heard(GenerationAborted)[0].why
+        two[0].received(GenerationAborted)[0].why
         == "node 1 (node1) was lost: it was stopped by SIGTERM"
     )
-    assert not two[1].news
+    assert not two[1].events
 
 
 def test_one_that_comes_when_all_is_done_disturbs_nobody(
@@ -178,14 +179,14 @@ def test_one_that_comes_when_all_is_done_disturbs_nobody(
 ) -> None:
     """And ends with the others."""
     for party in two:
-        party.tell(Finished(generation=0))
+        party.send(Finished(generation=0))
     parties.turn(5)
     late = newcomer(parties, "node2")
     parties.pass_s(3)
-    assert not any(party.heard(GenerationAborted) for party in two)
-    two[0].tell(OVER)
+    assert not any(party.received(GenerationAborted) for party in two)
+    two[0].send(OVER)
 
-    parties.until(lambda: late.heard(LaunchOver))
+    parties.until(lambda: late.received(LaunchOver))
 
 
 def test_a_node_that_is_lost_when_all_is_done_is_not_missed(
@@ -193,14 +194,14 @@ def test_a_node_that_is_lost_when_all_is_done_is_not_missed(
 ) -> None:
     """Its ranks have nothing left to do."""
     for party in two:
-        party.tell(Finished(generation=0))
+        party.send(Finished(generation=0))
     parties.turn(5)
     parties.remove(two[1])
     parties.turn(5)
-    two[0].tell(Idle(generation=0, outcome=NodeOutcome()))
-    parties.until(lambda: two[0].heard(AllIdle))
+    two[0].send(Idle(generation=0, outcome=NodeOutcome()))
+    parties.until(lambda: two[0].received(AllIdle))
 
-    assert not two[0].heard(GenerationAborted)
+    assert not two[0].received(GenerationAborted)
 
 
 def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) -> None:
@@ -208,25 +209,25 @@ def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) 
     coordinator, cut = two
     parties.all.remove(coordinator)
     parties.pass_s(40)
-    (lost,) = cut.heard(NodeLost)
+    (lost,) = cut.received(NodeLost)
     assert lost.is_silent
     assert lost.why.startswith("no message from it for 3")
     parties.all.append(coordinator)
     parties.pass_s(5)
-    assert coordinator.heard(GenerationAborted)
-    coordinator.tell(Idle(generation=0, outcome=NodeOutcome()))
-    coordinator.tell(Begin(generation=1, cause=WHY))
+    assert coordinator.received(GenerationAborted)
+    coordinator.send(Idle(generation=0, outcome=NodeOutcome()))
+    coordinator.send(Begin(generation=1, cause=WHY))
     parties.turn(5)
     assert hosts_of(coordinator) == ("node0",)
     forget([coordinator])
-    cut.tell(Idle(generation=0, outcome=NodeOutcome()))
-    parties.until(lambda: coordinator.heard(GenerationAborted))
-    begin_again(parties, [coordinator], 2)
-    parties.until(lambda: cut.heard(Met))
+    cut.send(Idle(generation=0, outcome=NodeOutcome()))
+    parties.until(lambda: coordinator.received(GenerationAborted))
+    start_next_generation(parties, [coordinator], 2)
+    parties.until(lambda: cut.received(Met))
 
-    assert coordinator.heard(GenerationAborted)[0].why == "node1 joins: dp 1 -> 2"
+    assert coordinator.received(GenerationAborted)[0].why == "node1 joins: dp 1 -> 2"
     assert hosts_of(cut) == ("node0", "node1")
-    assert len(cut.heard(Met)[0].causes) == 2
+    assert len(cut.received(Met)[0].causes) == 2
 
 
 def test_one_that_comes_again_before_it_was_missed(parties: Parties, two: list[Party]) -> None:
@@ -234,23 +235,25 @@ def test_one_that_comes_again_before_it_was_missed(parties: Parties, two: list[P
     coordinator, cut = two
     parties.all.remove(cut)
     again = newcomer(parties, "node1")
-    parties.until(lambda: coordinator.heard(GenerationAborted))
-    begin_again(parties, [coordinator], 1)
-    parties.until(lambda: again.heard(Met))
+    parties.until(lambda: coordinator.received(GenerationAborted))
+    start_next_generation(parties, [coordinator], 1)
+    parties.until(lambda: again.received(Met))
 
     assert hosts_of(again) == ("node0", "node1")
-    assert "node 1 (node1) was lost: it reconnected" in coordinator.heard(GenerationAborted)[0].why
+    assert (
+        "node 1 (node1) was lost: it reconnected" in coordinator.received(GenerationAborted)[0].why
+    )
     cut.close()
 
 
 def test_a_coordinator_that_is_gone_is_not_looked_for(parties: Parties, two: list[Party]) -> None:
     """Nothing listens at its door, so it will not be there again."""
     parties.remove(two[0])
-    parties.until(lambda: two[1].heard(NodeLost))
-    two[1].tell(Idle(generation=0, outcome=NodeOutcome()))
-    parties.until(lambda: two[1].heard(MeetingFailed))
+    parties.until(lambda: two[1].received(NodeLost))
+    two[1].send(Idle(generation=0, outcome=NodeOutcome()))
+    parties.until(lambda: two[1].received(MeetingFailed))
 
-    error = two[1].heard(MeetingFailed)[0].error
+    error = two[1].received(MeetingFailed)[0].error
     assert error.message == "node 0 (node0) was lost: it closed the connection"
     assert error.exit_code == 69
 
@@ -267,7 +270,7 @@ def test_a_door_knows_who_is_no_launcher(parties: Parties, two: list[Party]) -> 
         pass
 
     assert two[0].notes == ["127.0.0.1 was rejected: what answers there is not a meshrun launcher"]
-    assert not two[0].news
+    assert not two[0].events
 
 
 @pytest.mark.nightly
@@ -278,11 +281,11 @@ def test_one_that_is_gone_before_the_first_meeting_is_not_needed(parties: Partie
     )
     second = newcomer(parties, "node2", rank=2)
     parties.pass_s(15)
-    assert not coordinator.heard(Met)
-    parties.until(lambda: coordinator.heard(Met) and second.heard(Met))
+    assert not coordinator.received(Met)
+    parties.until(lambda: coordinator.received(Met) and second.received(Met))
 
     assert hosts_of(second) == ("node0", "node2")
-    assert second.heard(Met)[0].node_rank == 1
+    assert second.received(Met)[0].node_rank == 1
 
 
 def test_one_that_cannot_take_part_is_not_waited_for(parties: Parties) -> None:
@@ -291,7 +294,7 @@ def test_one_that_cannot_take_part_is_not_waited_for(parties: Parties) -> None:
     broken = newcomer(parties, "node1", rank=1)
     broken.side.give_up(GaveUp(host="node1", reason="no GPU was found", exit_code=2))
     third = newcomer(parties, "node2", rank=2)
-    parties.until(lambda: coordinator.heard(Met) and third.heard(Met))
+    parties.until(lambda: coordinator.received(Met) and third.received(Met))
 
     assert hosts_of(third) == ("node0", "node2")
     assert coordinator.notes == ["node1 cannot take part: no GPU was found"]
@@ -301,10 +304,10 @@ def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int
     """Have a generation end by a failure of one rank, and the next begin."""
     forget(those)
     for party in reversed(those):
-        party.tell(Idle(generation=generation - 1, outcome=NodeOutcome()))
-    parties.until(lambda: those[0].heard(AllIdle))
+        party.send(Idle(generation=generation - 1, outcome=NodeOutcome()))
+    parties.until(lambda: those[0].received(AllIdle))
     cause = replace(WHY, rank=rank, description=how, is_failure=True)
-    those[0].tell(Begin(generation=generation, cause=cause))
+    those[0].send(Begin(generation=generation, cause=cause))
 
 
 def test_a_host_that_fails_twice_alone_is_left_out(parties: Parties, two: list[Party]) -> None:
@@ -314,16 +317,16 @@ def test_a_host_that_fails_twice_alone_is_left_out(parties: Parties, two: list[P
     parties.until(lambda: two[0].notes)
     three = [*two, third]
     fail_on(parties, three, 2, 1, "exited with code 3")
-    parties.until(lambda: three[1].heard(NextBegins))
+    parties.until(lambda: three[1].received(NextBegins))
     fail_on(parties, three, 3, 1, "exited with code 3")
-    parties.until(lambda: spare.heard(Met) and two[1].heard(MeetingFailed))
+    parties.until(lambda: spare.received(Met) and two[1].received(MeetingFailed))
     again = newcomer(parties, "node1")
-    parties.until(lambda: again.heard(MeetingFailed))
+    parties.until(lambda: again.received(MeetingFailed))
 
     why = "the last two failures were on node1 and on no other node: rank 1 exited with code 3"
     assert hosts_of(spare) == ("node0", "node3", "node2")
     for party in (two[1], again):
-        error = party.heard(MeetingFailed)[0].error
+        error = party.received(MeetingFailed)[0].error
         assert (error.message, error.exit_code) == (
             f"{why}; the other nodes continue without it",
             71,
@@ -347,9 +350,9 @@ def test_a_host_that_does_not_fail_alone_stays(
     three = [*two, grown(parties, two)]
     for generation, (rank, how) in enumerate(failures, 2):
         fail_on(parties, three, generation, rank, how)
-        parties.until(lambda: all(party.heard(NextBegins) for party in three))
+        parties.until(lambda: all(party.received(NextBegins) for party in three))
 
-    assert not any(party.heard(MeetingFailed) for party in three)
+    assert not any(party.received(MeetingFailed) for party in three)
 
 
 # ---- a fixed number of nodes ---------------------------------------------------------------------
@@ -363,7 +366,7 @@ def fixed(parties: Parties) -> list[Party]:
         coordinator,
         *(parties.participant(info(f"node{rank}", rank), nnodes=3) for rank in (1, 2)),
     ]
-    parties.until(lambda: all(party.heard(Met) for party in met))
+    parties.until(lambda: all(party.received(Met) for party in met))
     forget(met)
     return met
 
@@ -372,8 +375,8 @@ def lose(parties: Parties, fixed: list[Party], rank: int) -> list[Party]:
     """Have a node vanish and the others' ranks end; return those that are left."""
     parties.remove(fixed[rank])
     left = [party for party in fixed if party is not fixed[rank]]
-    parties.until(lambda: left[0].heard(NodeLost) and left[1].heard(GenerationAborted))
-    begin_again(parties, left, 1)
+    parties.until(lambda: left[0].received(NodeLost) and left[1].received(GenerationAborted))
+    start_next_generation(parties, left, 1)
     return left
 
 
@@ -383,13 +386,13 @@ def test_a_node_that_is_started_again_has_its_place_again(
     """Also if it is not the last one; the others wait for it."""
     left = lose(parties, fixed, 1)
     parties.pass_s(20)
-    assert not left[0].heard(Met)
+    assert not left[0].received(Met)
     back = parties.participant(info("node1", 1), nnodes=3)
-    parties.until(lambda: all(party.heard(Met) for party in (*left, back)))
+    parties.until(lambda: all(party.received(Met) for party in (*left, back)))
 
-    assert [party.heard(Met)[0].node_rank for party in (*left, back)] == [0, 2, 1]
+    assert [party.received(Met)[0].node_rank for party in (*left, back)] == [0, 2, 1]
     assert hosts_of(back) == ("node0", "node1", "node2")
-    assert back.heard(Met)[0].causes[0].description == WHY.description
+    assert back.received(Met)[0].causes[0].description == WHY.description
 
 
 def test_a_node_that_does_not_come_back_ends_the_others(
@@ -397,8 +400,8 @@ def test_a_node_that_does_not_come_back_ends_the_others(
 ) -> None:
     """Within the time for it, with what was lost."""
     left = lose(parties, fixed, 2)
-    parties.until(lambda: parties.pass_s(5) or left[0].heard(MeetingFailed))
-    error = left[0].heard(MeetingFailed)[0].error
+    parties.until(lambda: parties.pass_s(5) or left[0].received(MeetingFailed))
+    error = left[0].received(MeetingFailed)[0].error
 
     assert error.exit_code == 69
     assert error.message.startswith("node 2 (node2) was lost: it closed the connection; after 3")
@@ -416,11 +419,11 @@ def test_a_node_too_many_is_told_at_once(
 ) -> None:
     """It ends, and the others hear nothing of it."""
     surplus = parties.participant(info("node9", rank), nnodes=3)
-    parties.until(lambda: surplus.heard(MeetingFailed))
-    error = surplus.heard(MeetingFailed)[0].error
+    parties.until(lambda: surplus.received(MeetingFailed))
+    error = surplus.received(MeetingFailed)[0].error
 
     assert (error.message, error.exit_code) == (told, 2)
-    assert [party.news for party in fixed] == [[], [], []]
+    assert [party.events for party in fixed] == [[], [], []]
 
 
 def test_a_host_that_fell_silent_is_taken_back_before_it_counts_as_lost(
@@ -431,9 +434,9 @@ def test_a_host_that_fell_silent_is_taken_back_before_it_counts_as_lost(
     parties.pass_s(6)
     back = parties.participant(info("node2", 2), nnodes=3)
     left = fixed[:2]
-    parties.until(lambda: left[0].heard(NodeLost) and left[1].heard(GenerationAborted))
-    begin_again(parties, left, 1)
-    parties.until(lambda: back.heard(Met))
+    parties.until(lambda: left[0].received(NodeLost) and left[1].received(GenerationAborted))
+    start_next_generation(parties, left, 1)
+    parties.until(lambda: back.received(Met))
     silent.close()
 
-    assert left[0].heard(NodeLost)[0].why == "its launcher restarted"
+    assert left[0].received(NodeLost)[0].why == "its launcher restarted"

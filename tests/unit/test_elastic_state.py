@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from meshrun.errors import RendezvousError
-from meshrun.lifecycle.actions import Action, Decide, StartAll, StartZygote, Tell
+from meshrun.lifecycle.actions import Action, Decide, Report, StartAll, StartZygote
 from meshrun.lifecycle.outcome import decide
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
@@ -66,7 +66,7 @@ CUT = NodeLost(node_rank=0, host="node0", why="no message from it for 31 s", at_
 GONE = ZygoteGone(wait_status=9, at_ns=9 * S)
 TOO_LATE = MeetingFailed(error=RendezvousError("after 600 s 1 node is there"), at_ns=20 * S)
 NEXT = StartAll(generation=1)
-LEAVES = Tell(what="leaves")
+LEAVES = Report(what="leaves")
 
 
 def again(node_rank: int, *ranks: int) -> Met:

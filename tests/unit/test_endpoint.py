@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from meshrun.host.interfaces import is_address
-from meshrun.rendezvous.endpoint import Endpoint, is_same_name, look_at
+from meshrun.rendezvous.endpoint import Endpoint, classify_endpoint, is_same_name
 
 OWN = {"127.0.0.1", "::1", "127.0.1.1", "10.0.0.1", "fe80::1"}
 
 
 def seen(host: str, *addresses: str) -> Endpoint:
     """Look from a machine that is called here.cluster."""
-    return look_at(host, addresses, own_addresses=OWN, own_name="here.cluster")
+    return classify_endpoint(host, addresses, own_addresses=OWN, own_name="here.cluster")
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def test_nodes_meet(parties: Parties) -> None:
     """Each is told its rank, everybody's name, and where the store will be."""
     coordinator = parties.coordinator(3)
     late, early = (parties.participant(info(f"node{n}"), nnodes=3) for n in (2, 1))
-    parties.until(lambda: all(party.heard(Met) for party in (coordinator, early, late)))
-    met = [party.heard(Met)[0] for party in (coordinator, early, late)]
+    parties.until(lambda: all(party.received(Met) for party in (coordinator, early, late)))
+    met = [party.received(Met)[0] for party in (coordinator, early, late)]
 
     assert [each.node_rank for each in met] == [0, 1, 2]
     assert {each.hosts for each in met} == {("node0", "node1", "node2")}
@@ -44,9 +44,9 @@ def test_a_range_of_nodes_may_end_at_one(parties: Parties) -> None:
     """Nobody else is waited for then."""
     coordinator = parties.coordinator(1)
     coordinator.side.begin()  # type: ignore[union-attr]
-    parties.until(lambda: coordinator.heard(Met))
+    parties.until(lambda: coordinator.received(Met))
 
-    assert coordinator.heard(Met)[0].hosts == ("node0",)
+    assert coordinator.received(Met)[0].hosts == ("node0",)
 
 
 def test_another_secret_is_not_let_in(parties: Parties) -> None:
@@ -56,13 +56,13 @@ def test_another_secret_is_not_let_in(parties: Parties) -> None:
     parties.until(lambda: any("was rejected" in note for note in coordinator.notes))
     parties.pass_s(3)
     right = parties.participant(info("node1"))
-    parties.until(lambda: right.heard(Met))
+    parties.until(lambda: right.received(Met))
 
     reason = "it belongs to another launch or has a different secret"
     assert coordinator.notes.count(f"127.0.0.1 was rejected: {reason}") == 1
     assert any(reason in note for note in wrong.notes)
-    assert coordinator.heard(Met)[0].hosts == ("node0", "node1")
-    assert not wrong.heard(Met)
+    assert coordinator.received(Met)[0].hosts == ("node0", "node1")
+    assert not wrong.received(Met)
 
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE.keys())
@@ -73,7 +73,7 @@ def test_garbage_at_the_port_is_dropped(parties: Parties, said: bytes) -> None:
     stranger.setblocking(False)
     parties.until(lambda: _is_closed(stranger))
     parties.participant(info("node1"))
-    parties.until(lambda: coordinator.heard(Met))
+    parties.until(lambda: coordinator.received(Met))
 
     assert (
         "127.0.0.1 was rejected: what answers there is not a meshrun launcher" in coordinator.notes
@@ -97,19 +97,19 @@ def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: boo
         )
     broken.side.give_up(GAVE_UP)  # type: ignore[union-attr]
     parties.until(
-        lambda: all(party.heard(MeetingFailed) for party in (coordinator, waiting, broken))
+        lambda: all(party.received(MeetingFailed) for party in (coordinator, waiting, broken))
     )
-    assert not coordinator.side.is_through  # type: ignore[union-attr]
+    assert not coordinator.side.all_notified  # type: ignore[union-attr]
     late = parties.participant(info("node3"), nnodes=4)
-    parties.until(lambda: late.heard(MeetingFailed))
-    errors = [party.heard(MeetingFailed)[0].error for party in parties.all]
+    parties.until(lambda: late.received(MeetingFailed))
+    errors = [party.received(MeetingFailed)[0].error for party in parties.all]
 
     assert {error.message for error in errors} == {
         "node1 exited before all nodes had joined: SyntaxError: invalid syntax"
     }
     assert {error.exit_code for error in errors} == {3}
-    assert all(party.side.is_through for party in parties.all)  # type: ignore[union-attr]
-    assert not any(party.heard(Met) for party in parties.all)
+    assert all(party.side.all_notified for party in parties.all)  # type: ignore[union-attr]
+    assert not any(party.received(Met) for party in parties.all)
 
 
 def test_the_last_one_to_come_does_not_begin_what_has_failed(parties: Parties) -> None:
@@ -117,10 +117,10 @@ def test_the_last_one_to_come_does_not_begin_what_has_failed(parties: Parties) -
     coordinator = parties.coordinator(2)
     coordinator.side.give_up(GAVE_UP)  # type: ignore[union-attr]
     participant = parties.participant(info("node2"))
-    parties.until(lambda: participant.heard(MeetingFailed))
+    parties.until(lambda: participant.received(MeetingFailed))
 
-    assert coordinator.side.is_through  # type: ignore[union-attr]
-    assert not coordinator.heard(Met)
+    assert coordinator.side.all_notified  # type: ignore[union-attr]
+    assert not coordinator.received(Met)
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -168,7 +168,7 @@ def test_strangers_do_not_keep_participants_out(
     parties.participant(info("node1"))
 
     def have_met() -> bool:
-        if coordinator.heard(Met):
+        if coordinator.received(Met):
             return True
         for number, each in enumerate(unauthenticated):
             if _is_closed(each):
@@ -178,7 +178,7 @@ def test_strangers_do_not_keep_participants_out(
 
     parties.until(have_met)
 
-    assert coordinator.heard(Met)[0].hosts == ("node0", "node1")
+    assert coordinator.received(Met)[0].hosts == ("node0", "node1")
     assert len(coordinator.notes) <= 21
 
 
@@ -195,7 +195,7 @@ def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None
         parties.pass_s(1)
 
     assert _is_closed(connection)
-    assert not coordinator.heard(MeetingFailed)
+    assert not coordinator.received(MeetingFailed)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -214,9 +214,9 @@ def test_one_that_joins_twice_is_sent_away(
     connection.sendall(first + writer.frame(encode(second)) + writer.frame(encode(second)))
     parties.until(lambda: _is_closed(connection))
     others = [parties.participant(info(f"node{rank}", rank), nnodes=3) for rank in (1, 2)]
-    parties.until(lambda: all(other.heard(Met) for other in others))
+    parties.until(lambda: all(other.received(Met) for other in others))
 
-    assert coordinator.heard(Met)[0].hosts == ("node0", "node1", "node2")
+    assert coordinator.received(Met)[0].hosts == ("node0", "node1", "node2")
 
 
 def _authenticated(parties: Parties) -> tuple[socket.socket, FrameWriter]:
@@ -239,9 +239,9 @@ def test_a_crowd_of_participants_waits_for_no_beat(
     assert beat_ns is not None
     for number in range(1, 9):
         parties.participant(info(f"node{number}"), nnodes=9)
-    parties.until(lambda: coordinator.heard(Met) or parties.clock.now_ns >= beat_ns)
+    parties.until(lambda: coordinator.received(Met) or parties.clock.now_ns >= beat_ns)
 
-    assert coordinator.heard(Met)
+    assert coordinator.received(Met)
 
 
 def test_a_participant_that_speaks_slowly_is_let_in(parties: Parties) -> None:
@@ -294,10 +294,10 @@ def test_a_participant_that_vanishes_may_come_again(parties: Parties) -> None:
     parties.turn(5)
     for rank in (1, 2):
         parties.participant(info(f"node{rank}", rank), nnodes=3)
-    parties.until(lambda: coordinator.heard(Met))
+    parties.until(lambda: coordinator.received(Met))
 
-    assert coordinator.heard(Met)[0].hosts == ("node0", "node1", "node2")
-    assert not coordinator.heard(MeetingFailed)
+    assert coordinator.received(Met)[0].hosts == ("node0", "node1", "node2")
+    assert not coordinator.received(MeetingFailed)
 
 
 def _is_open(party: object) -> bool:
@@ -331,11 +331,11 @@ def test_a_host_that_was_cut_off_may_come_again(parties: Parties, rank: int | No
     parties.participant(info("node1", rank), nnodes=3)
     parties.until(lambda: _is_open(parties.all[-1]))
     parties.turn(5)
-    assert not coordinator.news
+    assert not coordinator.events
     parties.participant(info("node2"), nnodes=3)
-    parties.until(lambda: coordinator.heard(Met))
+    parties.until(lambda: coordinator.received(Met))
 
-    assert coordinator.heard(Met)[0].hosts == ("node0", "node1", "node2")
+    assert coordinator.received(Met)[0].hosts == ("node0", "node1", "node2")
     cut.close()
 
 
@@ -346,23 +346,25 @@ def test_two_launchers_on_one_host_are_two_nodes(parties: Parties) -> None:
     parties.until(lambda: _is_open(first))
     parties.pass_s(5)
     parties.participant(info("node1"), nnodes=3)
-    parties.until(lambda: coordinator.heard(Met))
+    parties.until(lambda: coordinator.received(Met))
 
-    assert coordinator.heard(Met)[0].hosts == ("node0", "node1", "node1")
+    assert coordinator.received(Met)[0].hosts == ("node0", "node1", "node1")
 
 
 def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
     """With the same words and the same code."""
     coordinator = parties.coordinator(2, settings={"--mesh": "dp=2"})
     participant = parties.participant(info("node1", **{"--mesh": "dp=4"}))
-    parties.until(lambda: coordinator.heard(MeetingFailed) and participant.heard(MeetingFailed))
-    errors = [party.heard(MeetingFailed)[0].error for party in (coordinator, participant)]
+    parties.until(
+        lambda: coordinator.received(MeetingFailed) and participant.received(MeetingFailed)
+    )
+    errors = [party.received(MeetingFailed)[0].error for party in (coordinator, participant)]
 
     assert {error.message for error in errors} == {
         "--mesh is dp=4 on node1, but --mesh is dp=2 on node0, the first node"
     }
     assert {error.exit_code for error in errors} == {2}
-    assert len(coordinator.heard(MeetingFailed)) == 1
+    assert len(coordinator.received(MeetingFailed)) == 1
 
 
 def test_those_who_wait_hear_who_is_missing(parties: Parties) -> None:
@@ -384,7 +386,7 @@ def test_the_meeting_ends_when_its_time_is_over(parties: Parties) -> None:
     coordinator = parties.coordinator(3, timeout_s=20.0)
     participant = parties.participant(info("node1", 1), nnodes=3, timeout_s=15.0)
     parties.pass_s(22)
-    errors = [party.heard(MeetingFailed)[0].error for party in (coordinator, participant)]
+    errors = [party.received(MeetingFailed)[0].error for party in (coordinator, participant)]
 
     assert {error.message for error in errors} == {
         "after 20 s 2 of 3 nodes joined; missing: node 2"
@@ -397,12 +399,12 @@ def test_a_node_too_many_is_sent_away(parties: Parties) -> None:
     """Once all are there nobody else is let in, and the launch goes on."""
     coordinator = parties.coordinator(2)
     participants = [parties.participant(info(f"node{n}")) for n in (1, 2)]
-    parties.until(lambda: coordinator.heard(Met))
+    parties.until(lambda: coordinator.received(Met))
     parties.pass_s(5)
-    met = [party for party in participants if party.heard(Met)]
+    met = [party for party in participants if party.received(Met)]
 
     assert len(met) == 1
-    assert not any(party.heard(MeetingFailed) for party in (coordinator, *met))
+    assert not any(party.received(MeetingFailed) for party in (coordinator, *met))
 
 
 def test_a_coordinator_that_ends_tells_those_who_wait(parties: Parties) -> None:
@@ -414,7 +416,7 @@ def test_a_coordinator_that_ends_tells_those_who_wait(parties: Parties) -> None:
     parties.stranger()
     parties.turn(5)
     parties.remove(coordinator)
-    parties.until(lambda: participant.heard(MeetingFailed))
+    parties.until(lambda: participant.received(MeetingFailed))
 
-    told = participant.heard(MeetingFailed)[0].error
+    told = participant.received(MeetingFailed)[0].error
     assert told.message == "node0 exited before all nodes had joined"

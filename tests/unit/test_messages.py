@@ -314,17 +314,17 @@ def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, val
     except MessageError:
         return
     with connected() as (near, far), Reactor() as reactor:
-        board = Connections(reactor, note=str)
+        hub = Connections(reactor, note=str)
         config = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
-        node = ThisNode(config=config, info=info("node1"), secret=b"s", board=board)
+        node = ThisNode(config=config, info=info("node1"), secret=b"s", hub=hub)
         participant = Participant(node, ("127.0.0.1",))
         participant._connection = near
         participant._hear(said)
-        as_participant, board.news = [*board.news], deque()
-        coordinator = Round(0, {1: far}, world_size=4, board=board)
-        coordinator.hear(1, far, said)
-        coordinator.tell(Idle(generation=0, outcome=NodeOutcome()))
-        as_coordinator = [*board.news]
+        as_participant, hub.events = [*hub.events], deque()
+        coordinator = Round(0, {1: far}, world_size=4, hub=hub)
+        coordinator.receive(1, far, said)
+        coordinator.send(Idle(generation=0, outcome=NodeOutcome()))
+        as_coordinator = [*hub.events]
     as_coordinator = [*COORDINATOR, *as_coordinator, *COORDINATOR_ENDED, CLEARED]
     for events in ([READY, *as_participant], [*PARTICIPANT, *as_participant], as_coordinator):
         state, _ = play([*events, GONE], max_restarts=1)

@@ -56,7 +56,7 @@ def test_the_coordinator_starts_all_again_after_a_failure_elsewhere() -> None:
     state, taken = play([*events, NEXT], max_restarts=1)
     assert taken[-1] == StartAll(generation=1)
     assert state.causes == (CAUSE,)
-    assert state.everywhere.keys() == {0, 1}
+    assert state.all_ranks.keys() == {0, 1}
 
 
 @pytest.mark.parametrize("lost", [KILLED_ZYGOTE, LOST_STORE], ids=["zygote", "guard"])

@@ -21,8 +21,8 @@ from meshrun.protocol.events import (
     Met,
     NextBegins,
     NodeLost,
-    TimesAsked,
-    TimesTold,
+    TimesReported,
+    TimesRequested,
 )
 from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankExited
@@ -79,8 +79,8 @@ def test_something_else_answers(
         parties.until(lambda: any(told in note for note in participant.notes))
         parties.pass_s(1)
     assert len([note for note in participant.notes if note.endswith(f"{told}; retrying")]) == 1
-    parties.until(lambda: parties.pass_s(1) or participant.heard(MeetingFailed))
-    error = participant.heard(MeetingFailed)[0].error
+    parties.until(lambda: parties.pass_s(1) or participant.received(MeetingFailed))
+    error = participant.received(MeetingFailed)[0].error
 
     assert error.exit_code == 69
     place = f"node 0 at 127.0.0.1:{parties.port}"
@@ -100,8 +100,8 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
         told = "it accepts connections but does not answer like a meshrun launcher"
         assert any(told in note for note in participant.notes)
         with closing(taken(parties, other)):  # it tries on
-            parties.until(lambda: parties.pass_s(1) or participant.heard(MeetingFailed))
-    assert participant.heard(MeetingFailed)[0].error.message.endswith(told)
+            parties.until(lambda: parties.pass_s(1) or participant.received(MeetingFailed))
+    assert participant.received(MeetingFailed)[0].error.message.endswith(told)
 
 
 def test_a_coordinator_that_lets_everybody_in_is_refused(
@@ -117,7 +117,7 @@ def test_a_coordinator_that_lets_everybody_in_is_refused(
             lambda: any("does not have this launch's secret" in note for note in participant.notes)
         )
 
-    assert not participant.heard(Met)
+    assert not participant.received(Met)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_a_coordinator_that_welcomes_another_node_is_not_obeyed(
     coordinator = Connection(taken(parties, other), CoordinatorHandshake(SECRET))
     welcome = {"node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r"}
     coordinator.send(Welcome(**{**welcome, "store_port": 1, **wrong}))
-    parties.until(lambda: coordinator.receive() or participant.heard(MeetingFailed))
+    parties.until(lambda: coordinator.receive() or participant.received(MeetingFailed))
     coordinator.close("the test is over")
-    error = participant.heard(MeetingFailed)[0].error
+    error = participant.received(MeetingFailed)[0].error
 
     assert told in error.message
     assert error.exit_code == 69
-    assert not participant.heard(Met)
+    assert not participant.received(Met)
 
 
 def test_what_a_stranger_says_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
@@ -184,7 +184,7 @@ def test_a_coordinator_that_never_comes_is_told(parties: Parties) -> None:
     with nobody(parties):
         participant = parties.participant(info("node1"), timeout_s=18.0)
         parties.pass_s(20)
-    error = participant.heard(MeetingFailed)[0].error
+    error = participant.received(MeetingFailed)[0].error
 
     assert error.exit_code == 69
     refused = r"within 18 s: Connection refused for 1\d s"
@@ -200,7 +200,7 @@ def met(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
     """Return a coordinator and a participant that have met."""
     coordinator = parties.coordinator(2, node_timeout_s=30.0)
     participant = parties.participant(info("node1"), ahead_ns=ahead_ns)
-    parties.until(lambda: coordinator.heard(Met) and participant.heard(Met))
+    parties.until(lambda: coordinator.received(Met) and participant.received(Met))
     return coordinator, participant
 
 
@@ -208,9 +208,9 @@ def test_a_coordinator_that_closes_is_lost_at_once(parties: Parties) -> None:
     """A closed connection is news; nothing is waited for."""
     coordinator, participant = met(parties)
     parties.remove(coordinator)
-    parties.until(lambda: participant.heard(NodeLost))
+    parties.until(lambda: participant.received(NodeLost))
 
-    lost = participant.heard(NodeLost)[0]
+    lost = participant.received(NodeLost)[0]
     assert (lost.node_rank, lost.why) == (0, "it closed the connection")
 
 
@@ -233,8 +233,8 @@ def test_a_short_silence_is_survived(parties: Parties) -> None:
     parties.all.append(coordinator)
     parties.pass_s(40)
 
-    assert not participant.heard(NodeLost)
-    assert not coordinator.heard(NodeLost)
+    assert not participant.received(NodeLost)
+    assert not coordinator.received(NodeLost)
 
 
 def test_a_long_silence_is_a_loss(parties: Parties) -> None:
@@ -242,7 +242,7 @@ def test_a_long_silence_is_a_loss(parties: Parties) -> None:
     coordinator, participant = met(parties)
     parties.all.remove(coordinator)
     parties.pass_s(40)
-    lost = participant.heard(NodeLost)
+    lost = participant.received(NodeLost)
 
     assert len(lost) == 1
     assert lost[0].why.startswith("no message from it for 3")
@@ -257,12 +257,12 @@ def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int
     at_ns, true_ns = participant.now_ns(), coordinator.now_ns()
     exited = RankExited(rank=1, pid=7, wait_status=256, at_ns=at_ns)
     outcome = NodeOutcome(ranks={1: RankState(pid=7, exited=exited, finished_ns=at_ns)})
-    participant.tell(Failed(generation=0, outcome=outcome))
+    participant.send(Failed(generation=0, outcome=outcome))
     parties.turn(3)
-    coordinator.tell(Idle(generation=0, outcome=NodeOutcome()))
-    participant.tell(Idle(generation=0, outcome=outcome))
-    parties.until(lambda: coordinator.heard(AllIdle))
-    (told,) = coordinator.heard(AllIdle)[0].outcomes
+    coordinator.send(Idle(generation=0, outcome=NodeOutcome()))
+    participant.send(Idle(generation=0, outcome=outcome))
+    parties.until(lambda: coordinator.received(AllIdle))
+    (told,) = coordinator.received(AllIdle)[0].outcomes
     rank = told.ranks[1]
     assert rank.exited is not None
 
@@ -276,15 +276,15 @@ def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int
 def test_times_of_calls_come_out_as_ours(parties: Parties, ahead_ns: int) -> None:
     """The coordinator asks; what no group or rank of the launch has is dropped."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
-    coordinator.tell(AskTimes(generation=0, late=[1]))
-    parties.until(lambda: participant.heard(TimesAsked))
-    assert participant.heard(TimesAsked)[0].late == [1]
+    coordinator.send(AskTimes(generation=0, late=[1]))
+    parties.until(lambda: participant.received(TimesRequested))
+    assert participant.received(TimesRequested)[0].late == [1]
     at_ns, true_ns = participant.now_ns(), coordinator.now_ns()
     group = GroupCalls(name="0", description="mesh_dp", ranks=[0, 1], calls=[])
     answer = RankTimes(rank=1, at_ns=0, groups=[group], calls=[[0, 7, at_ns], [3, 8, at_ns], [0]])
-    participant.tell(Times(generation=0, answers=[answer], why={1: "it waited\nfor a disk"}))
-    parties.until(lambda: coordinator.heard(TimesTold))
-    (told,) = coordinator.heard(TimesTold)
+    participant.send(Times(generation=0, answers=[answer], why={1: "it waited\nfor a disk"}))
+    parties.until(lambda: coordinator.received(TimesReported))
+    (told,) = coordinator.received(TimesReported)
     assert told.why == {1: "it waited\\nfor a disk"}
     ((place, number, began_ns),) = told.answers[0].calls
 
@@ -292,9 +292,9 @@ def test_times_of_calls_come_out_as_ours(parties: Parties, ahead_ns: int) -> Non
     # The clock of these tests moves by half a second where turns are skipped.
     assert abs(began_ns - true_ns) <= S
     assert 0 < told.unsure_ns <= S
-    participant.tell(Times(generation=0, answers=[replace(answer, rank=2)]))
-    parties.until(lambda: coordinator.heard(NodeLost))
-    assert "it reported rank 2 of 2" in coordinator.heard(NodeLost)[0].why
+    participant.send(Times(generation=0, answers=[replace(answer, rank=2)]))
+    parties.until(lambda: coordinator.received(NodeLost))
+    assert "it reported rank 2 of 2" in coordinator.received(NodeLost)[0].why
 
 
 def test_a_participant_may_go_while_it_looks_for_the_coordinator(parties: Parties) -> None:
@@ -312,8 +312,8 @@ def test_the_time_of_a_failure_comes_out_as_ours(parties: Parties, ahead_ns: int
     """So that a node tells how long a restart took by its own clock."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
-    coordinator.tell(Begin(generation=1, cause=replace(WHY, at_ns=coordinator.now_ns())))
-    parties.until(lambda: participant.heard(NextBegins))
+    coordinator.send(Begin(generation=1, cause=replace(WHY, at_ns=coordinator.now_ns())))
+    parties.until(lambda: participant.received(NextBegins))
 
     # The clock of these tests moves by half a second where turns are skipped.
-    assert abs(participant.heard(NextBegins)[0].cause.at_ns - participant.now_ns()) <= S
+    assert abs(participant.received(NextBegins)[0].cause.at_ns - participant.now_ns()) <= S

@@ -29,22 +29,22 @@ class Launcher:
     def __init__(self, name: str, *, is_open: bool = False, **config: Any) -> None:
         self.reactor = Reactor()
         self.notes: list[str] = []
-        self.news: list[FromNodes] = []
+        self.events: list[FromNodes] = []
         self.orders: list[Negotiate] = []
         node = ThisNode(
             config=RendezvousConfig(**{"nnodes": 2, **config}),
             info=info(name, config.get("node_rank")),
             secret=SECRET,
-            board=Connections(self.reactor, self.notes.append),
+            hub=Connections(self.reactor, self.notes.append),
         )
         self.peers = Peers(node, negotiate=self.orders.append, is_open=is_open)
 
     def turn(self) -> None:
         self.reactor.turn(most_s=0)
-        self.news += self.peers.news()
+        self.events += self.peers.events()
 
-    def heard(self, kind: type[Any]) -> Any:
-        return next((each for each in self.news if isinstance(each, kind)), None)
+    def received(self, kind: type[Any]) -> Any:
+        return next((each for each in self.events if isinstance(each, kind)), None)
 
     @property
     def place(self) -> tuple[str, int] | None:
@@ -68,9 +68,9 @@ def until(launchers: list[Launcher], kind: type[Any]) -> None:
     def look() -> bool:
         for each in launchers:
             each.turn()
-        return all(each.heard(kind) for each in launchers)
+        return all(each.received(kind) for each in launchers)
 
-    wait_until(look, lambda: str([(each.notes, each.news) for each in launchers]))
+    wait_until(look, lambda: str([(each.notes, each.events) for each in launchers]))
 
 
 def free_port() -> int:
@@ -86,8 +86,8 @@ def test_who_has_the_endpoint_is_first(launchers: list[Launcher]) -> None:
         wait_until(lambda: _turned(launchers), lambda: str(launchers[0].notes))
     until(launchers, Met)
 
-    assert [each.heard(Met).node_rank for each in launchers] == [0, 1]
-    assert [each.heard(Met).hosts for each in launchers] == [("a", "b")] * 2
+    assert [each.received(Met).node_rank for each in launchers] == [0, 1]
+    assert [each.received(Met).hosts for each in launchers] == [("a", "b")] * 2
     told = (
         f"no secret is set: anyone who can reach 127.0.0.1:{port} and knows this command can join"
     )
@@ -108,7 +108,7 @@ def test_a_told_rank_counts_before_the_address(launchers: list[Launcher]) -> Non
         launchers.append(Launcher(f"n{rank}", host="127.0.0.1", port=port, node_rank=rank))
     until(launchers, Met)
 
-    assert [each.heard(Met).node_rank for each in launchers] == [1, 0]
+    assert [each.received(Met).node_rank for each in launchers] == [1, 0]
 
 
 def test_nobody_told_where_is_first(launchers: list[Launcher]) -> None:
@@ -126,8 +126,8 @@ def test_a_first_node_whose_port_is_taken_is_told(launchers: list[Launcher]) -> 
         launchers.append(Launcher("a", host="127.0.0.1", port=port, node_rank=0))
         until(launchers, MeetingFailed)
 
-    assert launchers[0].heard(MeetingFailed).error.exit_code == 71
-    assert str(port) in launchers[0].heard(MeetingFailed).error.message
+    assert launchers[0].received(MeetingFailed).error.exit_code == 71
+    assert str(port) in launchers[0].received(MeetingFailed).error.message
 
 
 def knocking(launchers: list[Launcher], name: str, port: int, **config: Any) -> Launcher:
@@ -163,7 +163,7 @@ def test_two_nodes_that_are_told_to_be_the_first(launchers: list[Launcher], earl
     until(launchers, MeetingFailed)
 
     for each in launchers:
-        error = each.heard(MeetingFailed).error
+        error = each.received(MeetingFailed).error
         assert error.message == "real and impostor both have --node-rank 0"
         assert error.exit_code == 2
 
@@ -176,7 +176,7 @@ def test_a_first_node_that_reaches_itself_goes_on(launchers: list[Launcher]) -> 
     launchers.append(Launcher("b", host="127.0.0.1", port=port, node_rank=1))
     until(launchers, Met)
 
-    assert [each.heard(Met).hosts for each in launchers] == [("a", "b")] * 2
+    assert [each.received(Met).hosts for each in launchers] == [("a", "b")] * 2
 
 
 # ---- torch's rendezvous -------------------------------------------------------------------------
@@ -211,12 +211,12 @@ def test_torch_finds_the_first_node_and_the_launchers_meet_there(
     order = first.orders[0]
     assert (order.endpoint_port, order.run_id, order.nnodes) == (port, "j", 2)
     found = replace(FOUND, coordinator_address=order.address, coordinator_port=order.port)
-    first.peers.hear(found)
-    second.peers.hear(replace(found, node_rank=1))
+    first.peers.receive(found)
+    second.peers.receive(replace(found, node_rank=1))
     until(launchers, Met)
 
-    assert second.heard(Met).store_address == order.address
-    assert second.heard(Met).hosts == ("a", "b")
+    assert second.received(Met).store_address == order.address
+    assert second.received(Met).hosts == ("a", "b")
 
 
 def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> None:
@@ -226,8 +226,8 @@ def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> Non
     second = negotiating(launchers, "b", port)
     order = first.orders[0]
     found = replace(FOUND, coordinator_address=order.address, coordinator_port=order.port)
-    first.peers.hear(found)
-    second.peers.hear(replace(found, node_rank=1, secret="another"))
+    first.peers.receive(found)
+    second.peers.receive(replace(found, node_rank=1, secret="another"))
 
     def look() -> bool:
         for each in launchers:
@@ -235,18 +235,18 @@ def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> Non
         return any("was rejected" in note for note in first.notes)
 
     wait_until(look, lambda: str(first.notes))
-    assert not first.heard(Met)
+    assert not first.received(Met)
 
 
 def test_the_end_of_torchs_rendezvous_is_told(launchers: list[Launcher]) -> None:
     """What it waits for meanwhile, and why it failed."""
     first = negotiating(launchers, "a", free_port())
-    first.peers.hear(NegotiationWaits(text="1 of 2 nodes joined\x1b[2J"))
-    first.peers.hear(NegotiationFailed(text="after 600 s: 1 of 2 nodes joined", at_ns=1))
+    first.peers.receive(NegotiationWaits(text="1 of 2 nodes joined\x1b[2J"))
+    first.peers.receive(NegotiationFailed(text="after 600 s: 1 of 2 nodes joined", at_ns=1))
     until([first], MeetingFailed)
 
     assert first.notes == [r"1 of 2 nodes joined\x1b[2J"]  # others write to torch's store
-    error = first.heard(MeetingFailed).error
+    error = first.received(MeetingFailed).error
     assert error.exit_code == 69
     assert error.message.startswith("etcd at 127.0.0.1:")
     assert error.message.endswith(": after 600 s: 1 of 2 nodes joined")
@@ -259,7 +259,7 @@ def test_torchs_rendezvous_begins_again_in_a_new_process(launchers: list[Launche
 
     assert len(first.orders) == 2
     assert first.orders[0] == first.orders[1]
-    first.peers.hear(replace(FOUND, nnodes=1))
+    first.peers.receive(replace(FOUND, nnodes=1))
     first.peers.start_negotiation()
     assert len(first.orders) == 2
 

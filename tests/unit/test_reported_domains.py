@@ -174,8 +174,8 @@ def joined(parties: Parties, domains: Sequence[str], asked: LaunchRequest) -> li
 def test_all_nodes_are_told_the_domains(parties: Parties) -> None:
     """So each completes the same plan; nodes without a number stand by their domain."""
     all_of_them = joined(parties, "abab", request())
-    parties.until(lambda: all(party.heard(Met) for party in all_of_them))
-    met = [party.heard(Met)[0] for party in all_of_them]
+    parties.until(lambda: all(party.received(Met) for party in all_of_them))
+    met = [party.received(Met)[0] for party in all_of_them]
 
     assert {each.nodes_per_domain for each in met} == {(2, 2)}
     assert {each.hosts for each in met} == {("node0", "node2", "node1", "node3")}
@@ -184,8 +184,8 @@ def test_all_nodes_are_told_the_domains(parties: Parties) -> None:
 def test_no_rank_starts_where_domains_do_not_fit(parties: Parties) -> None:
     """Every node hears of it."""
     all_of_them = joined(parties, "aaab", request())
-    parties.until(lambda: all(party.heard(MeetingFailed) for party in all_of_them))
+    parties.until(lambda: all(party.received(MeetingFailed) for party in all_of_them))
 
     for party in all_of_them:
-        assert "hold only 1 of the 2 such blocks" in party.heard(MeetingFailed)[0].error.message
-        assert not party.heard(Met)
+        assert "hold only 1 of the 2 such blocks" in party.received(MeetingFailed)[0].error.message
+        assert not party.received(Met)

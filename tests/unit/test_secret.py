@@ -9,7 +9,7 @@ import pytest
 
 from meshrun.errors import HostError
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.rendezvous.secret import doubt_secret, find_secret
+from meshrun.rendezvous.secret import find_secret, secret_warnings
 
 
 def secret(env: dict[str, str], *, run_id: str | None = "job", own: str | None = None) -> bytes:
@@ -83,7 +83,7 @@ def test_a_file_that_others_may_read_is_told(file: Path, mode: int, is_doubted: 
 
 
 def doubts(env: dict[str, str], own: str | None = None) -> list[str]:
-    return doubt_secret(env, RendezvousConfig(nnodes=2, run_id="job", secret=own))
+    return secret_warnings(env, RendezvousConfig(nnodes=2, run_id="job", secret=own))
 
 
 def test_a_short_secret_is_told(file: Path) -> None:

@@ -13,10 +13,10 @@ from meshrun.lifecycle.actions import (
     Action,
     EndGeneration,
     EndZygote,
+    Report,
     Signal,
     StartAll,
     StartZygote,
-    Tell,
     WakeAt,
 )
 from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
@@ -280,7 +280,7 @@ def test_nodes_wait_each_for_itself() -> None:
     assert follow(before, begins, TimePassed(at_ns=10 * S)) == [StartAll(generation=2)]
     assert follow(
         waiting(met), others, TimePassed(at_ns=10 * S), GenerationEnded(at_ns=11 * S)
-    ) == [EndGeneration(grace_s=2.0), Tell(what="idle")]
+    ) == [EndGeneration(grace_s=2.0), Report(what="idle")]
 
 
 def test_a_signal_to_one_waiting_node_is_told_to_all() -> None:
@@ -288,7 +288,7 @@ def test_a_signal_to_one_waiting_node_is_told_to_all() -> None:
     told = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
     taken = follow(waiting(NodesState(phase=NodesPhase.RUNNING)), told)
 
-    assert taken == [Tell(what="failed"), EndZygote(by_force=True)]
+    assert taken == [Report(what="failed"), EndZygote(by_force=True)]
     assert not [each for each in taken if isinstance(each, Signal)]
 
 

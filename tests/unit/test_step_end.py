@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.protocol.step_end import StepEnds, tell_end
+from meshrun.protocol.step_end import StepEnds, report_end
 
 STEP = "meshrun-1f"
 
@@ -12,7 +12,7 @@ STEP = "meshrun-1f"
 def told(capfd: pytest.CaptureFixture[str], *ends: tuple[int, bool, bool]) -> bytes:
     """Return what launchers print who end with a code, the first one or not, all over or not."""
     for code, is_first, is_over in ends:
-        tell_end(STEP, code, is_first=is_first, is_over=is_over)
+        report_end(STEP, code, is_first=is_first, is_over=is_over)
     return capfd.readouterr().err.encode()
 
 

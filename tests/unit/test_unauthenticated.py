@@ -35,9 +35,9 @@ def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
         def turn() -> int:
             return reactor.listen(0)
 
-        board = Connections(reactor, notes.append)
+        hub = Connections(reactor, notes.append)
         unauthenticated = Unauthenticated(
-            listener, secret=b"s" * 32, board=board, on_join=lambda *_: None
+            listener, secret=b"s" * 32, hub=hub, on_join=lambda *_: None
         )
         with socket.create_connection(listener.getsockname(), timeout=10) as caller:
             with no_more_descriptors():
