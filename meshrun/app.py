@@ -22,7 +22,7 @@ from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rendezvous_config import check_backend
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster
-from meshrun.supervisor.giving_up import decline, declining, inherit_listener
+from meshrun.supervisor.decline import decline, declining, inherit_listener
 
 if TYPE_CHECKING:
     from meshrun.console.console import Console

@@ -201,14 +201,14 @@ class _MeshTests:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
         """Have the plug-ins that run tests run this one, once or again, on its ranks."""
-        from meshrun.worker.serve_tests import RETRIES, that_run_tests
+        from meshrun.worker.serve_tests import RETRIES, plugins_that_run_tests
 
         # One that runs nothing, or is skipped without any rank, is as any other.
         if item.config.getoption("setupplan", False) or not _wants_ranks(item):
             return None
         plug_ins = self._config.pluginmanager
         runner, forks = (plug_ins.get_plugin(name) for name in ("runner", "pytest_forked"))
-        run_by = {*that_run_tests(item)} - {self, forks}  # ranks are processes of their own
+        run_by = {*plugins_that_run_tests(item)} - {self, forks}  # ranks are processes of their own
         run_test = self._hook("pytest_runtest_protocol", run_by)
         seen_by = {self, *run_by, plug_ins.get_plugin(RETRIES)}
         by_name = {name: self._hook(name, seen_by - {runner}) for name in _PHASE_HOOKS}

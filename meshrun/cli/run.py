@@ -299,7 +299,7 @@ def give_up(options: Options, error: MeshrunError) -> None:
     except MeshrunError:
         return
     if (request.nnodes or 1) > 1:
-        from meshrun.supervisor.giving_up import decline
+        from meshrun.supervisor.decline import decline
 
         decline(request, error)
 

@@ -15,7 +15,7 @@ class _Heartbeat:
     """Where beats go; a global, so that every thread and library uses the same."""
 
     def __init__(self) -> None:
-        self.send: Callable[[int | None], None] | None = None
+        self.send: Callable[[int | None], object] | None = None
         self.next_s = 0.0
         self.step: int | None = None
         """The furthest step that the program reported."""

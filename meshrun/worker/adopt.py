@@ -1,7 +1,7 @@
 """Lets programs that call init_process_group() themselves run unchanged with a ready mesh.
 
-The first call is answered with the group that is there already; a call after
-``destroy_process_group()`` goes to torch, on a part of the store that nobody has used yet.
+The first call adopts the existing group; a call after ``destroy_process_group()`` goes to torch,
+with keys of the store that have not been used yet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INIT_PARAMETERS = (
 
 
 def adopt_process_group() -> None:
-    """Let the program's first ``init_process_group()`` take over the group that exists."""
+    """Have the program's first ``init_process_group()`` take over the existing group."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
@@ -46,20 +46,20 @@ def adopt_process_group() -> None:
         if adopted or dist.group.WORLD is not ready:
             torch_init(*args, **kwargs)
             return
-        asked = {**dict(zip(_INIT_PARAMETERS, args, strict=False)), **kwargs}
-        _check_compatible(asked)
+        requested = {**dict(zip(_INIT_PARAMETERS, args, strict=False)), **kwargs}
+        _check_compatible(requested)
         adopted = True
-        _take_over(asked)
+        _take_over(requested)
 
     c10d.init_process_group = init_process_group
     dist.init_process_group = init_process_group
 
 
 def serve_env_rendezvous(env: Mapping[str, str]) -> None:
-    """Answer ``init_method="env://"`` with the launch's store, fresh at every call.
+    """Have ``init_method="env://"`` use the launch's store, with new keys for each call.
 
-    torch's own handler gives each call the same keys, on which a second group of one process
-    hangs, and looks up the name of the peer in DNS.
+    torch's own handler uses the same keys for each call, so that a second group of a process
+    hangs, and looks up the peer's name in DNS.
     """
     # torch.distributed has a function of the module's name.
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -81,22 +81,22 @@ def serve_env_rendezvous(env: Mapping[str, str]) -> None:
     rendezvous._rendezvous_handlers["env"] = handler
 
 
-def _check_compatible(asked: Mapping[str, Any]) -> None:
+def _check_compatible(requested: Mapping[str, Any]) -> None:
     import torch.distributed as dist
 
     for name, have in (("world_size", dist.get_world_size()), ("rank", dist.get_rank())):
-        value = asked.get(name, -1)
+        value = requested.get(name, -1)
         if value not in (None, -1, have):
             raise MeshError(
                 f"init_process_group({name}={value}) conflicts with meshrun's process group,"
                 f" which has {name}={have}",
                 hint="remove the argument, or launch without --mesh",
             )
-    backends = _backends(str(asked.get("backend") or ""))
+    backends = _backends(str(requested.get("backend") or ""))
     have_backends = _backends(str(dist.get_backend_config()))
     if backends - have_backends - {"undefined"}:
         raise MeshError(
-            f"init_process_group(`{asked['backend']}`) conflicts with meshrun's process group,"
+            f"init_process_group(`{requested['backend']}`) conflicts with meshrun's process group,"
             f" which uses {' and '.join(sorted(have_backends))}",
             hint="remove the argument: --device and --backend determine the backend; or launch"
             " without --mesh",
@@ -108,21 +108,21 @@ def _backends(text: str) -> set[str]:
     return {part.rpartition(":")[2].strip().lower() for part in text.split(",") if part.strip()}
 
 
-def _take_over(asked: Mapping[str, Any]) -> None:
-    """Do with the ready group what can be done after the fact, and say what cannot."""
+def _take_over(requested: Mapping[str, Any]) -> None:
+    """Apply the arguments to the existing group where possible, and warn about the others."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    timeout = asked.get("timeout")
+    timeout = requested.get("timeout")
     if isinstance(timeout, timedelta):
         for group in list(c10d._world.pg_map):
             set_timeout(group, timeout.total_seconds())
-    backend = str(asked.get("backend") or "").lower()
+    backend = str(requested.get("backend") or "").lower()
     if backend and ":" not in backend:
-        # The program asks get_backend() for the name it gave.
+        # get_backend() returns the name that the program gave.
         world = c10d._get_default_group()
         c10d._world.pg_map[world] = (backend, c10d._world.pg_map[world][1])
-    ignored = [name for name in ("pg_options", "device_id") if asked.get(name) is not None]
+    ignored = [name for name in ("pg_options", "device_id") if requested.get(name) is not None]
     if ignored and dist.get_rank() == 0:
         print(
             f"meshrun: ignored {' and '.join(ignored)} in init_process_group(): the process"

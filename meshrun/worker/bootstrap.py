@@ -31,18 +31,18 @@ from meshrun.protocol.printable import one_line
 from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
-from meshrun.worker.call_channel import ends
+from meshrun.worker.call_channel import call_ends
 from meshrun.worker.debuggers import leave_interrupts, pass_breakpoints, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
-from meshrun.worker.flight_recorder import answer_questions, tell_failed_call
+from meshrun.worker.flight_recorder import answer_questions, report_failed_call
 from meshrun.worker.group_lifetime import guard_groups
 from meshrun.worker.late_variables import follow_environment
 from meshrun.worker.peer_connections import end_connections_with_rank
 from meshrun.worker.process_group import join_mesh
 from meshrun.worker.program import Source, format_raised, print_nothing, run_program
 from meshrun.worker.reporter import Reporter
-from meshrun.worker.stack_handler import tell_stacks
+from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.threads import raise_thread_counts
 from meshrun.worker.when_imported import when_imported
 
@@ -60,9 +60,9 @@ def become_rank(
 ) -> None:
     """Turn this process into a rank and run the program in it.
 
-    The caller has put the process into its own session, with its stdout and stderr in place.
+    The caller has put the process into a session of its own and set up its stdout and stderr.
     """
-    tell_stacks(stacks_fd)
+    enable_stack_dumps(stacks_fd)
     set_environment(order)
     bind_to_cpus(order.cpus)
     program = program.for_local_rank(order.local_rank)
@@ -70,13 +70,13 @@ def become_rank(
     set_title(f"rank {order.rank}{where}", program.target, *program.args)
     reporter = Reporter(reports, order.rank)
     exclusion.tell = partial(_exclude, reporter)
-    pulse.send = lambda step: reporter.tell(RankBeat, step=step)
-    ends.tell = lambda number: reporter.tell(CallEnded, number=number)
+    pulse.send = lambda step: reporter.report(RankBeat, step=step)
+    call_ends.report = lambda number: reporter.report(CallEnded, number=number)
     ending.arm(reporter, gate_fd, order.learn_to)
     end_connections_with_rank(reporter)
     try:
         if order.check:
-            _check_first(order, source, reporter)
+            _pass_check(order, source, reporter)
         raise_thread_counts(os.environ)
         _seed_generators()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
@@ -89,7 +89,7 @@ def become_rank(
         if "torch" in sys.modules:
             follow_environment(source.settings)
     except BaseException as error:
-        _tell(reporter, error, may_be_ours=True)
+        _report(reporter, error, may_be_ours=True)
         ending.note(error)
         sys.excepthook = print_nothing
         raise
@@ -98,8 +98,8 @@ def become_rank(
     else:
         leave_interrupts()
         if not order.stdin:
-            pass_breakpoints(partial(reporter.tell, BreakpointPassed))
-    reporter.tell(RankReady)
+            pass_breakpoints(partial(reporter.report, BreakpointPassed))
+    reporter.report(RankReady)
     try:
         _run(program, source, reporter)
     except BaseException as error:
@@ -107,11 +107,11 @@ def become_rank(
         raise
     finally:
         if pulse.step is not None:  # it may have come too close to the step before
-            reporter.tell(RankBeat, step=pulse.step)
+            reporter.report(RankBeat, step=pulse.step)
 
 
-def _check_first(order: StartRank, source: Source, reporter: Reporter) -> None:
-    """Return only if nothing is wrong with the mesh."""
+def _pass_check(order: StartRank, source: Source, reporter: Reporter) -> None:
+    """Check the mesh (``--check-first``); return only if nothing is wrong with it."""
     from meshrun.worker.check_first import check_first
 
     reason = check_first(order, source.settings, reporter)
@@ -120,7 +120,7 @@ def _check_first(order: StartRank, source: Source, reporter: Reporter) -> None:
     is_one_of_several = int(os.environ["GROUP_WORLD_SIZE"]) > 1
     if reason and is_one_of_several and order.local_rank == 0:
         _exclude(reporter, reason, found_by="check")
-    while True:  # the launcher says when to end
+    while True:  # the launcher ends this process
         signal.pause()
 
 
@@ -133,7 +133,7 @@ def _join(order: StartRank, source: Source, reporter: Reporter) -> None:
 
 
 def _run(program: Program, source: Source, reporter: Reporter) -> None:
-    """Run the program; for ``--watch``, note its files; for a prompt, when that asks for it."""
+    """Run the program, and note its files for ``--watch``; or serve a prompt, which may run it."""
     if (watched := os.environ.pop("MESHRUN_WATCH_FILE", None)) is not None:
         from meshrun.worker.note_files import note_files
 
@@ -141,13 +141,16 @@ def _run(program: Program, source: Source, reporter: Reporter) -> None:
     if "MESHRUN_SERVE" in os.environ:
         from meshrun.worker.serve_calls import serve_instead
 
-        serve_instead(partial(run_program, program, source.code, _tell_text))
+        serve_instead(partial(run_program, program, source.code, _print_exit_text))
     else:
-        run_program(program, source.code, lambda error: _tell(reporter, error))
+        run_program(program, source.code, lambda error: _report(reporter, error))
 
 
 def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
-    """Whether the program makes the mesh: it was asked to, or first sets what torch reads then."""
+    """Return whether building the mesh is left to the program.
+
+    It is if ``--mesh-init`` says so, or if the program sets variables that torch reads meanwhile.
+    """
     if order.lazy:
         return True
     for name, place in settings.unclear.items():
@@ -162,7 +165,7 @@ def _exclude(
     reporter: Reporter, reason: str, *, found_by: Literal["program", "check"] = "program"
 ) -> None:
     remedy = how_to_exclude(node_name(os.environ), os.environ)
-    reporter.tell(NodeExcluded, reason=one_line(reason), remedy=remedy, found_by=found_by)
+    reporter.report(NodeExcluded, reason=one_line(reason), remedy=remedy, found_by=found_by)
 
 
 def set_environment(order: StartRank) -> None:
@@ -173,31 +176,32 @@ def set_environment(order: StartRank) -> None:
     os.environ["MESHRUN_WORKER_PID"] = str(os.getpid())
 
 
-def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False) -> None:
+def _report(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False) -> None:
     """Report an exception, and print it where the program wants exceptions to be printed."""
     raised = format_raised(error, may_be_ours=may_be_ours)
     shown = False
     if raised.handled:
-        printed = shown = True  # as the program likes
+        printed = shown = True  # the program has printed what it wants
     elif not isinstance(error, SystemExit) and not _is_plain(sys.excepthook):
-        printed = shown = _went_through_hook(error)
+        printed = shown = _call_hook(error)
     elif printed := reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # may be a file
         _write_to_stderr(raised.traceback)
     if is_of_collective(raised.message, raised.traceback):
-        tell_failed_call(reporter)
-    told = reporter.has_told(RankRaised, **asdict(raised), shown=shown)
-    if not (told or printed):
+        report_failed_call(reporter)
+    reported = reporter.report(RankRaised, **asdict(raised), shown=shown)
+    if not (reported or printed):
         _write_to_stderr(raised.traceback)
 
 
-def _tell_text(error: BaseException) -> None:
-    """Print what ``sys.exit`` was given; other errors are the caller's to print."""
+def _print_exit_text(error: BaseException) -> None:
+    """Print the text that ``sys.exit`` was given; the caller prints all other errors."""
     raised = format_raised(error)
     if isinstance(error, SystemExit) and not raised.handled:
         _write_to_stderr(raised.traceback)
 
 
-def _went_through_hook(error: BaseException) -> bool:
+def _call_hook(error: BaseException) -> bool:
+    """Pass an exception to ``sys.excepthook``; return whether that did not raise."""
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception as broken:
@@ -214,7 +218,7 @@ def _write_to_stderr(text: str) -> None:
 
 
 def _is_plain(hook: object) -> bool:
-    """Whether ``hook`` is Python's own, or torch's that only puts the rank before each line."""
+    """Return whether ``hook`` is Python's own, or torch's, which only prefixes each line."""
     if hook is sys.__excepthook__:
         return True
     if getattr(hook, "__qualname__", "").endswith("._distributed_excepthook"):
@@ -224,10 +228,10 @@ def _is_plain(hook: object) -> bool:
 
 
 def _seed_generators() -> None:
-    """Give each rank the random state of a fresh interpreter; forks share one otherwise."""
+    """Give each rank the random state of a fresh interpreter; otherwise all forks share one."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
     generator = getattr(sys.modules.get("torch"), "default_generator", None)
-    if generator is not None:  # torch's for the CPU; those of devices begin alike on all ranks
+    if generator is not None:  # of the CPU; a device's starts alike on all ranks
         generator.seed()

@@ -1,4 +1,4 @@
-"""The terminal of the program that started the ranks, for one of them that is being debugged."""
+"""Lets a rank that is debugged use the terminal of the program that started the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshrun.worker.debuggers import ask_at_breakpoints, on_terminal
 
 @dataclass(frozen=True, slots=True)
 class MayDebug:
-    """May this rank have the terminal? The reply is its name, or ``None``."""
+    """A request for the terminal. The reply is its path, or ``None``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +21,24 @@ class Debugged:
     """The terminal is free again."""
 
     quits: bool
-    """Whether whoever debugged has quit."""
+    """Whether the user quit the debugger."""
 
 
 class BorrowedTerminal:
-    """Asked for at the first breakpoint of a call, and given back when the call has ended."""
+    """Requested at the first breakpoint of a call, and returned when the call has ended."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._lent: ExitStack | None = None
-        self._use: Callable[[], None] = lambda: None
+        self._restore_terminal: Callable[[], None] = lambda: None
         self._is_refused = False
         self.quits = False
         ask_at_breakpoints(self.borrow)
 
     def borrow(self) -> bool:
-        """Have the terminal as standard streams; return whether it is lent."""
+        """Use the terminal as standard streams; return whether it is lent."""
         if self._lent is not None:
-            self._use()
+            self._restore_terminal()
             return True
         if self._is_refused:
             return False
@@ -48,14 +48,14 @@ class BorrowedTerminal:
         if path is not None:
             self._lent = ExitStack()
             try:
-                self._use = self._lent.enter_context(on_terminal(path))
-            except OSError:  # its name leads nowhere here
+                self._restore_terminal = self._lent.enter_context(on_terminal(path))
+            except OSError:  # its path does not exist here
                 self.give_back()
                 self._is_refused = True
         return self._lent is not None
 
     def give_back(self) -> None:
-        """Have the own standard streams again; the next call may ask again."""
+        """Restore this rank's own standard streams; the next call may borrow again."""
         self._is_refused = False
         if self._lent is not None:
             self._lent.close()
@@ -64,5 +64,5 @@ class BorrowedTerminal:
 
     @property
     def is_lent(self) -> bool:
-        """Whether it is this rank's now."""
+        """Whether this rank has the terminal now."""
         return self._lent is not None

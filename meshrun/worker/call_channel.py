@@ -1,4 +1,4 @@
-"""Messages between a program and its ranks that stay, over a socket in a private folder."""
+"""Messages between a program and the ranks that serve its calls, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from meshrun.host.sockets import peer_of
 _HEAD = struct.Struct("!Q")
 _READ_BYTES = 1 << 20
 _LONGEST_PATH = 100
-"""Of a socket, in bytes; the kernel takes 107."""
+"""Of a socket, in bytes; the kernel's limit is 107."""
 
 
-class _Ends:
-    tell: Callable[[int], None] | None = None
-    """Tells the launcher that this rank has made its n-th call, and has flushed what it printed."""
+class _CallEnds:
+    report: Callable[[int], object] | None = None
+    """Reports to the launcher that the n-th call has ended and its output is flushed."""
 
 
-ends = _Ends()
+call_ends = _CallEnds()
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """From a rank that has been told what to do: from now on, SIGINT interrupts that."""
+    """From a rank that has received a request: from now on, SIGINT interrupts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TimeLimit:
 
 
 class Channel:
-    """One end; messages are bytes."""
+    """One end of the connection; messages are bytes."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -65,11 +65,11 @@ class Channel:
         return self._read(size)
 
     def close(self) -> None:
-        """Let the other end know that there will be no more."""
+        """Close this end; the other end's :meth:`receive` raises ``EOFError``."""
         self._socket.close()
 
     def hang_up(self) -> None:
-        """Have both ends find that the other one is gone, whichever thread waits for it."""
+        """End the connection for both ends, even while a thread waits on it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -118,7 +118,7 @@ def connect_in(folder: str) -> Channel:
 
 
 def _checked(end: socket.socket) -> Channel | None:
-    """Both ends decide what the other one runs: take none of another user's."""
+    """Return the channel, or ``None`` if the peer, which may run code here, is another user's."""
     peer = peer_of(end)
     if peer is not None and peer[1] != os.geteuid():
         end.close()
@@ -128,7 +128,7 @@ def _checked(end: socket.socket) -> Channel | None:
 
 @contextlib.contextmanager
 def _short_path(folder: str) -> Iterator[str]:
-    """Give a name of the socket that is short enough for the kernel, wherever the folder is."""
+    """Yield a path of the socket that is short enough for the kernel, wherever the folder is."""
     path = os.path.join(folder, "calls")
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield path

@@ -1,4 +1,4 @@
-"""Cells of a notebook or a prompt on a rank: they run in ``__main__``, whose variables stay."""
+"""Runs cells of a notebook or a prompt on a rank, in ``__main__``, whose variables persist."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     import asyncio
 
 SHELL = "get_ipython"
-"""What IPython calls for commands such as ``!ls``."""
+"""The function that IPython calls for commands such as ``!ls``."""
 _OWN_SHELL = "_meshrun_shell"
 _compile = codeop.Compile()
-"""Has what is imported from ``__future__`` hold for later cells."""
+"""Keeps what is imported from ``__future__`` for later cells."""
 _compile.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _loop: asyncio.AbstractEventLoop | None = None
-"""Where cells await; what one leaves running there goes on as the next one awaits."""
+"""The loop in which cells await; tasks left behind continue when the next cell awaits."""
 
 
 def run_cell(
     text: str, name: str, only: int | None = None, hidden: Collection[int] = ()
 ) -> str | None:
-    """Run a cell; return the text of its last expression's value, ``None`` if it has none.
+    """Run a cell; return the ``repr`` of its last expression, or ``None`` if it has no value.
 
     Args:
         text: Its Python code, in which IPython has replaced commands such as ``!ls``.
-        name: What tracebacks call it, in place of a file's name.
+        name: Its file name in tracebacks.
         only: The rank that runs it, if only one does.
         hidden: Ranks that print nothing.
 
     Raises:
-        BaseException: Whatever it raises.
+        BaseException: Whatever the cell raises.
     """
     rank = int(os.environ["RANK"])
     if only is not None and rank != only:
@@ -65,16 +65,16 @@ def run_cell(
 
 
 class Shell:
-    """What cells call on a rank in place of IPython's shell."""
+    """Replaces IPython's shell for cells on a rank."""
 
     def system(self, command: str) -> None:
-        """``!command``: run it and print its output."""
+        """Run ``!command`` and print its output."""
         sys.stdout.flush()
         ran = subprocess.run(_expanded(command), shell=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S602
         sys.modules["__main__"].__dict__["_exit_code"] = ran.returncode
 
     def getoutput(self, command: str) -> list[str]:
-        """``lines = !command``: run it and return its output."""
+        """Run ``lines = !command`` and return its output."""
         from IPython.utils.text import SList
 
         ran = subprocess.run(  # noqa: S602
@@ -96,12 +96,12 @@ def _expanded(command: str) -> str:
 
     try:
         return str(DollarFormatter().vformat(command, (), sys.modules["__main__"].__dict__))
-    except Exception:  # other braces and dollars are the command's own
+    except Exception:  # the braces and dollars are part of the command
         return command
 
 
 def _call_own_shell(tree: ast.AST) -> bool:
-    """Have a cell call our shell; return whether it calls one."""
+    """Have a cell call our shell in place of IPython's; return whether it calls one."""
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == SHELL]
     for name in names:
         name.id = _OWN_SHELL
@@ -109,7 +109,7 @@ def _call_own_shell(tree: ast.AST) -> bool:
 
 
 def _run(parts: Sequence[CodeType], space: dict[str, Any]) -> Any:
-    """Return the value of the last part; if one awaits, all of them find the loop running."""
+    """Return the value of the last part; if any part awaits, all run in the event loop."""
     if any(part.co_flags & inspect.CO_COROUTINE for part in parts):
         return _awaited(_run_in_loop(parts, space))
     return [eval(part, space) for part in parts][-1]  # noqa: S307 - what a notebook is for
@@ -117,7 +117,7 @@ def _run(parts: Sequence[CodeType], space: dict[str, Any]) -> Any:
 
 async def _run_in_loop(parts: Sequence[CodeType], space: dict[str, Any]) -> Any:
     for part in parts:
-        value = eval(part, space)  # noqa: S307 - likewise
+        value = eval(part, space)  # noqa: S307 - as above
         if part.co_flags & inspect.CO_COROUTINE:
             value = await value
     return value
@@ -141,7 +141,7 @@ def _awaited(cell: Coroutine[Any, Any, Any]) -> Any:
 
 @contextlib.contextmanager
 def _hidden() -> Iterator[None]:
-    """Have what is printed go nowhere, also by libraries that are not Python."""
+    """Discard what is printed, also by native libraries."""
     from meshrun.worker.debuggers import passing_breakpoints
 
     streams = (sys.stdout, sys.stderr)
@@ -165,7 +165,7 @@ def _hidden() -> Iterator[None]:
 
 
 def complete(text: str, rank: int) -> list[str]:
-    """On that rank, return how a name or an attribute that begins so may end."""
+    """On ``rank``, return the completions of a name or an attribute; elsewhere, none."""
     if int(os.environ["RANK"]) != rank:
         return []
     from rlcompleter import Completer

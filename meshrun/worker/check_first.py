@@ -1,7 +1,7 @@
 """The check before the program (``--check-first``), in a fork of each rank.
 
-The fork joins a process group of its own, measures and exits. The program then finds the rank as it
-is without a check: no group, no thread, no memory in use on the device.
+The fork joins its own process group, measures and exits. The program then finds the rank as it is
+without a check: with no group, no extra thread and no memory in use on the device.
 """
 
 from __future__ import annotations
@@ -44,39 +44,39 @@ class Verdict:
 
     findings: list[Finding]
     speeds: str
-    """Of each dim, for people."""
+    """Text with the speed of each dim."""
 
 
 def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -> str | None:
     """Check the mesh together with all other ranks.
 
     Returns:
-        Why this rank's node is to be left out of the launch; "" if the ranks must not continue for
-        another reason; ``None`` if nothing is wrong.
+        The reason to exclude this rank's node from the launch; "" if the ranks must not continue
+        for another reason; ``None`` if nothing is wrong.
     """
     verdict = _in_fork(order, settings, reporter)
     if isinstance(verdict, Raised):
-        reporter.tell(RankRaised, **asdict(verdict), shown=False)
+        reporter.report(RankRaised, **asdict(verdict), shown=False)
         os._exit(1)
     failed = failed_hosts(verdict.findings)
     return failed.get(socket.gethostname(), "") if verdict.findings else None
 
 
 def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Verdict | Raised:
-    """Return what a fork of this process found; end as it did if it was killed."""
-    told, telling = os.pipe()
+    """Return what a fork of this process found; if a signal killed it, end by the same signal."""
+    receiver, sender = os.pipe()
     rank = os.getpid()
     fork = os.fork()
     if fork == 0:
         die_with_parent(rank)
-        os.close(told)
-        _be_fork(order, settings, reporter, telling)
-    os.close(telling)
-    with open(told, "rb") as file:
+        os.close(receiver)
+        _run_fork(order, settings, reporter, sender)
+    os.close(sender)
+    with open(receiver, "rb") as file:
         text = file.read()
     _, status = os.waitpid(fork, 0)
     if os.WIFSIGNALED(status):
-        with suppress(OSError):  # that of SIGKILL cannot be changed, nor has to be
+        with suppress(OSError):  # that of SIGKILL cannot be changed
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(rank, os.WTERMSIG(status))
     kinds: dict[str, type[Any]] = {"Verdict": Verdict, "Raised": Raised}
@@ -84,16 +84,16 @@ def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> V
     return found
 
 
-def _be_fork(
-    order: StartRank, settings: EarlySettings, reporter: Reporter, telling: int
+def _run_fork(
+    order: StartRank, settings: EarlySettings, reporter: Reporter, sender: int
 ) -> NoReturn:
     try:
         set_title(f"check of rank {order.rank}")
         found = _find(order, settings, reporter)
-        with open(telling, "wb") as file:
+        with open(sender, "wb") as file:
             file.write(pack(type(found), asdict(found)))
     finally:
-        os._exit(0)  # whatever happens, the program is not this process's
+        os._exit(0)  # this process must never run the program
 
 
 def _find(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Verdict | Raised:
@@ -103,13 +103,13 @@ def _find(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Verd
             for module in order.imports:
                 import_module(module)
             join_mesh(tuple(order.coordinate), reporter, purpose="/check", timeout_s=_TIMEOUT_S)
-        return _check(order, partial(reporter.of_fork().tell, Checked))
+        return _check(order, partial(reporter.for_fork().report, Checked))
     except BaseException as error:
         return format_raised(error, may_be_ours=True)
 
 
-def _check(order: StartRank, tell: Callable[..., None]) -> Verdict:
-    """Return the verdict, which is rank 0's; it is reported before others can act upon it."""
+def _check(order: StartRank, report: Callable[..., object]) -> Verdict:
+    """Return rank 0's verdict, which is reported before other ranks can act on it."""
     began_s = time.monotonic()
     import torch.distributed as dist
 
@@ -120,7 +120,7 @@ def _check(order: StartRank, tell: Callable[..., None]) -> Verdict:
     store: Any = dist.distributed_c10d._get_default_store()
     if measured is not None:
         verdict = _judge(measured, require)
-        tell(
+        report(
             findings=[finding.text for finding in verdict.findings],
             hosts=list(failed_hosts(verdict.findings)),
             speeds=verdict.speeds,
@@ -128,13 +128,13 @@ def _check(order: StartRank, tell: Callable[..., None]) -> Verdict:
         )
         store.set(_VERDICT, pack(Verdict, asdict(verdict)))
         return verdict
-    told: Verdict = unpack(store.get(_VERDICT), {"Verdict": Verdict})
-    return told
+    received: Verdict = unpack(store.get(_VERDICT), {"Verdict": Verdict})
+    return received
 
 
 def _judge(measured: Measured, require: str) -> Verdict:
     layout = Layout.from_dict(measured.layout)
     rows = dim_rows(measured, layout)
-    asked = parse_requirements(require, "--require") if require else ()
+    requirements = parse_requirements(require, "--require") if require else ()
     speeds = ", ".join(f"{dim} {show_rate(rate)}" for dim, rate in best_bus(rows).items())
-    return Verdict(findings=[*unmet(asked, rows), *judge(measured, layout)], speeds=speeds)
+    return Verdict(findings=[*unmet(requirements, rows), *judge(measured, layout)], speeds=speeds)

@@ -1,8 +1,8 @@
-"""The program of ``--check``: each rank measures, and rank 0 leaves what all have found.
+"""The program of ``--check``: each rank measures, and rank 0 writes all results to a file.
 
 quick|full [PATH ...]
 
-``--check-first`` measures in the same way, in forks of the ranks.
+``--check-first`` uses the same functions in forks of the ranks.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from meshrun.protocol.packing import take
 _FULL = tuple(1 << power for power in range(10, 29, 3))
 _SIZES = {
     ("quick", "cpu"): (1 << 10, 1 << 20, 1 << 22),
-    ("quick", "other"): (1 << 10, 1 << 20, 1 << 27),  # what a fast link takes to be busy
+    ("quick", "other"): (1 << 10, 1 << 20, 1 << 27),  # enough to saturate a fast link
     ("full", "cpu"): _FULL,
     ("full", "other"): _FULL,
 }
 _BUDGET_S = {"quick": 0.02, "full": 0.2}
-"""Seconds for one operation of one size, but for one call at least."""
+"""Seconds per operation and size; at least one call is made."""
 _EXCHANGED = {"quick": 1 << 22, "full": 1 << 26}
 _ROUNDS = {"quick": 3, "full": 15}
 _MATRIX = {"cpu": 512, "other": 4096}
 _MOST_CALLS = 50
 _EXCHANGING_S = {"quick": 0.05, "full": 0.2}
-"""Seconds for the exchanges of two ranks, but for three at least, or one that takes long."""
+"""Seconds for the exchanges of two ranks: at least three, or a single long one."""
 _LONG_S = 1.0
 _AGAIN_S = {"quick": 1.0, "full": 10.0}
-"""Seconds for one more exchange of all that seem slow (the slowest of them are sure to be), and for
-more products of ranks that seem slow."""
+"""Seconds for another exchange of all pairs that seem slow (the slowest of them certainly are), and
+for more matrix products of ranks that seem slow."""
 _ATTEMPTS = 10
-"""How often these ranks are looked at within that time."""
+"""How often to compare the products of all ranks within that time."""
 
 
 def main() -> None:
     """Measure, gather and write."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a traceback of ours would tell nobody anything
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # our traceback would not help anybody
     mode, *paths = sys.argv[1:]
     measured = gather(measure(mode, paths))
     if measured is not None:
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
-    """Return what this rank finds; collective.
+    """Return the measurements of this rank; collective.
 
     Args:
         mode: ``quick`` or ``full``.
@@ -110,7 +110,7 @@ def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
 
 
 def gather(own: RankMeasures) -> Measured | None:
-    """Return what all ranks have found, on rank 0."""
+    """Return the measurements of all ranks, on rank 0."""
     store: Any = dist.distributed_c10d._get_default_store()
     store.set(f"meshrun/check/{own.rank}", json.dumps(asdict(own)))
     if own.rank:
@@ -137,12 +137,12 @@ class _Groups:
         self._members = dist.get_world_size(group)
 
     def measure(self) -> Iterator[Collective]:
-        """Yield what each operation takes at each size."""
+        """Yield the time of each operation at each size."""
         for op in ("all_reduce", "all_gather", "all_to_all"):
             for length in _SIZES[self._mode, _kind(self._device)]:
                 try:
                     seconds = self._seconds(getattr(self, f"_{op}")(length))
-                except RuntimeError as error:  # which NotImplementedError is, too
+                except RuntimeError as error:  # includes NotImplementedError
                     self._unsupported.append(f"{op}: {str(error).splitlines()[0]}")
                     break
                 yield Collective(dim=self._dim, op=op, bytes=length, seconds=seconds)
@@ -172,7 +172,7 @@ class _Groups:
         _wait(self._device)
         own_s = _timed(call, 1, self._device)
         one = torch.tensor(own_s, device=self._device)
-        dist.all_reduce(one, op=dist.ReduceOp.MAX)  # so that all make as many calls
+        dist.all_reduce(one, op=dist.ReduceOp.MAX)  # so that all make the same number of calls
         calls = _calls_in(_BUDGET_S[self._mode], one.item())
         return _timed(call, calls, self._device) / calls if calls > 1 else own_s
 
@@ -199,7 +199,7 @@ def _wait(device: torch.device) -> None:
 
 
 class _Exchanges:
-    """Exchanges with one rank after the other, each of another node if there are several."""
+    """Exchanges with one rank after another, each on another node if there are several."""
 
     def __init__(self, layout: Layout, device: torch.device, mode: str) -> None:
         self._layout, self._mode = layout, mode
@@ -208,10 +208,10 @@ class _Exchanges:
         self._received = torch.empty_like(self._sent)
 
     def measure(self) -> list[Exchange]:
-        """Return what each takes; collective.
+        """Return the time of each exchange; collective.
 
-        What seems slow is measured again while all others wait: a bad link stays slow, and what
-        was in the way by chance is gone.
+        What seems slow is measured again while all others wait: a bad link stays slow, while a
+        chance disturbance does not repeat.
         """
         peers = list(pairs_of(self._layout, self._rank, _ROUNDS[self._mode]))
         seconds = []
@@ -233,7 +233,7 @@ class _Exchanges:
     def _slow_pairs(
         self, peers: Sequence[int | None], seconds: Sequence[float]
     ) -> list[frozenset[int]]:
-        """Return the ranks between which something seems slow, the same to all; collective."""
+        """Return the pairs whose exchange seems slow, the same on all ranks; collective."""
         met = [[-1 if peer is None else peer, s] for peer, s in zip(peers, seconds, strict=True)]
         mine = self._sent.new_tensor(met)
         every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
@@ -251,18 +251,18 @@ class _Exchanges:
 
     def _measured(self, peer: int) -> float:
         """Return the median seconds of an exchange with a peer."""
-        self._agree(peer, 0.0)  # which connects
+        self._agree(peer, 0.0)  # connects
         seconds = [self._timed(peer)]
-        longest_s = self._agree(peer, seconds[0])  # so that both make as many calls
+        longest_s = self._agree(peer, seconds[0])  # so that both make the same number of calls
         fewest = 2 if longest_s < _LONG_S else 0
         calls = _calls_in(_EXCHANGING_S[self._mode], longest_s)
         for _ in range(max(calls, fewest)):
             seconds.append(self._timed(peer))
-            self._agree(peer, 0.0)  # or what one sends ahead, the other finds there already
+            self._agree(peer, 0.0)  # so that neither sends before the other measures
         return median(seconds)
 
     def _agree(self, peer: int, seconds: float) -> float:
-        """Return the longer time of both; each has received all that the other sent before."""
+        """Return the longer time of both; by then, each has received all that the other sent."""
         own, theirs = self._sent.new_tensor([seconds]), self._sent.new_zeros(1)
         _swap(peer, own, theirs)
         return float(max(own.item(), theirs.item()))
@@ -280,8 +280,8 @@ def _swap(peer: int, sent: torch.Tensor, received: torch.Tensor) -> None:
 def _gflops(device: torch.device, mode: str) -> float:
     """Return the best of several matrix products; collective.
 
-    The whole machine computes at the same time. Ranks that seem slow get more attempts while all
-    others wait: a slow device stays slow, and what was in the way by chance is gone.
+    All ranks compute at the same time. Those that seem slow get more attempts while the others
+    wait: a slow device stays slow, while a chance disturbance does not repeat.
     """
     width = _MATRIX[_kind(device)]
     kind = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -305,7 +305,7 @@ def _gflops(device: torch.device, mode: str) -> float:
 
 
 def _clock_difference(rank: int, device: torch.device) -> float:
-    """Return by how much this clock is ahead of rank 0's: all read it as a barrier ends."""
+    """Return by how many seconds this clock is ahead of rank 0's, both read after a barrier."""
     clocks = torch.zeros(dist.get_world_size(), dtype=torch.float64, device=device)
     dist.barrier()
     clocks[rank] = time.time()
@@ -332,7 +332,7 @@ def _facts(device: torch.device) -> dict[str, str]:
 
 def _shm_bytes() -> int | None:
     with suppress(OSError, AttributeError):
-        found = os.statvfs("/dev/shm")  # noqa: S108 - nothing is made there
+        found = os.statvfs("/dev/shm")  # noqa: S108 - nothing is created there
         return found.f_blocks * found.f_frsize
     return None
 
@@ -352,7 +352,7 @@ def _why_not_writable(path: str) -> str:
             file.flush()
             os.fsync(file.fileno())
             file.seek(0)
-            return "" if file.read() == b"meshrun" else "it holds something else than was written"
+            return "" if file.read() == b"meshrun" else "it does not contain what was written"
     except OSError as error:
         return error.strerror or str(error)
 

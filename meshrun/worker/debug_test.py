@@ -1,4 +1,4 @@
-"""pdb on a rank whose test has failed, as ``pytest --pdb`` has it."""
+"""Debugs a failed test on a rank, as ``pytest --pdb`` does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshrun.mesh.current_layout import current_layout
 
 @contextmanager
 def without_capture(config: pytest.Config) -> Iterator[None]:
-    """Have this process's own standard streams while the block runs."""
+    """Use this process's own standard streams while the block runs."""
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     if capture is None:
         yield
@@ -31,7 +31,7 @@ def without_capture(config: pytest.Config) -> Iterator[None]:
 
 
 def debug_test(config: pytest.Config, report: pytest.TestReport, frames: TracebackType) -> bool:
-    """Show a failure and debug it, on standard streams; return whether the person has quit."""
+    """Show a failure and debug it on standard streams; return whether the user quit."""
     from _pytest.config import create_terminal_writer
 
     to = create_terminal_writer(config, sys.stdout)

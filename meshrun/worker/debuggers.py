@@ -1,4 +1,4 @@
-"""Debuggers inside a rank: Ctrl-C of the debugged rank, breakpoints without stdin."""
+"""Debuggers in a rank: Ctrl-C in the debugged rank, breakpoints without stdin."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _DEBUGGERS = ("pdb.py", "bdb.py", "cmd.py", "code.py", "IPython", "prompt_toolki
 
 
 def stop_on_interrupt() -> None:
-    """Make Ctrl-C stop the rank that has the terminal in pdb."""
+    """Have Ctrl-C stop the rank that has the terminal in pdb."""
     signal.signal(signal.SIGINT, _stop_here)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # whole lines, as python does on a terminal
+        if isinstance(stream, io.TextIOWrapper):  # line by line, as on a terminal
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def leave_interrupts() -> None:
-    """Keep pdb from taking SIGINT once a breakpoint is over: Ctrl-C ends a launch, or a call."""
+    """Keep pdb from handling SIGINT after a breakpoint: Ctrl-C ends a launch, or a call."""
     when_imported("pdb", _refuse_interrupts)
 
 
@@ -36,13 +36,13 @@ def _refuse_interrupts() -> None:
 
 @contextmanager
 def on_terminal(path: str) -> Iterator[Callable[[], None]]:
-    """Have a terminal for standard input, output and errors while the block runs.
+    """Use a terminal as standard input, output and error while the block runs.
 
     Yields:
-        What to call if somebody has put other files into their place meanwhile.
+        A function that restores the terminal if other files have replaced it meanwhile.
 
     Raises:
-        OSError: If it cannot be opened.
+        OSError: If the terminal cannot be opened.
     """
     terminal = os.open(path, os.O_RDWR | os.O_NOCTTY)
     kept = [os.dup(fd) for fd in range(3)]
@@ -69,63 +69,63 @@ class _Breakpoints:
     """What ``pdb`` does at a breakpoint in a rank that has no terminal of its own."""
 
     def __init__(self) -> None:
-        self.asks: Callable[[], bool] | None = None
-        """Asks for a terminal; whether there is one."""
-        self.passed: Callable[[], None] = lambda: None
-        """Called where it continues instead."""
+        self.request_terminal: Callable[[], bool] | None = None
+        """Requests a terminal; returns whether there is one."""
+        self.on_pass: Callable[[], object] = lambda: None
+        """Called when the rank continues instead."""
+        self._is_patched = False
 
-    def patch(self) -> None:
-        """Have pdb ask, or continue, where it would read from stdin.
+    def patch_once(self) -> None:
+        """Patch pdb as soon as the program imports it, which takes 20 ms."""
+        if not self._is_patched:
+            self._is_patched = True
+            when_imported("pdb", self._patch)
 
-        A debugger that has streams of its own, such as a remote one, stops as always.
+    def _patch(self) -> None:
+        """Have pdb request a terminal, or continue, where it would read from stdin.
+
+        A debugger with its own streams, such as a remote one, stops as usual.
         """
         pdb: Any = sys.modules["pdb"]
         set_trace = pdb.Pdb.set_trace
 
         def stop_or_pass(debugger: Any, frame: FrameType | None = None, **kwargs: Any) -> None:
-            if debugger.stdin is not sys.__stdin__ or (self.asks is not None and self.asks()):
+            request = self.request_terminal
+            if debugger.stdin is not sys.__stdin__ or (request is not None and request()):
                 set_trace(debugger, frame or sys._getframe(1), **kwargs)
-            elif self.asks is None:
-                self.passed()
+            elif request is None:
+                self.on_pass()
 
         pdb.Pdb.set_trace = stop_or_pass
 
 
 _breakpoints = _Breakpoints()
-_will_patch = False
 
 
-def pass_breakpoints(passed: Callable[[], None]) -> None:
-    """Let a rank without stdin continue where pdb would read from it."""
-    _breakpoints.passed = passed
-    _patch_once()
+def pass_breakpoints(on_pass: Callable[[], object]) -> None:
+    """Have a rank without stdin continue at breakpoints, and call ``on_pass`` there."""
+    _breakpoints.on_pass = on_pass
+    _breakpoints.patch_once()
 
 
-def ask_at_breakpoints(asks: Callable[[], bool]) -> None:
-    """Let a rank continue where pdb would read from stdin, unless it is given a terminal."""
-    _breakpoints.asks = asks
-    _patch_once()
+def ask_at_breakpoints(request_terminal: Callable[[], bool]) -> None:
+    """Have a rank continue at breakpoints unless ``request_terminal`` gives it a terminal."""
+    _breakpoints.request_terminal = request_terminal
+    _breakpoints.patch_once()
 
 
 @contextmanager
 def passing_breakpoints() -> Iterator[None]:
-    """Let a rank that asks for a terminal continue at breakpoints while the block runs."""
-    asks, _breakpoints.asks = _breakpoints.asks, lambda: False
+    """Have a rank continue at breakpoints without a request while the block runs."""
+    request_terminal, _breakpoints.request_terminal = _breakpoints.request_terminal, lambda: False
     try:
         yield
     finally:
-        _breakpoints.asks = asks
-
-
-def _patch_once() -> None:
-    global _will_patch  # noqa: PLW0603 - as pdb is one for the whole process
-    if not _will_patch:
-        _will_patch = True
-        when_imported("pdb", _breakpoints.patch)  # importing it takes 20 ms
+        _breakpoints.request_terminal = request_terminal
 
 
 def _stop_here(signum: int, frame: FrameType | None) -> None:
-    """Stop the program where it is; at the prompt of a debugger, leave it to that."""
+    """Stop the program where it is; at a debugger's prompt, interrupt that."""
     if frame is None or _is_debugger(frame):
         signal.default_int_handler(signum, frame)
     from pdb import Pdb

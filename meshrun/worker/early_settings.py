@@ -1,9 +1,9 @@
 """What a program sets in its environment before it imports torch, read from its source.
 
-Ranks are forked from a process that has torch already, so what ``python`` would find in the
-environment as it imports torch has to be there before. The source is followed from its first
-statement to its first import of torch, through its own functions and the modules beside it.
-Nothing of it is executed: what cannot be told from the source is said to be unclear.
+Ranks are forked from a process that has imported torch, so variables that the program sets before
+its import of torch must be set before that. The source is followed from its first statement to its
+first import of torch, through its own functions and the modules beside it. None of it is executed;
+variables that cannot be determined from the source are reported as unclear.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _AT_IMPORT = (
     "TORCH", "PYTORCH_", "AOT", "INDUCTOR_", "PT2_", "FX_", "KINETO_", "TRITON_",
     "KMP_", "GOMP_", "OMP_", "MKL", "DNNL_", "ONEDNN_", "OPENBLAS_", "NUMEXPR_", "NPY_", "NUMPY_",
 )  # fmt: skip
-"""How variables begin that torch, or what it imports, may read while it is imported."""
+"""Prefixes of variables that torch, or what it imports, may read at import."""
 _LATER = (
     "TORCH_HOME", "TORCH_NCCL_", "TORCH_FR_", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST",
     "TORCHELASTIC_", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_KERNEL_CACHE_PATH",
 )  # fmt: skip
-"""Those of them that are read when they are needed."""
+"""Exceptions, which are read when they are needed."""
 _THREADS = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS",
 )  # fmt: skip
-"""Those that can be followed after the import."""
+"""Variables whose effect can still be applied after the import."""
 _BY_US = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "MESHRUN_")
-"""How variables begin that tell a rank of the launch, and that the mesh is made with."""
+"""Prefixes of variables that describe the launch to a rank, and from which the mesh is built."""
 _OF_A_RANK = (*_BY_US, CUDA, HIP, XPU, *_THREADS)
-"""Variables that a rank finds in its environment, and this process does not."""
+"""Variables that are set in a rank, but not in this process."""
 _PURE: dict[str, Callable[..., Any]] = {
     "str": str,
     "int": int,
@@ -59,32 +59,32 @@ _CONSTANTS = {
 }
 _PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
 _READING = ("items", "keys", "values", "get", "copy")
-"""Methods that leave their dict as it is."""
+"""Methods that do not change their dict."""
 _DEEPEST = 10
 
 
 def is_read_at_import(name: str) -> bool:
-    """Whether a variable may do nothing once torch has been imported."""
+    """Return whether a variable may have no effect once torch has been imported."""
     return name.startswith(_AT_IMPORT) and not name.startswith(_LATER) and name not in _THREADS
 
 
 def is_thread_count(name: str) -> bool:
-    """Whether a variable says how many threads a numeric library has."""
+    """Return whether a variable sets the number of threads of a numeric library."""
     return name in _THREADS
 
 
 @dataclass(frozen=True, slots=True)
 class EarlySettings:
-    """Variables as they are when the program imports torch, where they differ from before."""
+    """Changes that the program makes to variables before it imports torch."""
 
     values: dict[str, str | None] = field(default_factory=dict)
-    """Those that the source sets; ``None`` for one that it removes."""
+    """Their values; ``None`` for a variable that it removes."""
     unclear: dict[str, str] = field(default_factory=dict)
-    """Those that only a run can tell, with where they are set, such as ``train.py:12``."""
+    """Variables whose values only a run would show, with their places, such as ``train.py:12``."""
 
     @contextmanager
     def in_effect(self) -> Iterator[None]:
-        """Have the values in this process's environment while the block runs."""
+        """Apply the values to this process's environment while the block runs."""
         before = {name: os.environ.get(name) for name in self.values}
         _change_environment(self.values)
         try:
@@ -113,15 +113,15 @@ def read_early_settings(
     """Return what a program sets before it imports torch.
 
     Args:
-        tree: Its source.
+        tree: The program's syntax tree.
         path: Its file.
-        env: The environment it will find, but for what differs between ranks.
-        folder: Where it finds modules of its own, if anywhere.
-        package: The package that is imported before it, if it is a module of one.
+        env: Its environment, except for what differs between ranks.
+        folder: The folder with modules of its own, if there is one.
+        package: The package that is imported before it, if it is a module of a package.
         args: Its arguments.
     """
     reader = _Reader(env, folder, [path, *args])
-    with suppress(Exception):  # torch is imported; or a program that is not understood to its end
+    with suppress(Exception):  # including _TorchImported, and for programs not fully understood
         if package:
             reader.read_module(package, _Names())
         reader.read_file(tree, path, "__main__")
@@ -129,38 +129,38 @@ def read_early_settings(
 
 
 class _TorchImported(Exception):
-    """The program has come to its first import of torch."""
+    """The program has reached its first import of torch."""
 
 
 class _Returned(Exception):
-    """The function has come to its end."""
+    """The function has returned."""
 
 
 class _Unknown(Exception):
-    """A value that the source does not tell."""
+    """A value that cannot be determined from the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Something known by its full name alone, such as ``os.environ``."""
+    """An object of which only the full name is known, such as ``os.environ``."""
 
     name: str
 
 
 class _Names(dict[str, Any]):
-    """What names stand for in a module or a function, as far as it is known."""
+    """The known values of names in a module or a function."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function of the program's, and the names of the module it is in."""
+    """A function of the program, and the names of its module."""
 
     node: ast.FunctionDef | ast.AsyncFunctionDef
     names: _Names
 
 
 class _Reader:
-    """Follows statements in the order of their execution; knows values where they are plain."""
+    """Follows statements in the order of their execution, and evaluates simple expressions."""
 
     def __init__(self, env: Mapping[str, str], folder: str | None, argv: list[str]) -> None:
         self._constants: dict[str, Any] = {**_CONSTANTS, "sys.argv": argv}
@@ -170,10 +170,10 @@ class _Reader:
         self._written: set[str] = set()
         self._unclear: dict[str, str] = {}
         self._doubt = 0
-        """How many conditions deep we are that only a run can tell."""
+        """Nesting depth of conditions that only a run would decide."""
         self._depth = 0
         self._modules: dict[str, _Names] = {}
-        """What is known of the program's own files, by their paths."""
+        """The names of the program's own modules, by path."""
 
     def found(self) -> EarlySettings:
         """Return what was read."""
@@ -195,7 +195,7 @@ class _Reader:
 
     def _run_in_doubt(self, body: list[ast.stmt], names: _Names) -> None:
         self._doubt += 1
-        with suppress(_Returned):  # if it may have returned, the rest of the function is in doubt
+        with suppress(_Returned):  # the doubt remains: the rest of the function may not run
             self._run(body, names)
             self._doubt -= 1
 
@@ -273,7 +273,7 @@ class _Reader:
                 self._follow_calls(value, names)
 
     def read_module(self, module: str, names: _Names) -> _Names:
-        """Stop at torch; return what is known of a module that is a file of the program's own."""
+        """Stop if the module is torch's; return the names of one of the program's own modules."""
         words = module.lstrip(".").split(".")
         dots = len(module) - len(module.lstrip("."))
         if words[0] == "torch" and not dots:
@@ -309,7 +309,7 @@ class _Reader:
             _bind(target, known if not self._doubt else _Unknown, names)
 
     def _variable(self, target: ast.expr, names: _Names) -> str | None:
-        """Return the variable that ``os.environ[...]`` as a target means, if it is one."""
+        """Return the variable's name if the target is ``os.environ[...]``."""
         if not isinstance(target, ast.Subscript):
             return None
         if self._full_name(target.value, names) != "os.environ":
@@ -336,7 +336,7 @@ class _Reader:
                     if isinstance(key, str):
                         self._write(key, value, place)
                 continue
-            if isinstance(arg, ast.Dict):  # some of its values may be plain all the same
+            if isinstance(arg, ast.Dict):  # some of its values may still be known
                 for node, item in zip(arg.keys, arg.values, strict=True):
                     key = None if node is None else self._text(node, names)
                     if key is not None:
@@ -349,7 +349,7 @@ class _Reader:
 
     def _follow_calls(self, expression: ast.expr, names: _Names) -> None:
         calls = [node for node in ast.walk(expression) if isinstance(node, ast.Call)]
-        for call in reversed(calls):  # inner ones come first
+        for call in reversed(calls):  # inner calls first
             self._call(call, names)
 
     def _call(self, call: ast.Call, names: _Names) -> None:
@@ -438,7 +438,7 @@ class _Reader:
             return self._evaluate(node, names)
         except _Unknown:
             raise
-        except Exception as error:  # what the program would raise, or a shape we do not know
+        except Exception as error:  # raised by the program's values, or by unknown syntax
             raise _Unknown from error
 
     def _evaluate(self, node: ast.expr, names: _Names) -> Any:  # noqa: C901, PLR0911, PLR0912
@@ -524,14 +524,14 @@ class _Reader:
         raise _Unknown
 
     def _looked_up(self, name: Any) -> list[str]:
-        """Return the value of a variable in a list, or an empty one if it is not set."""
+        """Return a list with a variable's value, or an empty list if it is not set."""
         if not isinstance(name, str) or name.startswith(_OF_A_RANK) or name in self._unclear:
             raise _Unknown
         return [self._env[name]] if name in self._env else []
 
 
 def _bind(target: ast.expr, value: Any, names: _Names) -> None:
-    """Give names their values; what is not known of them is forgotten."""
+    """Bind names to their values; names with unknown values are removed."""
     match target:
         case ast.Name(id=name):
             if value is _Unknown:
@@ -559,6 +559,6 @@ def _is_plain(value: object) -> bool:
 
 
 def _forget_contents(name: str, names: _Names) -> None:
-    """What a name stands for was changed."""
+    """Forget a value that was modified in place."""
     if _is_plain(names.get(name)):
         names.pop(name, None)

@@ -1,4 +1,4 @@
-"""A copy of a rank's exception for the caller, as close to it as can be made there."""
+"""Copies of a rank's exceptions for the caller, as close to them as the caller can make."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from contextlib import suppress
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
 
 _FAILURES = (Exception, SystemExit)
-"""What foreign code may raise that runs as something is pickled or unpickled."""
+"""What foreign code may raise while it pickles or unpickles something."""
 
 
 def pickle_error(error: BaseException) -> bytes:
-    """Return what the exception says, and it in two forms: as it pickles itself, and in parts.
+    """Return the pickled text of an exception and two forms of it: whole, and in parts.
 
-    The first needs an ``__init__`` that takes ``args``, and attributes that can be pickled.
+    Unpickling the whole needs an ``__init__`` that takes ``args`` and attributes that can be
+    pickled.
     """
     import pickle
 
@@ -21,7 +22,7 @@ def pickle_error(error: BaseException) -> bytes:
 
 
 def unpickle_error(pickled: bytes) -> BaseException | None:
-    """Return a copy, if possible one that says the same; ``None`` if none can be made here."""
+    """Return a copy, if possible one with the same text; ``None`` if none can be made here."""
     import pickle
 
     text, whole, parts = pickle.loads(pickled)  # noqa: S301 - our ranks wrote it
@@ -47,30 +48,30 @@ def _dumps(thing: object) -> bytes | None:
 
 
 def _dumps_parts(error: BaseException) -> bytes | None:
-    """Pickle class, args and attributes, without the attributes that cannot be pickled."""
-    made_of = _python_s(type(error)).__reduce__(error)[1]
+    """Pickle class, args and attributes, except for attributes that cannot be pickled."""
+    made_of = _builtin_base(type(error)).__reduce__(error)[1]
     args = tuple(_dumps(arg) or _dumps(repr(arg)) for arg in made_of)
     attributes = {name: _dumps(value) for name, value in vars(error).items()}
     return _dumps((type(error), args, attributes))
 
 
 def _join(parts: bytes) -> BaseException:
-    """Make an exception of its parts, without the ``__init__`` of its class."""
+    """Make an exception from its parts, without the ``__init__`` of its class."""
     import pickle
 
     kind, pickled_args, attributes = pickle.loads(parts)  # noqa: S301 - our ranks wrote it
     args = tuple(map(pickle.loads, pickled_args))
-    base = _python_s(kind)
+    base = _builtin_base(kind)
     error: BaseException = base.__new__(kind, *args)
-    base.__init__(error, *args)  # sets what Python itself keeps, such as `errno`
+    base.__init__(error, *args)  # sets Python's own attributes, such as `errno`
     for name, value in attributes.items():
         with suppress(*_FAILURES):
             vars(error)[name] = pickle.loads(value or b"")  # noqa: S301
     return error
 
 
-def _python_s(kind: type[BaseException]) -> type[BaseException]:
-    """Return the first of its bases that is Python's own."""
+def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
+    """Return the first base class that is Python's own."""
     return next(each for each in kind.__mro__ if each.__module__ == "builtins")
 
 

@@ -1,11 +1,11 @@
 """How a rank ends: with the program's own status, every time.
 
-Python's own finalisation makes any C++ thread that still wants the interpreter's lock unwind by
-force, and the backends of torch have such threads: "terminate called without an active
-exception", in every second run of a program that keeps its mesh in a global. So a rank goes
-through the same steps (threads joined, atexit handlers, the program's objects freed, its files
-and streams flushed), and then leaves by ``os._exit``. What was imported before the fork is left
-standing, which also makes the end some 80 ms shorter.
+Python's finalization forces C++ threads that still want the interpreter's lock to unwind, and
+torch's backends have such threads: every second run of a program that keeps its mesh in a global
+ends with "terminate called without an active exception". A rank therefore goes through the same
+steps (joins threads, runs atexit handlers, frees the program's objects, flushes its files and
+streams) and then calls ``os._exit``. Modules imported before the fork are not torn down, which
+also saves some 80 ms.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from meshrun.worker.learnt import learn, write_learnt
 from meshrun.worker.reporter import Reporter
 
 _CANNOT_FLUSH = 120
-"""What ``python`` returns when its standard streams cannot be flushed at the end."""
+"""The exit status of ``python`` if it cannot flush its standard streams at the end."""
 
 
 class Ending:
-    """Registered before anything else is imported, so that its part of the end comes last."""
+    """The exit handler of a process; made before all imports, so that it runs last."""
 
     def __init__(self) -> None:
         self._armed = False
@@ -46,23 +46,23 @@ class Ending:
         atexit.register(self._handler)
 
     def leave_standing(self) -> None:
-        """Have what is imported so far left as it is at the end of this process and of its forks.
+        """Do not tear down the modules imported so far when this process or a fork of it ends.
 
-        Done before ranks are forked, so that none copies the memory that this writes to.
+        Called before ranks are forked, so that none copies the memory that this writes to.
         """
         if len(sys.modules) != len(self._standing):
             self._standing = frozenset(sys.modules)
             _disarm_finalizers()
 
     def arm(self, reporter: Reporter, gate_fd: int, learn_to: str = "") -> None:
-        """In a rank, before the program runs: take over the end.
+        """Take over the end of a rank, before its program runs.
 
         Args:
-            reporter: Told when the program has ended.
-            gate_fd: A pipe that is closed at its other end once all ranks may leave.
-            learn_to: The file in which to say at the end what was imported; "" for none.
+            reporter: Reports that the program has ended.
+            gate_fd: A pipe whose other end is closed once all ranks may leave.
+            learn_to: The file that records what was imported; "" for none.
 
-        ``MESHRUN_FULL_EXIT=1`` leaves it to Python and the C library, for tools that hook theirs.
+        ``MESHRUN_FULL_EXIT=1`` leaves the end to Python and the C library, for tools that hook it.
         """
         if is_on(os.environ.get("MESHRUN_FULL_EXIT")):
             return
@@ -73,7 +73,7 @@ class Ending:
         self.leave_standing()
 
     def note(self, error: BaseException) -> None:
-        """Remember the status with which ``error`` ends a process."""
+        """Remember the exit status that follows from ``error``."""
         if isinstance(error, KeyboardInterrupt):
             self._status = -signal.SIGINT
         elif isinstance(error, SystemExit):
@@ -87,15 +87,15 @@ class Ending:
             return
         self._earlier.run()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_IGN)  # it is about to leave, and with its own status
+            signal.signal(signum, signal.SIG_IGN)  # this process is leaving, with its own status
         if self._status:
-            self._reporter.tell(RankLeaves)  # before peers can miss it
-        sys.setswitchinterval(3600.0)  # daemon threads do not run on while their globals vanish
+            self._reporter.report(RankLeaves)  # before peers notice
+        sys.setswitchinterval(3600.0)  # no daemon thread runs while its globals vanish
         threading.excepthook = lambda _: None
         _flush_files()
         if is_rank and self._learn_to:
             write_learnt(self._learn_to, learn(sys.modules, self._environment, os.environ))
-        if is_rank:  # a fork of it would wait forever for threads of groups, which it lacks
+        if is_rank:  # a fork would wait forever for the groups' threads, which it does not have
             _drop_exit_handlers(self._handler)
             _free_program(self._standing)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
@@ -108,19 +108,19 @@ class Ending:
         os._exit(status)
 
     def _wait_for_peers(self) -> None:
-        """Keep connections up until each rank here has finished, or for a few seconds.
+        """Keep connections open until all ranks of this node have finished, or for a few seconds.
 
-        A rank that leaves the moment it is done cuts off peers that are a little behind, and
-        still connecting a group whose connections this end has seen through.
+        A rank that leaves at once cuts off peers that are a little behind and still connecting a
+        group, although it is connected on this side.
         """
-        self._reporter.tell(RankFinished)
+        self._reporter.report(RankFinished)
         select.select([self._gate_fd], [], [], PEERS_TAKE_S)
 
 
 class _EarlierHandlers:
-    """What a ``.pth`` file or ``sitecustomize`` has registered: its turn comes after ours.
+    """The exit handlers of ``.pth`` files and ``sitecustomize``, which run after ours.
 
-    ``atexit`` lists its handlers to nobody, but ``unregister`` compares each with what it is given.
+    ``atexit`` does not list its handlers, but ``unregister`` compares each with its argument.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class _EarlierHandlers:
         self._is_complete = True
 
     def __eq__(self, handler: object) -> bool:
-        """Whether ``handler`` is another one, to be forgotten; the first look forgets none."""
+        """Collect ``handler`` in the first pass; later, return whether to unregister it."""
         if not self._is_complete:
             self._kept.append(handler)
         return all(handler is not kept for kept in self._kept)
@@ -138,14 +138,14 @@ class _EarlierHandlers:
     __hash__ = None  # type: ignore[assignment]
 
     def run(self) -> None:
-        """Run these alone, the last one first; at this point all others have run."""
+        """Unregister all others, which have run, and run these, the last one first."""
         if self._kept:
             atexit.unregister(self)  # type: ignore[arg-type]
             atexit._run_exitfuncs()
 
 
 def _status_of(code: object) -> int:
-    """Return the status for what ``sys.exit`` was given; an int beyond C's long is -1 to Python."""
+    """Return the status for an argument of ``sys.exit``; an int beyond C's long counts as -1."""
     if not isinstance(code, int):
         return 0 if code is None else 1
     return code & 0xFF if -sys.maxsize - 1 <= code <= sys.maxsize else 0xFF
@@ -158,7 +158,7 @@ def _has_process_group() -> bool:
 
 
 def _flush_files() -> None:
-    """Write what open files hold back; a collected cycle may close a file below its buffer."""
+    """Flush open files: the collection of a cycle may close a file before its buffer."""
     for thing in gc.get_objects():
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             try:
@@ -168,9 +168,9 @@ def _flush_files() -> None:
 
 
 def _drop_exit_handlers(running: object) -> None:
-    """Forget them, since they have run, and would keep the program's functions alive.
+    """Drop the exit handlers, which have run: they keep the program's functions alive.
 
-    Since Python 3.14 they are called from a copy of their list, in which ``running`` is, too.
+    Since Python 3.14, they are called from a copy of their list, which also holds ``running``.
     """
     atexit._clear()
     if sys.version_info >= (3, 14):
@@ -188,8 +188,8 @@ def _free_program(standing: frozenset[str]) -> None:
     """
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         sys.__dict__.pop(name, None)
-    gc.callbacks.clear()  # Python's own collections call none from here on
-    main = sys.modules.get("__main__")  # which __mp_main__ may be, too
+    gc.callbacks.clear()  # Python calls none from here on
+    main = sys.modules.get("__main__")  # the same module as __mp_main__ in some programs
     own = [
         (name, weakref.ref(module))
         for name, module in list(sys.modules.items())
@@ -221,7 +221,7 @@ def _clear(module: ModuleType) -> None:
 
 
 def _flush_streams() -> bool:
-    """Flush Python's and C's standard streams; ``False`` if Python's stdout cannot be."""
+    """Flush Python's and C's standard streams; return ``False`` if one of Python's failed."""
     flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -235,9 +235,9 @@ def _flush_streams() -> bool:
 
 
 def _disarm_finalizers() -> None:
-    """Leave standing, too, what imports asked to have undone at exit.
+    """Cancel the cleanup at exit that imported modules have registered.
 
-    torch unregisters each of its operator libraries this way, 70 ms of every rank's end.
+    torch unregisters each of its operator libraries this way, which takes 70 ms in every rank.
     """
     registered: list[weakref.finalize[..., object]] = list(
         weakref.finalize._registry  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""A rank's part in telling its collectives: a thread that reads torch's flight recorders.
+"""A thread of each rank that reports its collectives, from torch's flight recorders.
 
-torch records every collective anyway, for all back ends, in rings of 2000 entries
-(``TORCH_FR_BUFFER_SIZE``). The thread sleeps until the launcher asks, and needs only the
+torch records every collective anyway, for all backends, in rings of 2000 entries
+(``TORCH_FR_BUFFER_SIZE``). The thread sleeps until the launcher sends a request, and needs only the
 interpreter's lock: the main thread may wait in a collective, or spin.
 
 Source:
@@ -39,13 +39,13 @@ from meshrun.worker.stack_handler import keep_high
 from meshrun.worker.when_imported import when_imported
 
 THREAD = "meshrun-answers"
-"""What the thread is called in ``top -H``."""
+"""The thread's name in ``top -H``."""
 _MOST_TIMES = 1000
 _MOST_CALLS = 8
-"""Of a group; those under way come first."""
+"""Calls per group; those under way take precedence."""
 _RECORDERS = {"": "_dump_fr_trace", "nccl": "_dump_nccl_trace", "xccl": "_dump_xccl_trace"}
-"""A recorder for each kind of event that tells when a call ends; the first is gloo's and others'.
-Each counts groups and calls by itself."""
+"""One recorder per kind of event that marks the end of a call; the first is for gloo and others.
+Each numbers groups and calls by itself."""
 _RELAXED = 2
 """``cudaStreamCaptureModeRelaxed``."""
 _SIZES = {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
@@ -55,7 +55,7 @@ _NAMES = {
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "all_reduce_barrier": "barrier",
 }
-"""What programs call torch's internal names."""
+"""Public names of operations that torch records by internal names."""
 _TYPES = {
     "Float": ("float32", 4),
     "Double": ("float64", 8),
@@ -71,7 +71,7 @@ _TYPES = {
 
 
 def answer_questions(fd: int, reporter: Reporter) -> None:
-    """Answer what is asked through the pipe ``fd``, once there is a first process group."""
+    """Answer requests from the pipe ``fd``, as soon as there is a process group."""
     follow = partial(_follow_groups, keep_high(fd), reporter)
     when_imported("torch.distributed.distributed_c10d", follow)
 
@@ -81,27 +81,27 @@ def _follow_groups(fd: int, reporter: Reporter) -> None:
 
     torch = sys.modules["torch"]
     if str(torch.__version__).startswith("2.10.") and not _SIZES & os.environ.keys():
-        os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # as later versions do by themselves
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of later versions
     started: list[int] = []
 
     def start(_: object) -> None:
         if os.getpid() in started or reporter.is_in_fork:
             return
         started.append(os.getpid())
-        # Not by `threading`: it is no thread of the program's.
-        with suppress(RuntimeError):  # at its limit of threads a rank runs on, unobserved
+        # Not with `threading`, which would list it among the program's threads.
+        with suppress(RuntimeError):  # at its limit of threads, a rank continues unobserved
             start_new_thread(_answer, (fd, reporter))
-            reporter.tell(RankRecords)
+            reporter.report(RankRecords)
 
     if has_recorder():
         call_around(c10d.ProcessGroup, "_register_backend", after=start)
 
 
-def tell_failed_call(reporter: Reporter) -> None:
-    """Tell what this rank has called, the last call as one that has not ended."""
-    with suppress(Exception):  # another torch's recorder; the exception is what counts
+def report_failed_call(reporter: Reporter) -> None:
+    """Report the calls of this rank, the last one as not ended."""
+    with suppress(Exception):  # an unknown recorder of another torch: the exception matters more
         if has_recorder():
-            reporter.tell(RankCalled, groups=read_calls(last_failed=True), has_failed=True)
+            reporter.report(RankCalled, groups=read_calls(last_failed=True), has_failed=True)
 
 
 def has_recorder() -> bool:
@@ -114,36 +114,36 @@ def _answer(fd: int, reporter: Reporter) -> None:
     name_thread(THREAD)
     while True:
         try:
-            question = os.read(fd, 1)
-            if not question:
+            request = os.read(fd, 1)
+            if not request:
                 return
-            if question == WAITS:
-                reporter.tell(RankWaits, place=_place())
+            if request == WAITS:
+                reporter.report(RankWaits, place=_place())
                 continue
             _prepare_for_events()
-            if question == TIMES:
+            if request == TIMES:
                 groups, calls = read_times()
-                reporter.tell(RankTimes, groups=groups, calls=calls)
+                reporter.report(RankTimes, groups=groups, calls=calls)
             else:
-                reporter.tell(RankCalled, groups=read_calls())
+                reporter.report(RankCalled, groups=read_calls())
         except OSError:  # the program has closed it
             return
-        except Exception:  # noqa: S112 - another torch's recorder
+        except Exception:  # noqa: S112 - an unknown recorder of another torch
             continue
 
 
 def _prepare_for_events() -> None:
-    """Let this thread ask CUDA whether a call has ended, as torch's recorder of NCCL does.
+    """Prepare this thread for torch's NCCL recorder, which asks CUDA whether a call has ended.
 
-    It takes a context that is there; CUDA would make one on the first GPU. And it spoils no graph
-    that another thread captures.
+    The thread uses an existing context, since CUDA would create one on the first GPU, and must not
+    invalidate a graph that another thread captures.
     """
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return
     for device in range(torch.cuda.device_count()):
         if torch._C._cuda_hasPrimaryContext(device):
-            torch.cuda.set_device(device)  # of this thread alone
+            torch.cuda.set_device(device)  # for this thread only
             break
     for name in ("cudaThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"):
         with suppress(AttributeError):
@@ -151,7 +151,7 @@ def _prepare_for_events() -> None:
 
 
 def _recorded(*, with_calls: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return how far each group is, and the calls in their order, with the name of the group."""
+    """Return the progress of each group, and all calls in order, with the name of their group."""
     from torch._C import _distributed_c10d as c10d
 
     status: dict[str, Any] = {}
@@ -160,9 +160,9 @@ def _recorded(*, with_calls: bool) -> tuple[dict[str, Any], list[dict[str, Any]]
         if (dump := getattr(c10d, function, None)) is None:  # another build of torch
             continue
         try:
-            # Of this very process; as JSON, which has the same names, it takes 1.7 times as long.
+            # Written by this process; JSON, with the same keys, takes 1.7 times as long.
             recorded = pickle.loads(dump(with_calls, False))  # noqa: S301
-        except RuntimeError:  # after an error of CUDA, which no event survives
+        except RuntimeError:  # after a CUDA error, which invalidates all events
             continue
         for group, each in recorded.get("pg_status", {}).items():
             status[_group_name(group, backend)] = each
@@ -173,7 +173,7 @@ def _recorded(*, with_calls: bool) -> tuple[dict[str, Any], list[dict[str, Any]]
 
 
 def _groups() -> dict[str, list[int]]:
-    """Return the ranks of each group that this process has now, by its name in a recorder."""
+    """Return the ranks of each current group of this process, by the group's name in a recorder."""
     from torch.distributed import distributed_c10d as dist
 
     world = dist._world
@@ -191,7 +191,7 @@ def _group_name(name: str, backend: str) -> str:
 
 
 def _place() -> str:
-    """Return what changes as soon as the main thread or a collective comes any further."""
+    """Return a value that changes when the main thread or a collective makes progress."""
     status, _ = _recorded(with_calls=False)
     counts = [
         (group, each["last_enqueued_collective"], each["last_completed_collective"])
@@ -208,10 +208,10 @@ def _place() -> str:
 
 
 def read_calls(*, last_failed: bool = False) -> list[GroupCalls]:
-    """Return the last calls of each group that this process has now.
+    """Return the last calls of each current group of this process.
 
     Args:
-        last_failed: Whether the last one has failed, which the recorder takes for its end.
+        last_failed: Whether the last call has failed, which the recorder takes for its end.
     """
     _, entries = _recorded(with_calls=True)
     latest: dict[str, int] = {}
@@ -222,7 +222,7 @@ def read_calls(*, last_failed: bool = False) -> list[GroupCalls]:
     for entry in entries:
         name, (_, described_as) = entry["group"], entry["process_group"]
         if entry["is_p2p"] or entry["pg_id"] < latest.get(name, -1):
-            continue  # of a group that had this name before
+            continue  # of an earlier group of this name
         if entry["pg_id"] > latest.get(name, -1):
             latest[name], described[name], calls[name] = entry["pg_id"], described_as, {}
         calls[name].setdefault(entry["collective_seq_id"], []).append(entry)
@@ -236,11 +236,11 @@ def read_calls(*, last_failed: bool = False) -> list[GroupCalls]:
         for name, ranks in _groups().items()
     ]
     found.sort(key=lambda group: (all(call.is_done for call in group.calls), not group.calls))
-    return list(_that_fit(found))
+    return list(_fitting(found))
 
 
 def read_times() -> tuple[list[GroupCalls], list[list[int]]]:
-    """Return the groups of this process, and when its last calls began."""
+    """Return the groups of this process, and the start times of its last calls."""
     _, entries = _recorded(with_calls=True)
     last = [entry for entry in entries if not entry["is_p2p"]][-_MOST_TIMES:]
     described = {entry["group"]: entry["process_group"][1] for entry in last}
@@ -258,8 +258,8 @@ def read_times() -> tuple[list[GroupCalls], list[list[int]]]:
     return groups, calls
 
 
-def _that_fit(groups: list[GroupCalls]) -> Iterator[GroupCalls]:
-    """Yield as many groups as one packet holds."""
+def _fitting(groups: list[GroupCalls]) -> Iterator[GroupCalls]:
+    """Yield as many groups as fit into one packet."""
     left = PACKET_BYTES // 2
     for group in groups:
         left -= 8 * len(group.ranks) + 300 * len(group.calls) + 100
@@ -276,7 +276,7 @@ def _last_calls(entries: Mapping[int, list[dict[str, Any]]]) -> Iterator[Call]:
 
 
 def _call(number: int, entries: list[dict[str, Any]]) -> Call:
-    """Return one call; several entries of one number were made as one."""
+    """Return one call; several entries of one number are one coalesced call."""
     ops = list(dict.fromkeys(_op(entry) for entry in entries))
     is_one = len(entries) == 1
     inputs, input_bytes = _tensors(entries[0], "input")

@@ -1,7 +1,7 @@
 """A function as the program of a rank: ``python -m meshrun.worker.function FOLDER``.
 
-The folder holds the call, and takes what each rank returned or raised. Records carry the
-generation they are of, so that a restart never mixes old with new.
+The folder holds the call and receives what each rank returns or raises. Each record carries its
+generation, so that a restart never mixes old with new.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from meshrun.host.folder import open_private
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
 
 PROGRAM = "meshrun.worker.function"
-"""This module, as a launch names what its ranks run."""
+"""This module, as the program of a launch."""
 FOLDER_VARIABLE = "MESHRUN_CALL_FOLDER"
-"""Says where a copy of the folder is on this node, if it is not the caller's."""
+"""The variable with a copy of the folder on this node, if it is not the caller's node."""
 
 
 def path_file(folder: str) -> str:
@@ -31,23 +31,23 @@ def call_file(folder: str) -> str:
 
 
 def value_file(folder: str, rank: int) -> str:
-    """Return the file with (generation, world size), and after it the value, both pickled."""
+    """Return the file with (generation, world size) and then the value, both pickled."""
     return os.path.join(folder, f"value_{rank}.pkl")
 
 
 def error_file(folder: str, rank: int) -> str:
-    """Return the file with (generation, text, what ``pickle_error()`` made of it), pickled."""
+    """Return the file with (generation, traceback, result of ``pickle_error()``), pickled."""
     return os.path.join(folder, f"error_{rank}.pkl")
 
 
 def open_own(path: str, mode: str = "rb", **how: Any) -> IO[Any]:
-    """Open a file that is about to decide what this process runs.
+    """Open a file that determines what this process runs.
 
     Raises:
-        PermissionError: If it is not this user's: others can exchange a folder in a ``TMPDIR`` to
-            which they may write, but not make a file of ours.
+        PermissionError: If it is not this user's. Others can replace a folder in a ``TMPDIR`` that
+            they can write to, but not create a file that this user owns.
     """
-    file: IO[Any] = open(path, mode, opener=_without_links, **how)  # noqa: SIM115 - the caller has it
+    file: IO[Any] = open(path, mode, opener=_without_links, **how)  # noqa: SIM115 - the caller closes it
     if os.fstat(file.fileno()).st_uid != os.geteuid():
         file.close()
         raise PermissionError(f"`{path}` belongs to another user")
@@ -59,7 +59,7 @@ def _without_links(path: str, flags: int) -> int:
 
 
 def run(folder: str) -> None:
-    """Call the function and keep what it returns or raises.
+    """Call the function, and store what it returns or raises.
 
     Raises:
         BaseException: Whatever the function raised.
@@ -75,22 +75,22 @@ def run(folder: str) -> None:
     try:
         with open_own(call_file(folder)) as file:
             function, args, kwargs = pickle.load(file)  # noqa: S301 - our caller wrote it
-        _keep_value(folder, rank, function(*args, **kwargs))
+        _store_value(folder, rank, function(*args, **kwargs))
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        _keep_error(folder, rank, error)
+        _store_error(folder, rank, error)
         raise
 
 
 def restore_path(folder: str) -> None:
-    """Have this process look for modules where its caller does."""
+    """Put the caller's ``sys.path`` first in this process's own."""
     with open_own(path_file(folder), "r", errors="surrogateescape", newline="") as file:
         callers = file.read().split("\0")
     sys.path[:] = [*callers, *(entry for entry in sys.path if entry not in callers)]
 
 
-def _keep_value(folder: str, rank: int, value: object) -> None:
+def _store_value(folder: str, rank: int, value: object) -> None:
     import pickle
 
     import cloudpickle
@@ -114,7 +114,7 @@ def _keep_value(folder: str, rank: int, value: object) -> None:
     os.replace(file.name, path)
 
 
-def _keep_error(folder: str, rank: int, error: BaseException) -> None:
+def _store_error(folder: str, rank: int, error: BaseException) -> None:
     import pickle
 
     from meshrun.worker.error_copy import pickle_error

@@ -2,15 +2,14 @@
 
 This avoids two races in torch, both of which affect everyday programs.
 
-A gloo group joins its threads as it dies, and these need the interpreter's lock to free what a
-backward pass left with them. Python's own references to a group let go of the lock first; those
-of DDP's ``Reducer`` do not, so a group that dies with its model deadlocks. Here a
-``Reducer`` leaves the last reference to Python.
-Source: ``ProcessGroupGloo.cpp`` and ``init.cpp`` of torch 2.13.
+The destructor of a gloo group joins the group's threads, which need the interpreter's lock to free
+what a backward pass left with them. Python's own references to a group release the lock first;
+those of DDP's ``Reducer`` do not, so a group that dies with its model deadlocks. meshrun leaves the
+last reference to Python. Source: ``ProcessGroupGloo.cpp`` and ``init.cpp`` of torch 2.13.
 
-A group is ready on one rank while another still connects it, and a rank that destroys it then
-makes the other fail ("connectFullMesh"). So a destroyed group keeps its connections for as long as
-a finished rank does, or until the next group has connected.
+A group may be ready on one rank while another is still connecting it. If the first destroys it
+then, the other fails ("connectFullMesh"). A destroyed group therefore keeps its connections as long
+as a finished rank does, or until the next group has connected.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from meshrun.worker.peer_connections import close_connections_on_exec
 PEERS_TAKE_S = 5.0
 """How long connections outlive their use, for peers that are a little behind."""
 THREAD = "meshrun: groups"
-"""The name of the thread that waits so long."""
+"""The name of the thread that closes them then."""
 
 
 class _Destroyed:
-    """Groups that this program has destroyed, and whose connections are still up."""
+    """Groups that this program has destroyed, but whose connections are still open."""
 
     def __init__(self) -> None:
         self.any_connected = False
-        """Whether this process, or its parent before the fork, ever had a group."""
+        """Whether this process, or its parent before the fork, has ever had a group."""
         self._groups: list[Any] = []
         self._pid = 0
         self._timer: threading.Timer | None = None
@@ -53,12 +52,12 @@ class _Destroyed:
             self._timer.start()
 
     def hold(self) -> None:
-        """Keep them until this process ends."""
+        """Keep their connections until this process ends."""
         if self._timer is not None:
             self._timer.cancel()
 
     def close(self) -> None:
-        """Close their connections; in a child they are its parent's, with threads it lacks."""
+        """Close their connections; not in a fork, which does not have the groups' threads."""
         if self._pid == os.getpid():
             self.hold()
             self._groups.clear()
@@ -68,7 +67,7 @@ destroyed = _Destroyed()
 
 
 def guard_groups() -> None:
-    """Have torch's process groups live as long as they are needed; once in a process."""
+    """Have torch's process groups live as long as they are needed; call this once."""
     from torch._C import _distributed_c10d as c10d
 
     for holder in (c10d.Reducer, getattr(c10d, "Logger", None)):  # a Logger holds a Reducer
@@ -85,9 +84,9 @@ def _connected(_: Any) -> None:
 
 
 def _keep_alive(holder: type, kinds: tuple[type, ...]) -> None:
-    """Have Python refer to what a ``holder`` is made with until its C++ part is gone.
+    """Have Python refer to the arguments of a ``holder`` until its C++ part is gone.
 
-    An object of pybind11 clears its weak references after its C++ part (``clear_instance``).
+    pybind11 clears weak references to an object after its C++ part (``clear_instance``).
     """
     make = holder.__init__  # type: ignore[misc]
 
@@ -106,7 +105,7 @@ def call_around(
     before: Callable[[Any], None] = lambda _: None,
     after: Callable[[Any], None] = lambda _: None,
 ) -> None:
-    """Have calls of a method tell its object to ``before`` and ``after``."""
+    """Have calls of a method pass its object to ``before`` and ``after``."""
     method = getattr(owner, name)
 
     def around(self: Any, *args: Any, **kwargs: Any) -> Any:

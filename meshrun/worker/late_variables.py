@@ -1,4 +1,4 @@
-"""Warns about variables that a program sets after torch was imported for it."""
+"""Warns about variables that a program sets after meshrun has imported torch for it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _OURS = (__file__, os.__file__)
 
 
 def follow_environment(settings: EarlySettings) -> None:
-    """See what the program sets before it imports torch, and say once what comes too late.
+    """Follow what the program sets before it imports torch, and warn about what comes too late.
 
-    ``os.environ`` calls ``os.putenv`` and ``os.unsetenv`` for whatever is set in it.
+    ``os.environ`` calls ``os.putenv`` and ``os.unsetenv`` for each change.
 
     Args:
-        settings: What was in effect when torch was imported, though it was not set yet.
+        settings: Settings that were in effect while torch was imported, but are not set yet.
     """
     had: dict[str, str | None] = {**os.environ, **settings.values}
     putenv, unsetenv = os.putenv, os.unsetenv
 
-    def see(name: str, value: str | None) -> None:
+    def on_change(name: str, value: str | None) -> None:
         if is_thread_count(name) and not _has_torch(sys._getframe(2)):
             now = {**os.environ, name: value or ""}
             raise_thread_counts(now)
@@ -39,11 +39,11 @@ def follow_environment(settings: EarlySettings) -> None:
 
     def put(name: str | bytes, value: str | bytes) -> None:
         putenv(name, value)
-        see(os.fsdecode(name), os.fsdecode(value))
+        on_change(os.fsdecode(name), os.fsdecode(value))
 
     def unset(name: str | bytes) -> None:
         unsetenv(name)
-        see(os.fsdecode(name), None)
+        on_change(os.fsdecode(name), None)
 
     _replace("putenv", put)
     _replace("unsetenv", unset)
@@ -56,17 +56,17 @@ def _replace(name: str, function: Callable[..., None]) -> None:
 
 
 def _has_torch(frame: FrameType | None) -> bool:
-    """Whether the code that is running has torch already, so that it cannot expect an effect."""
+    """Return whether the calling code has torch already, so that it cannot expect an effect."""
     while frame is not None:
         if frame.f_code.co_filename not in _OURS:
             names = {**frame.f_globals, **frame.f_locals}
-            if any(_is_torchs(value) for value in names.values()):
+            if any(_is_from_torch(value) for value in names.values()):
                 return True
         frame = frame.f_back
     return False
 
 
-def _is_torchs(value: object) -> bool:
+def _is_from_torch(value: object) -> bool:
     if isinstance(value, ModuleType):
         name: object = value.__name__
     elif isinstance(value, type | FunctionType):

@@ -18,30 +18,30 @@ Stat = tuple[int, int]
 """Time of the last change in nanoseconds, and size in bytes; the size of a folder is 0."""
 
 _OURS = ("meshrun", "threadpoolctl")
-"""What ranks may import whatever their program is, :mod:`meshrun.worker.threads` among it."""
+"""Packages that ranks import by themselves, as in :mod:`meshrun.worker.threads`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """What a warm server needs to know of a program."""
+    """What a warm server needs to know about a program."""
 
     modules: list[str]
-    """Installed modules that it imported, in the order in which they were begun."""
+    """Installed modules that it imported, in the order in which their imports began."""
     changed: list[str]
     """Variables that it set or removed while it ran."""
     own_files: list[str]
-    """The files of its own that it was made of."""
+    """Its own files."""
 
 
 def learn(
     modules: Mapping[str, ModuleType], before: Mapping[str, str], after: Mapping[str, str]
 ) -> Learnt:
-    """Return what a program that is about to end can tell.
+    """Return what is known about a program that is about to end.
 
     Args:
         modules: ``sys.modules``.
-        before: The environment as the program found it.
-        after: As it is now.
+        before: The environment at the start of the program.
+        after: The environment now.
     """
     own = set()
     for module in list(modules.values()):
@@ -58,12 +58,12 @@ def learn(
 
 
 def is_own(path: str) -> bool:
-    """Whether there is such a file, and it is the user's."""
+    """Return whether ``path`` is an existing file of the user's."""
     return is_users_file(path) and os.path.isabs(path) and os.path.isfile(path)
 
 
 def write_learnt(path: str, learnt: Learnt) -> None:
-    """Write it, whole or not at all; a folder that is gone is none of the program's business."""
+    """Write the record, whole or not at all; if its folder is gone, nothing is written."""
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "x") as file:
@@ -75,7 +75,7 @@ def write_learnt(path: str, learnt: Learnt) -> None:
 
 
 def read_learnt(path: str) -> Learnt | None:
-    """Return what was written there, if anything can be read."""
+    """Return the record, or ``None`` if it cannot be read."""
     try:
         with open(path, opener=open_at_once) as file:
             learnt: Learnt = take(Learnt, read_json(file.read()))
@@ -85,7 +85,7 @@ def read_learnt(path: str) -> Learnt | None:
 
 
 def stat_of(path: str) -> Stat | None:
-    """Return when a file was changed and how long it is; ``None`` if it is not there."""
+    """Return when a file was changed and its size; ``None`` if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -95,7 +95,7 @@ def stat_of(path: str) -> Stat | None:
 
 def _may_import(name: str, module: ModuleType) -> bool:
     spec, path = getattr(module, "__spec__", None), getattr(module, "__file__", None)
-    is_itself = spec is not None and spec.name == name  # no other name of it
+    is_itself = spec is not None and spec.name == name  # not an alias
     return is_itself and is_installed(path) and not _is_ours(name)
 
 

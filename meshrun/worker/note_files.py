@@ -1,4 +1,4 @@
-"""Tells ``--watch`` which files this rank runs: its program and what that imports."""
+"""Notes for ``--watch`` which files this rank runs: its program and what that imports."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from meshrun.host.folder import open_private
 from meshrun.host.users_files import is_users_file
 
 WATCH = "MESHRUN_WATCH_FILE"
-"""The variable with the file that is appended to: ``MTIME_NS PATH`` and NUL for each."""
+"""The variable with the file to which ``MTIME_NS PATH`` and NUL are appended for each file."""
 
 
 def note_files(list_path: str) -> None:
-    """Note what was imported, and from now on what is: as soon as it is compiled, or else run.
+    """Note the files imported so far, and later ones when they are compiled or, if cached, run.
 
-    A file that cannot be compiled is one that somebody is about to correct.
+    A file that does not compile is noted too, since the user is about to correct it.
     """
     noted: set[str] = set()
 
@@ -28,12 +28,12 @@ def note_files(list_path: str) -> None:
         noted.add(path)
         if not is_users_file(path):
             return
-        with suppress(OSError):  # it is gone, or whoever watches is about to end
+        with suppress(OSError):  # the file is gone, or the watcher is about to end
             line = f"{os.stat(path).st_mtime_ns} {path}\0"
             with open(list_path, "ab", opener=open_private) as file:
                 file.write(os.fsencode(line))
 
-    def hear(event: str, args: tuple[Any, ...]) -> None:
+    def on_audit_event(event: str, args: tuple[Any, ...]) -> None:
         if event == "compile":
             note(args[1])
         elif event == "exec" and isinstance(args[0], CodeType):
@@ -41,4 +41,4 @@ def note_files(list_path: str) -> None:
 
     for module in list(sys.modules.values()):
         note(getattr(module, "__file__", None))
-    sys.addaudithook(hear)
+    sys.addaudithook(on_audit_event)

@@ -1,8 +1,8 @@
-"""Closes a rank's connections to its peers with the rank, even if others inherited them.
+"""Closes a rank's connections to its peers when the rank ends, even if others inherited them.
 
-A peer learns of a rank's end as the kernel closes its sockets, which it does only once no process
-has them open: a daemon that the rank forked would leave peers waiting forever. gloo's sockets are
-those that its event loop waits for; the loop's own descriptor, unlike Python's, survives an exec.
+A peer notices a rank's end when the kernel closes the rank's sockets, which it does only once no
+process has them open: a daemon that the rank forked would leave peers waiting forever. gloo's
+sockets are those in its epoll set, whose descriptor, unlike that of Python's, survives an exec.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from meshrun.protocol.from_zygote import RankFinished
 from meshrun.worker.reporter import Reporter
 
 _CLOSED_BY_EXEC = 0o2000000
-"""O_CLOEXEC as /proc shows it, for descriptors too (proc_pid_fdinfo(5))."""
-_WAITED_FOR = re.compile(r"^tfd:\s*(\d+)(?:.*\bino:\s*([0-9a-f]+))?", re.MULTILINE)
+"""O_CLOEXEC as /proc shows it (proc_pid_fdinfo(5))."""
+_EPOLL_ENTRY = re.compile(r"^tfd:\s*(\d+)(?:.*\bino:\s*([0-9a-f]+))?", re.MULTILINE)
 
 
 def end_connections_with_rank(reporter: Reporter) -> None:
-    """In a rank: have children without its connections, and end them as this process leaves."""
+    """Shut down this rank's connections when it leaves, and drop them in its forks."""
     rank, leave = os.getpid(), os._exit
 
     def end_connections_and_leave(status: int) -> None:
         if os.getpid() == rank and (connections := list(_connections())):
             if status == 0:
-                reporter.tell(RankFinished)
+                reporter.report(RankFinished)
             for fd in connections:
                 _shut_down(fd)
         leave(status)
 
     os._exit = end_connections_and_leave  # type: ignore[assignment]
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_replace_connections)
 
 
 def close_connections_on_exec() -> None:
-    """Have no program that this process starts inherit the connections that it has by now.
+    """Keep programs that this process starts from inheriting its current connections.
 
-    A rank that exits through C's ``exit`` cannot shut them down. With many groups
-    only the latest is looked at, whose descriptors have the highest numbers.
+    A rank that exits through C's ``exit`` cannot shut them down. With many groups, only the latest
+    is examined, whose descriptors have the highest numbers.
     """
     descriptors = sorted(_descriptors(), reverse=True)
     inherited = {fd for fd in descriptors if _is_inherited_socket(fd)}
     for fd in descriptors:
         if not inherited:
             return
-        for connection in _waited_for(fd):
+        for connection in _sockets_in_epoll(fd):
             os.set_inheritable(connection, False)
             inherited.discard(connection)
 
@@ -64,12 +64,12 @@ def _is_inherited_socket(fd: int) -> bool:
 
 def _shut_down(fd: int) -> None:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-        connection.getpeername()  # gloo's thread would not bear the end of one that listens
+        connection.getpeername()  # not a listening one, whose end gloo's thread would not survive
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _let_go() -> None:
-    """Put something harmless in their place: what would close them here may be yet to come."""
+def _replace_connections() -> None:
+    """Replace the connections in a fork, where later code may still close their descriptors."""
     for fd in _connections():
         with contextlib.suppress(OSError):
             harmless = os.open(os.devnull, os.O_RDWR)
@@ -80,7 +80,7 @@ def _let_go() -> None:
 def _connections() -> Iterator[int]:
     if "torch.distributed" in sys.modules:
         for fd in _descriptors():
-            yield from _waited_for(fd)
+            yield from _sockets_in_epoll(fd)
 
 
 def _descriptors() -> list[int]:
@@ -90,8 +90,8 @@ def _descriptors() -> list[int]:
         return []
 
 
-def _waited_for(fd: int) -> Iterator[int]:
-    """Yield the sockets that gloo waits for with a descriptor, if it does with this one."""
+def _sockets_in_epoll(fd: int) -> Iterator[int]:
+    """Yield the sockets in the epoll set of a descriptor, if it is one of gloo's."""
     with contextlib.suppress(OSError):
         if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventpoll]":
             return
@@ -100,7 +100,7 @@ def _waited_for(fd: int) -> Iterator[int]:
         flags = re.search(r"^flags:\s*([0-7]+)", text, re.MULTILINE)
         if flags is None or int(flags[1], 8) & _CLOSED_BY_EXEC:
             return
-        for number, inode in _WAITED_FOR.findall(text):
+        for number, inode in _EPOLL_ENTRY.findall(text):
             link = os.readlink(f"/proc/self/fd/{number}")
             if link.startswith("socket:") and (not inode or link == f"socket:[{int(inode, 16)}]"):
                 yield int(number)

@@ -36,10 +36,10 @@ def join_mesh(
     The mesh becomes the current one, for torch's own calls in the main thread too.
 
     Args:
-        coordinate: Where the plan has this rank.
-        reporter: Told once this rank has joined.
-        purpose: Of a group beside the program's, so that the two do not meet in the store.
-        timeout_s: Of all groups; ``None`` for what the environment says.
+        coordinate: This rank's coordinate in the plan.
+        reporter: Reports that this rank has joined.
+        purpose: Keeps the keys of another group than the program's apart in the store.
+        timeout_s: Timeout of all groups; ``None`` for those in the environment.
 
     Raises:
         InternalError: If the mesh puts this rank elsewhere than the plan does.
@@ -56,9 +56,9 @@ def join_mesh(
     more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
     hook = sys.excepthook
     store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}{purpose}")
-    if more:  # as torch does with a store of its own making
+    if more:  # as torch does with a store that it creates
         store.set_timeout(more["timeout"])
-    with _without_lines_of_gloo():
+    with _without_gloo_output():
         dist.init_process_group(
             backend,
             store=store,
@@ -66,8 +66,8 @@ def join_mesh(
             world_size=int(env["WORLD_SIZE"]),
             **more,
         )
-        sys.excepthook = hook  # torch's prefixes each line with the rank, and so does the console
-        reporter.tell(RankJoined)
+        sys.excepthook = hook  # torch's prefixes each line with the rank, as the console does
+        reporter.report(RankJoined)
         built = build_mesh(read_layout(env), device_type, options)
     set_timeout(dist.group.WORLD, seconds)
     found = tuple(built.mesh.get_coordinate() or ())
@@ -82,10 +82,10 @@ def join_mesh(
 
 
 @contextmanager
-def _without_lines_of_gloo() -> Iterator[None]:
+def _without_gloo_output() -> Iterator[None]:
     """Drop the line that torch 2.10's gloo prints to stdout for each rank of each group.
 
-    Not while NCCL may print there, too.
+    If NCCL may print there too, nothing is dropped.
     """
     import torch
 
@@ -105,8 +105,8 @@ def _without_lines_of_gloo() -> Iterator[None]:
 def _wait_for_all(store: Store, world_size: int) -> None:
     """Return once every rank has built its mesh.
 
-    A short program may be over while another rank still connects its groups. That one would find
-    its peer's end closed and fail (gloo's ``connectFullMesh``, torch 2.13).
+    A short program may end while another rank is still connecting its groups, which then fails
+    because its peer is gone (gloo's ``connectFullMesh``, torch 2.13).
     """
     from torch.distributed.constants import default_pg_timeout
 
@@ -116,7 +116,7 @@ def _wait_for_all(store: Store, world_size: int) -> None:
 
 
 def connect_store(env: Mapping[str, str], prefix: str) -> Store:
-    """Return the launch's store, seen through a prefix of its own."""
+    """Return a connection to the launch's store, with a prefix for all keys."""
     import torch.distributed as dist
 
     with names_from_files_only():

@@ -22,7 +22,7 @@ from meshrun.worker.sys_path import first_path, is_archive
 
 _MACHINERY = (runpy.__file__, importlib.__file__)
 _NO_ERRORS = ("Exit", "Abort")
-"""What click and typer raise to end a command; they handle it by ``sys.exit()``."""
+"""Exceptions by which click and typer end a command; they handle them with ``sys.exit()``."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -34,17 +34,17 @@ class Raised:
     message: str
     traceback: str
     handled: bool = False
-    """Whether the program caught it, and called ``sys.exit()`` while it handled it."""
+    """Whether the program caught it and called ``sys.exit()`` while handling it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is known of a program before it runs."""
+    """What a program's source reveals before it runs."""
 
     code: types.CodeType | None = None
-    """A script, compiled; modules and archives wait for the rank."""
+    """The compiled script; ranks compile modules and archives."""
     torch_modules: tuple[str, ...] = ()
-    """The modules of torch that it is about to import."""
+    """The modules of torch that it imports."""
     settings: EarlySettings = field(default_factory=EarlySettings)
 
 
@@ -77,7 +77,7 @@ def read_program(program: Program) -> Source:
 
 
 def _module_source(name: str) -> tuple[ast.Module, str]:
-    """Return syntax tree and file of a module or a package's ``__main__``, without importing it."""
+    """Return syntax tree and file of a module or a package's ``__main__``, without an import."""
     top, *rest = name.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None:
@@ -87,9 +87,9 @@ def _module_source(name: str) -> tuple[ast.Module, str]:
     for path in (origin, f"{stem}.py", os.path.join(stem, "__main__.py")):
         try:
             with open(path or "", "rb") as file, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the rank will warn, if it has to
+                warnings.simplefilter("ignore")  # the rank warns, if necessary
                 return _parse(file.read(), path or ""), path or ""
-        except (OSError, SyntaxError, ValueError):  # the rank will meet it, in its own place
+        except (OSError, SyntaxError, ValueError):  # the rank fails with it
             continue
     return ast.Module(body=[], type_ignores=[]), ""
 
@@ -104,8 +104,8 @@ def _parse(source: bytes, path: str) -> ast.Module:
 def _torch_imports(tree: ast.Module) -> Iterator[str]:
     """Yield the modules of torch that a script imports at its top level.
 
-    Imported before the fork they cost once what they would cost in each rank. Other packages are
-    left alone: they may start threads, which do not survive a fork.
+    Importing them before the fork costs once what it would cost in each rank. Other packages may
+    start threads, which do not survive a fork, so they are not imported.
     """
     for statement in tree.body:
         match statement:
@@ -127,7 +127,7 @@ def format_raised(error: BaseException, *, may_be_ours: bool = False) -> Raised:
 
     Args:
         error: The exception.
-        may_be_ours: Whether to keep our frames if there are no others, as it may be our bug.
+        may_be_ours: Whether to keep our frames if there are no others: it may be a bug of ours.
     """
     if isinstance(error, SystemExit):
         if (handled := _handled_by(error)) is not None:
@@ -157,21 +157,21 @@ def run_program(
 
     Args:
         program: What to run.
-        code: The compiled script, if :func:`compile_program` gave one.
-        on_raise: Called with an exception that leaves the program, or with a ``SystemExit``
-            that carries a text, or comes of an exception that the program handled; it stands in
-            for the interpreter's own printing.
+        code: The compiled script, if :attr:`Source.code` has one.
+        on_raise: Called in place of the interpreter's own printing, with an exception that leaves
+            the program, or with a ``SystemExit`` that carries a text or was raised while the
+            program handled an exception.
 
     Raises:
-        BaseException: Whatever the program raised, for the interpreter to end by.
+        BaseException: Whatever the program raised, which then ends the interpreter.
     """
     sys.argv = [program.target, *program.args]
     sys.orig_argv[:] = [sys.executable, "-u", *program.argv]
     ours = vars(sys.modules["__main__"])
     sys.modules["__main__"] = main = types.ModuleType("__main__")
-    if "__mp_main__" in sys.modules:  # where objects that come back from spawned children are from
+    if "__mp_main__" in sys.modules:  # the module of objects that spawned children send back
         sys.modules["__mp_main__"] = main
-    if "__annotations__" in ours:  # until Python 3.13 the interpreter makes them beforehand
+    if "__annotations__" in ours:  # until Python 3.13, the interpreter creates them beforehand
         main.__annotations__ = {}
     main.__dict__["__builtins__"] = builtins
     try:
@@ -184,7 +184,7 @@ def run_program(
         else:
             main.__dict__.update(__file__=code.co_filename, __cached__=None)
             main.__loader__ = SourceFileLoader("__main__", code.co_filename)
-            exec(code, main.__dict__)  # noqa: S102 - it is what a launcher is for
+            exec(code, main.__dict__)  # noqa: S102 - the purpose of a launcher
     except SystemExit as error:
         is_text = not (error.code is None or isinstance(error.code, int))
         if is_text or _handled_by(error) is not None:
@@ -199,10 +199,10 @@ def run_program(
 
 
 def _handled_by(error: SystemExit) -> Exception | None:
-    """Return the error in whose handler the program called ``sys.exit()`` with a code.
+    """Return the error in whose handler the program called ``sys.exit()`` with a code, if any.
 
-    A function that the handler calls, such as a fallback, may exit for another reason; so may the
-    handler of a signal that comes meanwhile.
+    A function that the handler calls, such as a fallback, may exit for another reason. So may the
+    handler of a signal that arrives meanwhile.
     """
     handled, exits = error.__context__, error.__traceback__
     is_failure = isinstance(error.code, int) and error.code and not error.__suppress_context__
@@ -213,19 +213,19 @@ def _handled_by(error: SystemExit) -> Exception | None:
     while exits is not None and exits.tb_next is not None:
         exits = exits.tb_next
     frame = exits and exits.tb_frame
-    if frame and frame.f_globals.get("__name__") == "_sitebuiltins":  # exit(), in its own words
+    if frame and frame.f_globals.get("__name__") == "_sitebuiltins":  # exit() raises it there
         frame = frame.f_back
     return handled if frame is handled.__traceback__.tb_frame else None
 
 
 def _run_as_main(module: str, alter_argv: bool) -> None:
-    """Run a module in the namespace that is ``__main__`` now, as ``python -m`` and archives do."""
+    """Run a module in the namespace of the current ``__main__``, as for ``python -m``."""
     run: Callable[[str, bool], object] = runpy._run_module_as_main  # type: ignore[attr-defined]
     run(module, alter_argv)
 
 
 def print_nothing(*_: object) -> None:
-    """An excepthook for what has been reported already."""
+    """Print nothing: an excepthook for an exception that has been reported."""
 
 
 def _is_ours(filename: str) -> bool:
@@ -235,5 +235,5 @@ def _is_ours(filename: str) -> bool:
 def _message_of(thing: object) -> str:
     try:
         return str(thing)
-    except BaseException:  # also SystemExit, as where Python prints it
+    except BaseException:  # even SystemExit, as where Python prints it
         return "(no message: its __str__ raised)"

@@ -12,7 +12,7 @@ from meshrun.protocol.from_zygote import FromRank
 
 
 class Reporter:
-    """Reports to the launcher what a rank has reached; silent once the launcher has exited."""
+    """Reports a rank's progress to the launcher, until the launcher exits."""
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self._socket = connection
@@ -21,21 +21,18 @@ class Reporter:
 
     @property
     def is_in_fork(self) -> bool:
-        """Whether this process is a fork of the rank, and not the rank."""
+        """Whether this process is a fork of the rank, not the rank itself."""
         return os.getpid() != self._pid
 
-    def of_fork(self) -> Reporter:
-        """Return what reports from this process, a fork of the rank, in the rank's name."""
+    def for_fork(self) -> Reporter:
+        """Return a reporter with which this fork of the rank may report in the rank's name."""
         return Reporter(self._socket, self._rank)
 
-    def tell(self, event: Callable[..., FromRank], /, **values: object) -> None:
-        """Report that something has happened now, unless this is a fork of the rank."""
-        self.has_told(event, **values)
+    def report(self, event: Callable[..., FromRank], /, **values: object) -> bool:
+        """Report that ``event`` happened now; return whether the report was sent.
 
-    def has_told(self, event: Callable[..., FromRank], /, **values: object) -> bool:
-        """As :meth:`tell`; return whether it was sent.
-
-        It is not if the launcher has exited, or if the program has closed all descriptors.
+        A fork of the rank sends none. The report is lost if the launcher has exited, or if the
+        program has closed all descriptors.
         """
         if self.is_in_fork:
             return False

@@ -1,8 +1,9 @@
-"""A rank that stays: ``python -m meshrun.worker.serve_calls FOLDER MODULE``.
+"""A rank that serves calls: ``python -m meshrun.worker.serve_calls FOLDER MODULE``.
 
-It connects to the program that started it, and hands the channel to ``serve`` of the module; that
-of this one makes the calls that come, until the program has no more. A rank whose program is to
-be one of these calls serves in its place, if the variable ``MESHRUN_SERVE`` names the folder.
+It connects to the program that started it, and passes the channel to the module's ``serve``. The
+``serve`` of this module makes the calls it receives until the program ends the connection. If the
+variable ``MESHRUN_SERVE`` names the folder, a rank serves calls instead of running its program,
+and one of the calls may run it.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ if TYPE_CHECKING:
     from meshrun.worker.call_channel import Channel
 
 SERVE = "MESHRUN_SERVE"
-"""The variable with the folder of the caller whom a rank serves instead of running its program."""
+"""The variable with the caller's folder, in a rank that serves instead of running its program."""
 _programs: list[Callable[[], None]] = []
-"""What runs this rank's own program."""
+"""The function that runs this rank's own program."""
 
 
 def run_own_program() -> None:
-    """Run the program of this rank, which serves in its place."""
+    """Run the program of this rank, which serves calls instead."""
     _programs[0]()
 
 
 def serve_instead(program: Callable[[], None]) -> None:
-    """Serve the caller; one of its calls may run the program."""
+    """Serve the caller's calls, one of which may run the program."""
     _programs[:] = [program]
     _connect_and_serve(os.environ.pop(SERVE), __name__)
 
 
 def run(folder: str, module: str) -> None:
-    """Serve with the caller's ``sys.path``, and a ``__main__`` that is as good as new."""
+    """Serve calls with the caller's ``sys.path`` and a new ``__main__``."""
     restore_path(folder)
     import builtins
     from types import ModuleType
@@ -51,7 +52,7 @@ def run(folder: str, module: str) -> None:
 
 
 def _connect_and_serve(folder: str, module: str) -> None:
-    """Connect, say which rank this is, and serve."""
+    """Connect, introduce this rank, and serve."""
     import pickle
     from importlib import import_module
 
@@ -64,22 +65,22 @@ def _connect_and_serve(folder: str, module: str) -> None:
     channel = connect_in(folder)
     channel.send(pickle.dumps((rank, layout.world_size, own, rank_label(layout, rank))))
     import_module(module).serve(channel)
-    if os.getpid() != own:  # a child that a call has forked, and that returned from it
+    if os.getpid() != own:  # a child that a call forked and that returned from the call
         os._exit(0)
 
 
 def serve(channel: Channel) -> None:
-    """Make the calls that come, until there are no more.
+    """Make the calls that arrive on ``channel`` until it ends.
 
-    A call is pickled: (function, args, kwargs). So is the answer: (the pickled value, or ``None``
-    if the call raised; the text of its traceback; what ``pickle_error()`` made of the exception, or
-    ``None``; what it is in a line).
+    A call is a pickled tuple: (function, args, kwargs). So is the answer: (pickled value, or
+    ``None`` if the call raised; traceback; result of ``pickle_error()``, or ``None``; the exception
+    in one line).
     """
     from contextlib import suppress
     from itertools import count
 
     from meshrun.worker.borrowed_terminal import BorrowedTerminal
-    from meshrun.worker.call_channel import ends
+    from meshrun.worker.call_channel import call_ends
 
     own, calls, terminal = os.getpid(), _Calls(channel), BorrowedTerminal(channel)
     for number in count():
@@ -92,16 +93,16 @@ def serve(channel: Channel) -> None:
             return
         terminal.give_back()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # the call has closed it, or has put another in its place
+            with suppress(Exception):  # the call closed or replaced it
                 stream.flush()
-        if ends.tell is not None:
-            ends.tell(number)
-        with suppress(OSError):  # the caller is gone, or waits no longer; no call will come
+        if call_ends.report is not None:
+            call_ends.report(number)
+        with suppress(OSError):  # the caller is gone, or no longer waits
             channel.send(answer)
 
 
 class _Calls:
-    """Makes calls. The first SIGINT in one interrupts it; any other does nothing."""
+    """Makes calls. The first SIGINT during a call interrupts it; any other does nothing."""
 
     def __init__(self, channel: Channel) -> None:
         import signal
@@ -113,7 +114,7 @@ class _Calls:
             signal.signal(signal.SIGINT, self._on_interrupt)
 
     def make(self, call: bytes) -> bytes:
-        """Make one, and return the answer."""
+        """Make a call and return the answer."""
         import pickle
         from dataclasses import asdict
 
@@ -131,7 +132,7 @@ class _Calls:
             value = cloudpickle.dumps(function(*args, **kwargs))
             self._takes_interrupt = False
             return pickle.dumps((value, "", None, ""))
-        except BaseException as error:  # also what is meant to end a program
+        except BaseException as error:  # even one that would end a program
             self._takes_interrupt = False
             raised = RankRaised(rank=0, at_ns=0, shown=False, **asdict(format_raised(error)))
             return pickle.dumps((None, raised.traceback, pickle_error(error), headline(raised)))

@@ -1,7 +1,7 @@
-"""A rank as a part of pytest: runs the tests that the session beside it names.
+"""A rank that runs tests: a pytest session that executes what the main session requests.
 
-It is a session of its own with the options of that one, as a worker of pytest-xdist is. It collects
-the same files, and so knows the same tests.
+Like a worker of pytest-xdist, it is a session of its own with the options of the main one. It
+collects the same files and so knows the same tests.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from meshrun.worker.call_channel import Channel
 
 NAME = "meshrun-rank"
-"""The plug-in that only a rank has."""
+"""The name of the plug-in that only ranks have."""
 _THREADS_END_S, _LOOK_AGAIN_S = 0.5, 0.01
-"""How long a thread may take to end after its test; how often that is looked at."""
+"""How long a thread may take to end after its test, and how often to check."""
 RETRIES = "pytest-retry"
-"""A plug-in that no rank has: it runs a test again while the report on it is made."""
+"""A plug-in that is blocked on ranks: it runs a test again while a report on it is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The session that the rank is to be a part of."""
+    """From the main session: what a rank needs for a session of its own."""
 
     args: list[str]
     options: dict[str, Any]
-    told: dict[str, Any]
-    """What its plug-ins tell a worker of pytest-xdist."""
+    workerinput: dict[str, Any]
+    """What plug-ins of the main session pass to a worker of pytest-xdist."""
     markers: list[str]
-    """The marks that its plug-ins know."""
+    """The marks that plug-ins of the main session have registered."""
     paths: list[str]
     """The files whose tests run on ranks."""
     debugs: bool
@@ -53,7 +53,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class RunTest:
-    """A test, and the one that comes next on these ranks, for which fixtures stay."""
+    """A test to run, and the next one on these ranks, for which fixtures are kept."""
 
     nodeid: str
     next_nodeid: str | None
@@ -61,7 +61,7 @@ class RunTest:
 
 @dataclass(slots=True)
 class TestDone:
-    """What became of it."""
+    """The result of a test."""
 
     reports: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[tuple[Any, str, str, Any]] = field(default_factory=list)
@@ -69,21 +69,21 @@ class TestDone:
     text: str = ""
     """Why there are no reports."""
     exit: Exit | None = None
-    """What it ended the session by."""
+    """The exception by which it ended the session, if it did."""
     is_last: bool = False
-    """Whether no other test can run on these ranks, as it ended what they share."""
+    """Whether no other test can run on these ranks, because it destroyed their process group."""
 
-    __test__ = False  # no test, whatever its name
+    __test__ = False  # not a test, despite its name
 
 
 def serve(channel: Channel) -> None:
-    """Be a session until there are no more tests."""
+    """Run a session until no more tests are requested."""
     from _pytest.config import Config
 
     begin = pickle.loads(channel.receive())  # noqa: S301 - our caller's
     channel.send(pickle.dumps(Begun()))
     temporary = os.path.join(begin.options["basetemp"], f"rank{os.environ['RANK']}")
-    # Without what belongs to the session beside us, or to meshrun itself.
+    # The main session has a terminal reporter, and meshrun has its own faulthandler.
     without = ("no:terminal", "no:faulthandler")
     own = {
         "plugins": [*begin.options.get("plugins", ()), *without],
@@ -91,10 +91,10 @@ def serve(channel: Channel) -> None:
     }
     config = Config.fromdictargs({**begin.options, **own}, begin.args)
     config.args = begin.args
-    # By this, other plug-ins know that another process writes the reports. Options are for those
-    # that tell workers of theirs, as pytest-randomly of its seed, but not without pytest-xdist.
+    # This tells plug-ins that another process writes the reports. It includes all options because
+    # some plug-ins pass them to workers only with pytest-xdist, as pytest-randomly its seed.
     worker = {"workerid": f"rank{os.environ['RANK']}"}
-    config.workerinput = {**begin.options, **begin.told, **worker}  # type: ignore[attr-defined]
+    config.workerinput = {**begin.options, **begin.workerinput, **worker}  # type: ignore[attr-defined]
     config.pluginmanager.set_blocked(RETRIES)
     for marker in begin.markers:
         config.addinivalue_line("markers", marker)
@@ -102,10 +102,10 @@ def serve(channel: Channel) -> None:
     config.hook.pytest_cmdline_main(config=config)
 
 
-def that_run_tests(item: pytest.Item) -> Iterator[object]:
-    """Yield the plug-ins that run a test in a way of their own, such as again and again.
+def plugins_that_run_tests(item: pytest.Item) -> Iterator[object]:
+    """Yield the plug-ins with their own way to run a test, such as running it repeatedly.
 
-    A ``conftest.py`` prepares tests there, and so belongs to the ranks.
+    A ``conftest.py`` only prepares tests in this hook, so it is left to the ranks.
     """
     for each in item.ihook.pytest_runtest_protocol.get_hookimpls():
         is_wrapper = each.hookwrapper or getattr(each, "wrapper", False)  # since pluggy 1.2
@@ -114,7 +114,7 @@ def that_run_tests(item: pytest.Item) -> Iterator[object]:
 
 
 class _RankSession:
-    """Takes the place of the loop over all tests."""
+    """Replaces pytest's loop over all tests by one over requests."""
 
     def __init__(self, channel: Channel, begin: Begin, config: pytest.Config) -> None:
         self._channel, self._begin, self._config = channel, begin, config
@@ -125,48 +125,48 @@ class _RankSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
-        """Collect these files and no others."""
+        """Collect only the files whose tests run on ranks."""
         for item in session.perform_collect(self._begin.paths):
             self._items[item.nodeid] = item
         return True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep why a file has no tests here."""
+        """Remember why a file could not be collected."""
         if report.failed:
             self._broken.append(str(report.longrepr))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self) -> bool:
-        """Run the tests that come."""
+        """Run the tests that the main session requests."""
         while True:
             try:
                 self._channel.send(pickle.dumps(self._done))
                 order: RunTest = pickle.loads(self._channel.receive())  # noqa: S301
                 self._channel.send(pickle.dumps(Begun()))
-            except (EOFError, OSError):  # nobody waits any longer
+            except (EOFError, OSError):  # the main session is gone
                 return True
             self._done = TestDone()
             self._run(order)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what became of a phase."""
-        # By this, pytest fails a test whose subtests have failed.
+        """Store the report on a phase of a test."""
+        # In this hook, pytest fails a test whose subtests have failed.
         self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         to_data = self._config.hook.pytest_report_to_serializable
         self._done.reports.append(to_data(config=self._config, report=report))
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, settings: Any) -> bool:
-        """Have the session beside us keep to the limit of pytest-timeout, for all ranks."""
+        """Have the main session enforce the limit of pytest-timeout, for all ranks."""
         return self._limit_time(settings.timeout)
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_cancel_timer(self) -> bool:
-        """Take it back."""
+        """Have the main session drop the limit."""
         return self._limit_time(None)
 
     def _limit_time(self, seconds: float | None) -> bool:
-        if not self._terminal.is_lent:  # whose lender waits for nothing else
+        if not self._terminal.is_lent:  # while it is, the lender reads nothing else
             self._channel.send(pickle.dumps(TimeLimit(seconds)))
         return True
 
@@ -182,7 +182,7 @@ class _RankSession:
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
     ) -> None:
-        """Pass it on."""
+        """Store a warning for the main session."""
         kept = warnings.WarningMessage(
             warning_message.message,
             warning_message.category,
@@ -191,7 +191,7 @@ class _RankSession:
         )
         try:
             pickle.dumps(kept)
-        except Exception:  # a class that was made in a function
+        except Exception:  # such as a class defined in a function
             text = str(warning_message.message)
             kept = warnings.WarningMessage(text, UserWarning, kept.filename, kept.lineno)
         self._done.warnings.append((kept, when, nodeid, location))
@@ -204,10 +204,10 @@ class _RankSession:
             self._done.text = f"a rank has no test `{order.nodeid}`; it has found:\n{found}"
             return
         following = self._items.get(order.next_nodeid or "")
-        before = _Held()
+        before = _Resources()
         plug_ins = self._config.pluginmanager
-        # The session has all ranks run it again, not each of them.
-        others = {*that_run_tests(item)} - {plug_ins.get_plugin("runner")}
+        # Repetitions are the main session's decision, for all ranks together.
+        others = {*plugins_that_run_tests(item)} - {plug_ins.get_plugin("runner")}
         run_once = plug_ins.subset_hook_caller("pytest_runtest_protocol", others)
         try:
             run_once(item=item, nextitem=following)
@@ -215,7 +215,7 @@ class _RankSession:
             self._done.exit = error
         except BaseException as error:  # such as an interrupt
             self._done.text = f"{type(error).__name__}: {error}"
-        if os.getpid() != own:  # a child that the test has forked, and that returned from it
+        if os.getpid() != own:  # a child that the test forked and that returned from the test
             os._exit(0)
         if self._terminal.is_lent:  # for a breakpoint
             with without_capture(self._config):
@@ -229,12 +229,12 @@ class _RankSession:
     def _warn(self, item: pytest.Item, text: str) -> None:
         place = (str(item.path), (item.location[1] or 0) + 1, item.name)
         message = pytest.PytestWarning(text)
-        told = warnings.WarningMessage(message, pytest.PytestWarning, place[0], place[1])
-        self._done.warnings.append((told, "runtest", item.nodeid, place))
+        warning = warnings.WarningMessage(message, pytest.PytestWarning, place[0], place[1])
+        self._done.warnings.append((warning, "runtest", item.nodeid, place))
 
 
-class _Held:
-    """What a rank holds that a test is to give back."""
+class _Resources:
+    """Resources of a rank that a test should release."""
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
@@ -243,14 +243,14 @@ class _Held:
         self._cuda_bytes = _cuda_bytes()
 
     def lost_its_group(self) -> bool:
-        """Whether the group over all ranks is gone, with which their mesh was made."""
+        """Return whether the default process group, which the mesh uses, was destroyed."""
         return self._world is not None and _world() is not self._world
 
     def left_behind(self) -> Iterator[str]:
-        """Say what there is more than before."""
+        """Yield a description of each resource that was not released."""
         until_s = time.monotonic() + _THREADS_END_S
         while (threads := self._new_threads()) and time.monotonic() < until_s:
-            time.sleep(_LOOK_AGAIN_S)  # join() may be the program's own, and end a thread
+            time.sleep(_LOOK_AGAIN_S)  # join() may be overridden and end the thread
         if threads:
             yield f"{count(len(threads), 'thread')} ({', '.join(threads)})"
         if (groups := _count_groups() - self._groups) > 0:

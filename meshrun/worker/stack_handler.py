@@ -1,6 +1,6 @@
-"""A rank's part in showing its stack: ``faulthandler`` writes to a file of the launcher.
+"""Stack dumps of a rank: ``faulthandler`` writes them to a file of the launcher.
 
-Its handlers run at once, in C, whatever a rank waits for, and cost nothing until then.
+Its handlers run at once, in C, whatever the rank waits for, and cost nothing until then.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import resource
 
 from meshrun.protocol.stacks import STACK_SIGNAL
 
-_told: list[int] = []
-"""The descriptor that a crash is written to, if it is ours."""
+_crash_fds: list[int] = []
+"""The descriptor to which a crash is written, if it is ours."""
 _HIGH_FD = 500
-"""Programs that close what they find (``os.closerange``) begin below."""
+"""Above the descriptors that programs close in a loop (``os.closerange``)."""
 
 
-def tell_stacks(fd: int) -> None:
-    """Write all stacks to ``fd`` when asked for, and when native code crashes; closes ``fd``.
+def enable_stack_dumps(fd: int) -> None:
+    """Write all stacks to ``fd`` on request and when native code crashes; close ``fd``.
 
     A program whose own ``faulthandler`` is on keeps it.
     """
@@ -29,15 +29,15 @@ def tell_stacks(fd: int) -> None:
             faulthandler.register(STACK_SIGNAL, file=high, all_threads=True)
         except (OSError, RuntimeError, ValueError):  # no such signal (macOS): no stacks then
             pass
-    if _told or not faulthandler.is_enabled():
+    if _crash_fds or not faulthandler.is_enabled():
         faulthandler.enable(file=high, all_threads=True)
-        while _told:  # that of the process which was forked
-            os.close(_told.pop())
-        _told.append(high)
+        while _crash_fds:  # inherited from the process that was forked
+            os.close(_crash_fds.pop())
+        _crash_fds.append(high)
 
 
 def keep_high(fd: int) -> int:
-    """Move a descriptor to where programs do not close what they find, nor inherit it."""
+    """Move a descriptor above those that programs close in a loop; programs do not inherit it."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     least = _HIGH_FD if soft == resource.RLIM_INFINITY or soft > _HIGH_FD else 3
     high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)

@@ -1,9 +1,9 @@
 """``sys.path`` as the program expects it, without shadowing torch's own imports.
 
 ``python train.py`` puts the script's folder first, so a ``grp.py`` or ``profile.py`` beside the
-script breaks torch, which imports modules of these names. Here torch is imported before the
-folder is on the path; what the folder would have shadowed is then forgotten, for the program to
-import its own.
+script breaks torch, which imports modules of these names. meshrun imports torch before the folder
+is on the path, and then forgets the modules that the folder shadows, so that the program imports
+its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ZIP_END_BYTES = 22 + 0xFFFF
 def first_path(program: Program) -> str | None:
     """Return what ``python`` puts in front of ``sys.path`` for this program, or ``None``.
 
-    A command has a path of its own, and a function of ``launch()`` is found on its caller's.
+    A command has its own path, and a function passed to ``launch()`` uses its caller's.
     """
     is_ours = program.kind == "module" and program.target.partition(".")[0] == _OURS
     if program.kind == "command" or is_ours:
@@ -42,9 +42,9 @@ def is_archive(path: str) -> bool:
     """Whether ``python path`` would look for a ``__main__`` module inside it."""
     if os.path.isdir(path):
         return True
-    if not os.path.isfile(path) or not _ends_like_zip(path):  # a pipe is read once, elsewhere
+    if not os.path.isfile(path) or not _ends_like_zip(path):  # a pipe is read only once, later
         return False
-    import zipfile  # slow to import, and next to no program is one
+    import zipfile  # slow to import, and almost no program is one
 
     return zipfile.is_zipfile(path)
 
@@ -59,7 +59,7 @@ def _ends_like_zip(path: str) -> bool:
 
 
 def holds(folder: str | None, modules: Iterable[str]) -> bool:
-    """Whether one of ``modules`` is to be found in ``folder``, so that it must come first."""
+    """Return whether ``folder`` has one of ``modules`` and so must come first on the path."""
     if folder is None:
         return False
     return not _names_in(folder).isdisjoint(module.partition(".")[0] for module in modules)
@@ -78,12 +78,12 @@ def on_path(folder: str | None) -> Iterator[None]:
 
 
 def put_first(folder: str | None, *, known_at_start: frozenset[str]) -> None:
-    """Put ``folder`` in front of ``sys.path`` and forget the modules that its files shadow.
+    """Put ``folder`` in front of ``sys.path``, and forget the modules that its files shadow.
 
     Args:
         folder: The program's folder; ``None`` for none.
-        known_at_start: Modules that a new interpreter has before its program; ``python`` does not
-            let a program's folder shadow those either.
+        known_at_start: Modules that an interpreter has loaded before its program, which a program
+            does not shadow with ``python`` either.
     """
     if folder is None:
         return
@@ -99,7 +99,7 @@ def put_first(folder: str | None, *, known_at_start: frozenset[str]) -> None:
 
 
 def _names_in(folder: str) -> set[str]:
-    """Return the names under which ``folder`` has something to import."""
+    """Return the top-level names that can be imported from ``folder``."""
     names = set()
     try:
         with os.scandir(folder) as entries:

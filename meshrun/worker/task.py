@@ -23,11 +23,11 @@ def main(known_at_start: frozenset[str]) -> None:
         with source.settings.in_effect():
             current_mesh()
     put_first(first_path(program), known_at_start=known_at_start)
-    run_program(program, source.code, _tell)
+    run_program(program, source.code, _print_error)
 
 
-def _tell(error: BaseException) -> None:
-    """Print what leaves the program, as the interpreter would, without our frames."""
+def _print_error(error: BaseException) -> None:
+    """Print an exception that leaves the program as the interpreter would, without our frames."""
     raised = format_raised(error)
     if raised.handled:
         return

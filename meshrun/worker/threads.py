@@ -11,12 +11,12 @@ from meshrun.host.cores import count_usable_cores
 
 _COUNT = re.compile(r"0*[1-9][0-9]{0,5}")
 _have = {"torch": 1, "blas": 1}
-"""How many threads they have: as they were imported, then as they were given here."""
+"""How many threads they have: 1 when imported, later what was set here."""
 _SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
 
 
 def count_threads() -> int:
-    """Return how many threads this process has; 1 where the system does not tell."""
+    """Return how many threads this process has; 1 where the system does not show it."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -24,9 +24,9 @@ def count_threads() -> int:
 
 
 def raise_thread_counts(env: Mapping[str, str]) -> None:
-    """Give torch and numpy's BLAS the threads that ``env`` says, or this rank's share of the cores.
+    """Give torch and numpy's BLAS as many threads as ``env`` says, or this rank's share of cores.
 
-    Both read the variables once, while they are imported, and they were imported with 1.
+    Both read the variables once, while they are imported, and were imported with 1.
     """
     workers = _positive(env.get("LOCAL_WORLD_SIZE", "")) or 1
     share = max(1, count_usable_cores() // workers)
@@ -41,12 +41,12 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
         had = os.environ.get(_SET_BY_THREADPOOLCTL)
         from threadpoolctl import threadpool_limits
 
-        if had is None:  # the program's environment is not ours to change
+        if had is None:  # keep the program's environment unchanged
             os.environ.pop(_SET_BY_THREADPOOLCTL, None)
         threadpool_limits(limits=blas, user_api="blas")
 
 
 def _positive(text: str) -> int | None:
-    """Return the first number of ``4`` or ``4,2`` (nested levels), ``None`` for no number."""
+    """Return the first number of ``4`` or ``4,2`` (nested levels); ``None`` if there is none."""
     head = text.partition(",")[0].strip()
     return int(head) if _COUNT.fullmatch(head) else None

@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Call ``call`` now if the module ``name`` is imported, otherwise right after it will be."""
+    """Call ``call`` now if the module ``name`` is imported, otherwise right after its import."""
     if name in sys.modules:
         call()
     else:
@@ -19,7 +19,7 @@ def when_imported(name: str, call: Callable[[], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module, once, as the other finders do, and adds a call to its execution."""
+    """Finds one module, once, with the other finders, and adds a call after its execution."""
 
     def __init__(self, name: str, call: Callable[[], None]) -> None:
         self._name, self._call = name, call

@@ -30,7 +30,7 @@ from meshrun.protocol.from_zygote import ProgramBroken, ZygoteReady, ZygoteUnsaf
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source, format_raised, read_program
-from meshrun.worker.stack_handler import tell_stacks
+from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.sys_path import first_path, holds, on_path, put_first
 from meshrun.zygote.control import leave_signals_to_launcher, receive, send
 from meshrun.zygote.count_devices import check_devices
@@ -78,7 +78,7 @@ def be_zygote(
     """
     for inherited in (control, reports):
         inherited.set_inheritable(False)
-    tell_stacks(stacks)
+    enable_stack_dumps(stacks)
     set_title("zygote", program.target, *program.args)
     die_with_parent(os.getppid())
     dispositions = leave_signals_to_launcher()
