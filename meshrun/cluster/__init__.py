@@ -1,4 +1,4 @@
-"""Which scheduler or launcher started this process, read from its environment alone."""
+"""Detection of the scheduler or launcher that started this process, from its environment."""
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Task, derive_port
 from meshrun.cluster.detect import Surroundings, detect_cluster

@@ -12,12 +12,12 @@ _ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 
 
 def detect_aws_batch(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a node of a multi-node parallel job; ``None`` in anything else.
+    """Return the facts of a node of a multi-node parallel job; ``None`` otherwise.
 
-    The main node is node 0, whichever index it has; only the others are told its address.
+    The main node is node 0, whatever its index; only the others get its address.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         AWS Batch's user guide, environment variables of multi-node parallel jobs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Task, derive_port
-from meshrun.cluster.numbers import are_set, broken, read_index, read_number
+from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 from meshrun.cluster.tasks import place_task
 
 _COUNT = "AZUREML_NODE_COUNT"
@@ -13,12 +13,13 @@ _OLD_ADDRESS = "AZ_BATCH_MASTER_NODE"
 
 
 def detect_azure_ml(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a node of a job; ``None`` in anything else.
+    """Return the facts of a node of a job; ``None`` otherwise.
 
-    ``NODE_RANK``, ``MASTER_ADDR`` and ``RANK`` are of many systems; the number of nodes is not.
+    Many systems set ``NODE_RANK``, ``MASTER_ADDR`` and ``RANK``, but only Azure ML sets
+    ``AZUREML_NODE_COUNT``.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         Azure Machine Learning's documentation, "Distributed GPU training guide"; Azure Batch's,
@@ -51,12 +52,12 @@ def detect_azure_ml(env: Mapping[str, str]) -> ClusterFacts | None:
 
 
 def _task(env: Mapping[str, str], nnodes: int) -> Task | None:
-    """Return this process among those that the job's distribution starts, if it starts several."""
+    """Return the task of this process if the job's distribution starts several per node."""
     size = read_number(env, "WORLD_SIZE", least=1)
     if size is None or size <= nnodes or not env.get("RANK") or not env.get("LOCAL_RANK"):
         return None
     if size % nnodes:
-        raise broken(env, "WORLD_SIZE", f"a multiple of the {nnodes} nodes")
+        raise invalid(env, "WORLD_SIZE", f"a multiple of the {nnodes} nodes")
     here = size // nnodes
     rank = read_index(env, size, "RANK") or 0
     local_rank = read_index(env, here, "LOCAL_RANK") or 0

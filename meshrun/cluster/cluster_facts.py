@@ -1,4 +1,4 @@
-"""The facts that a scheduler gives a process, for any scheduler."""
+"""The facts that any scheduler gives a process."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 _PORTS = range(20000, 30000)
-"""Below the ports that the kernel gives to outgoing connections (from 32768 on Linux)."""
+"""Below the ports that the kernel uses for outgoing connections (from 32768 on Linux)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """This process as the system numbers the processes that it starts itself."""
+    """This process among those that the system starts and numbers itself."""
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     per_node: tuple[int, ...] = ()
-    """How many there are on each node, where that is known."""
+    """Number of tasks on each node, if known."""
     in_blocks: bool = True
-    """Whether the ranks of a node follow each other; not so where they go round the nodes."""
+    """Whether the ranks of a node are consecutive, instead of going round the nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """Where this process stands among the nodes of its job; ``None`` where nothing says."""
+    """The position of this process among the nodes of its job; ``None`` for unknown facts."""
 
     system: str
-    """For people: ``Slurm``, ``Open MPI``, ..."""
+    """Name for messages: ``Slurm``, ``Open MPI``, ..."""
     evidence: str
-    """What it was recognized by: ``step 0 of job 7 (SLURM_STEP_ID)``."""
+    """How it was recognized: ``step 0 of job 7 (SLURM_STEP_ID)``."""
     job_id: str | None
-    """Names this step of a job and no other at the same time, alike on every node: ``7.0``."""
+    """An id of this step of a job, unique at any time and the same on every node: ``7.0``."""
     nnodes: int | None
     node_rank: int | None
     hosts: tuple[str, ...] = ()
@@ -40,35 +40,35 @@ class ClusterFacts:
     head: tuple[str, ...] = ()
     """Names or addresses at which node 0 may be reached, best first."""
     port: int | None = None
-    """The port of node 0: the system's own, or one that follows from ``job_id``."""
+    """The port of node 0: the system's own, or one derived from ``job_id``."""
     task: Task | None = None
-    """This process as a worker, where the system started each worker itself."""
+    """This process as a worker, if the system starts each worker itself."""
     secret: str | None = None
-    """Something that only the processes of this job know."""
+    """A secret that only the processes of this job know."""
     domain: str = ""
-    """Names the part of the network that this node shares with its nearest ones."""
+    """Name of the part of the network that this node shares with its nearest neighbors."""
     notes: tuple[str, ...] = ()
-    """Notes about variables that were ignored."""
+    """Notes about ignored variables."""
     shell: str | None = None
-    """What to type in this shell or batch script, which is inside an allocation and is no task."""
+    """The command to use here, if this is a shell or batch script of an allocation, not a task."""
     starter: str = ""
-    """What starts a process on one of ``hosts`` from this shell: ``ssh``, ``qrsh``, ..."""
+    """The command that starts a process on one of ``hosts`` from this shell: ``ssh``, ``qrsh``."""
     step_starter: str = ""
-    """What starts one on every node at once, where the system has to: ``srun``."""
+    """The command that starts a process on every node, if the system requires it: ``srun``."""
     one_a_node: str = "start one meshrun per node"
-    """What to type, or to do, to have one launcher on each node."""
+    """The command, or advice, that starts one launcher on each node."""
     more_cores: str = "widen the affinity mask"
-    """What gives each worker a core, where ``{workers}`` stands for their number."""
+    """How to give each worker a core; ``{workers}`` stands for their number."""
     repeats_sigterm: bool = False
-    """Whether the system ends a process with SIGTERM twice."""
+    """Whether the system sends SIGTERM twice to end a process."""
     is_one_of_several: bool = False
-    """Whether there are other processes, although nothing says how many."""
+    """Whether there are other processes, although their number is unknown."""
     variables: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
-    """Variables that were read and are set, with their values."""
+    """The variables that were read and are set, with their values."""
 
 
 def derive_port(job_id: str) -> int:
-    """Return a port for a job, the same one on every node."""
+    """Return a port for a job, the same on every node."""
     digest = sha256(job_id.encode(errors="surrogateescape")).digest()
     return _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
 
@@ -76,14 +76,14 @@ def derive_port(job_id: str) -> int:
 def facts_of_hosts(
     system: str, evidence: str, job_id: str, hosts: tuple[str, ...], node_rank: int
 ) -> ClusterFacts:
-    """Return the facts of one of several hosts, where the system names all and has no port.
+    """Return the facts of a host if the system lists all hosts and has no port of its own.
 
     Args:
-        system: Its name.
-        evidence: What it was recognized by.
-        job_id: Names the job, alike on every host.
-        hosts: In node order; the first is node 0.
-        node_rank: The place of this one.
+        system: Name of the system.
+        evidence: How it was recognized.
+        job_id: An id of the job, the same on every host.
+        hosts: The hosts in node order; the first is node 0.
+        node_rank: Index of this host.
     """
     return ClusterFacts(
         system=system,

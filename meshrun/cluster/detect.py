@@ -1,4 +1,4 @@
-"""Detects which system started this process; of several, the innermost."""
+"""Detection of the system that started this process; of several, the innermost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from meshrun.cluster.determined import detect_determined
 from meshrun.cluster.dstack import detect_dstack
 from meshrun.cluster.flux import detect_flux
 from meshrun.cluster.gridengine import detect_gridengine
-from meshrun.cluster.host_lists import place_of
 from meshrun.cluster.hydra import detect_hydra, detect_pmi
+from meshrun.cluster.job_shell import place_of
 from meshrun.cluster.kubernetes import (
     detect_indexed_job,
     detect_leader_worker_set,
@@ -41,13 +41,13 @@ def _cannot_read(path: str) -> str:
 
 
 class Surroundings(NamedTuple):
-    """What a detector may look at."""
+    """Everything a detector may look at."""
 
     env: Mapping[str, str]
     hostname: str
-    """This machine's own name; pods carry their number in it."""
+    """This machine's own name; a pod's includes its number."""
     terminal: bool | None = None
-    """Whether this process has a controlling terminal, ``None`` if not known."""
+    """Whether this process has a controlling terminal, ``None`` if unknown."""
     read: Callable[[str], str] = _cannot_read
     """Returns the text of a small file, such as a list of hosts, or raises an ``OSError``."""
 
@@ -83,10 +83,10 @@ DETECTORS: tuple[Detector, ...] = (
     lambda here: detect_gridengine(here.env, here.hostname, here.read),
     lambda here: detect_pmi(here.env),
 )
-"""Innermost first: jsrun sets Open MPI's variables too, mpirun starts its daemons by srun and in
-any job, SkyPilot and dstack run on Ray, Kubernetes and Slurm, Ray's workers have the variables of
-what started its cluster, Slurm and Flux set the variables of PALS, Slurm's nodes may be pods, every
-TrainJob and JobSet is made of Indexed Jobs, and a shell is around all."""
+"""Innermost first: jsrun also sets Open MPI's variables, mpirun starts its daemons with srun and in
+any job, SkyPilot and dstack run on Ray, Kubernetes and Slurm, Ray's workers inherit the variables
+of whatever started the cluster, Slurm and Flux set the variables of PALS, Slurm's nodes may be
+pods, every TrainJob and JobSet consists of Indexed Jobs, and a shell is outermost."""
 
 
 def detect_cluster(
@@ -97,32 +97,32 @@ def detect_cluster(
     read: Callable[[str], str] = _cannot_read,
     plug_ins: Iterable[Detector] = (),
 ) -> ClusterFacts | None:
-    """Return what the scheduler or launcher around this process says of it.
+    """Return the facts of the scheduler or launcher that started this process.
 
     Args:
         env: The environment.
-        hostname: This machine's own name; pods carry their number in it.
-        terminal: Whether this process has a controlling terminal, ``None`` if not known. It tells
-            a shell of ``srun --pty`` from the tasks of a step that was started in it.
+        hostname: This machine's own name; a pod's includes its number.
+        terminal: Whether this process has a controlling terminal, ``None`` if unknown. It
+            distinguishes a shell of ``srun --pty`` from the tasks of a step started in it.
         read: Returns the text of a small file, or raises an ``OSError``.
-        plug_ins: Further detectors, which are asked first.
+        plug_ins: Additional detectors, which come first.
 
     Returns:
-        The facts, or ``None`` where no system is recognized.
+        The facts, or ``None`` if no system is recognized.
 
     Raises:
-        UsageError: If a variable of the innermost system is broken, or it has started this process
-            alone and a system around it several.
+        UsageError: If a variable of the innermost system is invalid, or that system started only
+            this process while an outer one started several.
     """
     found: ClusterFacts | None = None
     around: list[ClusterFacts] = []
     for detect in (*plug_ins, *DETECTORS):
-        noted = _Noting(env)
-        here = Surroundings(noted, hostname, terminal, read)
+        recorded = _RecordingEnv(env)
+        here = Surroundings(recorded, hostname, terminal, read)
         facts = detect(here) if found is None else _or_none(detect, here)
         if facts is None:
             continue
-        facts = replace(facts, variables=noted.found())
+        facts = replace(facts, variables=recorded.found())
         if found is None:
             found = facts
         else:
@@ -134,8 +134,8 @@ def detect_cluster(
     return _with_hosts(replace(found, notes=(*found.notes, *notes)), around, hostname)
 
 
-class _Noting(Mapping[str, str]):
-    """An environment that notes what is read of it."""
+class _RecordingEnv(Mapping[str, str]):
+    """An environment that records which variables are read."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env, self._names = env, dict[str, None]()
@@ -151,12 +151,12 @@ class _Noting(Mapping[str, str]):
         return len(self._env)
 
     def found(self) -> tuple[tuple[str, str], ...]:
-        """Return what was read and is set."""
+        """Return the variables that were read and are set."""
         return tuple((name, self._env[name]) for name in self._names if self._env.get(name))
 
 
 def _or_none(detect: Detector, here: Surroundings) -> ClusterFacts | None:
-    """Return the facts of an outer system; errors of one that is not used do not matter."""
+    """Return the facts of an outer system, ignoring its errors as it is not used."""
     try:
         return detect(here)
     except UsageError:
@@ -164,10 +164,10 @@ def _or_none(detect: Detector, here: Surroundings) -> ClusterFacts | None:
 
 
 def _check_alone(found: ClusterFacts, around: list[ClusterFacts]) -> None:
-    """Check that a system that started one process is not inside, or left from, one of several.
+    """Check that no outer system started several processes if ``found`` started only this one.
 
     Raises:
-        UsageError: If it is: each of the several would launch by itself.
+        UsageError: If one did: each of its processes would launch by itself.
     """
     if found.shell is not None or found.task is None or found.task.world_size > 1:
         return
@@ -186,9 +186,9 @@ def _check_alone(found: ClusterFacts, around: list[ClusterFacts]) -> None:
 
 
 def _with_hosts(found: ClusterFacts, around: list[ClusterFacts], hostname: str) -> ClusterFacts:
-    """Return the facts with the hosts of the job around them, if that has them in the same order.
+    """Return the facts with the hosts of the surrounding job, if they match.
 
-    MPI's launchers tell processes neither hosts nor addresses, but start on the hosts of a job.
+    MPI's launchers give processes neither hosts nor addresses, but start them on a job's hosts.
     """
     if found.head or found.task is None or found.node_rank is None:
         return found

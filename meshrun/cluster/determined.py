@@ -13,13 +13,13 @@ _FILE = "/run/determined/info/rendezvous.json"
 
 
 def detect_determined(env: Mapping[str, str], read: Callable[[str], str]) -> ClusterFacts | None:
-    """Return the facts of a container of a trial; ``None`` in anything else.
+    """Return the facts of a container of a trial; ``None`` otherwise.
 
     Raises:
-        UsageError: If the file of a trial is broken.
+        UsageError: If the file of a trial is invalid.
 
     Source:
-        determined's ``_info.py``, ``RendezvousInfo``: written before any code of the user runs.
+        determined's ``_info.py``, ``RendezvousInfo``: written before any user code runs.
     """
     if env.get("DET_TASK_TYPE") != "TRIAL" or not env.get("DET_ALLOCATION_ID"):
         return None

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
-from meshrun.cluster.numbers import are_set, broken, read_index, read_number
+from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 
 
 def detect_dstack(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a node of a task; ``None`` in anything else.
+    """Return the facts of a node of a task; ``None`` otherwise.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
-        dstack's documentation, "System environment variables", and its runner, which sets them.
+        dstack's documentation, "System environment variables", and its runner.
     """
     if not are_set(env, "DSTACK_NODE_RANK", "DSTACK_NODES_NUM"):
         return None
@@ -23,7 +23,7 @@ def detect_dstack(env: Mapping[str, str]) -> ClusterFacts | None:
     node_rank = read_index(env, nnodes, "DSTACK_NODE_RANK") or 0
     hosts = tuple(env.get("DSTACK_NODES_IPS", "").split())
     if hosts and len(hosts) != nnodes:
-        raise broken(env, "DSTACK_NODES_IPS", f"{nnodes} addresses, as DSTACK_NODES_NUM says")
+        raise invalid(env, "DSTACK_NODES_IPS", f"{nnodes} addresses, to match DSTACK_NODES_NUM")
     if nnodes > 1:
         are_set(env, "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")
     address = env.get("DSTACK_MASTER_NODE_IP")

@@ -1,4 +1,4 @@
-"""What the processes of a job tell each other if the system says nothing about nodes."""
+"""The facts that processes of a job exchange if the system does not provide the nodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """What one process tells the others."""
+    """What one process sends to the others."""
 
     machine: str
-    """Names the machine and no other."""
+    """A unique id of the machine."""
     host: str
     addresses: tuple[str, ...]
-    """Its addresses with the lengths of their networks: ``10.0.0.4/16``."""
+    """Its addresses with prefix lengths: ``10.0.0.4/16``."""
     secret: str
-    """A random text; that of rank 0 becomes the launch's."""
+    """A random string; rank 0's becomes the secret of the launch."""
 
 
 def format_peer(peer: Peer) -> str:
@@ -32,7 +32,7 @@ def parse_peer(text: str) -> Peer:
     """Return a peer from its word.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If ``text`` is not a peer.
     """
     machine, host, addresses, secret = text.split(";")
     return Peer(
@@ -45,9 +45,9 @@ def with_peers(facts: ClusterFacts, space: str, peers: Sequence[Peer]) -> Cluste
     """Return the facts of a task with its node, all nodes and where they meet.
 
     Args:
-        facts: What the environment told.
-        space: Names the job, and the launch within it.
-        peers: What each process told, by rank.
+        facts: The facts from the environment.
+        space: An id of the launch, unique within and between jobs.
+        peers: The peers, by rank.
     """
     task = facts.task
     if task is None or task.rank >= len(peers):
@@ -80,9 +80,9 @@ def with_peers(facts: ClusterFacts, space: str, peers: Sequence[Peer]) -> Cluste
 
 
 def _addresses_for(nodes: Sequence[Peer]) -> tuple[str, ...]:
-    """Return the addresses of the first node, those first whose network most nodes have.
+    """Return the addresses of the first node, those on the networks of most nodes first.
 
-    An address that another node has too, as that of a container bridge, leads nowhere.
+    An address that another node has, too, such as that of a container bridge, is not usable.
     """
     others = [text for node in nodes[1:] for text in node.addresses]
     taken = {text.partition("/")[0] for text in others}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
-from meshrun.cluster.numbers import are_set, broken, read_index, read_number
+from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 from meshrun.cluster.tasks import place_task
 
 _VARIABLES = (
@@ -14,12 +14,12 @@ _VARIABLES = (
 
 
 def detect_flux(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a task of a Flux job; ``None`` in anything else.
+    """Return the facts of a task of a Flux job; ``None`` otherwise.
 
     The shell of ``flux alloc`` and the script of ``flux batch`` have none of these variables.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         flux-environment(7), "job environment".
@@ -29,10 +29,10 @@ def detect_flux(env: Mapping[str, str]) -> ClusterFacts | None:
     size = read_number(env, "FLUX_JOB_SIZE", least=1) or 1
     nnodes = read_number(env, "FLUX_JOB_NNODES", least=1) or 1
     if nnodes > size:
-        raise broken(env, "FLUX_JOB_NNODES", f"no more than FLUX_JOB_SIZE, which is {size}")
+        raise invalid(env, "FLUX_JOB_NNODES", f"no more than FLUX_JOB_SIZE, which is {size}")
     rank = read_index(env, size, "FLUX_TASK_RANK") or 0
     local_rank = read_index(env, size, "FLUX_TASK_LOCAL_ID") or 0
-    # How many tasks a node has, no variable says: if not all have as many, it is at least this.
+    # No variable has the number of tasks on this node: if nodes differ, it is at least this.
     here = max(size // nnodes, local_rank + 1)
     task, _, node_rank = place_task(rank, local_rank, size, here, nnodes=nnodes)
     job_id = env["FLUX_JOB_ID"]

@@ -1,11 +1,11 @@
-"""Grid Engine: the script or shell of a parallel job, which knows its hosts."""
+"""Grid Engine: the script or shell of a parallel job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts
-from meshrun.cluster.host_lists import describe_shell
+from meshrun.cluster.job_shell import describe_shell
 
 
 def detect_gridengine(
@@ -14,8 +14,8 @@ def detect_gridengine(
     """Return the hosts of a job in a parallel environment; ``None`` outside one.
 
     Source:
-        sge_pe(5), ``PE_HOSTFILE``: a line for each host, or for each queue on it, that begins with
-        its name; qrsh(1), ``-inherit``.
+        sge_pe(5), ``PE_HOSTFILE``: lines that begin with a host, one per host and queue; qrsh(1),
+        ``-inherit``.
     """
     if not (env.get("PE_HOSTFILE") and env.get("JOB_ID")):
         return None

@@ -1,4 +1,4 @@
-"""Asks around this very process; all else in this room only reads what it is handed."""
+"""Detection for this process: the only module of the package that reads its surroundings."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MOST_ADDRESSES = 12
 
 
 def detect_here(*, together: bool) -> ClusterFacts | None:
-    """Return what the scheduler or launcher around this process says of it.
+    """Return the facts of the scheduler or launcher that started this process.
 
     Args:
-        together: Whether every process of the job comes here, so that they may tell each other
-            what the system does not tell them.
+        together: Whether every process of the job calls this function, so that they may exchange
+            what the system does not provide.
 
     Raises:
-        UsageError: If a variable is broken, or a plug-in is.
+        UsageError: If a variable or a plug-in is invalid.
     """
     facts = detect_cluster(
         os.environ,
@@ -48,14 +48,14 @@ def detect_here(*, together: bool) -> ClusterFacts | None:
 
 
 def is_rank() -> bool:
-    """Whether this process is a rank; one that launches is no task of the scheduler."""
+    """Return whether this process is a rank: a launch by a rank is not a task of the scheduler."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def with_starter(facts: ClusterFacts) -> tuple[ClusterFacts, bool]:
-    """Return the facts with what can start launchers on the nodes, and whether anything here can.
+    """Return the facts with a starter that exists here, and whether there is one.
 
-    Only a shell of an allocation has to.
+    A starter starts launchers on the nodes; only a shell of an allocation needs one.
     """
     import shutil
 
@@ -83,7 +83,7 @@ def _ask_plug_in(name: str, detect: Detector, here: Surroundings) -> ClusterFact
 
 
 def _ask_peers(facts: ClusterFacts) -> ClusterFacts:
-    """Return the facts with what all processes of the job tell each other, if they can."""
+    """Return the facts with the nodes that all processes of the job exchange, if they can."""
     import secrets
 
     from meshrun.cluster.exchanged import Peer, format_peer, parse_peer, with_peers

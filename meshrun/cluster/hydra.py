@@ -1,4 +1,4 @@
-"""Hydra, the ``mpiexec`` of MPICH and of Intel MPI; and processes of which only PMI tells."""
+"""Hydra, the ``mpiexec`` of MPICH and Intel MPI; and processes with only PMI's variables."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from meshrun.errors import UsageError
 
 
 def detect_hydra(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a process that Hydra started; ``None`` in any other.
+    """Return the facts of a process that Hydra started; ``None`` otherwise.
 
-    ``PMI_RANK`` and ``PMI_SIZE`` alone are of many systems; the other two only Hydra sets.
+    Many systems set ``PMI_RANK`` and ``PMI_SIZE``; only Hydra sets the other two.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
-        What MPICH 4.0.2 and Intel MPI 2021.18 set; of the latter alone is ``I_MPI_HYDRA_UUID``.
+        MPICH 4.0.2 and Intel MPI 2021.18; only the latter sets ``I_MPI_HYDRA_UUID``.
     """
     if not (env.get("MPI_LOCALRANKID") or env.get("MPI_LOCALNRANKS")):
         return None
@@ -43,18 +43,17 @@ def detect_hydra(env: Mapping[str, str]) -> ClusterFacts | None:
 
 
 def detect_pmi(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Find that nothing but PMI tells of other processes.
+    """Refuse to run as one of several processes with only PMI's variables.
 
     Raises:
-        UsageError: If it does: which of them share a node is not known.
+        UsageError: If this is one: nothing shows which processes share a node.
     """
     size = read_number(env, "PMI_SIZE", least=1)
     rank = read_index(env, size, "PMI_RANK")
     if rank is None or size is None or size == 1:
         return None
     error = UsageError(
-        f"PMI_RANK {rank} of PMI_SIZE {size}: something started meshrun {size} times, but nothing"
-        " says on which nodes",
+        f"PMI_RANK {rank} of PMI_SIZE {size}: meshrun was started {size} times, on unknown nodes",
         hint="start one meshrun per node with --nnodes, --node-rank and --rdzv-endpoint, or unset"
         " PMI_RANK and PMI_SIZE if they are left over from another job",
     )

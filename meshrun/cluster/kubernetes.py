@@ -1,4 +1,4 @@
-"""Kubernetes: the pods of one job, of any of the usual kinds."""
+"""Kubernetes: the pods of the usual kinds of jobs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _POD_OF_PYTORCH_JOB = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 def detect_trainer(env: Mapping[str, str]) -> ClusterFacts | None:
     """Return the facts of a node of a Kubeflow TrainJob.
 
-    Its variables are meshrun's options already; here they only keep the Indexed Job below from
-    being taken for more than it is.
+    meshrun reads its variables as options anyway. Detecting it here prevents its Indexed Job from
+    being detected instead.
 
     Source:
         Kubeflow Trainer v2, the torch plugin.
@@ -60,17 +60,17 @@ def detect_pytorch_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | 
         job_id=pod["job"],
         nnodes=nnodes,
         node_rank=node_rank,
-        head=(hostname if address == "localhost" else address,),  # which the first pod gets
+        head=(hostname if address == "localhost" else address,),  # the first pod gets localhost
         port=read_number(env, "MASTER_PORT"),
         notes=("here RANK and WORLD_SIZE count pods, not processes",),
     )
 
 
 def detect_leader_worker_set(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a pod of a group of a LeaderWorkerSet.
+    """Return the facts of a pod in a group of a LeaderWorkerSet.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         LeaderWorkerSet's documentation, labels and environment variables.
@@ -95,7 +95,7 @@ def detect_leader_worker_set(env: Mapping[str, str]) -> ClusterFacts | None:
 def detect_indexed_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
     """Return the facts of a pod of an Indexed Job, by itself or in a JobSet.
 
-    Nothing there says how many pods there are.
+    The number of pods is unknown.
 
     Source:
         Kubernetes, "Indexed Job"; JobSet, "DNS hostnames for pods".

@@ -1,4 +1,4 @@
-"""LSF: the script or shell of a job, which knows its hosts; and the tasks of ``jsrun``."""
+"""LSF: the script or shell of a job, and the tasks of ``jsrun``."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
-from meshrun.cluster.host_lists import describe_shell, hosts_in, place_of
-from meshrun.cluster.numbers import broken
+from meshrun.cluster.job_shell import describe_shell, hosts_in, place_of
+from meshrun.cluster.numbers import invalid
 from meshrun.cluster.tasks import read_task
 
 
 def detect_jsrun(
     env: Mapping[str, str], hostname: str, read: Callable[[str], str]
 ) -> ClusterFacts | None:
-    """Return the facts of a task that ``jsrun`` started; ``None`` in anything else.
+    """Return the facts of a task that ``jsrun`` started; ``None`` otherwise.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         IBM's Job Step Manager, ``JSM_NAMESPACE_*``; LSF's reference, ``LSB_DJOB_RANKFILE``, whose
-        first line is the node that runs the script and no task.
+        first line is the node that runs the script and no tasks.
     """
     names = (f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     placed = read_task(env, *names)
@@ -56,7 +56,7 @@ def detect_lsf(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
     """Return the hosts of a job; ``None`` outside one.
 
     Raises:
-        UsageError: If a variable is broken.
+        UsageError: If a variable is invalid.
 
     Source:
         LSF's reference: ``LSB_MCPU_HOSTS`` is ``host slots host slots ...``; blaunch(8).
@@ -65,7 +65,7 @@ def detect_lsf(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
         return None
     words = env["LSB_MCPU_HOSTS"].split()
     if len(words) % 2 or not all(each.isdecimal() for each in words[1::2]):
-        raise broken(env, "LSB_MCPU_HOSTS", "hosts, each followed by a number")
+        raise invalid(env, "LSB_MCPU_HOSTS", "hosts, each followed by a number")
     index = env.get("LSB_JOBINDEX", "")
     return describe_shell(
         "LSF",

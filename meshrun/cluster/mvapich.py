@@ -1,4 +1,4 @@
-"""MVAPICH: a process that its ``mpirun_rsh`` or ``mpiexec`` started."""
+"""MVAPICH: a process started by ``mpirun_rsh`` or ``mpiexec``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from meshrun.cluster.tasks import read_task
 
 
 def detect_mvapich(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a process of MVAPICH; ``None`` in any other.
+    """Return the facts of a process of MVAPICH; ``None`` otherwise.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
-        MVAPICH2's user guide, and ``mpispawn.c``, which sets them.
+        MVAPICH2's user guide, and ``mpispawn.c``.
     """
     names = (f"MV2_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     placed = read_task(env, *names)

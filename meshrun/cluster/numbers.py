@@ -1,4 +1,4 @@
-"""Numbers in variables: each is in its range, or a clear error."""
+"""Numbers in variables, checked against their range."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SHOWN = 60
 
 
 def read_number(env: Mapping[str, str], *names: str, least: int = 0) -> int | None:
-    """Return the first of some variables that is set, ``None`` if none is.
+    """Return the number in the first variable that is set, ``None`` if none is.
 
     Raises:
-        UsageError: If it is no whole number from ``least`` on.
+        UsageError: If it is not a whole number of at least ``least``.
     """
     name = next((name for name in names if env.get(name)), None)
     if name is None:
@@ -24,28 +24,28 @@ def read_number(env: Mapping[str, str], *names: str, least: int = 0) -> int | No
         int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST)) else -1
     )
     if not least <= number < _MOST:
-        raise broken(env, name, f"a whole number from {least}")
+        raise invalid(env, name, f"a whole number from {least}")
     return number
 
 
 def read_index(env: Mapping[str, str], count: int | None, *names: str) -> int | None:
-    """Return a number that says which of ``count`` this is.
+    """Return the index in the first variable that is set, ``None`` if none is.
 
     Raises:
-        UsageError: If it is none, or there are not so many.
+        UsageError: If it is not a whole number below ``count``.
     """
     number = read_number(env, *names)
     if number is not None and count is not None and number >= count:
         name = next(name for name in names if env.get(name))
-        raise broken(env, name, f"less than the total of {count}")
+        raise invalid(env, name, f"less than the total of {count}")
     return number
 
 
 def are_set(env: Mapping[str, str], *names: str) -> bool:
-    """Whether all of some variables are set, which a system sets together.
+    """Return whether variables that a system sets together are set.
 
     Raises:
-        UsageError: If only some are, as where others did not get into a container.
+        UsageError: If only some are, for example because a container did not get the others.
     """
     missing = [name for name in names if not env.get(name)]
     if missing and len(missing) < len(names):
@@ -59,8 +59,8 @@ def are_set(env: Mapping[str, str], *names: str) -> bool:
     return not missing
 
 
-def broken(env: Mapping[str, str], name: str, wanted: str) -> UsageError:
-    """Return the error of a variable that does not hold what it should."""
+def invalid(env: Mapping[str, str], name: str, wanted: str) -> UsageError:
+    """Return the error for a variable with an invalid value."""
     return UsageError(
         f"{name} must be {wanted}, found `{env[name][:_SHOWN]}`",
         hint=f"unset {name} if it is left over from another job",

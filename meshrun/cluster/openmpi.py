@@ -1,4 +1,4 @@
-"""Open MPI and PRRTE: a process that ``mpirun`` or ``prterun`` started."""
+"""Open MPI and PRRTE: a process started by ``mpirun`` or ``prterun``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _ONE_A_NODE = "mpirun -npernode 1 --bind-to none meshrun ..."
 
 
 def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a process that ``mpirun`` started; ``None`` in any other.
+    """Return the facts of a process that ``mpirun`` started; ``None`` otherwise.
 
-    No variable names the node: ``OMPI_COMM_WORLD_NODE_RANK`` is the rank within it.
+    No variable has the node rank: ``OMPI_COMM_WORLD_NODE_RANK`` is the rank within the node.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         mpirun(1), environment; Open MPI 4.1 for ``OMPI_MCA_orte_*``.
     """
     nnodes = read_number(env, "OMPI_MCA_orte_num_nodes", least=1)
     names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    placed = read_task(env, *names, nnodes=nnodes)  # Open MPI 5 does not say the number of nodes
+    placed = read_task(env, *names, nnodes=nnodes)  # Open MPI 5 has no variable for nnodes
     if placed is None:
         return None
     task, nnodes, node_rank = placed
@@ -48,12 +48,12 @@ def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
 
 
 def detect_prrte(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a process that ``prterun`` started without any MPI's variables.
+    """Return the facts of a process that ``prterun`` started without an MPI's variables.
 
-    Nothing there says how many processes there are.
+    The number of processes is unknown.
 
     Raises:
-        UsageError: If a variable is broken.
+        UsageError: If a variable is invalid.
 
     Source:
         PRRTE, ``setup_fork`` of its schizo components for ``PRTE_LAUNCHED``; PMIx, ``PMIX_RANK``.
@@ -82,10 +82,10 @@ def _addresses(uri: str) -> tuple[str, ...]:
 
 
 def _host_of_prterun(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the host of ``prterun``, or of Open MPI 5's ``mpirun``, which is one.
+    """Return the host of ``prterun``, which is also Open MPI 5's ``mpirun``.
 
     Source:
-        PRRTE: it names its first job ``prterun-HOST-PID@1``.
+        PRRTE names its first job ``prterun-HOST-PID@1``.
     """
     match = _NAMESPACE.fullmatch(env.get("PMIX_NAMESPACE", ""))
     return (match["host"],) if match else ()

@@ -11,13 +11,13 @@ from meshrun.cluster.tasks import read_task
 
 
 def detect_pals(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a process that PALS started; ``None`` in any other.
+    """Return the facts of a process that PALS started; ``None`` otherwise.
 
-    Slurm's plug-in ``mpi/cray_shasta`` and Flux's ``cray-pals`` set these variables too, so their
-    own are to be read first.
+    Slurm's plug-in ``mpi/cray_shasta`` and Flux's ``cray-pals`` set these variables, too, so Slurm
+    and Flux must be detected first.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         Slurm's ``mpi/cray_shasta`` and flux-coral2's ``cray-pals`` for the names; HPE Cray PALS,

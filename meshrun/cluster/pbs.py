@@ -1,11 +1,11 @@
-"""PBS Professional, OpenPBS and Torque: the script or shell of a job, which knows its hosts."""
+"""PBS Professional, OpenPBS and Torque: the script or shell of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts
-from meshrun.cluster.host_lists import describe_shell
+from meshrun.cluster.job_shell import describe_shell
 from meshrun.cluster.numbers import read_number
 
 
@@ -15,7 +15,7 @@ def detect_pbs(
     """Return the hosts of a job; ``None`` outside one.
 
     Raises:
-        UsageError: If a variable is broken.
+        UsageError: If a variable is invalid.
 
     Source:
         qsub(1B): ``PBS_NODEFILE`` has a line for each process of a node, ``PBS_NODENUM`` is 0 in

@@ -1,4 +1,4 @@
-"""Ray: a worker process, or the entry point of a job; neither says anything of nodes."""
+"""Ray: a worker process, or the entry point of a job; neither has variables about nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EVIDENCE = {"RAY_RAYLET_PID": "a worker process", _OF_A_JOB: "the entry point o
 
 
 def detect_ray(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a process of Ray's, which meshrun may start launchers from.
+    """Return the facts of a Ray process, from which meshrun may start launchers.
 
     Source:
         Ray 2.60: ``worker_pool.cc`` for workers, ``job_supervisor.py`` for entry points.

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
 from meshrun.cluster.json_values import names_in, read_json
-from meshrun.cluster.numbers import are_set, broken
+from meshrun.cluster.numbers import are_set, invalid
 
 
 def detect_sagemaker(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a container of a training job; ``None`` in anything else.
+    """Return the facts of a container of a training job; ``None`` otherwise.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         sagemaker-training-toolkit, ``ENVIRONMENT_VARIABLES.md``; SageMaker's documentation for
@@ -23,9 +23,9 @@ def detect_sagemaker(env: Mapping[str, str]) -> ClusterFacts | None:
         return None
     hosts = names_in(read_json(env, "SM_HOSTS"))
     if not hosts or len({*hosts}) < len(hosts):
-        raise broken(env, "SM_HOSTS", "a list of different hosts")
+        raise invalid(env, "SM_HOSTS", "a list of different hosts")
     if env["SM_CURRENT_HOST"] not in hosts:
-        raise broken(env, "SM_CURRENT_HOST", f"one of SM_HOSTS, {', '.join(hosts[:8])}")
+        raise invalid(env, "SM_CURRENT_HOST", f"one of SM_HOSTS, {', '.join(hosts[:8])}")
     node_rank = hosts.index(env["SM_CURRENT_HOST"])
     job_id = env.get("TRAINING_JOB_NAME") or ",".join(hosts)
     evidence = f"host {node_rank} of {len(hosts)} (SM_CURRENT_HOST)"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
-from meshrun.cluster.numbers import are_set, broken, read_index, read_number
+from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 
 
 def detect_skypilot(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a node of a SkyPilot task; ``None`` in anything else.
+    """Return the facts of a node of a SkyPilot task; ``None`` otherwise.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         SkyPilot's documentation, "Environment Variables and Secrets".
@@ -24,7 +24,7 @@ def detect_skypilot(env: Mapping[str, str]) -> ClusterFacts | None:
         are_set(env, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
         return None
     if hosts and len(hosts) != nnodes:
-        raise broken(env, "SKYPILOT_NODE_IPS", f"{nnodes} addresses, as SKYPILOT_NUM_NODES says")
+        raise invalid(env, "SKYPILOT_NODE_IPS", f"{nnodes} addresses, to match SKYPILOT_NUM_NODES")
     job_id = env.get("SKYPILOT_TASK_ID") or None
     return ClusterFacts(
         system="SkyPilot",

@@ -6,29 +6,29 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Task, derive_port
-from meshrun.cluster.hostlist import expand_counts, expand_hosts
-from meshrun.cluster.numbers import broken, read_index, read_number
+from meshrun.cluster.numbers import invalid, read_index, read_number
+from meshrun.cluster.slurm_lists import expand_counts, expand_hosts
 from meshrun.errors import UsageError
 
 _SPECIAL_STEPS = 0xFFFFFFF0
-"""From here on a step is none of ours: the batch script, the interactive shell, ..."""
+"""From here on, step ids are special: the batch script, the interactive shell, ..."""
 _RUN = "srun --ntasks-per-node=1 meshrun ..."
 _T = TypeVar("_T")
 
 
 def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> ClusterFacts | None:
-    """Return the facts of a task that ``srun`` started; ``None`` in anything else.
+    """Return the facts of a task that ``srun`` started; ``None`` otherwise.
 
     Args:
         env: The environment.
-        terminal: Whether this process has a controlling terminal, ``None`` if not known. Tasks of
-            a step inside an ``srun --pty`` shell inherit its variables, and have no terminal.
+        terminal: Whether this process has a controlling terminal, ``None`` if unknown. Tasks of a
+            step inside an ``srun --pty`` shell inherit its variables, but have no terminal.
 
     Raises:
-        UsageError: If a variable is broken.
+        UsageError: If a variable is invalid.
 
     Source:
-        srun(1), output environment variables; Slurm 22.05 for which of them are set when.
+        srun(1), output environment variables; Slurm 22.05 for when each is set.
     """
     if not env.get("SLURM_JOB_ID") or _why_no_task(env, terminal) is not None:
         return None
@@ -84,10 +84,10 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
 
 
 def detect_shell(env: Mapping[str, str], *, terminal: bool | None = None) -> ClusterFacts | None:
-    """Return that this is a shell or batch script of a job and no task; ``None`` if neither.
+    """Return the facts of a shell or batch script of a job that is not a task; else ``None``.
 
     Raises:
-        UsageError: If a variable is broken.
+        UsageError: If a variable is invalid.
     """
     job = env.get("SLURM_JOB_ID")
     why = _why_no_task(env, terminal) if job else None
@@ -115,10 +115,10 @@ def detect_shell(env: Mapping[str, str], *, terminal: bool | None = None) -> Clu
 
 
 def _components(env: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return the nodes of each component of a heterogeneous job; nothing in any other.
+    """Return the nodes of each component of a heterogeneous job; an empty list in other jobs.
 
     Source:
-        "Heterogeneous Job Support", environment variables; Slurm 22.05 for what they hold.
+        "Heterogeneous Job Support", environment variables; Slurm 22.05 for their contents.
     """
     found = []
     for number in range(read_number(env, "SLURM_HET_SIZE") or 0):
@@ -132,7 +132,7 @@ def _components(env: Mapping[str, str]) -> list[tuple[str, ...]]:
 def _in_node_order(
     env: Mapping[str, str], hosts: tuple[str, ...], counts: tuple[int, ...]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return a step's nodes, and the tasks of each, as they are numbered.
+    """Return a step's nodes, and the number of tasks on each, in the order of node ranks.
 
     A step of several components lists its nodes by name, but numbers them by component.
     """
@@ -144,10 +144,10 @@ def _in_node_order(
 
 
 def _why_no_task(env: Mapping[str, str], terminal: bool | None) -> str | None:
-    """Return what shows that a process of a job is no task of a step, ``None`` if it is one."""
+    """Return why a process of a job is not a task of a step, ``None`` if it is one."""
     step = _step(env)
     if step is None:
-        # A batch script has the number 0, as a task has.
+        # A batch script has SLURM_PROCID 0, like a task.
         kind = "a batch script" if env.get("SLURM_PROCID") else "an salloc shell"
         seen = "SLURM_PROCID" if env.get("SLURM_PROCID") else "SLURM_JOB_ID"
         return f"{seen} without SLURM_STEP_ID: {kind}"
@@ -165,9 +165,9 @@ def _step(env: Mapping[str, str]) -> int | None:
 
 
 def _is_left_from_another_job(env: Mapping[str, str]) -> bool:
-    """Whether the step's variables contradict the job's.
+    """Return whether the step's variables contradict the job's.
 
-    A job that is submitted by a task inherits them, and its script is no task.
+    A job submitted by a task inherits its step's variables, but its script is not a task.
     """
     pairs = (("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"))
     if any(
@@ -185,31 +185,31 @@ def _is_left_from_another_job(env: Mapping[str, str]) -> bool:
 
 
 def _in_blocks(env: Mapping[str, str]) -> bool:
-    """Whether the tasks of this node have numbers that follow each other."""
+    """Return whether the ranks of this node's tasks are consecutive."""
     text = env.get("SLURM_GTIDS", "")
     numbers = [int(word) for word in text.split(",") if word.isascii() and word.isdecimal()]
     return numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
 
 
 def _domain(env: Mapping[str, str]) -> str:
-    """Return the block of this node, or the leaf switch with those above it.
+    """Return the block of this node, or its leaf switch with the switches above it.
 
     Source:
         srun(1), ``SLURM_TOPOLOGY_ADDR``: names from the top level down to the node, joined by
-        periods, and ``SLURM_TOPOLOGY_ADDR_PATTERN`` with what each is: ``switch.switch.node`` of
-        topology/tree, ``block.node`` of topology/block (``topology_p_get_node_addr`` there),
-        ``node`` alone without a topology.
+        periods, and ``SLURM_TOPOLOGY_ADDR_PATTERN`` with the kind of each: ``switch.switch.node``
+        of topology/tree, ``block.node`` of topology/block (``topology_p_get_node_addr`` there),
+        only ``node`` without a topology.
     """
     address, pattern = (env.get(f"SLURM_TOPOLOGY_ADDR{end}", "") for end in ("", "_PATTERN"))
     *_, last = pattern.removesuffix(".node").split(".")
     above, _, node = address.rpartition(".")
     if (own := env.get("SLURMD_NODENAME")) and address.endswith(f".{own}"):
-        above = address.removesuffix(f".{own}")  # a node's name may have periods too
+        above = address.removesuffix(f".{own}")  # a node's name may contain periods
     return above if last in ("switch", "block") and node else ""
 
 
 def _head(env: Mapping[str, str], first: str) -> tuple[str, ...]:
-    """Return the first node, and the address it is known by if ``srun`` ran there."""
+    """Return the first node, with its address if ``srun`` ran there."""
     address = env.get("SLURM_LAUNCH_NODE_IPADDR")
     return (first, address) if address and env.get("SLURM_SUBMIT_HOST") == first else (first,)
 
@@ -223,4 +223,4 @@ def _expanded(
     try:
         return expand(env[name])
     except ValueError as error:
-        raise broken(env, name, f"a Slurm node list ({error})") from None
+        raise invalid(env, name, f"a Slurm node list ({error})") from None

@@ -1,4 +1,4 @@
-"""A process among several that a system started: its node, as far as the counts say it."""
+"""The node of one of several processes that a system started, as far as their counts show it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from meshrun.cluster.cluster_facts import Task
-from meshrun.cluster.numbers import are_set, broken, read_index, read_number
+from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 
 
 class Placed(NamedTuple):
-    """A task, and the nodes of its job; ``None`` where that cannot be known."""
+    """A task and the nodes of its job; ``None`` if unknown."""
 
     task: Task
     nnodes: int | None
@@ -25,11 +25,11 @@ def read_task(
 
     Args:
         env: The environment.
-        rank: The variable of its rank; the others alike.
-        size: That of the number of tasks.
-        local_rank: That of its rank on its node.
-        local_size: That of the number of tasks on its node.
-        nnodes: How many nodes there are, if something says it.
+        rank: Name of the variable with its rank.
+        size: Name of the variable with the number of tasks.
+        local_rank: Name of the variable with its rank on its node.
+        local_size: Name of the variable with the number of tasks on its node.
+        nnodes: Number of nodes, if known.
 
     Raises:
         UsageError: If only some are set, or they contradict each other.
@@ -43,14 +43,14 @@ def read_task(
         read_index(env, local_world_size, local_rank) or 0,
     )
     if local_world_size > world_size:
-        raise broken(env, local_size, f"no more than {size}, which is {world_size}")
+        raise invalid(env, local_size, f"no more than {size}, which is {world_size}")
     return place_task(*numbers, world_size, local_world_size, nnodes=nnodes)
 
 
 def place_task(
     rank: int, local_rank: int, world_size: int, local_world_size: int, *, nnodes: int | None
 ) -> Placed:
-    """Return the node of a task, which follows from its rank where all nodes have as many."""
+    """Return the node of a task; it follows from the rank if all nodes have as many tasks."""
     if nnodes is None and world_size % local_world_size == 0:
         nnodes = world_size // local_world_size
     is_even = nnodes is not None and nnodes * local_world_size == world_size

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
-from meshrun.cluster.numbers import are_set, broken, read_index, read_number
+from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 
 
 def detect_tpu(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a pod of a TPU slice; ``None`` in anything else.
+    """Return the facts of a pod of a TPU slice; ``None`` otherwise.
 
     Raises:
-        UsageError: If a variable is broken, or only some are set.
+        UsageError: If a variable is invalid, or only some are set.
 
     Source:
         GKE's documentation, "About TPUs in GKE", ``TPU_WORKER_ID`` and ``TPU_WORKER_HOSTNAMES``;
@@ -23,7 +23,7 @@ def detect_tpu(env: Mapping[str, str]) -> ClusterFacts | None:
     names = env["TPU_WORKER_HOSTNAMES"].split(",")
     hosts = tuple(host for name in names if (host := name.strip().partition(":")[0]))
     if len(hosts) < len(names):
-        raise broken(env, "TPU_WORKER_HOSTNAMES", "names, separated by commas")
+        raise invalid(env, "TPU_WORKER_HOSTNAMES", "names, separated by commas")
     worker = read_index(env, len(hosts), "TPU_WORKER_ID") or 0
     slices, own = read_number(env, "MEGASCALE_NUM_SLICES", least=1) or 1, 0
     head = hosts[:1]

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
 from meshrun.cluster.json_values import index_in, names_in, read_json
-from meshrun.cluster.numbers import broken
+from meshrun.cluster.numbers import invalid
 
 _PARTS = ("cluster", "task")
 _POOLS = ("workerpool0", "workerpool1")
-"""The primary replica and the workers; further pools serve parameters or evaluate."""
+"""The primary replica and the workers; the other pools are parameter servers or evaluators."""
 
 
 def detect_vertex(env: Mapping[str, str]) -> ClusterFacts | None:
-    """Return the facts of a replica that trains; ``None`` in anything else.
+    """Return the facts of a replica that trains; ``None`` otherwise.
 
     Raises:
-        UsageError: If the variable is broken.
+        UsageError: If the variable is invalid.
 
     Source:
         Vertex AI's documentation, "Distributed training", format of ``CLUSTER_SPEC``.
@@ -27,7 +27,7 @@ def detect_vertex(env: Mapping[str, str]) -> ClusterFacts | None:
     spec = read_json(env, "CLUSTER_SPEC")
     cluster, task = (spec.get(name) if isinstance(spec, dict) else None for name in _PARTS)
     if not (isinstance(cluster, dict) and isinstance(task, dict)):
-        raise broken(env, "CLUSTER_SPEC", "JSON with `cluster` and `task`")
+        raise invalid(env, "CLUSTER_SPEC", "JSON with `cluster` and `task`")
     pools = [names_in(cluster.get(pool)) for pool in _POOLS]
     hosts = tuple(each.rpartition(":")[0] or each for pool in pools for each in pool)
     if task.get("type") not in _POOLS:
@@ -35,7 +35,7 @@ def detect_vertex(env: Mapping[str, str]) -> ClusterFacts | None:
     pool = _POOLS.index(task["type"])
     index = index_in(task.get("index"), len(pools[pool]))
     if index is None:
-        raise broken(env, "CLUSTER_SPEC", "a task whose index is below the size of its pool")
+        raise invalid(env, "CLUSTER_SPEC", "a task whose index is below the size of its pool")
     node_rank = len(pools[0]) * pool + index
     job_id = env.get("CLOUD_ML_JOB_ID") or hosts[0]
     evidence = f"replica {index} of {task['type']} (CLUSTER_SPEC)"

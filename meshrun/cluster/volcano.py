@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
-from meshrun.cluster.numbers import broken, read_number
+from meshrun.cluster.numbers import invalid, read_number
 
 _OF_ONE_LAUNCH = ("MASTER", "WORKER")
-"""Tasks that are nodes of one launch, in node order; others are launches by themselves."""
+"""Tasks that together form one launch, in node order; any other task is a launch of its own."""
 
 
 def detect_volcano(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
-    """Return the facts of a pod of a job; ``None`` in anything else.
+    """Return the facts of a pod of a job; ``None`` otherwise.
 
-    Its name tells which task it is of: ``VC_TASK_INDEX`` counts within the task.
+    The pod's name shows its task; ``VC_TASK_INDEX`` is its index within the task.
 
     Raises:
-        UsageError: If a variable is broken.
+        UsageError: If a variable is invalid.
 
     Source:
         Volcano's plug-ins: ``env`` for ``VC_TASK_INDEX``, ``svc`` for ``VC_<TASK>_HOSTS``,
-        ``pytorch`` for which tasks are one launch.
+        ``pytorch`` for which tasks form one launch.
     """
     if read_number(env, "VC_TASK_INDEX") is None:
         return None
@@ -36,7 +36,7 @@ def detect_volcano(env: Mapping[str, str], hostname: str) -> ClusterFacts | None
         return None
     index = list(map(_label, tasks[task])).index(own)
     if str(index) != env["VC_TASK_INDEX"]:
-        raise broken(env, "VC_TASK_INDEX", f"{index}, the place of {own} in VC_{task}_HOSTS")
+        raise invalid(env, "VC_TASK_INDEX", f"{index}, the place of {own} in VC_{task}_HOSTS")
     together = _OF_ONE_LAUNCH if task in _OF_ONE_LAUNCH else (task,)
     hosts = tuple(host for name in together for host in tasks.get(name, ()))
     node_rank = list(map(_label, hosts)).index(own)

@@ -42,7 +42,7 @@ def fit_to_cluster(
     _check_launchers(facts)
     if facts.is_one_of_several and request.nnodes is None:
         error = UsageError(
-            f"{facts.system} started several processes, but tells none of them how many"
+            f"{facts.system} started several processes, but does not tell them how many"
             f" ({facts.evidence})",
             hint=f"pass --nnodes N, with one process on each node: {facts.one_a_node}; or"
             " --nnodes 1 for a launch in each process",
@@ -177,7 +177,7 @@ def _check_address_known(facts: ClusterFacts, node_rank: int | None) -> None:
     if facts.task is None and (node_rank == 0 or facts.job_id is None):
         return  # node 0 needs no address; without a job, this may be the only node
     error = UsageError(
-        f"{facts.system} tells processes no address of the first node ({facts.evidence})",
+        f"{facts.system} does not tell processes the address of the first node ({facts.evidence})",
         hint="pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"
         + _if_stale(facts),
     )

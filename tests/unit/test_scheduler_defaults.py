@@ -178,10 +178,10 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
         (SHELL, {"nnodes": 2}, "--nnodes 2 in a Slurm shell",
          "start one launcher per node: srun --ntasks-per-node=1 meshrun ..."),
         (replace(HYDRA, variables=(("PMI_RANK", "0"), ("PMI_SIZE", "2"))), {},
-         "MPICH tells processes no address of the first node",
+         "MPICH does not tell processes the address of the first node",
          "pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port; or unset"
          " PMI_RANK, PMI_SIZE if they are left over from another job"),
-        (HYDRA, {}, "MPICH tells processes no address of the first node",
+        (HYDRA, {}, "MPICH does not tell processes the address of the first node",
          "pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"),
         (replace(HYDRA, task=None, nnodes=None, is_one_of_several=True), {},
          "MPICH started several processes",

@@ -1,4 +1,4 @@
-"""Slurm's short forms: node lists such as ``sl[1-3,7],gpu[01-10]``, counts such as ``2,1(x2)``."""
+"""Slurm's lists: nodes such as ``sl[1-3,7],gpu[01-10]``, counts such as ``2,1(x2)``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Return the names of a node list, in its order.
+    """Return the names of a node list, in order.
 
     Raises:
-        ValueError: If it is none, or has more than 100,000 names.
+        ValueError: If it is not a node list, or has more than 100,000 names.
 
     Source:
         ``scontrol show hostnames``.
@@ -36,10 +36,10 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list in which ``2(x3)`` stands for three times 2.
+    """Return the numbers of a list in which ``2(x3)`` stands for ``2,2,2``.
 
     Raises:
-        ValueError: If it is none, or has more than 100,000 numbers.
+        ValueError: If it is not such a list, or has more than 100,000 numbers.
 
     Source:
         ``SLURM_TASKS_PER_NODE`` in sbatch(1).
@@ -57,12 +57,12 @@ def expand_counts(text: str) -> tuple[int, ...]:
 
 
 def _alternatives(part: str) -> list[str]:
-    """Return what one part of a name stands for: itself, or each number in its brackets."""
+    """Return the alternatives of a part of a name: itself, or the numbers in its brackets."""
     return list(_numbers(part[1:-1])) if part.startswith("[") else [part]
 
 
 def _numbers(text: str) -> Iterator[str]:
-    """Yield the numbers of ``1-3,07``, each as wide as the first of its range is written."""
+    """Yield the numbers of ``1-3,07``, each padded to the width of the first in its range."""
     for word in text.split(","):
         match = _RANGE.fullmatch(word)
         if match is None:

@@ -1,4 +1,4 @@
-"""A script or shell that knows the hosts of its job, and that starts nothing on them by itself."""
+"""Scripts and shells of an allocation whose scheduler lists the hosts but starts no tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meshrun.cluster.cluster_facts import ClusterFacts
 
 
 def hosts_in(path: str | None, read: Callable[[str], str]) -> tuple[str, ...]:
-    """Return the hosts that a file names, each line one in its first word, each once; or none."""
+    """Return the distinct first words of a file's lines; none if it cannot be read."""
     try:
         text = read(path) if path else ""
     except OSError:
@@ -17,7 +17,7 @@ def hosts_in(path: str | None, read: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def place_of(hostname: str, hosts: Sequence[str]) -> int | None:
-    """Return which of some hosts this one is, by the first labels of their names."""
+    """Return the index of this host, comparing the first labels of names; ``None`` if absent."""
     labels = [host.partition(".")[0].lower() for host in hosts]
     own = hostname.partition(".")[0].lower()
     return labels.index(own) if own in labels else None
@@ -38,15 +38,15 @@ def describe_shell(
     """Return the facts of a shell in an allocation.
 
     Args:
-        system: For people.
-        evidence: What it was recognized by.
-        job_id: Names the job.
+        system: Name of the scheduler.
+        evidence: How it was recognized.
+        job_id: An id of the job.
         hostname: This machine's name.
-        hosts: The hosts of the job, or:
-        path: The file that names them.
-        read: Reads it.
-        node_rank: Which of them this is, if the system says it.
-        starter: What starts a process on one of them.
+        hosts: The hosts of the job; if empty, they are read from ``path``.
+        path: The file that lists the hosts.
+        read: Reads a file.
+        node_rank: Index of this host, used if ``hosts`` does not contain it.
+        starter: The command that starts a process on a host.
     """
     hosts = hosts or (hosts_in(path, read) if read else ())
     why = "this is a script or shell of the job"
