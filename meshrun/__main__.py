@@ -9,7 +9,7 @@ import time
 
 _BEGAN_NS = time.monotonic_ns()
 _FEW_COLLECTIONS = 50_000
-"""New objects between two searches for garbage, of which imports make none."""
+"""New objects between two garbage collections; imports leave no garbage to find."""
 
 
 def main(_known_at_start: object = None) -> None:
@@ -18,8 +18,8 @@ def main(_known_at_start: object = None) -> None:
         # Until there is something to end, a Ctrl-C ends us without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.set_threshold(_FEW_COLLECTIONS)
-    from meshrun.cli.began import Began
     from meshrun.cli.command import run_command_line
+    from meshrun.cli.invocation import Invocation
 
     present, _, mark = os.environ.pop("MESHRUN_HOSTS_PRESENT", "").partition(" ")
     step, is_first_task = os.environ.pop("MESHRUN_STEP", ""), os.environ.get("SLURM_PROCID") == "0"
@@ -29,12 +29,12 @@ def main(_known_at_start: object = None) -> None:
 
         caller = serve_caller()
     if caller is None:
-        run_command_line(Began(_BEGAN_NS, step=step, is_first_task=is_first_task))
-    known, tell = caller
-    is_quiet, count = bool(mark), int(present or 0)
-    run_command_line(
-        Began(_BEGAN_NS, hosts_present=count, is_quiet=is_quiet, caller=known), tell=tell
+        run_command_line(Invocation(_BEGAN_NS, step=step, is_first_task=is_first_task))
+    known, report_error = caller
+    invocation = Invocation(
+        _BEGAN_NS, hosts_present=int(present or 0), is_quiet=bool(mark), caller=known
     )
+    run_command_line(invocation, report_error=report_error)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class MeshrunError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows, in place of frames that are ours."""
+        """Return what a notebook shows instead of meshrun's own frames."""
         return f"error: {self}".splitlines()
 
 
@@ -41,7 +41,7 @@ class SpecError(UsageError):
         text: The whole text as the user wrote it.
         position: Index in ``text`` of the first wrong character.
         length: How many characters are wrong, at least 1.
-        option: The option whose value it is, if it is one.
+        option: The option that ``text`` is the value of, if any.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SpecError(UsageError):
 
     @property
     def marked(self) -> str:
-        """``text`` after its option, and carets under its wrong part."""
+        """``text`` after its option, with carets under the wrong part."""
         lead = f"    {self.option} " if self.option else "    "
         return f"{lead}{self.text}\n{' ' * len(lead)}{self.caret}"
 
@@ -121,7 +121,7 @@ class NodeExcludedError(MeshrunError):
 
 
 class CheckError(MeshrunError):
-    """The check before the program found something (1, as --check exits)."""
+    """``--check-first`` found a problem (1, as for ``--check``)."""
 
 
 class InternalError(MeshrunError):

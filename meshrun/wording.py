@@ -1,4 +1,4 @@
-"""Words that depend on a number, and where people read more."""
+"""Wording that depends on a number, and the address of the documentation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def size(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time: ``10 min``, ``90 s``."""
+    """Return a duration: ``10 min``, ``90 s``."""
     return f"{seconds / 60:g} min" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g} s"
 
 
@@ -36,5 +36,5 @@ def number_ranges(numbers: Iterable[int]) -> str:
 
 
 def plural(number: int, ending: str = "s") -> str:
-    """Return what a noun ends in after ``number``."""
+    """Return the ending of a noun after ``number``."""
     return "" if number == 1 else ending

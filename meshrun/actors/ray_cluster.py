@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.errors import HostError
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note
 from meshrun.host.leftovers import remove_if_forgotten
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import Reach, Remote
@@ -86,7 +86,7 @@ class RayCluster:
         except subprocess.TimeoutExpired:
             self._process.kill()
         if code := self._process.wait():
-            say(f"meshrun: {self._broken(code).message}")
+            note(self._broken(code).message)
         self._log.close()
         remove_if_forgotten(self._folder)
 

@@ -1,1 +1,1 @@
-"""The command line: options -> a request -> what is to be done."""
+"""The command line: options -> a request -> a launch, a plan or a job."""

@@ -1,4 +1,4 @@
-"""``--report-bug``: what a maintainer asks first, as Markdown for an issue, without secrets."""
+"""``--report-bug``: what a maintainer needs to know, as Markdown for an issue, without secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from meshrun import __version__
 from meshrun.cli.options import Options
-from meshrun.cli.read import build_request, on_hosts, read_program
+from meshrun.cli.read import build_request, read_program, with_hosts
 from meshrun.cli.words import CommandLine
 from meshrun.errors import MeshrunError
 from meshrun.plan.masking import MASK, Mask, is_secret
@@ -25,13 +25,13 @@ _VARIABLES = re.compile(
     r"|ZE|SLURM|OMPI|PMI|PMIX|PRTE|HYDRA|KUBERNETES|JOB|SKYPILOT|MASTER|PYTHON)_"
     r"|(RANK|LOCAL_RANK|WORLD_SIZE|NO_COLOR|TERM|CI)$"
 )
-"""Variables that change what meshrun, torch or their libraries do."""
+"""Variables that affect meshrun, torch or their libraries."""
 
 
 def render_bug_report(options: Options, line: CommandLine) -> str:
-    """Return the report; nothing is started, and torch is not imported."""
+    """Return the report, without starting anything or importing torch."""
     mask = Mask(options.env)
-    detected, plan = _launch(options, line)
+    detected, plan = _detected_and_plan(options, line)
     parts = {
         "Versions": "\n".join(_versions()),
         "Machine": "\n".join(_machine()),
@@ -75,9 +75,9 @@ def _environment(env: Mapping[str, str], mask: Mask) -> Iterator[str]:
         yield f"{name}={MASK if is_secret(name) else mask.text(env[name])}"
 
 
-def _launch(options: Options, line: CommandLine) -> tuple[str, str]:
-    """Return what is detected, and the plan or the error that there is instead."""
-    from meshrun.cli.where import find_out
+def _detected_and_plan(options: Options, line: CommandLine) -> tuple[str, str]:
+    """Return what was detected, and the plan or the error that prevents it."""
+    from meshrun.cli.where import detect
     from meshrun.report.detected import render_detected
     from meshrun.report.message import render_error
     from meshrun.report.plan_output import print_plan
@@ -86,7 +86,7 @@ def _launch(options: Options, line: CommandLine) -> tuple[str, str]:
     try:
         if line.program:
             program = read_program(options, line.program)
-        found = find_out(on_hosts(build_request(options, program), options))
+        found = detect(with_hosts(build_request(options, program), options))
         detected = render_detected(found)
         if found.error is not None:
             raise found.error
@@ -94,12 +94,12 @@ def _launch(options: Options, line: CommandLine) -> tuple[str, str]:
         return detected, render_error(error)
     if not line.program or found.plan is None:
         return detected, "none; repeat the options and the program of the launch after --report-bug"
-    with redirect_stdout(io.StringIO()) as shown:
+    with redirect_stdout(io.StringIO()) as printed:
         print_plan(found.plan, "text")
-    return detected, re.sub(r"[ \t]+$", "", shown.getvalue(), flags=re.MULTILINE)
+    return detected, re.sub(r"[ \t]+$", "", printed.getvalue(), flags=re.MULTILINE)
 
 
 def _without_home(text: str, env: Mapping[str, str]) -> str:
-    """Return a text in which the home directory, and so the user's name, is ``~``."""
+    """Return a text with ``~`` for the home directory, which contains the user's name."""
     home = env.get("HOME", "").rstrip("/")
     return re.sub(rf"{re.escape(home)}(?=[/\s:]|$)", "~", text) if home else text

@@ -1,4 +1,4 @@
-"""``--check``: launch ranks that measure, and say what they found."""
+"""``--check``: launch ranks that measure the mesh, and report what they found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshrun.check.requirements import check_dims
 from meshrun.cli.end import end_by_signal
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note
 from meshrun.host.folder import open_private
 from meshrun.host.leftovers import private_folder
 from meshrun.plan.rank_program import Program
@@ -20,12 +20,11 @@ from meshrun.plan.request import LaunchRequest
 
 _PROGRAM = "meshrun.worker.check_ranks"
 _MODES = ("quick", "full")
-_FOUND = 1
-"""The exit code if something was found."""
+_FOUND_EXIT_CODE = 1
 
 
 def check_program(options: Options, words: tuple[str, ...]) -> Program:
-    """Return what ranks run, in place of the user's program.
+    """Return the program that ranks run in place of the user's.
 
     Raises:
         UsageError: If a program was given too, or there is no mesh to check.
@@ -48,10 +47,10 @@ def check_program(options: Options, words: tuple[str, ...]) -> Program:
 
 
 def check_requirements(options: Options, request: LaunchRequest) -> None:
-    """Refuse what asks for a check where there is none, and requirements of no dim of the mesh.
+    """Check the options of ``--check`` and ``--check-first``.
 
     Raises:
-        UsageError: With the option.
+        UsageError: If one is given without a check, or requires something of an unknown dim.
     """
     if options.check and options.check_first:
         raise UsageError("--check-first cannot be used with --check, which runs no program")
@@ -67,16 +66,13 @@ def check_requirements(options: Options, request: LaunchRequest) -> None:
 
 
 def _end_by(signum: int, _frame: object) -> None:
-    end_by_signal(signum)
-    os._exit(128 + signum)  # the first process of a container
+    os._exit(end_by_signal(signum))
 
 
-def check_mesh(
-    options: Options, request: LaunchRequest, launch: Callable[[LaunchRequest], int]
-) -> int:
+def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], int]) -> int:
     """Launch the ranks that measure, print what they found, and return the exit code.
 
-    Where launchers on other hosts are started from here, the one of the first node prints it.
+    If this process starts launchers on other hosts, that of the first node prints the result.
 
     Raises:
         HostError: If the result cannot be written.
@@ -87,13 +83,13 @@ def check_mesh(
     from meshrun.protocol.packing import read_json, take
 
     with ExitStack() as held:
-        atexit.register(held.close)  # a launch that was stopped ends by the signal
+        atexit.register(held.close)  # if a signal ends the launch, it ends this process too
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(signum) is signal.SIG_DFL:  # until the launch has its own handlers
                 signal.signal(signum, _end_by)
         path = os.path.join(held.enter_context(private_folder()), "measured")
         os.environ[RESULT_FILE] = path
-        code = launch(request)
+        code = launch()
         if code or not os.path.exists(path):
             return code
         with open(path, opener=open_private) as file:
@@ -108,15 +104,13 @@ def check_mesh(
         *judge(measured, layout),
     ]
     if request.node_history is not None:
-        from meshrun.report.node_history import note_failure
+        from meshrun.report.node_history import record_failure
 
         for host, why in failed_hosts(findings).items():
-            why_not = note_failure(request.node_history, host, "", f"--check found: {why}")
-            if why_not is not None:
-                say(f"meshrun: {why_not}")
+            record_failure(request.node_history, host, "", f"--check found: {why}", note)
     render = {"json": check_as_json, "svg": render_check_svg}.get(options.format, render_check)
     text = render(measured, layout, findings)
     print_text(text if text.endswith("\n") else f"{text}\n", options.output)
     if options.format == "svg" and options.output not in (None, "-"):  # a table is seen at once
         print_text(f"{render_check(measured, layout, findings)}\n", None)
-    return _FOUND if findings else 0
+    return _FOUND_EXIT_CODE if findings else 0

@@ -1,4 +1,4 @@
-"""How this process ends after a launch."""
+"""How this process ends: with a code, or by a signal."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.errors import HostError
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note
 
 if TYPE_CHECKING:
     from meshrun.protocol.result import LaunchResult
 
 
 def leave_report(result: LaunchResult, path: str) -> None:
-    """Write the report of a launch; that this cannot be done never hides how the launch failed.
+    """Write the report of a launch; if the launch failed, an error in writing is only a message.
 
     Raises:
-        HostError: If it cannot be written, and the launch succeeded.
-        OSError: If stdout cannot be written, likewise.
+        HostError: If the launch succeeded and the report cannot be written.
+        OSError: If the launch succeeded and the report was to go to stdout, which failed.
     """
     from meshrun.report.result_json import write_report
 
@@ -30,43 +30,47 @@ def leave_report(result: LaunchResult, path: str) -> None:
     except (HostError, OSError) as error:
         if result.exit_code == 0:
             raise
-        why = f"cannot write the report: {error.strerror}" if isinstance(error, OSError) else error
-        say(f"meshrun: {why}")
+        if isinstance(error, HostError):
+            note(error.message)
+        else:
+            note(f"cannot write the report: {error.strerror}")
 
 
-_told_end: list[Callable[[int], None]] = []
+_at_end: list[Callable[[int], None]] = []
 
 
-def tell_end_by(tell: Callable[[int], None]) -> None:
-    """Have the exit code of this process told, whichever way it ends."""
-    _told_end.append(tell)
+def call_at_end(function: Callable[[int], None]) -> None:
+    """Call a function with the exit code of this process when it ends, even by a signal."""
+    _at_end.append(function)
 
 
 def end_with(code: int) -> NoReturn:
     """Exit with a code."""
-    _tell_end(code)
+    _announce_end(code)
     sys.exit(code)
 
 
-def _tell_end(code: int) -> None:
-    while _told_end:
-        _told_end.pop()(code)
+def _announce_end(code: int) -> None:
+    while _at_end:
+        _at_end.pop()(code)
 
 
-def end_as(ended: int) -> int:
-    """End by signal n for -n, or return an exit code."""
-    if ended >= 0:
-        return ended
-    signum = -ended
-    end_by_signal(signum)
-    return 128 + signum  # the first process of a container ends by no signal of its own
+def end_as(returncode: int) -> int:
+    """End by signal n for -n, as ``subprocess`` writes it; otherwise return the exit code."""
+    return returncode if returncode >= 0 else end_by_signal(-returncode)
 
 
-def end_by_signal(signum: int) -> None:
-    """End as the signal would have, so that the shell sees the truth."""
-    atexit._run_exitfuncs()  # which a signal skips
+def end_by_signal(signum: int) -> int:
+    """End by a signal, so that the shell sees what ended this process.
+
+    Returns:
+        The exit code to use instead in PID 1 of a container, which its own signals do not end.
+    """
+    atexit._run_exitfuncs()  # a signal skips them
     sys.stdout.flush()
     sys.stderr.flush()
-    _tell_end(128 + signum)
+    code = 128 + signum
+    _announce_end(code)
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
+    return code

@@ -1,4 +1,4 @@
-"""``-h`` and ``--help``: the table of options as text; rich would take longer than all the rest."""
+"""``-h`` and ``--help``: the table of options as text, without rich, whose import is slow."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ LINK = re.compile(r"\[([^]]+)\]\(([^)#]+?)(?:\.md)?(#[^)]*)?\)")
 """A link of the reference, in Markdown."""
 _POINTER = re.compile(rf"See (?:{LINK.pattern}(?: and )?)+\.")
 _COLUMN, _BRIEF_COLUMN = 34, 26
-"""Where the texts begin."""
-_WIDEST = 110
+"""Columns at which descriptions start."""
+_MAX_WIDTH = 110
 
 _Emphasis = Callable[[str], str]
 
 
 def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
-    """Return a page for the terminal there is.
+    """Return a page of help, as wide as the terminal.
 
     Args:
         table: The options.
-        topic: ``-h`` for the most used options, ``--help`` for all; else one of the topics, or the
-            name of an option.
+        topic: ``-h`` for the common options, ``--help`` for all, a topic, or the name of an
+            option.
 
     Raises:
         UsageError: If there is no such topic.
     """
-    width = max(min(shutil.get_terminal_size().columns, _WIDEST), _COLUMN + 20)
+    width = max(min(shutil.get_terminal_size().columns, _MAX_WIDTH), _COLUMN + 20)
     is_colored = has_colors(1)
 
     def emphasized(text: str) -> str:
@@ -67,7 +67,7 @@ def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
         return _details(_find(table, topic), width, emphasized)
     parts = [ABOUT, _usage(emphasized), _examples(emphasized)]
     if topic == "-h":
-        return "\n\n".join([*parts, _most_used(table, emphasized), _more("--help")])
+        return "\n\n".join([*parts, _common_options(table, emphasized), _more("--help")])
     everything = dict.fromkeys(row.panel for row in table.rows())
     return "\n\n".join(
         [
@@ -81,13 +81,7 @@ def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
 
 
 def _usage(emphasized: _Emphasis) -> str:
-    first, *others = SYNOPSIS
-    return "\n".join(
-        [
-            f"{emphasized('Usage:')} meshrun {first}",
-            *(f"       meshrun {other}" for other in others),
-        ]
-    )
+    return f"{emphasized('Usage:')} " + "\n       ".join(f"meshrun {words}" for words in SYNOPSIS)
 
 
 def _examples(emphasized: _Emphasis) -> str:
@@ -96,15 +90,14 @@ def _examples(emphasized: _Emphasis) -> str:
     return "\n".join([emphasized("Examples:"), *lines])
 
 
-def _most_used(table: type[ParsedOptions], emphasized: _Emphasis) -> str:
-    rows = (row for row in table.rows() if row.brief)
-    room = 80 - _BRIEF_COLUMN
-    texts = ((row, row.brief + _default(row)) for row in rows)
-    lines = (
-        _beside(row, [text if len(text) <= room else row.brief], _BRIEF_COLUMN, emphasized)
-        for row, text in texts
-    )
-    return "\n".join([emphasized("Common options:"), *lines])
+def _common_options(table: type[ParsedOptions], emphasized: _Emphasis) -> str:
+    lines = [emphasized("Common options:")]
+    for row in table.rows():
+        if row.brief:
+            text = row.brief + _default(row)
+            fitting = text if len(text) <= 80 - _BRIEF_COLUMN else row.brief
+            lines.append(_beside(row, [fitting], _BRIEF_COLUMN, emphasized))
+    return "\n".join(lines)
 
 
 def _more(other: str) -> str:
@@ -129,7 +122,7 @@ def _panels(
 
 
 def _entry(row: Option[Any], width: int, emphasized: _Emphasis) -> str:
-    """Return an option's lines: its flags, then its help beside or below them."""
+    """Return an option's flags, with its help beside or below them."""
     lines = _fill(row.help + _default(row), width - _COLUMN).splitlines()
     return _beside(row, lines, _COLUMN, emphasized)
 
@@ -145,12 +138,12 @@ def _beside(row: Option[Any], lines: list[str], column: int, emphasized: _Emphas
 
 
 def _default(row: Option[Any]) -> str:
-    is_told = row.unset and row.takes_value
-    return f" [default: {row.unset.replace('`', '')}]" if is_told else ""
+    has_default = row.unset and row.takes_value
+    return f" [default: {row.unset.replace('`', '')}]" if has_default else ""
 
 
 def _find(table: type[ParsedOptions], topic: str) -> Option[Any]:
-    """Return the option of that name, with dashes before it or without."""
+    """Return the option of that name, with or without leading dashes."""
     names = {name.lstrip("-"): row for row in table.rows() for name in row.flags}
     name = topic.lstrip("-").replace("_", "-")
     if name not in names:
@@ -164,7 +157,7 @@ def _find(table: type[ParsedOptions], topic: str) -> Option[Any]:
 
 
 def _details(row: Option[Any], width: int, emphasized: _Emphasis) -> str:
-    """Return all that the reference says of an option, and where it says more."""
+    """Return what the reference says about an option, with the addresses of its pages."""
     flags = f"{emphasized(', '.join(row.flags))} {row.metavar}".rstrip()
     text = LINK.sub(r"\1", _POINTER.sub("", f"{row.help} {row.details}"))
     lines = [*_fill(" ".join(text.split()), width - 4).splitlines(), ""]

@@ -1,4 +1,4 @@
-"""``--install-completion``: a script where the user's shell finds it."""
+"""``--install-completion``: write a completion script and have the user's shell load it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OPTION = "--install-completion"
 def install_completion(
     table: type[ParsedOptions], env: Mapping[str, str], shell: str | None = None
 ) -> str:
-    """Write a completion script for a shell, by default the one that runs this.
+    """Write a completion script for a shell, by default the one that runs this process.
 
     Returns:
-        What was done.
+        A message that says what was written.
 
     Raises:
-        UsageError: If the shell has no such script.
-        HostError: If the home directory cannot be written.
+        UsageError: If the shell is not supported.
+        HostError: If a file cannot be written.
     """
     shell = shell or _shell(env)
     home = Path(env.get("HOME") or Path.home())
@@ -51,22 +51,23 @@ def install_completion(
 
 
 def _add_line(startup: Path, line: str) -> bool:
-    """Append a line to a file unless it is there; return whether it was not."""
+    """Append a line to a file unless it contains the line; return whether it was appended."""
     text = startup.read_text(errors="surrogateescape") if startup.exists() else ""
     if line in text.splitlines():
         return False
+    newline = "\n" if text and not text.endswith("\n") else ""
     with startup.open("a") as file:
-        file.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")
+        file.write(f"{newline}{line}\n")
     return True
 
 
 def _shell(env: Mapping[str, str]) -> str:
-    """Return the nearest shell above this process, else the one for logins."""
+    """Return the nearest shell among this process's ancestors, else the login shell."""
     import psutil
 
-    above = [process.name().lstrip("-") for process in psutil.Process().parents()]
+    ancestors = [process.name().lstrip("-") for process in psutil.Process().parents()]
     login = os.path.basename(env.get("SHELL", ""))
-    for name in (*above, login):
+    for name in (*ancestors, login):
         if name in _SHELLS:
             return name
     raise UsageError(

@@ -10,7 +10,7 @@ from meshrun import __version__
 from meshrun.cli.end import end_as, leave_report
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note
 from meshrun.host.detect_host import detect_host
 from meshrun.host.title import set_title
 from meshrun.plan.plan import check_elsewhere
@@ -22,7 +22,7 @@ from meshrun.ssh.controller import Controller
 from meshrun.ssh.foreground import fork_controller
 from meshrun.ssh.host_failure import FirstLost, HostLost
 
-OF_THE_CONTROLLER = {
+CONTROLLER_OPTIONS = {
     row.flag
     for row in (
         *(Options.hosts, Options.hostfile, Options.include, Options.exclude, Options.export),
@@ -30,59 +30,54 @@ OF_THE_CONTROLLER = {
         *(Options.submit, Options.submit_arg),
     )
 }
-"""Options that the launchers of nodes are not given: they chose the hosts, or hold for all."""
-_SOON_S = 600.0
-_MOST_LOSSES = 3
-"""How often a launch on hosts may restart within that time, as its first host was lost."""
+"""Options that are not passed to the nodes' launchers: they select hosts, or concern all nodes."""
+_LOSS_WINDOW_S = 600.0
+_MAX_LOSSES = 3
+"""How many times within that window a launch restarts because its first host was lost."""
 
 
-def launch_on_hosts(
-    request: LaunchRequest,
-    line: CommandLine,
-    *,
-    report: str | None,
-) -> int:
+def launch_on_hosts(request: LaunchRequest, line: CommandLine, *, report: str | None) -> int:
     """Launch on the hosts that were named and return the exit code, or end by the signal."""
     check_elsewhere(request, detect_host())
-    if (controlled := fork_controller(request)) is not None:
-        return end_as(controlled)
+    if (returncode := fork_controller(request)) is not None:
+        return end_as(returncode)
     set_title("controller", *sys.argv[1:])
-    words = line.words(without=OF_THE_CONTROLLER)
+    words = line.words(without=CONTROLLER_OPTIONS)
     losses: list[float] = []
     excluded: dict[str, str] = {}
-    ended: int | None = None
-    while ended is None:
+    while returncode is None:
         controller = Controller(request, words, version=__version__, excluded=excluded)
-        lost, stopped = None, 0
+        lost, signum = None, 0
         try:
-            ended = controller.run()
+            returncode = controller.run()
         except Stopped as error:
-            stopped = error.signum
-            say(f"meshrun: {describe_stop(stopped)}")
-            ended = -stopped
+            signum = error.signum
+            note(describe_stop(signum))
+            returncode = -signum
         except HostLost as error:
             lost = error
             if not isinstance(error, FirstLost):
                 raise
-            losses = [at for at in (*losses, time.monotonic()) if time.monotonic() - at < _SOON_S]
-            if len(losses) > _MOST_LOSSES:
+            now_s = time.monotonic()
+            losses = [at_s for at_s in (*losses, now_s) if now_s - at_s < _LOSS_WINDOW_S]
+            if len(losses) > _MAX_LOSSES:
                 raise
-            say("meshrun: restarting with the remaining hosts")
+            note("restarting with the remaining hosts")
         finally:
-            told = controller.report and parse_result_json(controller.report)
+            result = controller.report and parse_result_json(controller.report)
             if lost is not None:
-                told = replace(
-                    told or _nothing_known(), exit_code=lost.exit_code, signum=None, trouble=lost
+                result = replace(
+                    result or _empty_result(), exit_code=lost.exit_code, signum=None, trouble=lost
                 )
-            elif stopped:
-                told = told or replace(_nothing_known(), exit_code=128 + stopped, signum=stopped)
-            if report is not None and told:
-                leave_report(told, report)
-    return end_as(ended)
+            elif signum:
+                result = result or replace(_empty_result(), exit_code=128 + signum, signum=signum)
+            if report is not None and result:
+                leave_report(result, report)
+    return end_as(returncode)
 
 
-def _nothing_known() -> LaunchResult:
-    """Return the result of a launch of which node 0 has no report."""
+def _empty_result() -> LaunchResult:
+    """Return the result of a launch that node 0 has not reported on."""
     now_ns = time.monotonic_ns()
     return LaunchResult(
         exit_code=1,

@@ -1,4 +1,4 @@
-"""``--submit ray``: a launch on nodes of a Ray cluster, which this process waits for."""
+"""``--submit ray``: a launch on nodes of a Ray cluster, for which this process waits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from meshrun.actors.bundles import read_placement, render_placement
 from meshrun.actors.ray_cluster import RayCluster
-from meshrun.cli.began import Began
+from meshrun.cli.invocation import Invocation
 from meshrun.cli.options import Options
 from meshrun.cli.submit import check_job
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.visibility import CUDA, HIP, OUTSIDE_TORCH, ROCR, XPU
 from meshrun.plan.plan import build_plan
@@ -22,52 +22,54 @@ from meshrun.report.plan_output import print_text
 from meshrun.supervisor.program_file import check_program
 from meshrun.worker.function import PROGRAM
 
-_OF_OTHERS = (
+_INCOMPATIBLE = (
     *(Options.image, Options.submit_patch, Options.ssh, Options.launcher),
     *(Options.include, Options.exclude),
 )
 _CONNECT_TIMEOUT_S = 60.0
-"""What a node may take to answer, where an interpreter with Ray has to start there first."""
+"""How long a node may take to answer, as it first has to start an interpreter with Ray."""
 _DEVICES = (CUDA, HIP, ROCR, XPU, *OUTSIDE_TORCH)
-"""Variables that Ray sets on each node, whatever they are here."""
+"""Variables that Ray sets on each node; their values here do not apply there."""
 
 
-def launch_on_ray(options: Options, request: LaunchRequest, line: CommandLine, began: Began) -> int:
-    """Launch on nodes of a Ray cluster, or print what would be asked of it; return the exit code.
+def launch_on_ray(
+    options: Options, request: LaunchRequest, line: CommandLine, invocation: Invocation
+) -> int:
+    """Launch on nodes of a Ray cluster, or print the request to it; return the exit code.
 
     Raises:
-        UsageError: If an option makes no sense there.
-        HostError: If the cluster cannot provide the nodes, or there is none.
+        UsageError: If an option makes no sense with Ray.
+        HostError: If there is no cluster, or it cannot provide the nodes.
     """
     from meshrun.cli.on_hosts import launch_on_hosts
 
     check_job(options, "ray")
-    for row in _OF_OTHERS:
+    for row in _INCOMPATIBLE:
         if options.is_typed(row):
             raise UsageError(f"--submit ray cannot be used with {row.flag}")
     least = request.rendezvous.least_nodes
     request = replace(request, nnodes=request.nnodes or 1)
-    # What this machine has, or its scheduler says, counts for nothing.
-    settled = replace(request, rendezvous=replace(request.rendezvous, least_nodes=None))
-    plan = build_plan(settled, UNKNOWN_HOST, check_host=False)
-    asked = read_placement(
+    # The facts about this machine and its scheduler do not apply to the cluster.
+    fixed = replace(request, rendezvous=replace(request.rendezvous, least_nodes=None))
+    plan = build_plan(fixed, UNKNOWN_HOST, check_host=False)
+    placement = read_placement(
         options.submit_arg,
         workers=plan.layout.nproc_per_node,
         least=least or plan.layout.nnodes,
         device=request.device,
     )
     if options.dry_run:
-        print_text(render_placement(asked), options.output)
+        print_text(render_placement(placement), options.output)
         return 0
     check_program(request.program)
-    is_call = began.caller is not None and request.program.target == PROGRAM
+    is_call = invocation.caller is not None and request.program.target == PROGRAM
     grace_s = request.shutdown_timeout_s + request.node_timeout_s
     cluster = RayCluster(call=request.program.args[-1] if is_call else None, grace_s=grace_s)
     try:
         reach = request.reach
         if not options.is_typed(Options.connect_timeout):
             reach = replace(reach, connect_timeout_s=_CONNECT_TIMEOUT_S)
-        remote = cluster.place(asked, reach, lambda text: say(f"meshrun: {text}"))
+        remote = cluster.place(placement, reach, note)
         for name in _DEVICES:
             os.environ.pop(name, None)
         return launch_on_hosts(fit_to_hosts(request, remote), line, report=options.report)

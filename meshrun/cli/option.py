@@ -1,17 +1,16 @@
-"""What an option is: a typed row of a table, which parses its own value."""
+"""An option: a typed row of the table, which parses its own value."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from meshrun.errors import UsageError
 
 COMMAND_LINE = "command line"
-"""The source of an option that was typed; the other sources are environment variables."""
+"""The source of an option that was typed; any other source is an environment variable."""
 
 _T = TypeVar("_T")
 
@@ -19,7 +18,7 @@ _T = TypeVar("_T")
 class Option(Generic[_T]):
     """A row of the table, and the descriptor that reads its value.
 
-    The name of the attribute gives the flag and the variable: ``max_restarts`` of torchrun's family
+    The attribute's name determines the flag and the variable: ``max_restarts`` of torchrun's family
     ``PET`` is ``--max-restarts`` and ``PET_MAX_RESTARTS``.
     """
 
@@ -45,17 +44,17 @@ class Option(Generic[_T]):
         """Describe an option.
 
         Args:
-            parse: Makes a value of a text and the flag, which is named in its ``UsageError``.
+            parse: Converts a text to a value; also takes the flag, which its ``UsageError`` names.
             default: The value if the option is not given.
-            metavar: What stands for the value in the help.
+            metavar: Placeholder for the value in the help.
             panel: Heading under which the help and the reference list the option.
-            help: One or two sentences, for the help, completion and the reference alike.
-            details: Further Markdown, for the reference and the help of this option.
-            brief: A few words, for the short help, which lists no option without them.
+            help: One or two sentences for the help, the completion and the reference.
+            details: Further Markdown for the reference and the help of this option.
+            brief: A few words for the short help, which omits options without them.
             suggested: Values that a shell completes, unless the metavar lists them.
-            unset: What holds if the option is not given, where the default does not say it.
+            unset: What applies if the option is not given, unless ``default`` says it.
             short: A flag of one letter, such as ``-n``.
-            family: ``MESHRUN``, ``PET`` for torchrun's own, or nothing if no variable is read.
+            family: ``MESHRUN``, ``PET`` for torchrun's own, or nothing to read no variable.
             in_launch: Whether ``meshrun.launch()`` has a parameter of that name.
         """
         self.parse, self.default, self.metavar, self.panel = parse, default, metavar, panel
@@ -79,21 +78,24 @@ class Option(Generic[_T]):
         """Return the value; on the class itself the row.
 
         Raises:
-            UsageError: If the text cannot be parsed, with the variable that holds it.
+            UsageError: If the text cannot be parsed; names the variable that holds it, if any.
         """
         if options is None:
             return self
         given = options.values.get(self.name)
-        with options.reading(self):
-            return self.default if given is None else self.value(given)
+        try:
+            return self.default if given is None else self.parse_given(given)
+        except UsageError as error:
+            error.message += options.in_variable(self)
+            raise
 
-    def value(self, given: Any) -> _T:
-        """Return what a text means."""
+    def parse_given(self, given: Any) -> _T:
+        """Return the value of what was given: a text, or a list of texts if the option repeats."""
         return self.parse(given, self.flag)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """All names, the short one first."""
+        """All flags, the short one first."""
         return (self.short, self.flag) if self.short else (self.flag,)
 
 
@@ -106,8 +108,8 @@ class Switch(Option[bool]):
         super().__init__(lambda _text, _flag: True, False, metavar, panel, help, **more)
         self.unset = ""
 
-    def value(self, given: Any) -> bool:
-        """Return whether it is on."""
+    def parse_given(self, given: Any) -> bool:
+        """Return whether the switch is on."""
         return bool(given)
 
 
@@ -126,19 +128,19 @@ class Repeated(Option[tuple[str, ...]]):
     ) -> None:
         super().__init__(parse, (), metavar, panel, help, **more)
 
-    def value(self, given: Any) -> tuple[str, ...]:
+    def parse_given(self, given: Any) -> tuple[str, ...]:
         """Return the values of all texts."""
         return tuple(value for text in given for value in self.parse(text, self.flag))
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedOptions:
-    """What the command line and the environment say; the base of a table of options."""
+    """Options as given on the command line and in the environment; the base of the table."""
 
     values: Mapping[str, Any]
     """Options by name: a text, ``True``, a list of texts, or ``None``."""
     sources: Mapping[str, str]
-    """Where each value came from: ``command line``, or a variable."""
+    """The source of each value: ``command line``, or a variable."""
     env: Mapping[str, str]
 
     @classmethod
@@ -156,40 +158,33 @@ class ParsedOptions:
         return self.values.get(row.name)
 
     def source(self, row: Option[Any]) -> str:
-        """Return where an option was given, or nothing."""
+        """Return the source of an option's value, or nothing if it was not given."""
         return self.sources.get(row.name, "")
 
     def is_typed(self, row: Option[Any]) -> bool:
-        """Return whether an option stands on the command line."""
+        """Return whether an option is on the command line."""
         return self.source(row) == COMMAND_LINE
 
     def in_variable(self, row: Option[Any]) -> str:
-        """Return `` in PET_NAME`` for an option that a variable gives, else nothing."""
+        """Return `` in PET_NAME`` for an option that a variable sets, else nothing."""
         source = self.source(row)
         return f" in {source}" if source.isupper() else ""
 
-    @contextmanager
-    def reading(self, row: Option[Any]) -> Iterator[None]:
-        """Add the variable that holds the text to the error of whoever reads it."""
-        try:
-            yield
-        except UsageError as error:
-            error.message += self.in_variable(row)
-            raise
+    def variables_behind(self, message: str) -> str:
+        """Return `` (NAME=text)`` for variables that set an option to which a message refers.
 
-    def behind(self, message: str) -> str:
-        """Return `` (NAME=text)`` for options of a message that variables give, unless it says so.
-
-        A message names an option, or else quotes its text.
+        A message refers to an option by its flag or, if it contains no flag, by quoting its text.
+        Variables that it names already are left out.
         """
-        given = [row for row in self.rows() if self.in_variable(row)]
         found = []
-        for row in given:
+        for row in self.rows():
             name = str(row.variable)
+            if not self.in_variable(row) or name in message:
+                continue
             texts = self.values[row.name] if row.repeats else (self.values[row.name],)
             is_quoted = "--" not in message and any(f"`{text}`" in message for text in texts)
             is_named = re.search(rf"(?<![\w-]){row.flag}(?![\w-])", message) is not None
-            if (is_named or is_quoted) and name not in message:
+            if is_named or is_quoted:
                 found.append(f"{name}={self.env.get(name, '')}")
         return f" ({', '.join(found)})" if found else ""
 

@@ -1,8 +1,8 @@
-"""The table of options: each is one entry, and whatever else concerns options is made of them.
+"""The table of options, from which everything else about options is derived.
 
-From a row come typer's parameter, ``--help``, ``--print-completion``, the pages of the reference
-and the value that the code reads: ``options.max_restarts`` is an ``int``, and a wrong name is an
-error of mypy. A text is parsed when its value is read, so errors come in the order of use.
+A row defines typer's parameter, ``--help``, ``--print-completion``, the pages of the reference and
+the value that the code reads: ``options.max_restarts`` is an ``int``, and mypy rejects a misspelled
+name. A text is parsed when its value is read, so errors are raised in the order of use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from meshrun.plan.parse import (
 )
 
 PET = "PET"
-"""The variables of torchrun's own options begin so."""
+"""Prefix of the variables of torchrun's own options."""
 MESH = "Mesh"
 WORKERS = "Workers"
 HOSTS = "Hosts"
@@ -47,12 +47,12 @@ TOPICS = {
     "failures": (FAILURES,), "logs": (LOGS,), "rendezvous": (RENDEZVOUS,),
     "other": (ACCEPTED, OTHER),
 }  # fmt: skip
-"""What ``--help TOPIC`` shows of the table."""
+"""The panels that ``--help TOPIC`` shows."""
 
 Names = tuple[str, ...]
 Settings = tuple[tuple[str, str], ...]
 Signals = tuple[tuple[int, ...], tuple[str, ...]]
-"""Signals, and names of which there is none."""
+"""Signals, and names that are not signals."""
 
 
 class Options(ParsedOptions):
@@ -475,12 +475,12 @@ class Options(ParsedOptions):
         metavar="[TOPIC]", suggested=tuple(TOPICS), short="-h", family="")
     # fmt: on
 
-    def of_the_launch(self) -> tuple[Option[Any], ...]:
-        """Return the rows that were given, without those that only say what to print of a plan."""
+    def given_for_launch(self) -> tuple[Option[Any], ...]:
+        """Return the rows that were given and affect a launch, not only what is printed of it."""
         return tuple(
             row for row in self.rows() if self.source(row) and row.panel not in (PREVIEW, OTHER)
         )
 
 
 KINDS_OF_PROGRAM = (Options.module, Options.no_python, Options.run_path)
-"""Options that say what the program is."""
+"""Options that determine what kind of program is run."""

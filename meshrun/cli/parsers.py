@@ -1,4 +1,4 @@
-"""How the texts of options are parsed: (text, flag) -> value, or one error that names the flag."""
+"""Parsers of option values: (text, flag) -> value, or an error that names the flag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMES = frozenset(
     {"timeout", "keep_alive_interval"}
     | {f"{what}_timeout" for what in ("join", "last_call", "close", "read", "heartbeat")}
 )
-"""Settings of torch's rendezvous that are times."""
+"""Settings of torch's rendezvous that are durations."""
 
 
 def as_written(text: str, _flag: str) -> str:
@@ -34,28 +34,28 @@ def one(text: str, _flag: str) -> tuple[str, ...]:
 
 
 def joined(text: str, _flag: str) -> tuple[str, ...]:
-    """Return several values that one variable joins by ``;``."""
+    """Return the values that one variable joins with ``;``."""
     return tuple(part.strip() for part in text.split(";") if part.strip())
 
 
 def variables(text: str, _flag: str) -> tuple[str, ...]:
     """Return names that are separated by commas, semicolons or spaces."""
-    return tuple(filter(None, text.replace(";", ",").replace(" ", ",").split(",")))
+    return tuple(text.replace(";", " ").replace(",", " ").split())
 
 
 def dims(text: str, _flag: str) -> tuple[str, ...]:
-    """Return names of dims."""
-    return tuple(dim for part in text.split(";") for dim in map(str.strip, part.split(",")) if dim)
+    """Return names of dims that are separated by commas or semicolons."""
+    return joined(text.replace(",", ";"), _flag)
 
 
 def names(text: str, _flag: str) -> tuple[str, ...]:
-    """Return the parts of a comma list; a double comma stands for a comma in a part."""
+    """Return the items of a list; ``,,`` stands for a comma in an item."""
     parts = [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
     return tuple(part for part in parts if part)
 
 
 def choice(*choices: _Choice) -> Callable[[str, str], _Choice]:
-    """Return what parses one of ``choices``."""
+    """Return a parser that accepts ``choices``."""
     texts = tuple(map(str, choices))
     return lambda text, flag: cast(_Choice, parse_choice(text, flag, texts))
 
@@ -68,7 +68,7 @@ def binding(text: str, flag: str) -> BindingMode:
 
 
 def positive(text: str, flag: str) -> int:
-    """Return a number of at least 1."""
+    """Return an integer of at least 1."""
     return parse_integer(text, flag, least=1)
 
 
@@ -78,7 +78,7 @@ def port(text: str, flag: str) -> int:
 
 
 def listen_address(text: str, flag: str) -> tuple[str, int]:
-    """Return the address and the port of ``[HOST]:PORT``; loopback without an address."""
+    """Return the address and port of ``[HOST]:PORT``; the address is loopback if left out."""
     host, colon, number = text.rpartition(":")
     if not colon and not number.isdecimal():
         raise UsageError(
@@ -88,7 +88,7 @@ def listen_address(text: str, flag: str) -> tuple[str, int]:
 
 
 def short(text: str, flag: str) -> str:
-    """Return a name, which each rank has in several variables and some file systems in a path."""
+    """Return a name that is short enough for ranks' variables and the paths of log files."""
     if len(text) > _LONGEST_NAME:
         raise UsageError(
             f"{flag} must be at most {_LONGEST_NAME} characters, found {len(text)}",
@@ -98,7 +98,7 @@ def short(text: str, flag: str) -> str:
 
 
 def rendezvous_settings(text: str, flag: str) -> tuple[tuple[str, str], ...]:
-    """Return the settings of a rendezvous, its times in the whole seconds that torch reads."""
+    """Return the settings of a rendezvous; durations become whole seconds, as torch expects."""
     return tuple(
         (key, str(math.ceil(parse_seconds(value, f"{flag} {key}"))))
         if key in _TIMES and not value.isdigit()
@@ -109,16 +109,16 @@ def rendezvous_settings(text: str, flag: str) -> tuple[tuple[str, str], ...]:
 
 def template(text: str, flag: str) -> str:
     """Return a template for the prefix of a line."""
-    for why, hint in doubtful_fields(text):
+    for why, hint in unknown_fields(text):
         raise UsageError(f"{flag}: {why}", hint=hint)
     return text
 
 
 def text_of_file(path: str, flag: str) -> str:
-    """Return what a file says.
+    """Return the content of a text file.
 
     Raises:
-        UsageError: If it cannot be read, or is no text.
+        UsageError: If it cannot be read, or is not text.
     """
     try:
         with open(path) as file:
@@ -128,8 +128,8 @@ def text_of_file(path: str, flag: str) -> str:
         raise UsageError(f"{flag} {path}: {why}") from error
 
 
-def doubtful_fields(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with each unknown field of a template, with a hint."""
+def unknown_fields(text: str) -> Iterator[tuple[str, str]]:
+    """Yield an error and a hint for each unknown field of a template."""
     from meshrun.plan.request import TEMPLATE_FIELDS
 
     for found in Template.pattern.finditer(text):

@@ -1,4 +1,4 @@
-"""``--per-task``: under a scheduler that starts a process per rank, each becomes its rank."""
+"""``--per-task``: the scheduler starts a process per rank, and each process becomes its rank."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.start import own_command
 from meshrun.supervisor.program_file import check_program
 
-_ALSO = (Options.per_task, Options.nproc_per_node, Options.nnodes)
+_ALLOWED = (Options.per_task, Options.nproc_per_node, Options.nnodes)
+"""Options that are allowed in addition to those of the mesh and the program."""
 _NEEDS_LAUNCHER = (
     *(Options.gpus, Options.place, Options.no_python, Options.preload, Options.start_method),
 )
-"""Options of the mesh and the program that only a launcher carries out."""
+"""Options of the mesh and the program that need a launcher."""
 
 
 def become_rank(options: Options, request: LaunchRequest) -> NoReturn:
-    """Run the program in this process as the rank that the scheduler made it.
+    """Run the program in this process, as the rank that the scheduler assigned to it.
 
     Raises:
         UsageError: If no scheduler started a process per rank, or an option needs a launcher.
-        MeshError: If the ranks are not in blocks, or nothing says where they meet.
+        MeshError: If the ranks of a node are not consecutive, or nothing says where ranks meet.
     """
     from meshrun import app
     from meshrun.mesh.scheduler_task import join_as
@@ -60,9 +61,11 @@ def become_rank(options: Options, request: LaunchRequest) -> NoReturn:
 
 
 def _check(options: Options) -> None:
-    for row in options.of_the_launch():
-        may_be = row in _ALSO or (row.panel in (MESH, PROGRAM) and row not in _NEEDS_LAUNCHER)
-        if options.is_typed(row) and not may_be:
+    for row in options.given_for_launch():
+        is_allowed = row in _ALLOWED or (
+            row.panel in (MESH, PROGRAM) and row not in _NEEDS_LAUNCHER
+        )
+        if options.is_typed(row) and not is_allowed:
             raise UsageError(
                 f"--per-task cannot be used with {row.flag}: there is no launcher around the ranks",
                 hint=f"remove {row.flag}, or start one launcher per node without --per-task",
@@ -71,17 +74,17 @@ def _check(options: Options) -> None:
 
 def _sized(request: LaunchRequest, facts: ClusterFacts, task: Task) -> LaunchRequest:
     """Return the request with the nodes and ranks that the scheduler has started."""
-    counts = task.per_node or (task.world_size,)  # where nodes are not known, the mesh still is
-    for flag, asked, found in (
+    counts = task.per_node or (task.world_size,)  # one node if the scheduler does not say
+    for flag, requested, found in (
         ("--nnodes", request.nnodes, facts.nnodes),
         ("--nproc-per-node", request.nproc_per_node, task.local_world_size),
     ):
-        if asked is not None and found is not None and asked not in (found, counts):
+        if requested is not None and found is not None and requested not in (found, counts):
             error = UsageError(
-                f"{flag} {asked}, but {facts.system} started {found} ({facts.evidence})",
+                f"{flag} {requested}, but {facts.system} started {found} ({facts.evidence})",
                 hint=f"remove {flag}: with --per-task the scheduler decides",
             )
             error.is_told = task.rank > 0
             raise error
-    rendezvous = replace(request.rendezvous, master_addr="0.0.0.0")  # noqa: S104 - of the plan alone
+    rendezvous = replace(request.rendezvous, master_addr="0.0.0.0")  # noqa: S104 - only in the plan
     return replace(request, nnodes=len(counts), nproc_per_node=counts, rendezvous=rendezvous)

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
-from meshrun.cli.parsers import doubtful_fields, text_of_file
-from meshrun.cli.variables import IN_RANK, check_variables, tell_unknown
+from meshrun.cli.parsers import text_of_file, unknown_fields
+from meshrun.cli.variables import IN_RANK, check_variables, unknown_variables
 from meshrun.errors import SpecError, UsageError
 from meshrun.layout import Flatten, View, parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
@@ -35,26 +35,26 @@ from meshrun.plan.request import (
 from meshrun.plan.scheduler_defaults import fit_to_hosts
 
 _PRELOAD = ("torch", "torch.distributed.device_mesh")
-_SERVES = "meshrun.worker.serve_calls"
-"""What ranks run whose input comes from a prompt."""
+_SERVE_CALLS = "meshrun.worker.serve_calls"
+"""The module that ranks run for a prompt without a program."""
 _GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-_DEADLINE_S = 30 * 86400.0
+_DEBUG_TIMEOUT_S = 30 * 86400.0
 """How long collectives wait for a rank that is being debugged."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*")
 _DIM = re.compile(r"[A-Za-z_]\w*=(-?\d+|auto|\d+:\d*)")
-_OF_HOSTS = (
+_HOST_OPTIONS = (
     *(Options.include, Options.exclude, Options.export, Options.ssh, Options.connect_timeout),
     Options.launcher,
 )
 _Number = TypeVar("_Number", int, float)
 
 
-def check_accepted(options: Options) -> None:
-    """Read the options that change nothing in the request, and those that need another.
+def check_other_options(options: Options) -> None:
+    """Check the options that are not part of the request, and all variables.
 
     Raises:
-        UsageError: If one cannot be read, or stands alone.
+        UsageError: If one cannot be parsed, or is given without the option that it needs.
     """
     for row in (Options.submit_arg, Options.submit_patch, Options.image):
         if options.submit is None and options.is_typed(row):
@@ -64,13 +64,13 @@ def check_accepted(options: Options) -> None:
 
 
 def read_program(options: Options, words: Sequence[str]) -> Program:
-    """Return the program that the words after the options name.
+    """Return the program that the words after the options specify.
 
     Raises:
-        UsageError: If there is none, or it is to be run in two ways.
+        UsageError: If there is none, or options contradict each other about its kind.
     """
     if options.interactive and words[:1] in ((), ("-",)):
-        return Program(kind="module", target=_SERVES)
+        return Program(kind="module", target=_SERVE_CALLS)
     if not words:
         raise UsageError("no program given", hint="for example: meshrun --mesh dp=2 train.py")
     target, args = words[0], tuple(words[1:])
@@ -81,7 +81,7 @@ def read_program(options: Options, words: Sequence[str]) -> Program:
         )
     if not (options.module or options.no_python or os.path.lexists(target)):
         _check_target(options, target, args)
-    if options.run_path:  # torchrun lets it win over both
+    if options.run_path:  # as in torchrun, it overrides --module and --no-python
         return Program(kind="script", target=target, args=args)
     if options.no_python:
         if options.module:
@@ -95,7 +95,7 @@ def read_program(options: Options, words: Sequence[str]) -> Program:
 
 
 def _check_target(options: Options, target: str, args: tuple[str, ...]) -> None:
-    """Say what stands where the program should, where that is no file."""
+    """Raise an error if the target is no file but a common mistake."""
     if _PYTHON.fullmatch(target):
         rest = shlex.join(args) or "train.py"
         raise UsageError(
@@ -117,10 +117,10 @@ def _check_target(options: Options, target: str, args: tuple[str, ...]) -> None:
 
 
 def build_request(options: Options, program: Program) -> LaunchRequest:
-    """Return the launch that was asked for, but for the hosts.
+    """Return the requested launch, without its hosts.
 
     Raises:
-        UsageError: If an option cannot be read, or two do not go together.
+        UsageError: If an option cannot be parsed, or two contradict each other.
     """
     grace = options.env.get(_GRACE_VARIABLE)
     grace_s = parse_seconds(grace, _GRACE_VARIABLE) if grace else Options.shutdown_timeout.default
@@ -132,8 +132,8 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         mesh=_mesh(options),
         flattens=flattens,
         views=views,
-        intra_node=_together(options, Options.intra_node),
-        intra_domain=_together(options, Options.intra_domain),
+        intra_node=_of_mesh(options, Options.intra_node),
+        intra_domain=_of_mesh(options, Options.intra_domain),
         domain_size=options.domain_size,
         renumber=_renumber(options),
         nnodes=nnodes,
@@ -146,14 +146,14 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         shutdown_timeout_s=options.shutdown_timeout
         if options.text(Options.shutdown_timeout) is not None
         else grace_s,
-        start_timeout_s=_unless_debugged(options, options.start_timeout),
-        hang_timeout_s=_unless_debugged(options, options.hang_timeout),
+        start_timeout_s=_zero_if_debugging(options, options.start_timeout),
+        hang_timeout_s=_zero_if_debugging(options, options.hang_timeout),
         straggler_time_s=_straggler_time(options),
         node_timeout_s=options.node_timeout,
         preload=(*options.preload, *_PRELOAD),
         warm_idle_s=_warm_idle(options),
         role=options.role or Options.role.default,
-        max_restarts=_unless_debugged(options, options.max_restarts),
+        max_restarts=_zero_if_debugging(options, options.max_restarts),
         gpu_memory_wait=options.gpu_memory_wait,
         status=options.status,
         status_interval_s=_status_interval(options),
@@ -176,16 +176,16 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         reach=_reach(options),
         logs=_logs(options),
         console=_console(options),
-        sources=given(options),
+        sources=_sources(options),
         notes=tuple(_notes(options, unknown)),
     )
 
 
 def build_rendezvous_request(options: Options) -> LaunchRequest:
-    """Return no more of the launch that was asked for than where its nodes meet.
+    """Return only the part of the request that says where nodes meet.
 
     Raises:
-        UsageError: If that cannot be read.
+        UsageError: If one of its options cannot be parsed.
     """
     nnodes, least_nodes = _nodes(options)
     return LaunchRequest(
@@ -196,40 +196,42 @@ def build_rendezvous_request(options: Options) -> LaunchRequest:
     )
 
 
-def on_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
-    """Return the request with the hosts that were named as its nodes, if any were.
+def with_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
+    """Return the request with the hosts of ``--hosts`` or ``--hostfile`` as its nodes, if given.
 
     Raises:
-        UsageError: If the hosts cannot be read, or other options speak against them.
+        UsageError: If the hosts cannot be parsed, or other options contradict them.
     """
     text, path = options.hosts, options.hostfile
     typed = [row for row in (Options.hosts, Options.hostfile) if options.is_typed(row)]
-    is_here = options.is_typed(Options.standalone) and not typed
-    if is_here or (text is None and path is None):
+    if options.is_typed(Options.standalone) and not typed:
         return request
-    from meshrun.ssh.host_session import check_distinct
-
     if text is not None and path is not None:
         if len(typed) != 1:
             raise UsageError("--hosts cannot be used with --hostfile")
         text = text if Options.hosts in typed else None
     if text is not None:
         hosts = parse_hosts(text)
+    elif path is not None:
+        hosts = parse_hostfile(text_of_file(path, Options.hostfile.flag), path)
     else:
-        hosts = parse_hostfile(text_of_file(path or "", Options.hostfile.flag), path or "")
+        return request
+    from meshrun.ssh.host_session import check_distinct
+
     hosts = choose_hosts(hosts, include=options.include, exclude=options.exclude)
     check_distinct(hosts)
     return fit_to_hosts(request, Remote(hosts=hosts, reach=request.reach))
 
 
 def check_hosts(request: LaunchRequest, options: Options) -> None:
-    """Refuse what is typed for hosts alone, where neither the user nor a scheduler names any.
+    """Check the options about hosts, once the user or a scheduler may have named hosts.
 
     Raises:
-        UsageError: With the option; or if what is to start launchers on hosts is not there.
+        UsageError: If one is typed and there are no hosts, or if the command that starts
+            launchers on hosts does not exist.
     """
     if request.remote is None:
-        for row in _OF_HOSTS:
+        for row in _HOST_OPTIONS:
             if options.is_typed(row) and (row is not Options.export or options.submit is None):
                 others = ", --hostfile or --submit" if row is Options.export else " or --hostfile"
                 raise UsageError(f"{row.flag} requires --hosts{others}")
@@ -240,25 +242,21 @@ def check_hosts(request: LaunchRequest, options: Options) -> None:
 
 
 def _reach(options: Options) -> Reach:
+    ssh = tuple(split_words(options.ssh or Options.ssh.default, "--ssh"))
+    if not ssh:
+        raise UsageError("--ssh is empty", hint="for example: --ssh 'ssh -F my_config'")
     return Reach(
         starter=options.launcher or "",
-        ssh=_ssh_words(options.ssh or Options.ssh.default),
+        ssh=ssh,
         connect_timeout_s=options.connect_timeout,
         export=options.export,
     )
 
 
-def _ssh_words(text: str) -> tuple[str, ...]:
-    words = tuple(split_words(text, "--ssh"))
-    if not words:
-        raise UsageError("--ssh is empty", hint="for example: --ssh 'ssh -F my_config'")
-    return words
-
-
-def given(options: Options) -> tuple[tuple[str, str, str], ...]:
-    """Return (flag, value, source) of each option that describes the launch and was given."""
+def _sources(options: Options) -> tuple[tuple[str, str, str], ...]:
+    """Return (flag, value, source) of each option that was given for the launch."""
     found = []
-    for row in options.of_the_launch():
+    for row in options.given_for_launch():
         value = options.values[row.name]
         shown = " ".join(value) if row.repeats else str(value)
         found.append((row.flag, "" if value is True else shown, options.source(row)))
@@ -266,15 +264,15 @@ def given(options: Options) -> tuple[tuple[str, str, str], ...]:
 
 
 def _notes(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
-    """What does not count, as torchrun passes over it too, for people."""
+    """Yield a note for each setting that is ignored, most of them as torchrun ignores them."""
     for name in unknown_signals:
         yield f"--signals-to-handle: {unknown_signal(name)}; ignoring it"
     if options.log_line_prefix_template is None:
-        for why, _ in doubtful_fields(options.env.get(_TEMPLATE_VARIABLE, "")):
+        for why, _ in unknown_fields(options.env.get(_TEMPLATE_VARIABLE, "")):
             yield f"{_TEMPLATE_VARIABLE}: {why}"
     if options.warm and IN_RANK in options.env:
         yield "--warm has no effect inside a rank: what a launch starts there ends with it"
-    yield from tell_unknown(options.env)
+    yield from unknown_variables(options.env)
 
 
 def _mesh(options: Options) -> MeshSpec | None:
@@ -309,7 +307,7 @@ def _check_first(options: Options, program: Program) -> tuple[str, ...]:
             f"--check-first requires a Python program, found the command `{program.target}`",
             hint="run meshrun --check quick before the launch",
         )
-    return ",".join(asked.text for asked in options.require), *options.check_path
+    return ",".join(requirement.text for requirement in options.require), *options.check_path
 
 
 def _derived(options: Options) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
@@ -317,7 +315,7 @@ def _derived(options: Options) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
     return parse_derived(options.flatten, options.view)
 
 
-def _together(options: Options, row: Option[tuple[str, ...]]) -> tuple[str, ...]:
+def _of_mesh(options: Options, row: Option[tuple[str, ...]]) -> tuple[str, ...]:
     _need_mesh(options, row)
     return options.value(row)
 
@@ -353,8 +351,8 @@ def _forwarded(options: Options, stop_signals: tuple[int, ...]) -> tuple[int, ..
     return signums
 
 
-def _unless_debugged(options: Options, value: _Number) -> _Number:
-    """Nobody who waits for a person at a debugger is late."""
+def _zero_if_debugging(options: Options, value: _Number) -> _Number:
+    """Return a limit, or 0 while a rank is debugged, as the others wait for the user."""
     return value if options.debug_rank is None else type(value)(0)
 
 
@@ -387,18 +385,18 @@ def _groups(options: Options) -> GroupOptions:
     groups = parse_group_options(options.backend, options.timeout, options.pg_opt)
     if options.debug_rank is None:
         return groups
-    return replace(groups, timeouts_s=(("", _DEADLINE_S),))
+    return replace(groups, timeouts_s=(("", _DEBUG_TIMEOUT_S),))
 
 
 def _nodes(options: Options) -> tuple[int | None, int | None]:
-    """Return how many nodes there may be, and how many are enough if those are fewer."""
+    """Return the maximum number of nodes, and the minimum if it is lower."""
     if options.nnodes is None:
         return None, None
     least, most = options.nnodes
     if not options.standalone:
         return most, least if least < most else None
-    is_passed_over = options.is_typed(Options.standalone) and not options.is_typed(Options.nnodes)
-    if least > 1 and not is_passed_over:
+    is_overridden = options.is_typed(Options.standalone) and not options.is_typed(Options.nnodes)
+    if least > 1 and not is_overridden:
         found = f"--nnodes {options.text(Options.nnodes)}{options.in_variable(Options.nnodes)}"
         raise UsageError(
             f"--standalone{options.in_variable(Options.standalone)} runs on this node alone, but"
@@ -437,7 +435,7 @@ def _logs(options: Options) -> LogRequest:
 
 
 def _prefix(options: Options) -> Literal["mesh", "torchrun", "none"]:
-    """Return what stands before lines; of two ways to say it the one that was typed counts."""
+    """Return the prefix of lines; an option that was typed overrides a variable."""
     by_name, by_switch = options.is_typed(Options.prefix), options.is_typed(Options.no_prefix)
     if options.text(Options.prefix) is None or by_switch > by_name:
         return "none" if options.no_prefix else "mesh"
@@ -447,8 +445,8 @@ def _prefix(options: Options) -> Literal["mesh", "torchrun", "none"]:
 
 
 def _template(options: Options) -> str | None:
-    """Return the template of the prefix, unless it is a variable's and another prefix was typed."""
-    is_other = _prefix(options) != "torchrun"  # which has the template where output is teed
+    """Return the template of the prefix, unless a variable sets it and another prefix was typed."""
+    is_other = _prefix(options) != "torchrun"  # torchrun's prefix uses the template for teed output
     is_typed = options.is_typed(Options.prefix) or options.is_typed(Options.no_prefix)
     if is_other and is_typed and not options.is_typed(Options.log_line_prefix_template):
         return None
@@ -483,7 +481,7 @@ def _log_format(options: Options) -> str:
 
 
 def _start_method(options: Options) -> StartMethod | None:
-    """torchrun's ``spawn`` is its default, and says nothing of programs that are not functions."""
+    """Return the start method; torchrun's default ``spawn`` applies only with ``--run-path``."""
     name = options.start_method
     if name == "spawn":
         return "exec" if options.run_path else None

@@ -1,4 +1,4 @@
-"""What options ask for: print a plan, submit a job, launch here, or launch on hosts."""
+"""Do what the options request: print a plan, submit a job, launch here, or launch on hosts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from meshrun.cli.options import Options
 from meshrun.cli.read import (
     build_rendezvous_request,
     build_request,
-    check_accepted,
     check_hosts,
-    on_hosts,
+    check_other_options,
     read_program,
+    with_hosts,
 )
 from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
-from meshrun.host.descriptors import allow_descriptors, say, say_as
+from meshrun.host.descriptors import allow_descriptors, note, say, say_as
 from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
@@ -31,14 +31,14 @@ from meshrun.protocol.step_end import report_end
 from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
-    from meshrun.cli.began import Began
+    from meshrun.cli.invocation import Invocation
     from meshrun.cluster import ClusterFacts
 
 
-_FEWEST_FILES = 64
-"""What a launch has open on its way to being one."""
-_OF_A_DRY_RUN = (Options.format, Options.output, Options.rank, Options.color_dim, Options.all)
-_OF_ONE_NODE = {
+_MIN_DESCRIPTORS = 64
+"""Descriptors that a launcher needs besides those for its hosts."""
+_DRY_RUN_OPTIONS = (Options.format, Options.output, Options.rank, Options.color_dim, Options.all)
+_NODE_OPTIONS = {
     row.flag
     for row in (
         *(Options.node_rank, Options.rdzv_endpoint),
@@ -48,18 +48,18 @@ _OF_ONE_NODE = {
 """Options that differ between nodes."""
 
 
-def run(options: Options, line: CommandLine, began: Began) -> int:
-    """Do what the options say, and return the exit code."""
+def run(options: Options, line: CommandLine, invocation: Invocation) -> int:
+    """Do what the options request, and return the exit code."""
     if options.where:
         from meshrun.cli.where import show_where
 
         return show_where(options, line)
     is_launch = not options.dry_run and options.submit is None
-    with _telling_others(options) if is_launch else nullcontext():
-        check_accepted(options)
+    with _notifying_other_nodes(options) if is_launch else nullcontext():
+        check_other_options(options)
         read = check_program if options.check else read_program
         program = read(options, line.program)
-        request = on_hosts(build_request(options, program), options)
+        request = with_hosts(build_request(options, program), options)
         check_requirements(options, request)
         if is_launch:
             _check_dry_run(options)
@@ -68,73 +68,75 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
         from meshrun.console.json_lines import as_json_message
 
         say_as(as_json_message)
-    if began.hosts_present or began.caller is None:  # launch() knows which are the program's
+    if invocation.hosts_present or invocation.caller is None:  # not for launch()
         request = replace(request, notes=(*request.notes, *_misplaced(options, program, line)))
     if options.submit == "ray":
         from meshrun.cli.on_ray import launch_on_ray
 
-        return launch_on_ray(options, request, line, began)
+        return launch_on_ray(options, request, line, invocation)
     if options.submit is not None:
         check_hosts(request, options)
         from meshrun.cli.submit import submit
 
-        if began.caller is not None:
+        if invocation.caller is not None:
             raise UsageError(
                 "--submit cannot be used with launch(), which returns the result of the ranks",
                 hint=f"subprocess.run(['meshrun', '--submit', '{options.submit}', ...])",
             )
         return submit(options, request, line)
     if options.dry_run:
-        show_plan(request, options)
+        _show_plan(request, options)
         return 0
-    return _start(request, options, line, began)
+    return _start(request, options, line, invocation)
 
 
-def _start(request: LaunchRequest, options: Options, line: CommandLine, began: Began) -> int:
-    """Launch once, or as often as files change, or with a prompt, or to measure."""
+def _start(
+    request: LaunchRequest, options: Options, line: CommandLine, invocation: Invocation
+) -> int:
+    """Launch to measure, with a prompt, again after each change, or once."""
     if options.check:
-        return check_mesh(options, request, lambda asked: _launch(asked, options, line, began))
+        return check_mesh(options, request, lambda: _launch(request, options, line, invocation))
     if options.interactive:
         from meshrun.cli.interactive import interact
 
-        return interact(options, request, line, began)
+        return interact(options, request, line, invocation)
     if options.watch:
         from meshrun.cli.watch import watch_files
 
-        return end_as(watch_files(request, line, began))
-    return _launch(request, options, line, began)
+        return end_as(watch_files(request, line, invocation))
+    return _launch(request, options, line, invocation)
 
 
-def _launch(request: LaunchRequest, options: Options, line: CommandLine, began: Began) -> int:
+def _launch(
+    request: LaunchRequest, options: Options, line: CommandLine, invocation: Invocation
+) -> int:
     """Launch here, or on the hosts that the user or a scheduler names."""
     if options.per_task:
         from meshrun.cli.per_task import become_rank
 
         become_rank(options, request)
     cluster = None
-    if not began.hosts_present:
+    if not invocation.hosts_present:
         from meshrun import app
 
-        request, cluster = app.ask_cluster(request, is_child=began.caller is not None)
+        request, cluster = app.ask_cluster(request, is_child=invocation.caller is not None)
         check_hosts(request, options)
     if request.remote is not None:
         _check_host(request, None)
-        for note in request.rendezvous.notes:
-            say(f"meshrun: {note}")
+        for text in request.rendezvous.notes:
+            note(text)
         from meshrun.cli.on_hosts import launch_on_hosts
 
         return launch_on_hosts(request, line, report=options.report)
-    return launch_here(
-        request, line, cluster, show_timings=options.timings, report=options.report, began=began
-    )
+    return _launch_here(request, options, line, invocation, cluster)
 
 
 def _check_host(request: LaunchRequest, report: str | None) -> None:
-    """Check that this process has a folder, and may open what it has to."""
+    """Check the working directory, the limit on descriptors and the path of the report."""
     from meshrun.supervisor.program_file import check_folder
 
     check_folder()
-    allow_descriptors(_FEWEST_FILES + 4 * len(request.hosts))
+    allow_descriptors(_MIN_DESCRIPTORS + 4 * len(request.hosts))
     if report is not None:
         from meshrun.host.whole_file import check_target
 
@@ -142,8 +144,8 @@ def _check_host(request: LaunchRequest, report: str | None) -> None:
 
 
 def _check_dry_run(options: Options) -> None:
-    """Refuse what is typed for a dry run alone, where there is none."""
-    for row in _OF_A_DRY_RUN:
+    """Reject options of a dry run that are typed for a launch."""
+    for row in _DRY_RUN_OPTIONS:
         if options.check and row in (Options.format, Options.output):
             continue
         if options.is_typed(row):
@@ -156,36 +158,38 @@ def _check_dry_run(options: Options) -> None:
 
 
 def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterator[str]:
-    """What is meshrun's before the program, and after it is the program's, for people."""
+    """Yield a note for each option of meshrun after the program, unless the program reads it."""
     typed = {row.flag for row in options.rows() if options.is_typed(row)}
     names = [name for name in misplaced(line.program[1:], line.takes_value) if name not in typed]
     if not names:
         return
     source = read_source(program)
     for name in names:
-        words = {name[2:], name[2:].replace("-", "_")}
-        is_known = name not in LAUNCHERS if source is None else any(map(source.__contains__, words))
+        if source is None:
+            is_known = name not in LAUNCHERS
+        else:
+            is_known = name[2:] in source or name[2:].replace("-", "_") in source
         if not is_known:
             yield f"passing {name} to the program; put options of meshrun before the program"
 
 
 @contextmanager
-def _telling_others(options: Options) -> Iterator[None]:
+def _notifying_other_nodes(options: Options) -> Iterator[None]:
     try:
         yield
     except MeshrunError as error:
-        give_up(options, error)
+        notify_other_nodes(options, error)
         raise
 
 
-def show_plan(request: LaunchRequest, options: Options) -> None:
+def _show_plan(request: LaunchRequest, options: Options) -> None:
     """Print what would be started."""
     from meshrun import app
     from meshrun.report.check_node import check_gpus
     from meshrun.report.plan_output import print_plan
 
-    for line in request.notes:
-        say(f"meshrun: {line}")
+    for text in request.notes:
+        note(text)
     request, cluster = app.ask_cluster(request)
     check_hosts(request, options)
     plan = app.plan(request, check_host=False, cluster=cluster)
@@ -202,24 +206,22 @@ def show_plan(request: LaunchRequest, options: Options) -> None:
     check_gpus(plan)
 
 
-def launch_here(
+def _launch_here(
     request: LaunchRequest,
+    options: Options,
     line: CommandLine,
+    invocation: Invocation,
     cluster: ClusterFacts | None,
-    *,
-    show_timings: bool,
-    report: str | None,
-    began: Began,
 ) -> int:
-    """Launch the ranks of this node and return the exit code, or end by the signal that came."""
+    """Launch the ranks of this node; return the exit code, or end by the signal that ended them."""
     from meshrun import app
     from meshrun.console.console import Console
     from meshrun.report.failure import render_failure
     from meshrun.report.progress import StartProgress
 
-    if began.hosts_present:
-        rendezvous = replace(request.rendezvous, present=began.hosts_present)
-        # What a host's agent starts ends with the launch.
+    if invocation.hosts_present:
+        rendezvous = replace(request.rendezvous, present=invocation.hosts_present)
+        # A warm server would end with the launch, as everything that a host's agent starts.
         request = replace(request, rendezvous=rendezvous, warm_idle_s=None)
     if request.rendezvous.step_of is not None:
         from meshrun.submit.srun_step import launch_on_nodes
@@ -227,73 +229,74 @@ def launch_here(
         return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
     plan = app.plan_or_decline(request, cluster)
     set_title("launcher", *sys.argv[1:])
-    quiet, console = began.is_quiet, Console(is_json=plan.request.console.is_json)
+    quiet, console = invocation.is_quiet, Console(is_json=plan.request.console.is_json)
     progress = StartProgress(plan, console, quiet=quiet)
     command = command_for_others(line)
     result = app.launch(
         plan,
         console,
         watchers=[progress],
-        began_ns=began.at_ns,
-        paste=None if began.hosts_present or _are_started(cluster, request) else command,
-        caller=began.caller,
+        began_ns=invocation.began_ns,
+        paste=None
+        if invocation.hosts_present or _scheduler_starts_all(cluster, request)
+        else command,
+        caller=invocation.caller,
     )
-    if show_timings and not quiet:
+    if options.timings and not quiet:
         from meshrun.report.timings import render_timings
 
         say(render_timings(result.timings))
-    # On a file system that nodes share there is one file, and the first node knows the most.
-    if report is not None and (
+    # Nodes that share a file system share the report, and the first node knows the most.
+    if options.report is not None and (
         progress.is_first_node or (result.exit_code and not result.elsewhere)
     ):
-        leave_report(result, report)
-    if not _is_told_elsewhere(result, began):
-        unseen, bare = progress.without_what_was_seen(result), request.console.prefix != "mesh"
-        if text := render_failure(unseen, told_lost=progress.told_lost, bare=bare):
+        leave_report(result, options.report)
+    if not _is_reported_elsewhere(result, invocation):
+        unseen, bare = progress.without_shown_lines(result), request.console.prefix != "mesh"
+        if text := render_failure(unseen, reported_lost=progress.reported_lost, bare=bare):
             say(text)
-    if began.step and not began.is_first_task:
+    if invocation.step and not invocation.is_first_task:
         code, is_over = _exit_code(request, result), bool(result.elsewhere)
-        report_end(began.step, code, is_first=False, is_over=is_over)
-    if plan.is_elastic and _is_other_task(cluster):
-        return 0  # srun returns the worst code of all nodes, and the launch has that of the first
+        report_end(invocation.step, code, is_first=False, is_over=is_over)
+    if plan.is_elastic and _is_later_task(cluster):
+        return 0  # srun returns the worst code of all nodes; the first node's is the launch's
     return _end_with(request, result)
 
 
-def _is_told_elsewhere(result: LaunchResult, began: Began) -> bool:
-    """Whether our caller, the first node or the controller of all hosts says how it ended."""
-    is_stopped, caller = result.signum is not None, began.caller
+def _is_reported_elsewhere(result: LaunchResult, invocation: Invocation) -> bool:
+    """Whether the caller, the first node or the controller of all hosts reports the end."""
+    is_stopped, caller = result.signum is not None, invocation.caller
     if is_stopped and caller is not None and caller.why_ended:
         return True
     is_first_lost = isinstance(result.trouble, NodeLostError)
-    return began.is_quiet and (is_stopped or is_first_lost or bool(result.elsewhere))
+    return invocation.is_quiet and (is_stopped or is_first_lost or bool(result.elsewhere))
 
 
 def _end_with(request: LaunchRequest, result: LaunchResult) -> int:
     """Return the exit code of a launch, or end by the signal that ended it."""
-    is_by_signal = result.signum is not None and not result.preempted
-    if result.signum is not None and is_by_signal and request.exit_codes != "torchrun":
-        end_by_signal(result.signum)
-    return _exit_code(request, result)
+    if result.signum is None or result.preempted or request.exit_codes == "torchrun":
+        return _exit_code(request, result)
+    return end_by_signal(result.signum)
 
 
 def _exit_code(request: LaunchRequest, result: LaunchResult) -> int:
     return int(result.exit_code != 0) if request.exit_codes == "torchrun" else result.exit_code
 
 
-def _are_started(cluster: ClusterFacts | None, request: LaunchRequest) -> bool:
-    """Whether a scheduler starts the launchers of all nodes, and nobody is to type them."""
+def _scheduler_starts_all(cluster: ClusterFacts | None, request: LaunchRequest) -> bool:
+    """Whether a scheduler starts the launchers of all nodes, so that nobody has to type them."""
     if cluster is None or cluster.node_rank is None or cluster.shell is not None:
         return False
     return cluster.nnodes is None or cluster.nnodes >= (request.nnodes or 1)
 
 
-def _is_other_task(cluster: ClusterFacts | None) -> bool:
-    """Whether a scheduler started this process, and another one on the first node."""
+def _is_later_task(cluster: ClusterFacts | None) -> bool:
+    """Whether a scheduler started this process, but not on the first node."""
     return cluster is not None and cluster.task is not None and bool(cluster.node_rank)
 
 
-def give_up(options: Options, error: MeshrunError) -> None:
-    """Tell other nodes that this one was started with what cannot be read, if it is known where."""
+def notify_other_nodes(options: Options, error: MeshrunError) -> None:
+    """Tell the other nodes that this one's options are invalid, if they say where to reach them."""
     try:
         request = build_rendezvous_request(options)
     except MeshrunError:
@@ -305,5 +308,5 @@ def give_up(options: Options, error: MeshrunError) -> None:
 
 
 def command_for_others(line: CommandLine) -> str:
-    """Return the command line for the other nodes, where ``ENDPOINT`` is yet to be filled in."""
-    return f"meshrun --rdzv-endpoint ENDPOINT {shlex.join(line.words(without=_OF_ONE_NODE))}"
+    """Return the command line for the other nodes, with ``ENDPOINT`` as a placeholder."""
+    return f"meshrun --rdzv-endpoint ENDPOINT {shlex.join(line.words(without=_NODE_OPTIONS))}"

@@ -1,4 +1,4 @@
-"""``--submit``: from what was asked for to a job of a scheduler."""
+"""``--submit``: submit a launch as a job of a scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshrun.cli.options import Options
 from meshrun.cli.parsers import text_of_file
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, UsageError
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note
 from meshrun.host.devices import accelerator_of_torch
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.plan.masking import Mask
@@ -34,42 +34,46 @@ from meshrun.submit.send import hand_in
 from meshrun.submit.slurm_options import names_container, options_in
 from meshrun.supervisor.program_file import check_folder
 
-_GPUS = "use --submit-arg=--gres=... to request GPUs by their name here, or --device cpu for none"
-_TOO_MUCH = (
+_GRES_HINT = (
+    "use --submit-arg=--gres=... to request GPUs by their name here, or --device cpu for none"
+)
+_RESOURCES_HINT = (
     "request less, as with --submit-arg=--cpus-per-task=8; `sinfo -o '%P %c %G'` lists the nodes"
 )
 _SCHEDULERS = ("slurm", *KINDS, "ray")
-_OF_THE_SUBMISSION = (
+_SUBMISSION_OPTIONS = (
     *(Options.submit, Options.submit_arg, Options.submit_patch, Options.image, Options.module),
-    *(Options.export, Options.rdzv_backend),  # the job has them in its own way
-    # Without hosts of no effect:
+    *(Options.export, Options.rdzv_backend),  # the job expresses these in other ways
+    # These have no effect without hosts:
     *(Options.include, Options.exclude, Options.ssh, Options.connect_timeout),
 )
+"""Options that are not passed on to the launchers of the job."""
 _APPLY = ("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
-"""By the server, as kubectl itself would repeat the objects in annotations, secrets too."""
+"""On the server side; kubectl itself would copy the objects, including secrets, to annotations."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-"""Not what bash calls the functions that it exports."""
+"""A variable that a pod can have, unlike the functions that bash exports."""
 _ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if not kind.why_fixed))
-_FOUND_BY_THEMSELVES = "the nodes of a job find each other"
-_CHOSEN = "the scheduler chooses a job's hosts"
-_OF_NO_JOB: Mapping[Option[Any], str] = {
-    Options.node_rank: _FOUND_BY_THEMSELVES,
-    Options.rdzv_endpoint: _FOUND_BY_THEMSELVES,
-    Options.rdzv_backend: _FOUND_BY_THEMSELVES,
-    Options.master_addr: _FOUND_BY_THEMSELVES,
-    Options.local_addr: _FOUND_BY_THEMSELVES,
-    Options.standalone: _FOUND_BY_THEMSELVES,
-    Options.hosts: _CHOSEN,
-    Options.hostfile: _CHOSEN,
+_NODES_FIND_EACH_OTHER = "the nodes of a job find each other"
+_SCHEDULER_CHOOSES = "the scheduler chooses a job's hosts"
+_INCOMPATIBLE: Mapping[Option[Any], str] = {
+    Options.node_rank: _NODES_FIND_EACH_OTHER,
+    Options.rdzv_endpoint: _NODES_FIND_EACH_OTHER,
+    Options.rdzv_backend: _NODES_FIND_EACH_OTHER,
+    Options.master_addr: _NODES_FIND_EACH_OTHER,
+    Options.local_addr: _NODES_FIND_EACH_OTHER,
+    Options.standalone: _NODES_FIND_EACH_OTHER,
+    Options.hosts: _SCHEDULER_CHOOSES,
+    Options.hostfile: _SCHEDULER_CHOOSES,
     Options.debug_rank: "a job has no terminal",
     Options.interactive: "a job has no terminal",
     Options.watch: "a job runs once",
 }
 """Options that make no sense for a job, and why."""
-_OF_MANIFESTS: Sequence[tuple[Option[Any], str, str]] = (
+_INCOMPATIBLE_WITH_SLURM: Sequence[tuple[Option[Any], str, str]] = (
     (Options.submit_patch, "a Slurm job has no manifest", "use --submit-arg for options of sbatch"),
     (Options.export, "a Slurm job inherits the environment of the shell", "remove --export"),
 )
+"""Options with the reason and a hint."""
 
 
 def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
@@ -77,54 +81,53 @@ def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
 
     Raises:
         UsageError: If an option makes no sense for a job.
-        HostError: If the scheduler is not here, or refuses.
+        HostError: If the scheduler's command does not exist or fails.
     """
     scheduler = parse_choice(options.submit or "", Options.submit.flag, _SCHEDULERS)
     check_job(options, scheduler)
-    dry_run, output = options.dry_run, options.output
-    for note in request.notes:
-        say(f"meshrun: {note}")
+    for text in request.notes:
+        note(text)
     job = _job(scheduler, options, request, line)
     if scheduler == "slurm":
-        return _slurm(job, dry_run, output)
-    return _kubernetes(scheduler, job, dry_run, output)
-
-
-def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
-    folder = check_folder()
-    script = render_sbatch(job, launcher=own_command("launcher"), folder=folder)
-    check_texts(script)
-    if dry_run:
-        print_text(script, output)
-        return 0
-    printed = hand_in(
-        ["sbatch", "--parsable"], script, hints={"gres": _GPUS, "node configuration": _TOO_MUCH}
-    )
-    job_id = printed.splitlines()[-1].partition(";")[0]
-    print_text(f"{job_id}\n", None)
-    output_file = output_of(job_id, job, folder)
-    say(f"meshrun: submitted Slurm job {job_id}, {job.name}; output: {output_file}")
+        _submit_to_slurm(job, options)
+    else:
+        _submit_to_kubernetes(scheduler, job, options)
     return 0
 
 
-def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
+def _submit_to_slurm(job: Job, options: Options) -> None:
+    folder = check_folder()
+    script = render_sbatch(job, launcher=own_command("launcher"), folder=folder)
+    check_texts(script)
+    if options.dry_run:
+        print_text(script, options.output)
+        return
+    hints = {"gres": _GRES_HINT, "node configuration": _RESOURCES_HINT}
+    printed = hand_in(["sbatch", "--parsable"], script, hints=hints)
+    job_id = printed.splitlines()[-1].partition(";")[0]
+    print_text(f"{job_id}\n", None)
+    output_file = output_of(job_id, job, folder)
+    note(f"submitted Slurm job {job_id}, {job.name}; output: {output_file}")
+
+
+def _submit_to_kubernetes(kind: str, job: Job, options: Options) -> None:
     manifest = render_manifest(job, kind)
     if why := why_no_probes(job):
-        say(f"meshrun: no probes in the manifest: {why}; use --metrics 0.0.0.0:9400")
-    if dry_run:
-        print_text(manifest, output)
-        return 0
-    other = (
+        note(f"no probes in the manifest: {why}; use --metrics 0.0.0.0:9400")
+    if options.dry_run:
+        print_text(manifest, options.output)
+        return
+    hint = (
         f"`kubectl delete` the existing `{job.name}`, or leave out --rdzv-id for a name of its own"
     )
     created = hand_in(
         ["kubectl", "create", "-f", "-", "-o", "json"],
         render_workload(job, kind),
         extras=job.extras,
-        hints={"AlreadyExists": other, "already exists": other},
+        hints={"AlreadyExists": hint, "already exists": hint},
     )
     owner, title = _created(created)
-    # What is left of an earlier job of that name may be there still. The secret is never printed.
+    # Objects of an earlier job of that name may still exist. The secret is never printed.
     rest = render_rest(job, kind, secrets.token_hex(32), owner)
     try:
         printed = hand_in(_APPLY, rest, extras=job.extras)
@@ -132,11 +135,10 @@ def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
         hand_in(["kubectl", "delete", "-f", "-"], render_workload(job, kind), extras=job.extras)
         raise
     print_text(f"{title} created\n{printed}\n", None)
-    return 0
 
 
 def _created(text: str) -> tuple[dict[str, Any], str]:
-    """Return (the owner of what belongs to a job, its name for people), as kubectl printed it."""
+    """Return a job from kubectl's output, as an owner reference and as its printed name."""
     try:
         found = read_json(text)
         version, kind, metadata = found["apiVersion"], found["kind"], found["metadata"]
@@ -153,7 +155,7 @@ def _created(text: str) -> tuple[dict[str, Any], str]:
 def _job(scheduler: str, options: Options, request: LaunchRequest, line: CommandLine) -> Job:
     if request.rendezvous.least_nodes is not None:
         request = replace(request, rendezvous=replace(request.rendezvous, backend="c10d"))
-    # The job runs elsewhere: what this machine has, or its scheduler says, counts for nothing.
+    # The facts about this machine and its scheduler do not apply to the job, which runs elsewhere.
     plan = build_plan(request, UNKNOWN_HOST, check_host=False)
     counts = plan.layout.nproc_per_node
     if len(set(counts)) > 1:
@@ -163,36 +165,37 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
             hint="use --nproc-per-node with one number",
         )
     program = request.program
-    pairs = words_again(options)
+    pairs = option_words(options)
     if request.nnodes is None:
         pairs = (*pairs, ("--nnodes", "1"))
     words = (*(("-m",) if options.module else ()), *line.program_words)
     _warn_of_secrets([word for pair in pairs for word in pair], words)
-    exported = () if scheduler == "slurm" else _exported(options.export)
+    is_slurm = scheduler == "slurm"
+    exported = () if is_slurm else _exported(options.export)
     texts = [word for pair in (*pairs, *exported) for word in pair]
     check_texts(*words, *texts)
     in_image = options.image is not None or names_container(options.submit_arg)
-    suffix = "" if scheduler == "slurm" else secrets.token_hex(3)
-    theirs = dict(options_in(options.submit_arg)) if scheduler == "slurm" else {}
+    suffix = "" if is_slurm else secrets.token_hex(3)
+    sbatch_options = dict(options_in(options.submit_arg)) if is_slurm else {}
     name = job_name(request.rendezvous.run_id, program.target, suffix=suffix)
     return Job(
         plan=plan,
-        name=theirs.get("--job-name") or name,
+        name=sbatch_options.get("--job-name") or name,
         options=pairs,
         program=words,
         extras=options.submit_arg,
         accelerators=0 if _on_cores(scheduler, request, in_image=in_image) else max(counts),
         image=options.image,
-        patches=() if scheduler == "slurm" else _patches(options.submit_patch),
+        patches=() if is_slurm else _patches(options.submit_patch),
         exported=exported,
     )
 
 
-def _exported(asked: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return variables that pods can have, without the secret, as each job has its own."""
+def _exported(patterns: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables that pods can have, except the secret, as each job has its own."""
     return tuple(
         (name, value)
-        for name, value in asked_for(os.environ, asked).items()
+        for name, value in asked_for(os.environ, patterns).items()
         if _VARIABLE.fullmatch(name) and name != "MESHRUN_SECRET"
     )
 
@@ -203,15 +206,15 @@ def _patches(paths: Sequence[str]) -> tuple[Patch, ...]:
 
 
 def check_job(options: Options, scheduler: str) -> None:
-    """Refuse what can be known of one node alone, or once the job runs.
+    """Reject options of a single node, and those that depend on where the job runs.
 
     Raises:
-        UsageError: With the option.
+        UsageError: If one is given.
     """
     workers, nodes = options.nproc_per_node, options.nnodes
     is_range = nodes is not None and nodes[0] < nodes[1]
     own_backends = ("static", "c10d") if is_range and scheduler != "ray" else ("static",)
-    for row, why in _OF_NO_JOB.items():
+    for row, why in _INCOMPATIBLE.items():
         source = options.source(row)
         if not source or (row is Options.rdzv_backend and options.rdzv_backend in own_backends):
             continue
@@ -238,19 +241,19 @@ def check_job(options: Options, scheduler: str) -> None:
             hint=f"use --nnodes {nodes[1]}, or --submit {', '.join(_ELASTIC[:-1])} or"
             f" {_ELASTIC[-1]}",
         )
-    for row, why, hint in _OF_MANIFESTS if scheduler == "slurm" else ():
+    for row, why, hint in _INCOMPATIBLE_WITH_SLURM if scheduler == "slurm" else ():
         if options.is_typed(row):
             raise UsageError(f"--submit slurm cannot be used with {row.flag}: {why}", hint=hint)
     if options.output is not None and not options.dry_run:
         raise UsageError("--output requires --dry-run")
 
 
-def words_again(options: Options) -> tuple[tuple[str, ...], ...]:
-    """Return the options that were given, by whatever way, as words of a command line."""
+def option_words(options: Options) -> tuple[tuple[str, ...], ...]:
+    """Return the options that were typed or set by variables as words of a command line."""
     words: list[tuple[str, ...]] = []
-    for row in options.of_the_launch():
+    for row in options.given_for_launch():
         given = options.values[row.name]
-        if row in _OF_THE_SUBMISSION or given is None or given is False:
+        if row in _SUBMISSION_OPTIONS or given is None or given is False:
             continue
         texts = given if row.repeats else [given]
         words += [(row.flag,) if text is True else _pair(row.flag, text) for text in texts]
@@ -262,7 +265,10 @@ def _pair(option: str, value: str) -> tuple[str, ...]:
 
 
 def _on_cores(scheduler: str, request: LaunchRequest, *, in_image: bool) -> bool:
-    """Whether ranks need no accelerators: asked for, or this torch, if Slurm's nodes use it too."""
+    """Whether ranks need no accelerators.
+
+    ``--device`` says so, or else the torch that is installed here if the Slurm job uses it.
+    """
     if request.device != "auto":
         return request.device == "cpu"
     return scheduler == "slurm" and not in_image and accelerator_of_torch() is None
@@ -274,7 +280,7 @@ def _warn_of_secrets(*parts: list[str] | tuple[str, ...]) -> None:
         for word, shown, before in zip(words, mask.words(words), ["", *words], strict=False):
             if word != shown and not word.isdecimal():
                 name = before if shown == "***" else shown.partition("=")[0]
-                say(
-                    f"meshrun: {name} looks like a secret, and the job contains it as plain text;"
+                note(
+                    f"{name} looks like a secret, and the job contains it as plain text;"
                     " use an environment variable instead"
                 )

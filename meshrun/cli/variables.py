@@ -1,4 +1,4 @@
-"""Environment variables by their names: what a name that meshrun does not know was meant for."""
+"""Environment variables: checks of their values, and notes on unknown names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from meshrun.host.entry_points import entry_points
 from meshrun.plan.parse import parse_flag
 
 GROUP = "meshrun.variables"
-"""Entry points of packages whose names are variables that they read."""
+"""Group of entry points in which packages list variables that they read."""
 SWITCHES = ("MESHRUN_OPEN_STORE", "MESHRUN_NATIVE_STACKS", "MESHRUN_FULL_EXIT")
-"""Variables of no option that are true or false."""
+"""Variables without an option that are true or false."""
 READ = (*SWITCHES, "MESHRUN_SECRET", "MESHRUN_SECRET_FILE", "MESHRUN_DATA_DIMS")
-"""Variables of no option that users set."""
+"""Variables without an option that users set."""
 BETWEEN_LAUNCHERS = frozenset(
     f"MESHRUN_{name}"
     for name in (
@@ -25,17 +25,17 @@ BETWEEN_LAUNCHERS = frozenset(
 )
 """Variables that one process of meshrun sets for another."""
 IN_RANK = "MESHRUN_GENERATION"
-"""A rank has it, and so has all that it starts."""
-_CLOSE = 0.8
-"""How much like an option a name of PET's has to be: other programs have such names as well."""
+"""Set in a rank and everything that it starts."""
+_PET_CUTOFF = 0.8
+"""How similar to an option a ``PET_`` name must be: other programs use that prefix, too."""
 _SERVICE = "_SERVICE_HOST"
 
 
 def check_variables(options: Options) -> None:
-    """Read every variable that is set, even where nothing asks for its value.
+    """Parse every variable that is set, even if its value is not used.
 
     Raises:
-        UsageError: With the variable and the text that it cannot have.
+        UsageError: If a value is invalid; names the variable and the text.
     """
     for row in options.rows():
         if options.in_variable(row):
@@ -44,10 +44,10 @@ def check_variables(options: Options) -> None:
         parse_flag(options.env.get(name, ""), name)
 
 
-def tell_unknown(env: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each variable that looks like one of meshrun's and is none.
+def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield a note for each variable that looks like one of meshrun's but is unknown.
 
-    A launch inside a rank says nothing: the outer one has.
+    A launch inside a rank yields none, as the outer launch has reported them.
     """
     if IN_RANK in env:
         return
@@ -60,20 +60,20 @@ def tell_unknown(env: Mapping[str, str]) -> Iterator[str]:
         return
     others = {*entry_points(GROUP), *_of_services(unknown)}
     for name in unknown:
-        meant = _meant(name, rows)
-        if name not in others and (meant or not name.startswith(PET)):
-            yield f"unknown environment variable {name}{meant}"
+        suggestion = _suggestion(name, rows)
+        if name not in others and (suggestion or not name.startswith(PET)):
+            yield f"unknown environment variable {name}{suggestion}"
 
 
-def _meant(name: str, rows: Sequence[Option[object]]) -> str:
-    """Return what to set or to type instead."""
+def _suggestion(name: str, rows: Sequence[Option[object]]) -> str:
+    """Return what to set or to type instead, if anything is similar."""
     family, _, rest = name.partition("_")
     if family == PET:
         instead = {row.flag: row.variable for row in rows if row.variable}
     else:
         instead = {row.flag: row.variable or row.flag for row in rows}
         instead |= {_as_flag(other.partition("_")[2]): other for other in READ}
-    near = nearest(_as_flag(rest), instead, most=1, cutoff=_CLOSE if family == PET else 0.7)
+    near = nearest(_as_flag(rest), instead, most=1, cutoff=_PET_CUTOFF if family == PET else 0.7)
     if not near:
         return ""
     if instead[near[0]] == near[0]:
@@ -86,7 +86,7 @@ def _as_flag(name: str) -> str:
 
 
 def _of_services(names: Sequence[str]) -> Iterator[str]:
-    """Yield those that Kubernetes sets in each pod for a service whose name begins alike."""
+    """Yield the names that Kubernetes sets in each pod for a service, such as one named meshrun."""
     services = [name.removesuffix(_SERVICE) for name in names if name.endswith(_SERVICE)]
     for service in services:
         yield from (n for n in names if n.startswith((f"{service}_SERVICE_", f"{service}_PORT")))

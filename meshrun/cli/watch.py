@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from meshrun.api.launch import error_file
-from meshrun.cli.began import Began
+from meshrun.cli.invocation import Invocation
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, ProgramError, UsageError
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note, say
 from meshrun.host.folder import open_private
 from meshrun.host.leftovers import private_folder
 from meshrun.host.title import set_title
@@ -34,21 +34,21 @@ from meshrun.wording import count
 from meshrun.worker.note_files import WATCH
 
 
-def watch_files(request: LaunchRequest, line: CommandLine, began: Began) -> int:
-    """Launch until a signal ends it; return that as -n.
+def watch_files(request: LaunchRequest, line: CommandLine, invocation: Invocation) -> int:
+    """Launch after each change until signal n arrives; return -n.
 
     Raises:
-        UsageError: If another option makes no sense with it.
-        MeshrunError: If a launch cannot be made, whatever the program is.
+        UsageError: If another option makes no sense with ``--watch``.
+        MeshrunError: If a launch fails for a reason that no change of the program can fix.
     """
-    _check(request, began)
+    _check(request, invocation)
     set_title("watch", *sys.argv[1:])
     return _Watch(request, line).run()
 
 
-def _check(request: LaunchRequest, began: Began) -> None:
+def _check(request: LaunchRequest, invocation: Invocation) -> None:
     flag = Options.watch.flag
-    if began.caller is not None:
+    if invocation.caller is not None:
         raise UsageError(f"{flag} cannot be used with launch(), which returns a result")
     if request.remote is not None or (request.nnodes or 1) > 1:
         remote = request.remote
@@ -65,7 +65,7 @@ def _check(request: LaunchRequest, began: Began) -> None:
 
 
 class _Watch:
-    """One launch after the other, each a process of its own with its own restarts."""
+    """One launch after another, each in its own process with its own restarts."""
 
     def __init__(self, request: LaunchRequest, line: CommandLine) -> None:
         self._words = line.words(without={Options.watch.flag})
@@ -75,7 +75,7 @@ class _Watch:
             folders.append(os.path.dirname(os.path.realpath(own)))
         self._project = tuple(os.path.join(folder, "") for folder in folders)
         self._stop_signals, self._signum = request.stop_signals, 0
-        # What a debugger has the terminal for: Ctrl-C, and no Ctrl-Z.
+        # While a rank is debugged, Ctrl-C and Ctrl-Z are only forwarded.
         self._debuggers = (signal.SIGINT, signal.SIGTSTP) if request.debug_rank is not None else ()
         self._signals = SignalQueue(
             request.stop_signals,
@@ -88,7 +88,7 @@ class _Watch:
         )
 
     def run(self) -> int:
-        """Launch until a signal comes; return that as -n."""
+        """Launch until signal n arrives; return -n."""
         try:
             while not self._signum:
                 code = self._launch()
@@ -99,19 +99,19 @@ class _Watch:
         return -self._signum
 
     def _launch(self) -> int | None:
-        """Launch once; return the exit code, ``None`` if it was ended as a file has changed.
+        """Launch once; return the exit code, or ``None`` if a change ended the launch.
 
         Raises:
-            MeshrunError: If it could not begin, whatever the program is.
+            MeshrunError: If it failed for a reason that no change of the program can fix.
         """
         with private_folder() as folder:
-            noted, is_stopping = _Noted(os.path.join(folder, "files")), False
+            noted, is_stopping = _NotedFiles(os.path.join(folder, "files")), False
             own = {PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder, WATCH: noted.path}
-            self._files.changed()  # as of now
+            self._files.changed()  # forget earlier changes
             process = subprocess.Popen(
                 own_command("launcher", *self._words),
                 env={**os.environ, **own},
-                start_new_session=True,  # signals of the terminal come once, through this process
+                start_new_session=True,  # so that this process forwards the terminal's signals
             )
             while process.poll() is None:
                 self._wait(process)
@@ -123,28 +123,30 @@ class _Watch:
                         why.write(_describe(changed))
                     process.terminate()
             self._add(noted.take())
-            _tell_error(folder)
+            _report_error(folder)
         if -process.returncode in self._debuggers:
             self._signum = -process.returncode
         return None if is_stopping else process.returncode
 
     def _wait_for_change(self, code: int) -> None:
-        """Wait until a file changes, or after a failure one comes that may have been missing."""
-        before, changed = self._files.beside(), list[str]()  # whoever reads the line may be quick
-        end = f"exit code {code}" if code > 0 else f"ended by {signal_name(-code)}"
+        """Wait until a file changes or, after a failure, a new file appears beside one."""
+        before, changed = self._files.beside(), list[str]()  # before the user can react to the note
+        if code:
+            end = f"exit code {code}" if code > 0 else f"ended by {signal_name(-code)}"
+        else:
+            end = "finished"
         files = count(len(self._files), "file")
-        end = end if code else "finished"
-        say(f"meshrun: {end}; waiting for a change in {files}; Ctrl-C ends meshrun")
+        note(f"{end}; waiting for a change in {files}; Ctrl-C ends meshrun")
         while not (changed or self._signum):
             self._wait(None)
             changed = self._files.changed()
             if code and not changed:
                 changed = sorted(self._files.beside() - before)
         if changed:
-            say(f"meshrun: {_describe(changed)}; launching again")
+            note(f"{_describe(changed)}; launching again")
 
     def _wait(self, process: subprocess.Popen[bytes] | None) -> None:
-        """Wait until something may have happened; pass signals on."""
+        """Wait until something may have happened; forward signals."""
         self._files.wait(lambda: bool(select.select([self._signals], [], [], 0)[0]))
         for signum in self._signals.take():
             if signum == signal.SIGCHLD:
@@ -155,7 +157,7 @@ class _Watch:
                 self._signum = self._signum or signum
 
     def _add(self, noted: Iterable[str]) -> None:
-        """Watch what ranks have noted, but for libraries and what is elsewhere."""
+        """Watch the files that ranks have noted, if they belong to the project."""
         for line in noted:
             mtime_ns, _, path = line.partition(" ")
             real = os.path.realpath(path)
@@ -163,20 +165,20 @@ class _Watch:
                 self._files.add(real, int(mtime_ns))
 
 
-class _Noted:
-    """The list of files that ranks append to."""
+class _NotedFiles:
+    """The list to which ranks append the files that they import."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._bytes = 0
 
     def take(self) -> list[str]:
-        """Return what was appended since the last time."""
+        """Return what was appended since the last call."""
         try:
             with open(self.path, "rb", opener=open_private) as file:
                 file.seek(self._bytes)
                 whole, nul, _ = file.read().rpartition(b"\0")
-        except FileNotFoundError:  # no rank has begun
+        except FileNotFoundError:  # no rank has started
             return []
         self._bytes += len(whole + nul)
         return [os.fsdecode(line) for line in whole.split(b"\0") if line]
@@ -189,11 +191,11 @@ def _describe(changed: Sequence[str]) -> str:
     return f"{first} and {count(rest, 'other file')} changed" if rest else f"{first} changed"
 
 
-def _tell_error(folder: str) -> None:
-    """Tell why a launch could not be made, if it could not.
+def _report_error(folder: str) -> None:
+    """Print the error that prevented a launch, if there is one.
 
     Raises:
-        MeshrunError: If that is not for the program's sake, so that no change of it helps.
+        MeshrunError: Instead, if it is not about the program, so that no change of it helps.
     """
     if not os.path.exists(error_file(folder)):
         return

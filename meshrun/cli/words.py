@@ -1,4 +1,4 @@
-"""The words of a command line: other spellings of options, and where the program begins. Pure."""
+"""The words of a command line: spellings of options, and where the program begins. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from meshrun.errors import UsageError
 
-_ELSEWHERE = {
+_OTHER_LAUNCHERS = {
     "--nproc-per-node": "np nprocs n-procs num-procs num-processes num-workers workers ntasks"
     " ntasks-per-node gpus ngpus num-gpus gpus-per-node devices",
     "--nnodes": "nodes num-nodes num-machines",
@@ -21,12 +21,12 @@ _ELSEWHERE = {
     "--mesh": "world-size shape mesh-shape",
     "--names": "mesh-dim-names dim-names",
 }
-"""What other launchers, and torch, call the same."""
+"""Names that other launchers and torch use for an option."""
+_SYNONYMS = {name: option for option, names in _OTHER_LAUNCHERS.items() for name in names.split()}
 _TOPIC = re.compile(r"[a-z][a-z_-]*")
 """A word after ``--help`` that is not a program."""
-_MEANT = {word: option for option, words in _ELSEWHERE.items() for word in words.split()}
 _FORMATS, _TIMES = re.compile("text|json|svg"), re.compile(r"[\d.]+\w*")
-_OF_A_SWITCH = {
+_SWITCH_VALUES = {
     "--dry-run": (_FORMATS, "--dry-run --format {}"),
     "--where": (_FORMATS, "--where --format {}"),
     "--check": (re.compile("quick|full"), "--check ... {}, after the options"),
@@ -34,38 +34,37 @@ _OF_A_SWITCH = {
     "--stragglers": (_TIMES, "--stragglers --straggler-time {}"),
     "--warm": (_TIMES, "--warm --warm-idle {}"),
 }
-"""Values that are given to options without one, and how to say what they mean."""
+"""Values that users give to switches, and the correct spelling of what they mean."""
 _OFF = re.compile("0|no|off|false", re.IGNORECASE)
 LAUNCHERS = frozenset({"--mesh", "--nnodes", "--standalone", "--hosts", "--hostfile"})
-"""Options of one word that few programs have as well."""
+"""Options of one word that few programs share with launchers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command line as it was parsed, for others to be made of it."""
+    """A parsed command line, from which command lines for other processes are made."""
 
     options: tuple[str, ...]
     """Words before the program, in full spelling."""
     program: tuple[str, ...]
-    """The program and its arguments, as they were typed."""
+    """The program and its arguments, as typed."""
     takes_value: Mapping[str, bool]
-    """Each option by its name, and whether a value follows it."""
+    """For each flag, whether a value follows it."""
 
     def words(self, *, without: Collection[str] = ()) -> list[str]:
-        """Return all words, but for some options and their values."""
+        """Return all words except some options and their values."""
         kept: list[str] = []
         rest = list(self.options)
         while rest:
             word = rest.pop(0)
-            value = rest[:1] if takes_next(word, self.takes_value) else []
-            del rest[: len(value)]
+            value = [rest.pop(0)] if rest and takes_next(word, self.takes_value) else []
             if word.partition("=")[0] not in without:
                 kept += [word, *value]
         return [*kept, *self.program_words]
 
     @property
     def program_words(self) -> list[str]:
-        """The program's words, so that none of them is taken for an option."""
+        """The program's words, after ``--`` if the first one looks like an option."""
         is_like_option = self.program[:1] and self.program[0].startswith("-")
         return ["--", *self.program] if is_like_option else [*self.program]
 
@@ -81,20 +80,21 @@ def takes_next(word: str, takes_value: Mapping[str, bool]) -> bool:
 
 
 def spell_out(
-    words: Sequence[str], options: Mapping[str, bool], torchruns: Collection[str] = ()
+    words: Sequence[str], takes_value: Mapping[str, bool], torchrun_flags: Collection[str] = ()
 ) -> list[str]:
     """Return ``words`` with each option before the program in its full spelling.
 
-    ``--nproc_per_node=8`` means ``--nproc-per-node=8``, and ``--nproc 8`` too while no other option
-    begins so, as argparse reads them for torchrun. The program and what follows stay as they are.
+    ``--nproc_per_node=8`` means ``--nproc-per-node=8``, and so does ``--nproc 8`` if no other
+    option starts with it, as argparse reads them for torchrun. The program and its arguments are
+    not changed.
 
     Args:
         words: The command line without the command.
-        options: Each option by its full name, with dashes, and whether a value follows it.
-        torchruns: Those of torchrun's; what is short for one of them alone means it, as there.
+        takes_value: For each flag, whether a value follows it.
+        torchrun_flags: Flags of torchrun; an abbreviation of only one of them means that one.
 
     Raises:
-        UsageError: If there is no such option, or an abbreviation could be more than one.
+        UsageError: If there is no such option, or an abbreviation is ambiguous.
     """
     spelled: list[str] = []
     rest = list(words)
@@ -102,26 +102,26 @@ def spell_out(
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         if name.startswith("--"):
-            name = _full_name(name.replace("_", "-"), options, torchruns)
-        if equals and (name == "--help" or (name[1] != "-" and options.get(name, False))):
+            name = _full_name(name.replace("_", "-"), takes_value, torchrun_flags)
+        if equals and (name == "--help" or (name[1] != "-" and takes_value.get(name, False))):
             rest.insert(0, value)  # `-r=3`, as argparse reads it; `--help=TOPIC`
             equals = value = ""
-        if equals and name.startswith("--") and options.get(name) is False:
+        if equals and name.startswith("--") and takes_value.get(name) is False:
             raise UsageError(f"{name} takes no value, found `{value}`", hint=_instead(name, value))
-        if name not in options and (name.startswith("--") or not _are_short(word, options)):
-            raise UsageError(f"no such option: {name}", hint=_hint(name, options))
+        if name not in takes_value and (name.startswith("--") or not _are_short(word, takes_value)):
+            raise UsageError(f"no such option: {name}", hint=_hint(name, takes_value))
         spelled.append(f"{name}{equals}{value}")
-        if takes_next(spelled[-1], options) and rest:
+        if takes_next(spelled[-1], takes_value) and rest:
             spelled.append(rest.pop(0))
     return spelled + rest
 
 
-def asked_help(line: CommandLine) -> str:
-    """Return which help a command line asks for: ``-h``, ``--help`` or its topic."""
+def requested_help(line: CommandLine) -> str:
+    """Return the help that a command line requests: ``-h``, ``--help`` or its topic."""
     rest = [*line.options, *line.program]
     while rest:
         word = rest.pop(0)
-        is_brief = not word.startswith("--") and _asks_brief(word, line.takes_value)
+        is_brief = not word.startswith("--") and _has_h(word, line.takes_value)
         if word == "--help" or is_brief:
             following = rest[0] if rest and _TOPIC.fullmatch(rest[0]) else ""
             return following or ("-h" if is_brief else word)
@@ -130,32 +130,32 @@ def asked_help(line: CommandLine) -> str:
     return "--help"
 
 
-def _asks_brief(word: str, takes_value: Mapping[str, bool]) -> bool:
-    """Whether ``-h`` is among the short options in one word."""
+def _has_h(word: str, takes_value: Mapping[str, bool]) -> bool:
+    """Whether ``-h`` is among the short options of a word such as ``-vh``."""
     letters = takewhile(lambda letter: not takes_value.get(f"-{letter}", False), word[1:])
     return "h" in letters
 
 
-def spell_known(
-    words: Sequence[str], options: Mapping[str, bool], torchruns: Collection[str] = ()
+def spell_out_known(
+    words: Sequence[str], takes_value: Mapping[str, bool], torchrun_flags: Collection[str] = ()
 ) -> list[str]:
-    """Return what can be read of the options in a command line that cannot, in full spelling.
+    """Return the options of an invalid command line that can be read, in full spelling.
 
-    A word behind an option that nobody knows may be its value, and is left out with it.
+    A word after an unknown option may be its value and is left out, too.
     """
     known: list[str] = []
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         word = rest.pop(0)
         try:
-            spelled = spell_out([word], options, torchruns)
+            spelled = spell_out([word], takes_value, torchrun_flags)
         except UsageError:
             if "=" in word:
-                known += _switch_alone(word, options, torchruns)
+                known += _switch_alone(word, takes_value, torchrun_flags)
             elif rest and not rest[0].startswith("-"):
                 del rest[0]
             continue
-        if takes_next(spelled[-1], options):
+        if takes_next(spelled[-1], takes_value):
             if not rest:
                 break
             spelled.append(rest.pop(0))
@@ -163,29 +163,31 @@ def spell_known(
     return known
 
 
-def _switch_alone(word: str, options: Mapping[str, bool], torchruns: Collection[str]) -> list[str]:
-    """Return the switch of a word that gives it a value, if it is one."""
+def _switch_alone(
+    word: str, takes_value: Mapping[str, bool], torchrun_flags: Collection[str]
+) -> list[str]:
+    """Return the flag of a switch that was given a value, without the value."""
     try:
-        (name,) = spell_out([word.partition("=")[0]], options, torchruns)
+        (name,) = spell_out([word.partition("=")[0]], takes_value, torchrun_flags)
     except UsageError:
         return []
-    return [] if takes_next(name, options) else [name]
+    return [] if takes_next(name, takes_value) else [name]
 
 
 def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:
-    """Return the options of meshrun's among a program's arguments that few programs have too."""
+    """Return the options of meshrun among a program's arguments that few programs have."""
     end = args.index("--") if "--" in args else len(args)
     names = (arg.partition("=")[0].replace("_", "-") for arg in args[:end] if arg[:2] == "--")
     ours = (name for name in names if name in options)
     return list(dict.fromkeys(name for name in ours if name in LAUNCHERS or "-" in name[2:]))
 
 
-def _full_name(name: str, options: Mapping[str, bool], torchruns: Collection[str]) -> str:
-    """Return the one option that begins with ``name``, or ``name`` if there is none."""
+def _full_name(name: str, options: Collection[str], torchrun_flags: Collection[str]) -> str:
+    """Return the only option that starts with ``name``, or ``name`` if there is none."""
     if name in options:
         return name
     candidates = sorted(option for option in options if option.startswith(name))
-    theirs = [option for option in candidates if option in torchruns]
+    theirs = [option for option in candidates if option in torchrun_flags]
     if len(theirs) == 1:
         return theirs[0]
     if len(candidates) > 1:
@@ -196,12 +198,12 @@ def _full_name(name: str, options: Mapping[str, bool], torchruns: Collection[str
     return candidates[0] if candidates else name
 
 
-def _are_short(word: str, options: Mapping[str, bool]) -> bool:
-    """Whether a word is short options in one: ``-nv``, or ``-r3`` with its value."""
+def _are_short(word: str, takes_value: Mapping[str, bool]) -> bool:
+    """Whether a word combines short options: ``-nv``, or ``-r3`` with a value."""
     for letter in word[1:]:
-        if options.get(f"-{letter}", False):
+        if takes_value.get(f"-{letter}", False):
             return True
-        if f"-{letter}" not in options:
+        if f"-{letter}" not in takes_value:
             return False
     return True
 
@@ -209,22 +211,22 @@ def _are_short(word: str, options: Mapping[str, bool]) -> bool:
 def nearest(
     name: str, options: Collection[str], *, most: int = 2, cutoff: float = 0.7
 ) -> list[str]:
-    """Return the options that a name may have been meant for, the nearest first."""
+    """Return the options that the user may have meant by a name, the nearest first."""
     plain = name.lstrip("-").replace("_", "-")
-    meant = f"--{plain}" if f"--{plain}" in options else _MEANT.get(plain)
+    meant = f"--{plain}" if f"--{plain}" in options else _SYNONYMS.get(plain)
     return [meant] if meant else get_close_matches(f"--{plain}", options, n=most, cutoff=cutoff)
 
 
 def _instead(name: str, value: str) -> str:
-    """Return what to write where a switch was given a value."""
-    pattern, instead = _OF_A_SWITCH.get(name, (None, ""))
+    """Return a hint for a switch that was given a value."""
+    pattern, instead = _SWITCH_VALUES.get(name, (None, ""))
     if pattern is not None and pattern.fullmatch(value):
         return instead.format(value)
     return f"leave out {name if _OFF.fullmatch(value) else f'`={value}`'}"
 
 
 def _hint(name: str, options: Collection[str]) -> str:
-    """Return what a name that is no option may have been meant for."""
+    """Return a hint for an unknown option."""
     near = nearest(name, options)
     meant = " or ".join(f"`{option}`" for option in near)
     return f"did you mean {meant}?" if near else "see `meshrun --help`"

@@ -56,6 +56,11 @@ def say_as(render: Callable[[str], str]) -> None:
     _spoken.append(render)
 
 
+def note(text: str) -> None:
+    """Print a message of meshrun's own to stderr, as :func:`say` does."""
+    say(f"meshrun: {text}")
+
+
 def say(text: str) -> None:
     """Print to stderr, ``error:`` and ``hint:`` in color on a terminal.
 

@@ -1,16 +1,16 @@
-"""Checks, before ranks start, that this node is fit for them, as far as that is asked for."""
+"""Checks of this node that were requested, before ranks start."""
 
 from __future__ import annotations
 
 import os
 
 from meshrun.errors import HostError
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note
 from meshrun.plan.plan import LaunchPlan
 
 
 def check_gpus(plan: LaunchPlan) -> None:
-    """Look at the GPUs that ranks will use, if that is asked for, and tell what is wrong with them.
+    """Check the GPUs that ranks will use, if ``--check-gpus`` is given, and note what is wrong.
 
     Raises:
         HostError: If one fails the check.
@@ -19,11 +19,11 @@ def check_gpus(plan: LaunchPlan) -> None:
         return
     from meshrun.supervisor.check_gpus import examine_gpus
 
-    examine_gpus(plan, lambda text: say(f"meshrun: {text}"))
+    examine_gpus(plan, note)
 
 
 def check_node(plan: LaunchPlan) -> None:
-    """Check that this node is fit for ranks, as far as that is asked for.
+    """Check that this node is fit for ranks, as far as options request it.
 
     Raises:
         HostError: If a GPU fails the check.
@@ -40,10 +40,8 @@ def check_node(plan: LaunchPlan) -> None:
     except HostError as error:
         if path is not None:
             from meshrun.host.exclusion import node_name
-            from meshrun.report.node_history import note_failure
+            from meshrun.report.node_history import record_failure
 
             run_id = request.rendezvous.run_id or ""
-            why_not = note_failure(path, node_name(os.environ), run_id, error.message)
-            if why_not is not None:
-                say(f"meshrun: {why_not}")
+            record_failure(path, node_name(os.environ), run_id, error.message, note)
         raise

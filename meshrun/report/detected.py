@@ -1,4 +1,4 @@
-"""What was detected around this process, and what a launch here would mean, as text or JSON."""
+"""The scheduler that was detected, and what a launch here would start, as text or JSON."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshrun.cluster import ClusterFacts
+from meshrun.cluster.here import is_rank
 from meshrun.errors import MeshrunError
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan
@@ -22,28 +23,26 @@ _MOST_NAMES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detected:
-    """What is known, as far as it could be found."""
+    """The facts that could be determined."""
 
     facts: ClusterFacts | None
     request: LaunchRequest
-    """Completed with the facts, if they fit."""
+    """Completed with the facts, unless they contradict it."""
     version: str
     """Of meshrun."""
     plan: LaunchPlan | None = None
     """What would be started here; ``None`` after an error."""
     error: MeshrunError | None = None
     has_secret: bool = False
-    is_rank: bool = False
-    """Whether this process is a rank of a launch, whose scheduler is not its own."""
 
 
 def render_detected_json(found: Detected) -> str:
-    """Return it as one JSON object."""
+    """Return the facts as one JSON object."""
     return json.dumps(_as_dict(found), indent=2)
 
 
 def render_detected(found: Detected) -> str:
-    """Return it as lines of a name and what is found."""
+    """Return the facts as lines of a name and a value."""
     rows = list(_rows(_as_dict(found)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {one_line(text)}".rstrip() for name, text in rows)
@@ -56,7 +55,7 @@ def _as_dict(found: Detected) -> dict[str, Any]:
         "meshrun": found.version,
         "python": platform.python_version(),
         "host": os.uname().nodename,
-        "in_rank": found.is_rank,
+        "in_rank": is_rank(),
         "system": facts.system if facts else None,
         "evidence": facts.evidence if facts else None,
         "notes": list(facts.notes) if facts else [],
@@ -86,12 +85,12 @@ def _launch(found: Detected) -> dict[str, Any] | None:
     plan, request = found.plan, found.request
     if plan is None:
         return None
-    meeting = plan.rendezvous
+    config = plan.rendezvous
     step, remote = request.rendezvous.step_of, request.remote
     starter = "srun" if step else remote.reach.starter or "ssh" if remote else None
     return {
         "nodes": plan.layout.nnodes,
-        "node_rank": None if starter or (meeting and meeting.node_rank is None) else plan.node_rank,
+        "node_rank": None if starter or (config and config.node_rank is None) else plan.node_rank,
         "workers": list(plan.layout.nproc_per_node),
         "device": plan.device_type,
         "starter": starter,
@@ -101,27 +100,27 @@ def _launch(found: Detected) -> dict[str, Any] | None:
         ],
         "hosts": list(request.hosts),
         "meeting": {
-            "backend": meeting.backend,
-            "host": meeting.host,
-            "port": meeting.port,
-            "also": [each for each in meeting.coordinators if each != meeting.host],
-            "run_id": meeting.run_id,
+            "backend": config.backend,
+            "host": config.host,
+            "port": config.port,
+            "also": [each for each in config.coordinators if each != config.host],
+            "run_id": config.run_id,
             "secret": found.has_secret,
         }
-        if meeting and starter is None
+        if config and starter is None
         else None,
     }
 
 
 def _repeats(note: str, facts: ClusterFacts | None) -> bool:
-    """Whether a note for people says the same anyway."""
+    """Whether a note only repeats the detected facts."""
     return facts is not None and note.startswith(f"{facts.system}, {facts.evidence}: node ")
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "this host", f"{found['host']}, meshrun {found['meshrun']}, Python {found['python']}"
     if found["in_rank"]:
-        yield "system", "not looked for: this process is a rank of another launch"
+        yield "system", "not detected: this process is a rank of another launch"
     elif found["system"] is None:
         yield "system", "none detected" if found["error"] is None else "unknown"
     else:
@@ -159,8 +158,8 @@ def _launch_rows(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
     own = launch["node_rank"]
     which = f", this is node {own}" if own is not None and nodes > 1 else ""
     yield "nodes", f"{nodes}{which}"
-    each = {*workers}
-    on_each = count(workers[0], "worker") if len(each) == 1 else f"{_names(workers)} workers"
+    is_uniform = len({*workers}) == 1
+    on_each = count(workers[0], "worker") if is_uniform else f"{_names(workers)} workers"
     device = launch["device"] or "the device that the program chooses"
     yield "workers", f"{on_each} on each node, on {device}" if nodes > 1 else f"{on_each}, {device}"
     for note in launch["notes"]:
@@ -174,8 +173,7 @@ def _launch_rows(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
     elif launch["starter"] is None:
         yield "rendezvous", "none: one node"
     if launch["starter"] is None:
-        place = own if own is not None else 0
-        yield "starts", f"a launcher with {count(workers[place], 'worker')} on this host"
+        yield "starts", f"a launcher with {count(workers[own or 0], 'worker')} on this host"
     else:
         where = (
             f"each of {_names(launch['hosts'])}" if launch["hosts"] else f"each of {nodes} nodes"

@@ -32,22 +32,22 @@ _EXPLAINED = {
 
 
 def render_failure(
-    result: LaunchResult, *, told_lost: Collection[int] = (), bare: bool = False
+    result: LaunchResult, *, reported_lost: Collection[int] = (), bare: bool = False
 ) -> str:
     """Return the lines to print after a launch that went wrong; "" after one that went well.
 
     Args:
         result: The result.
-        told_lost: Ranks whose lost connection was already reported.
+        reported_lost: Ranks whose lost connection was already reported.
         bare: Whether lines of ranks have no prefix, so that a traceback says itself whose it is.
     """
-    return "\n".join(_lines(result, told_lost, bare))
+    return "\n".join(_lines(result, reported_lost, bare))
 
 
-def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iterator[str]:
+def _lines(result: LaunchResult, reported_lost: Collection[int], bare: bool) -> Iterator[str]:
     if result.signum is not None:
         if stopped_by(result) is None:
-            yield from _failed(result, told_lost, bare)
+            yield from _failed(result, reported_lost, bare)
             yield ""
         well = "; every rank exited on its own with exit code 0" if result.preempted else ""
         yield f"meshrun: {describe_stop(result.signum)}{well}"
@@ -65,17 +65,17 @@ def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iter
             yield f"       not restarted: {result.no_restart}"
         return
     if result.failures:
-        yield from _failed(result, told_lost, bare)
+        yield from _failed(result, reported_lost, bare)
 
 
-def _failed(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iterator[str]:
+def _failed(result: LaunchResult, reported_lost: Collection[int], bare: bool) -> Iterator[str]:
     first, *others = result.failures
     yield from _others(
         first,
         [
             failure
             for failure in others
-            if failure.rank not in told_lost or _way(first, failure) != _LOST
+            if failure.rank not in reported_lost or _way(first, failure) != _LOST
         ],
     )
     yield ""

@@ -1,8 +1,8 @@
 """Failures by host, across restarts and jobs: ``--node-history``.
 
-The file has a JSON object a line, so that nodes and jobs that share it can append to it. A failure
-is the node's if the program cannot be the reason: a broken device, a node that was lost, a process
-that was killed by something else.
+The file has one JSON object per line, so that nodes and jobs that share it can append to it. A
+failure is attributed to the node if the program cannot be the cause: a broken device, a lost node,
+a process that something else killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import signal
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshrun.console.console import Console
@@ -34,13 +34,13 @@ from meshrun.wording import count
 
 _DAYS = 30
 _DAY_S = 86400
-_MANY = 3
-"""Failures of a node after which it is named."""
-_OF_NODE = re.compile(
+_MANY_FAILURES = 3
+"""Failures of a node after which a launch names it."""
+_NODE_ERROR = re.compile(
     r"CUDA error: (?!device-side assert|out of memory|an illegal memory)|ECC error|NVLink|\bXid\b"
     r"|hardware error|Input/output error|cuda initialization"
 )
-_SIGNALS = frozenset({signal.SIGBUS, signal.SIGKILL})
+_NODE_SIGNALS = frozenset({signal.SIGBUS, signal.SIGKILL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,32 +54,33 @@ class Failure:
     reason: str
 
 
-def note_failure(path: str, host: str, run_id: str, reason: str) -> str | None:
-    """Append a failure to the file; return why that cannot be done."""
+def record_failure(
+    path: str, host: str, run_id: str, reason: str, note: Callable[[str], None]
+) -> None:
+    """Append a failure to the file; if that is impossible, call ``note`` with the reason."""
     line = {"time": time.time(), "host": host, "run_id": run_id, "reason": reason}
     text = f"{json.dumps(line)}\n".encode()
     try:
-        check_target(path, "--node-history")  # others may have put a link there since the start
+        check_target(path, "--node-history")  # a link may have appeared there since the start
         fd = os.open(
             path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
         )
         try:
             size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":  # half a line, as a full disk leaves it
+            if size and os.pread(fd, 1, size - 1) != b"\n":  # an incomplete line: the disk was full
                 text = b"\n" + text
             while text:
                 text = text[os.write(fd, text) :]
         finally:
             os.close(fd)
     except OSError as error:
-        return f"cannot write to {path} ({error.strerror})"
+        note(f"cannot write to {path} ({error.strerror})")
     except MeshrunError as error:
-        return error.message
-    return None
+        note(error.message)
 
 
 def check_own_history(path: str, most: int) -> None:
-    """Check that this node has not failed too often of late.
+    """Check that this node has not failed too often recently.
 
     Raises:
         NodeExcludedError: If it has.
@@ -101,57 +102,56 @@ class NodeHistory(Watcher):
     def __init__(self, plan: LaunchPlan, run_id: str, path: str, console: Console) -> None:
         self._path, self._run_id, self._console = path, run_id, console
         self._host = node_name(os.environ)
-        self._generation, self._has_line = -1, False
-        """The last one whose ranks were started, and whether it has failed."""
+        self._generation, self._is_recorded = -1, False
+        """The last generation whose ranks were started, and whether its failure is in the file."""
         self.replan(plan)
         known = read_history(path)
         if not plan.node_rank:
-            self._tell(known)
+            self._name_failing_nodes(known)
 
     def see(self, event: Event, state: State) -> None:
-        """Append a failure that is this node's, or of a node that was lost."""
+        """Append a failure of this node, or the loss of another one."""
         if isinstance(event, NodeLost):
             self._append(event.host, f"the node was lost: {event.why}")
         elif isinstance(event, RankStarted) and state.generation != self._generation:
-            self._generation, self._has_line = state.generation, False
+            self._generation, self._is_recorded = state.generation, False
         elif isinstance(event, NodeExcluded) and state.excluded is event:
-            self._has_line = True
+            self._is_recorded = True
             self._append(self._host, f"excluded by {event.who}: {event.reason}")
-        elif self._has_line:
+        elif self._is_recorded:
             return
         elif isinstance(event, Checked) and event.hosts and state.nodes is None:
             self._append(self._host, f"the check before the program found: {event.findings[0]}")
-        elif isinstance(event, RankExited | RankRaised) and (why := _why_of_node(state)):
-            self._has_line = True
+        elif isinstance(event, RankExited | RankRaised) and (why := _node_failure(state)):
+            self._is_recorded = True
             self._append(self._host, why)
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan as it is known now; the nodes may have met."""
+        """Replace the plan, for example once all nodes have joined."""
         self._plan = plan
 
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
-        """Name nodes that fail often, after a launch that failed."""
+        """Name nodes that fail often if the launch failed."""
         if result.exit_code and not self._plan.node_rank:
             try:
-                self._tell(read_history(self._path))
-            except MeshrunError as error:  # it was there at the start
+                self._name_failing_nodes(read_history(self._path))
+            except MeshrunError as error:  # the file was readable at the start
                 self._console.note(error.message)
 
     def _append(self, host: str, reason: str) -> None:
-        if (why_not := note_failure(self._path, host, self._run_id, reason)) is not None:
-            self._console.note(why_not)
+        record_failure(self._path, host, self._run_id, reason, self._console.note)
 
-    def _tell(self, known: Iterable[Failure]) -> None:
+    def _name_failing_nodes(self, known: Iterable[Failure]) -> None:
         for line in describe_history(known, time.time()):
             self._console.note(line)
 
 
 def read_history(path: str) -> list[Failure]:
-    """Return what a file has; nothing if there is none. Lines that are none are passed over.
+    """Return the failures in a file, none if it does not exist; invalid lines are skipped.
 
     Raises:
         UsageError: If the path cannot name a file.
-        HostError: If it cannot be read, or could not be written.
+        HostError: If the file cannot be read, or could not be written.
     """
     check_target(path, "--node-history")
     try:
@@ -166,22 +166,22 @@ def read_history(path: str) -> list[Failure]:
 
 
 def describe_history(known: Iterable[Failure], now_s: float) -> Iterator[str]:
-    """Yield a line for each node that failed often of late."""
+    """Yield a line for each node that failed often recently."""
     by_host: dict[str, list[Failure]] = {}
     for failure in _recent(known, now_s):
         by_host.setdefault(failure.host, []).append(failure)
     for host, failures in sorted(by_host.items(), key=lambda item: -len(item[1])):
-        if len(failures) >= _MANY:
+        if len(failures) >= _MANY_FAILURES:
             yield f"{_describe(failures)}; to leave it out: {how_to_exclude(host, os.environ)}"
 
 
 def _recent(known: Iterable[Failure], now_s: float) -> list[Failure]:
-    begin_s, end_s = now_s - _DAYS * _DAY_S, now_s + _DAY_S  # clocks of nodes differ
+    begin_s, end_s = now_s - _DAYS * _DAY_S, now_s + _DAY_S  # clocks differ between nodes
     return [failure for failure in known if begin_s < failure.time < end_s]
 
 
 def _describe(failures: Sequence[Failure]) -> str:
-    """Return how often a node failed, and how the last time."""
+    """Return how often a node failed, and why it did so last."""
     last = max(failures, key=lambda failure: failure.time)
     jobs = len({failure.run_id for failure in failures})
     return (
@@ -204,13 +204,13 @@ def _parse(lines: Iterable[str]) -> Iterator[Failure]:
             continue
 
 
-def _why_of_node(state: State) -> str | None:
-    """Return how the first rank of this node failed, if the program cannot be the reason."""
+def _node_failure(state: State) -> str | None:
+    """Return how the first rank of this node failed, if the program cannot be the cause."""
     for verdict in judge(state):
         if verdict.rank not in state.ranks or verdict.is_consequence or verdict.asked_to_end:
             continue
         raised = verdict.raised
-        if verdict.signum in _SIGNALS or (raised and _OF_NODE.search(raised.message)):
+        if verdict.signum in _NODE_SIGNALS or (raised and _NODE_ERROR.search(raised.message)):
             return f"rank {verdict.rank} {describe_verdict(verdict)}"
         return None
     return None

@@ -63,7 +63,7 @@ class StartProgress(Watcher):
         self._started = False
         self._told_kill = self._told_deadline = False
         self._told_spares = ""
-        self.told_lost: frozenset[int] = frozenset()
+        self.reported_lost: frozenset[int] = frozenset()
         """Ranks that were said to have lost a connection, in this generation."""
         self._survivors: set[int] = set()
         self._generation = 0
@@ -78,7 +78,7 @@ class StartProgress(Watcher):
         """The nodes have met: this is the plan now."""
         self._plan = plan
 
-    def without_what_was_seen(self, result: LaunchResult) -> LaunchResult:
+    def without_shown_lines(self, result: LaunchResult) -> LaunchResult:
         """Return the result without the first rank's last lines if they were just printed."""
         if not result.failures:
             return result
@@ -98,7 +98,7 @@ class StartProgress(Watcher):
                 self._tell_unstarted(state)
             self._began_ns = time.monotonic_ns()
             self._told = self._started = False
-            self.told_lost = frozenset()
+            self.reported_lost = frozenset()
         if isinstance(event, SignalArrived) and self._told and state.alive:
             self._tell_signal(event, state)
         if state.stopping and not self._told:
@@ -288,7 +288,7 @@ class StartProgress(Watcher):
                     what = f"exited: {headline(event).removeprefix('SystemExit: ')}"
                 elif lost_connection(event):
                     what = "lost a connection to a peer"
-                    self.told_lost = frozenset({rank})
+                    self.reported_lost = frozenset({rank})
                 return f"{rank_name(self._plan.layout, rank)} {what}{_ending_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status):
                 end = describe_exit(*split_wait_status(status))

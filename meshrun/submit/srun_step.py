@@ -16,7 +16,7 @@ from typing import IO
 from meshrun.cluster.numbers import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
 from meshrun.errors import HostError, NodeLostError, UsageError
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import die_with_parent
@@ -63,7 +63,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
     nnodes = request.nnodes or 1
     which = _which(nnodes)
     _check(request)
-    say(f"meshrun: Slurm, job {job}: starting a launcher on each of {nnodes} nodes with srun")
+    note(f"Slurm, job {job}: starting a launcher on each of {nnodes} nodes with srun")
     # The step may use all that the job has on each node: some clusters bind a task to one core
     # else. What the job says of its tasks is for other steps than this one.
     name = f"meshrun-{secrets.token_hex(4)}"
@@ -181,7 +181,7 @@ class _Step:
         if not self._has_told_wait:
             self._has_told_wait = True
             wait = f"waiting up to {self._others_take_s:g} s for those of other nodes"
-            say(f"meshrun: a launcher has ended; {wait}; Ctrl-C has srun kill them")
+            note(f"a launcher has ended; {wait}; Ctrl-C has srun kill them")
             self._overdue.restart(self._others_take_s - _NOTE_AFTER_S)
         elif self._force is not _Force.END_SRUN:
             self._end_srun("srun has not exited")
@@ -191,13 +191,13 @@ class _Step:
 
     def _end_srun(self, why: str) -> None:
         self._force = _Force.END_SRUN
-        say(f"meshrun: {why}: having srun kill the launchers; press Ctrl-C again to leave now")
+        note(f"{why}: having srun kill the launchers; press Ctrl-C again to leave now")
         self._srun.terminate()
 
     def _leave(self, why: str) -> None:
         self._force = _Force.LEAVE
-        say(
-            f"meshrun: {why}: leaving without confirmation that the launchers have exited;"
+        note(
+            f"{why}: leaving without confirmation that the launchers have exited;"
             f" `squeue --steps --jobs={self._job}` shows step {self._name} while they run"
         )
 
@@ -282,16 +282,16 @@ class _Step:
         """
         signum = self._signum
         self._forget()
-        name = f"meshrun: {signal_name(signum)}: Slurm's controller does not answer;"
+        name = f"{signal_name(signum)}: Slurm's controller does not answer;"
         if signum in self._request.stop_signals:
             if self._force is _Force.ASK_SLURM:
                 self._force, self._stopped_by = _Force.ASK_SRUN, signum
-                say(f"{name} srun sends SIGINT to the launchers")
+                note(f"{name} srun sends SIGINT to the launchers")
                 self._srun.send_signal(signal.SIGINT)
         elif signum in (signal.SIGUSR1, signal.SIGUSR2):
             self._srun.send_signal(signum)
         else:
-            say(f"{name} the launchers do not get it")
+            note(f"{name} the launchers do not get it")
         self._pass_next()
 
     def _forget(self) -> None:

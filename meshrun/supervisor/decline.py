@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import note
 from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_rendezvous
 from meshrun.plan.request import LaunchRequest
 
@@ -49,7 +49,7 @@ def _tell_others(config: RendezvousConfig | None, error: MeshrunError) -> None:
     if config is not None and is_known:  # else nobody knows yet where to come
         from meshrun.supervisor.join_nodes import stay_to_decline
 
-        stay_to_decline(config, error, lambda text: say(f"meshrun: {text}"))
+        stay_to_decline(config, error, note)
 
 
 def inherit_listener(config: RendezvousConfig | None) -> RendezvousConfig | None:

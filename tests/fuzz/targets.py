@@ -9,7 +9,7 @@ from unittest import mock
 
 from meshrun.cli.command import typer_app as app
 from meshrun.cli.options import Options
-from meshrun.cli.read import build_request, check_accepted
+from meshrun.cli.read import build_request, check_other_options
 from meshrun.errors import MeshrunError
 from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
@@ -104,7 +104,7 @@ def environment(data: bytes) -> None:
         {name: [text] if name in _REPEATED else text for name, text in options.items()}, {}, {}
     )
     program = Program(kind="script", target="train.py")
-    _ask(lambda: (check_accepted(asked), build_request(asked, program)))
+    _ask(lambda: (check_other_options(asked), build_request(asked, program)))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -13,7 +13,7 @@ import pytest
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.exclusion import how_to_exclude
-from meshrun.report.node_history import Failure, describe_history, note_failure, read_history
+from meshrun.report.node_history import Failure, describe_history, read_history, record_failure
 from tests.kit import run_meshrun, within
 from tests.nvml import card
 
@@ -109,7 +109,7 @@ def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:
     broken = f'no JSON\n[]\n{"[" * 100_000}\n{{"ti'  # and what a full disk left
     file.write_text(broken)
     for line in lines[-6:-3]:
-        assert note_failure(str(file), "b", line["run_id"], "y\n\x1b[31m") is None
+        record_failure(str(file), "b", line["run_id"], "y\n\x1b[31m", pytest.fail)
     with file.open("a") as opened:
         opened.writelines(f"{json.dumps(line)}\n" for line in (*lines[:5], *lines[-3:]))
 

@@ -95,7 +95,7 @@ def test_what_is_suggested_is_accepted() -> None:
     """A shell offers no value that is an error."""
     for row in Options.rows():
         for word in row.suggested:
-            row.value((word,) if row.repeats else word)
+            row.parse_given((word,) if row.repeats else word)
 
 
 def test_an_unknown_shell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

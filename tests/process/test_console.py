@@ -14,7 +14,7 @@ import pyte
 import pytest
 
 from meshrun.console.console import Console
-from tests.kit import PROGRAMS, command, is_full, lines_of, run_meshrun, wait_until
+from tests.kit import PROGRAMS, command, is_full, lines_of, run_meshrun, wait_until, within
 from tests.terminal import Terminal, open_terminal
 
 
@@ -129,6 +129,18 @@ def test_a_reader_that_is_gone_ends_the_help() -> None:
     os.close(pipe)
 
     assert (ours.returncode, ours.stderr) == (-13, b"")
+
+
+def test_a_reader_that_is_gone_ends_the_help_in_a_container() -> None:
+    """The kernel ignores a signal that PID 1 sends itself, so the exit code says it."""
+    around = within("--user", "--map-root-user", "--pid", "--fork", prepare=":")
+    gone, pipe = os.pipe()
+    os.close(gone)
+    words = [*around, *command("--version")]
+    ours = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, check=False)
+    os.close(pipe)
+
+    assert (ours.returncode, ours.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_stdout_and_stderr_may_be_one_file(fake_torch: object, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from meshrun.host.leftovers import private_folder, remove_if_forgotten
 from meshrun.host.reactor import Reactor
 from meshrun.host.whole_file import check_target, write_whole
 from meshrun.protocol.error_record import read_record
-from meshrun.report.node_history import note_failure
+from meshrun.report.node_history import record_failure
 from meshrun.supervisor.timers import Timers
 from meshrun.worker.function import open_own
 
@@ -137,8 +137,9 @@ def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
                 check_target(str(path), "--report")
             with pytest.raises(UsageError, match="belongs to another user"):
                 write_whole(str(path), "new", "--report")
-            why_not = note_failure(str(path), "host", "1", "why")
-            assert why_not == f"--node-history: `{path}` belongs to another user"
+            notes: list[str] = []
+            record_failure(str(path), "host", "1", "why", notes.append)
+            assert notes == [f"--node-history: `{path}` belongs to another user"]
 
     for to in ("link", "pipe", "file"):  # by a link of one's own, to it or to a folder on the way
         (mine := tmp_path / f"to_{to}").symlink_to(f"{oct(0o1777)}/{to}")

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from meshrun.cli import command
-from meshrun.cli.began import Began
+from meshrun.cli.invocation import Invocation
 from meshrun.errors import MeshrunError
 from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
@@ -200,7 +200,7 @@ def test_a_number_of_any_length_is_a_plan_or_an_error(text: str) -> None:
 
 def is_planned(values: dict[str, str], words: list[str]) -> None:
     """Plan a launch with variables and words of the command line; see that it is answered."""
-    usage_error = command._UsageErrorOfTyper
+    usage_error = command._TyperUsageError
 
     def ask() -> None:
         try:
@@ -208,7 +208,7 @@ def is_planned(values: dict[str, str], words: list[str]) -> None:
                 ["--dry-run", *words, "train.py"],
                 standalone_mode=False,
                 prog_name="meshrun",
-                obj=Began(0),
+                obj=Invocation(0),
             )
         except usage_error as error:
             assert error.format_message()

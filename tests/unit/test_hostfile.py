@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.cli.options import Options
-from meshrun.cli.read import build_request, on_hosts
+from meshrun.cli.read import build_request, with_hosts
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host, choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.rank_program import Program
@@ -151,10 +151,10 @@ def test_a_list_that_was_typed_counts_before_a_variable(typed: list[str], tmp_pa
     request = LaunchRequest(program=Program(kind="script", target="train.py"))
     if len(typed) != 1:
         with pytest.raises(UsageError, match="--hosts cannot be used with --hostfile"):
-            on_hosts(request, asked)
+            with_hosts(request, asked)
         return
 
-    assert on_hosts(request, asked).hosts == ("named" if typed == ["hosts"] else "of-file",)
+    assert with_hosts(request, asked).hosts == ("named" if typed == ["hosts"] else "of-file",)
 
 
 @pytest.mark.parametrize("name", ["hosts", "hostfile"])
@@ -165,6 +165,6 @@ def test_standalone_that_was_typed_counts_before_a_list_in_a_variable(name: str)
     asked = Options(values, of_standalone | {name: f"MESHRUN_{name.upper()}"}, {})
     request = build_request(asked, Program(kind="script", target="train.py"))
 
-    assert on_hosts(request, asked) is request
+    assert with_hosts(request, asked) is request
     with pytest.raises(UsageError):
-        on_hosts(request, Options(values, of_standalone | {name: "command line"}, {}))
+        with_hosts(request, Options(values, of_standalone | {name: "command line"}, {}))

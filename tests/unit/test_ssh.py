@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.cli.on_hosts import OF_THE_CONTROLLER
+from meshrun.cli.on_hosts import CONTROLLER_OPTIONS
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
@@ -65,7 +65,7 @@ def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
     options = ["--hosts", "a,b", "--mesh", "--hosts", "--report=x", "--status", "--ssh=ssh -v"]
     line = CommandLine(tuple(options), ("a.py", "--hosts", "c"), TAKES_VALUE)
 
-    assert line.words(without=OF_THE_CONTROLLER) == [
+    assert line.words(without=CONTROLLER_OPTIONS) == [
         "--mesh",
         "--hosts",
         "--status",

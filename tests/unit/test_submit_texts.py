@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.cli.options import Options
-from meshrun.cli.submit import words_again
+from meshrun.cli.submit import option_words
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.layout.spec import parse_mesh
@@ -319,7 +319,7 @@ def test_options_are_said_again_wherever_they_came_from() -> None:
     }  # fmt: skip
     sources = dict.fromkeys(values, "command line") | {"tee": "PET_TEE", "timings": "X"}
 
-    assert words_again(Options(values, sources, {})) == (
+    assert option_words(Options(values, sources, {})) == (
         ("--mesh=-1",), ("--flatten", "a=b+c"), ("--flatten", "d+e"), ("--verbose",),
         ("--tee", "3"),
     )  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from meshrun.cli.options import Options
-from meshrun.cli.read import check_accepted
-from meshrun.cli.variables import BETWEEN_LAUNCHERS, READ, tell_unknown
+from meshrun.cli.read import check_other_options
+from meshrun.cli.variables import BETWEEN_LAUNCHERS, READ, unknown_variables
 from meshrun.errors import UsageError
 from tests.kit import ROOT
 
@@ -53,7 +53,7 @@ def from_variables(env: dict[str, str]) -> Options:
 )
 def test_a_name_that_nobody_knows_is_told(name: str, said: str | None) -> None:
     """Others have names that begin with PET, which have to look like an option's to be told."""
-    told = list(tell_unknown({name: "1", "PATH": "/bin"}))
+    told = list(unknown_variables({name: "1", "PATH": "/bin"}))
 
     assert told == ([] if said is None else [f"unknown environment variable {name}{said}"])
 
@@ -61,14 +61,14 @@ def test_a_name_that_nobody_knows_is_told(name: str, said: str | None) -> None:
 def test_a_launch_inside_a_rank_tells_none() -> None:
     """The outer launch has told of the user's, and set the others."""
     env = {"MESHRUN_MISH": "2", "MESHRUN_RUN_ID": "x", "MESHRUN_GENERATION": "0"}
-    assert list(tell_unknown(env)) == []
+    assert list(unknown_variables(env)) == []
 
 
 def test_variables_of_a_kubernetes_service_are_not_told() -> None:
     """Each pod has those of all services, whatever their names."""
     ours = {"MESHRUN_UI_SERVICE_HOST", "MESHRUN_UI_SERVICE_PORT_HTTP", "MESHRUN_UI_PORT_80_TCP"}
-    assert list(tell_unknown(dict.fromkeys(ours, "1"))) == []
-    told = list(tell_unknown(dict.fromkeys({*ours, "MESHRUN_MASTER_PORT"}, "1")))
+    assert list(unknown_variables(dict.fromkeys(ours, "1"))) == []
+    told = list(unknown_variables(dict.fromkeys({*ours, "MESHRUN_MASTER_PORT"}, "1")))
     assert told == [
         "unknown environment variable MESHRUN_MASTER_PORT; did you mean PET_MASTER_PORT?"
     ]
@@ -84,7 +84,7 @@ def test_variables_that_a_package_declares_are_not_told(
     env = {"MESHRUN_ACME": "1", "MESHRUN_ACNE": "1"}
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    assert [line.split()[3].rstrip(";") for line in tell_unknown(env)] == ["MESHRUN_ACNE"]
+    assert [line.split()[3].rstrip(";") for line in unknown_variables(env)] == ["MESHRUN_ACNE"]
 
 
 def test_the_options_that_no_variable_sets_are_documented() -> None:
@@ -130,7 +130,7 @@ def test_a_bad_value_is_an_error_even_where_it_is_not_used(
 ) -> None:
     """As on the command line."""
     with pytest.raises(UsageError, match=re.escape(message)):
-        check_accepted(from_variables({name: text}))
+        check_other_options(from_variables({name: text}))
 
 
 @pytest.mark.parametrize(
@@ -146,4 +146,7 @@ def test_a_bad_value_is_an_error_even_where_it_is_not_used(
 )
 def test_an_error_shows_the_variable_behind_an_option(message: str, behind: str) -> None:
     """An option that is named, or else a text that is quoted."""
-    assert from_variables({"MESHRUN_NAMES": "a,b", "MESHRUN_SHOW": "zz"}).behind(message) == behind
+    assert (
+        from_variables({"MESHRUN_NAMES": "a,b", "MESHRUN_SHOW": "zz"}).variables_behind(message)
+        == behind
+    )

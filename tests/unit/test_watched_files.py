@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.cli.began import Began
+from meshrun.cli.invocation import Invocation
 from meshrun.cli.watch import watch_files
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError
@@ -26,7 +26,7 @@ def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     request = LaunchRequest(program=Program(kind="script", target="train.py"))
     with pytest.raises(HostError) as caught:
-        watch_files(request, CommandLine((), (), {}), Began(time.monotonic_ns()))
+        watch_files(request, CommandLine((), (), {}), Invocation(time.monotonic_ns()))
 
     assert caught.value.hint == "pip install 'meshrun[watch]'"
 

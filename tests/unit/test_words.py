@@ -5,7 +5,7 @@ import typer
 
 from meshrun.cli.command import typer_app as app
 from meshrun.cli.run import command_for_others
-from meshrun.cli.words import CommandLine, asked_help, misplaced, spell_known, spell_out
+from meshrun.cli.words import CommandLine, misplaced, requested_help, spell_out, spell_out_known
 from meshrun.errors import UsageError
 
 OPTIONS = {
@@ -64,7 +64,7 @@ def test_options_are_spelled_out(given: str, meant: str) -> None:
 )
 def test_what_can_be_read_of_a_line_that_cannot(given: str, known: str) -> None:
     """Unknown options and what may be their values are left out."""
-    assert " ".join(spell_known(given.split(), OPTIONS)) == known
+    assert " ".join(spell_out_known(given.split(), OPTIONS)) == known
 
 
 def test_an_ambiguous_abbreviation_is_refused() -> None:
@@ -195,4 +195,4 @@ def test_a_word_after_help_is_its_topic(options: str, program: str, asked: str) 
     """Unless it can only be the program."""
     line = CommandLine(tuple(options.split()), tuple(program.split()), OPTIONS)
 
-    assert asked_help(line) == asked
+    assert requested_help(line) == asked
