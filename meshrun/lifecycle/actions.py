@@ -10,7 +10,7 @@ from meshrun.protocol.generation import Cause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAll:
-    """Start the store and every rank of this node, as one generation."""
+    """Start the store and all ranks of this node as one generation."""
 
     generation: int
 
@@ -20,7 +20,7 @@ class StartZygote:
     """Replace the zygote that exited."""
 
     without_torch: bool = False
-    """Whether from now on each rank gets its own interpreter."""
+    """Whether each rank gets its own interpreter from now on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,14 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndGeneration:
-    """Have the zygote end the store and what ranks left behind, and continue."""
+    """Have the zygote end the store and the processes that ranks left behind, and keep running."""
 
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndZygote:
-    """Have the zygote end what is left and then itself; or end it without asking."""
+    """Have the zygote end what is left and exit, or kill it."""
 
     grace_s: float = 0.0
     by_force: bool = False
@@ -56,14 +56,14 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGate:
-    """Let ranks that have finished leave."""
+    """Let finished ranks exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Tell the coordinator how it stands here: that ranks failed, or finished, or nothing is left.
+    """Report to the coordinator: ranks failed, all finished, nothing is left, or this node leaves.
 
-    Or that it is to continue without this node.
+    The others continue without a node that leaves.
     """
 
     what: Literal["failed", "finished", "idle", "leaves"]
@@ -71,9 +71,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decide:
-    """Tell every node what comes next: the next generation after this cause, or the end."""
+    """Send every node the decision: another generation, or the end of the launch."""
 
     next_after: Cause | None
+    """Why this generation ended; ``None`` ends the launch."""
 
 
 Action = (

@@ -1,4 +1,4 @@
-"""Which rank's failure was the cause, and which were its consequences. Pure."""
+"""Which rank's failure was the cause, and which were consequences. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LEFT_EARLY, describe_exit, split_wait_status
 
 _CONSEQUENT = 2
-"""Distance of a rank that lost its connection to another; those that obeyed are farther."""
+"""Distance of a rank that lost its connection to a peer; ranks that obeyed are farther away."""
 _NOTICED_WITHIN_NS = 100_000_000
-"""How long after its peers' errors a rank's own end may be noticed; later it only obeyed."""
+"""How long after its peers' errors a rank's death may be noticed; later, it only obeyed."""
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How one rank failed, and how far that is from being the cause; 0 is nearest."""
+    """How one rank failed, and how far that is from being the cause; 0 is closest."""
 
     rank: int
     distance: int
@@ -33,19 +33,19 @@ class Verdict:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it failed because another had."""
+        """Whether it failed because another rank had failed."""
         return self.distance >= _CONSEQUENT
 
     @property
     def left_early(self) -> bool:
-        """Whether it ended well, while others still needed it."""
+        """Whether it succeeded, but exited while others still needed it."""
         return self.exit_code == 0
 
 
 def judge(state: State) -> list[Verdict]:
     """Return the failed ranks of this generation, the cause first.
 
-    If all that failed lost a connection, the cause is the rank that left before them.
+    If all of them lost a connection, the cause is the rank that exited before they did.
     """
     state = replace(state, ranks=state.all_ranks)
     verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
@@ -56,14 +56,14 @@ def judge(state: State) -> list[Verdict]:
 
 
 def has_culprit(state: State) -> bool:
-    """Whether a rank is known to have failed by itself."""
+    """Return whether a rank is known to have failed by itself."""
     return any(not verdict.is_consequence for verdict in judge(state))
 
 
 def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
-    """Return the rank whose program was over before others lost a connection, if there is one.
+    """Return the rank whose program ended before others lost a connection, if there is one.
 
-    A program may end its process without a word, by ``os._exit(0)``; that is noticed a little late.
+    A program that calls ``os._exit(0)`` reports nothing, so its end is noticed a little late.
     """
     left = []
     for rank, known in state.ranks.items():
@@ -90,7 +90,7 @@ def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
 
 
 def describe_verdict(verdict: Verdict) -> str:
-    """Return how a rank ended, in a few words."""
+    """Return a short description of how a rank ended."""
     if verdict.raised is not None and verdict.raised.kind != "SystemExit":
         return describe_raised(verdict.raised)
     if verdict.left_early:
@@ -99,7 +99,7 @@ def describe_verdict(verdict: Verdict) -> str:
 
 
 def describe_lost_process(state: State) -> str | None:
-    """Return which process of meshrun's own ended this generation by its end, if one did."""
+    """Return which of meshrun's own processes ended this generation by exiting, if one did."""
     lost = state.lost_process
     if lost is None:
         return None
@@ -113,7 +113,7 @@ def describe_lost_process(state: State) -> str | None:
 
 
 def describe_failure(state: State) -> str | None:
-    """Return what ended this generation here, if that was no rank and may not happen again."""
+    """Return what ended this generation here, if it was not a rank and a restart may help."""
     if state.hung is not None:
         why = f": {state.hung.why}" if state.hung.why else ""
         return f"no rank made progress for {state.hung.idle_s:.1f} s{why}"
@@ -123,7 +123,7 @@ def describe_failure(state: State) -> str | None:
 
 
 def describe_start_error(failed: StartFailed) -> str:
-    """Return which process could not be started, or why none could."""
+    """Return which process could not be started and why, or why none could."""
     if failed.rank is None:
         return failed.error
     who = f"rank {failed.rank}" if failed.rank != STORE else "the process of the ranks' store"
@@ -138,18 +138,19 @@ def _has_failed(state: State, rank: int) -> bool:
 
 def _judge_rank(state: State, rank: int) -> Verdict:
     known = state.ranks[rank]
-    exit_code, signum = split_wait_status(1 << 8)
-    told_ns = known.told_to_end_ns
+    exit_code: int | None = 1
+    signum: int | None = None
+    asked_ns = known.told_to_end_ns
     if known.exited is not None:
         exit_code, signum = split_wait_status(known.exited.wait_status)
-        if known.raised is not None and told_ns is not None and _is_ours(state, signum):
-            exit_code, signum = 1, None  # it was ending of its exception when our signal came
+        if known.raised is not None and asked_ns is not None and _is_ours(state, signum):
+            exit_code, signum = 1, None  # our signal came while its exception was ending it
     ended_ns = known.exited.at_ns if known.exited else 0
     if known.left_ns is not None and signum is None:
-        ended_ns = known.left_ns  # its peers could miss it only from then on
+        ended_ns = known.left_ns  # before that, its peers cannot have missed it
     at_ns = known.raised.at_ns if known.raised else ended_ns
     unasked = known.exited is not None and known.exited.unasked
-    asked_to_end = told_ns is not None and told_ns <= at_ns and not unasked
+    asked_to_end = asked_ns is not None and asked_ns <= at_ns and not unasked
     verdict = Verdict(
         rank=rank,
         distance=0,
@@ -163,24 +164,25 @@ def _judge_rank(state: State, rank: int) -> Verdict:
 
 
 def _distance(state: State, verdict: Verdict) -> int:
-    """How far a failure is from being the cause.
+    """Return how far a failure is from being the cause.
 
-    A rank that dies without a word is noticed after its peers, whose connections close first. So
-    what reads like a consequence counts less than any failure of a rank's own.
+    When a rank dies without a report, its peers' lost connections are noticed before its death. So
+    a failure that looks like a consequence ranks below any failure of a rank's own.
     """
     raised, signum = verdict.raised, verdict.signum
-    told = signum if signum is not None else (verdict.exit_code or 0) - 128
-    obeyed = _is_ours(state, told) or (raised is not None and raised.kind == "KeyboardInterrupt")
+    ended_by = signum if signum is not None else (verdict.exit_code or 0) - 128
+    is_interrupted = raised is not None and raised.kind == "KeyboardInterrupt"
+    obeyed = _is_ours(state, ended_by) or is_interrupted
     if verdict.asked_to_end and obeyed:
         return 3
     if raised and lost_connection(raised):
         return _CONSEQUENT
     if not verdict.asked_to_end:
         return 0
-    told_ns = state.ranks[verdict.rank].told_to_end_ns or 0
-    return 1 if verdict.at_ns - told_ns < _NOTICED_WITHIN_NS else 3
+    asked_ns = state.ranks[verdict.rank].told_to_end_ns or 0
+    return 1 if verdict.at_ns - asked_ns < _NOTICED_WITHIN_NS else 3
 
 
 def _is_ours(state: State, signum: int | None) -> bool:
-    """Whether a signal is one that meshrun ends ranks with, and by now has sent."""
+    """Return whether meshrun stops ranks with a signal, and has sent it if it is SIGKILL."""
     return signum in _ENDING_SIGNALS and (signum != signal.SIGKILL or state.has_killed)

@@ -1,8 +1,8 @@
-"""From what each rank has called: who waits in which collective, for whom, and why. Pure.
+"""Finds which ranks wait in which collective, for whom, and why, from their calls. Pure.
 
-Ranks of a group call its collectives in one order, so the n-th call of each is the same one. Where
-the n-th calls differ, the program is wrong; where a rank has not made a call that others wait in,
-the others wait for it.
+All ranks of a group call its collectives in the same order, so their n-th calls belong together.
+If these differ, the program is wrong; if a rank has not made a call that others wait in, they wait
+for that rank.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ _SAME_INPUTS = frozenset({
     "all_reduce", "allreduce", "broadcast", "reduce", "all_gather_into_tensor", "gather",
     "reduce_scatter_tensor",
 })  # fmt: skip
-"""Collectives to which each rank gives tensors of the same shape."""
+"""Collectives whose inputs have the same shape on each rank."""
 _SAME_OUTPUTS = frozenset({"all_gather", "scatter", "reduce_scatter"})
-"""Of which each rank gets tensors of the same shape."""
+"""Collectives whose outputs have the same shape on each rank."""
 _KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is known of one group in which ranks wait."""
+    """Why one group hangs."""
 
     severity: int
-    """0 if the calls contradict each other, 1 if ranks are awaited, 2 if those wait elsewhere."""
+    """0 if the calls contradict each other, 1 if ranks are missing, 2 if these wait in another
+    group."""
     summary: str
-    """In one line."""
+    """One line."""
     details: tuple[str, ...]
-    """A line for each set of ranks at the same call."""
+    """One line for each set of ranks at the same call."""
 
 
 def find_hung(
-    told: Mapping[int, RankCalled],
+    answers: Mapping[int, RankCalled],
     layout: Layout,
     places: Mapping[int, str],
     *,
@@ -49,9 +50,9 @@ def find_hung(
     """Return what holds up each group in which a rank waits, the causes first.
 
     Args:
-        told: What ranks have called, of those that answered.
-        layout: Names the dims.
-        places: Where in the program a rank is, such as ``all_reduce at train.py:41``.
+        answers: The calls of each rank that answered.
+        layout: The layout, which names the dims.
+        places: Where in the program each rank is, such as ``all_reduce at train.py:41``.
         own: The ranks of this node.
         why_silent: Why ranks gave no answer, such as ``is suspended``.
     """
@@ -62,12 +63,12 @@ def find_hung(
         return why_silent.get(rank, "does not answer")
 
     groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupCalls]] = {}
-    for rank, answer in told.items():
+    for rank, answer in answers.items():
         for group in answer.groups:
             groups.setdefault((group.name, tuple(group.ranks)), {})[rank] = group
     waiting = {
         rank: (_name(layout, group), call)
-        for rank, answer in told.items()
+        for rank, answer in answers.items()
         for group in answer.groups
         if (call := _under_way(group)) is not None
     }
@@ -86,19 +87,19 @@ def find_hung(
     return sorted(findings, key=lambda finding: finding.severity)
 
 
-def describe_peers(told: Mapping[int, RankCalled], layout: Layout, rank: int, place: str) -> str:
-    """Return what a peer of a rank has called last that may be its call; "" if that is not known.
+def describe_peers(answers: Mapping[int, RankCalled], layout: Layout, rank: int, place: str) -> str:
+    """Return the last call of a peer that most likely matches a rank's call; "" if unknown.
 
     Args:
-        told: What ranks have called.
-        layout: Names the dims.
-        rank: The rank, which has not told.
+        answers: The calls of each rank that answered.
+        layout: The layout, which names the dims.
+        rank: The rank, which has not answered.
         place: Where it was, such as ``all_reduce at train.py:41``.
     """
     function = place.partition(" at ")[0]
     found = [
         ((call.op not in function, call.is_done, len(group.ranks), peer), call, group)
-        for peer, answer in sorted(told.items())
+        for peer, answer in sorted(answers.items())
         for group in answer.groups
         if peer != rank and rank in group.ranks
         for call in group.calls[-1:]
@@ -118,7 +119,9 @@ def _examine(
     places: Mapping[int, str],
     describe_silent: Callable[[int], str],
 ) -> Finding:
-    under_way = {rank: call for rank, of in members.items() if (call := _under_way(of)) is not None}
+    under_way = {
+        rank: call for rank, group in members.items() if (call := _under_way(group)) is not None
+    }
     latest = max(call.number for call in under_way.values())
     absent = [
         rank
@@ -130,24 +133,23 @@ def _examine(
     for why, those in silent.items():
         where = sorted({places[rank] for rank in those if rank in places})
         at = f", {where[0]}" if where else ""
-        details.append(f"{_ranks(those)}: {_of(those, why)}{at}")
+        details.append(f"{_ranks(those)}: {_agree(those, why)}{at}")
     if (found := _contradiction(members)) is not None:
         text, number = found
-        calls = {rank: call for rank, of in members.items() for call in _numbered(of, number)}
+        calls = {rank: call for rank, group in members.items() for call in _numbered(group, number)}
         return Finding(0, f"in {name}, {text}", tuple(_details(calls, places)))
     call = next(call for call in under_way.values() if call.number == latest)
     behind = [rank for rank, each in under_way.items() if each.number < latest]
-    in_it = _ranks([rank for rank in under_way if rank not in behind])
-    wait = f"{in_it} {_verb(in_it, 'waits', 'wait')} in {_named(call)}"
+    in_it = [rank for rank in under_way if rank not in behind]
+    wait = f"{_ranks(in_it)} {_agree(in_it, 'waits')} in {_named(call)}"
     late = sorted(absent + behind)
     if not late and silent:
-        missing = [f"{_ranks(those)} {_of(those, why)}" for why, those in silent.items()]
+        missing = [f"{_ranks(those)} {_agree(those, why)}" for why, those in silent.items()]
         summary = f"in {name}, {wait}, and {', and '.join(missing)}"
     elif not late:
         summary = f"in {name}, every rank is in {_named(call)}, which does not complete"
     else:
-        who = _ranks(late)
-        summary = f"in {name}, {wait}, which {who} {_verb(who, 'has', 'have')} not called"
+        summary = f"in {name}, {wait}, which {_ranks(late)} {_agree(late, 'has')} not called"
     is_elsewhere = any(rank in waiting for rank in absent)
     return Finding(2 if is_elsewhere else 1, summary, tuple(details))
 
@@ -178,7 +180,7 @@ def _absent(
 
 
 def _contradiction(members: Mapping[int, GroupCalls]) -> tuple[str, int] | None:
-    """Return in what the calls of one number differ, and the first number in which they do."""
+    """Return how the ranks' calls differ, and the number of the first calls that do."""
     by_number: dict[int, dict[int, Call]] = {}
     for rank, group in members.items():
         for call in group.calls:
@@ -192,9 +194,9 @@ def _contradiction(members: Mapping[int, GroupCalls]) -> tuple[str, int] | None:
             if _is_reordered(members, number):
                 how = "the same collectives in a different order"
             return f"the ranks call {how}: #{number} is {listed}", number
-        told = _sets({rank: _compared(call) for rank, call in calls.items()})
-        if len(told) > 1:
-            listed = _list({f"{shape} on {{}}": ranks for shape, ranks in told.items()})
+        shapes = _sets({rank: _compared(call) for rank, call in calls.items()})
+        if len(shapes) > 1:
+            listed = _list({f"{shape} on {{}}": ranks for shape, ranks in shapes.items()})
             op = next(iter(calls.values())).op
             text = f"the ranks call {op} #{number} with different shapes or types: {listed}"
             return text, number
@@ -202,11 +204,11 @@ def _contradiction(members: Mapping[int, GroupCalls]) -> tuple[str, int] | None:
 
 
 def _is_reordered(members: Mapping[int, GroupCalls], number: int) -> bool:
-    """Whether what one rank calls now, another calls before or after it, and the other way too."""
-    now = {rank: call.op for rank, of in members.items() for call in _numbered(of, number)}
+    """Return whether each rank makes the other ranks' calls too, earlier or later."""
+    now = {rank: call.op for rank, group in members.items() for call in _numbered(group, number)}
     near = {
-        rank: {call.op for call in of.calls if call.number != number}
-        for rank, of in members.items()
+        rank: {call.op for call in group.calls if call.number != number}
+        for rank, group in members.items()
         if rank in now
     }
     others = set(now.values())
@@ -218,7 +220,7 @@ def _numbered(group: GroupCalls, number: int) -> list[Call]:
 
 
 def _compared(call: Call) -> str:
-    """Return what must be alike on all ranks."""
+    """Return the part of a call that must be the same on all ranks."""
     if call.op in _SAME_INPUTS:
         return call.inputs
     return call.outputs if call.op in _SAME_OUTPUTS else ""
@@ -229,7 +231,7 @@ def _under_way(group: GroupCalls) -> Call | None:
 
 
 def _sets(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the ranks that have each value, the most common value first."""
+    """Return the ranks with each value, the most common value first."""
     found: dict[str, list[int]] = {}
     for rank in sorted(values):
         found.setdefault(values[rank], []).append(rank)
@@ -261,15 +263,11 @@ def _ranks(ranks: Iterable[int]) -> str:
     return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 
-def _verb(ranks: str, one: str, several: str) -> str:
-    return one if ranks.removeprefix("rank ").isdecimal() else several
-
-
-def _of(ranks: Sequence[int], verb: str) -> str:
-    """Return what one rank does, or is, for several."""
-    word, space, rest = verb.partition(" ")
-    several = {"is": "are", "has": "have", "does": "do"}
-    return verb if len(ranks) == 1 else f"{several.get(word, word)}{space}{rest}"
+def _agree(ranks: Sequence[int], predicate: str) -> str:
+    """Return a predicate such as ``is suspended`` in the number of its subject, these ranks."""
+    verb, space, rest = predicate.partition(" ")
+    plurals = {"is": "are", "has": "have", "does": "do", "waits": "wait"}
+    return predicate if len(ranks) == 1 else f"{plurals.get(verb, verb)}{space}{rest}"
 
 
 def _place(headline: str) -> str:

@@ -62,9 +62,15 @@ from meshrun.protocol.rank_end import RankExited, RankRaised
 
 SECOND_SIGNAL_GRACE_S = 2.0
 _IMPATIENT = (signal.SIGINT, signal.SIGPIPE)
+"""First signals that count as the second if the ranks are already stopping."""
 _OF_ONE_NODE = (signal.SIGTERM, signal.SIGPIPE)
-"""What a machine that is taken away gets, and one whose reader has gone."""
+"""Signals that concern one node: its machine is taken away, or its output has lost its reader."""
 _NS = 1_000_000_000
+
+
+def ignore(state: State, _: object) -> Step:
+    """Return the state as it is: the event only concerns those who watch the launch."""
+    return state, []
 
 
 def _zygote_ready(state: State, _: ZygoteReady) -> Step:
@@ -73,7 +79,7 @@ def _zygote_ready(state: State, _: ZygoteReady) -> Step:
 
 
 def start_if_due(state: State) -> Step:
-    """Ranks are started once the zygote is ready, and every node is there."""
+    """Start the ranks if the zygote is ready and every node has joined."""
     is_missing_nodes = state.nodes is not None and not state.nodes.is_met
     if state.stopping or state.phase is not Phase.WAITING or is_missing_nodes:
         return state, []
@@ -81,7 +87,7 @@ def start_if_due(state: State) -> Step:
         return state, [WakeAt(at_ns=state.begin_ns)]
     state = replace(state, phase=Phase.RUNNING)
     start: list[Action] = [StartAll(generation=state.generation)]
-    # A node for which the mesh has no ranks has finished at once.
+    # A node without ranks in the mesh has finished at once.
     return (state, start) if state.ranks else _open_gate_if_due(state, start)
 
 
@@ -94,7 +100,7 @@ def _raised(state: State, event: RankRaised) -> Step:
 
 
 def _start_failed(state: State, event: StartFailed) -> Step:
-    # Ranks that were ordered after it may still start; they are ended as they come.
+    # Ranks ordered after it may still start; _started() stops them.
     stopped, actions = stop(replace(state, start_error=event), event.at_ns)
     return finish(stopped, actions, event.at_ns)
 
@@ -102,7 +108,7 @@ def _start_failed(state: State, event: StartFailed) -> Step:
 def _store_ended(state: State, event: StoreEnded) -> Step:
     serves = state.nodes is None or state.nodes.is_coordinator
     if state.stopping and (state.signals or not serves or has_culprit(state)):
-        return state, []  # it is not why the ranks end, and they need it no more
+        return state, []  # it did not cause the end, and the ranks no longer need it
     state = replace(state, lost_process=event)
     leaves: list[Action] = []
     if state.nodes is not None and state.nodes.may_leave and not may_restart(state):
@@ -114,14 +120,14 @@ def _store_ended(state: State, event: StoreEnded) -> Step:
 
 def _hung(state: State, event: Hung) -> Step:
     if not state.alive:
-        return state, []  # they ended while they were asked where they are
+        return state, []  # they exited while the launcher collected their stacks
     return stop(replace(state, hung=event), event.at_ns)
 
 
 def _excluded(state: State, event: NodeExcluded) -> Step:
-    """Leave the others, if they can continue without this node; else end the launch.
+    """Leave the launch if the others can continue without this node; otherwise, end it.
 
-    That a rank has failed is no reason not to: ranks would start again on this node.
+    A rank may have failed already: a restart would use this node again.
     """
     if state.signals or state.excluded is not None or state.over:
         return state, []
@@ -133,9 +139,9 @@ def _excluded(state: State, event: NodeExcluded) -> Step:
 
 
 def _checked(state: State, event: Checked) -> Step:
-    """End the launch if something is wrong, unless nodes that are to blame may be left out."""
+    """End the launch if something is wrong, unless the nodes to blame may be left out."""
     if not event.findings or (event.hosts and state.nodes is not None):
-        return state, []  # ranks of these nodes report that they must not be used
+        return state, []  # ranks of those nodes report NodeExcluded
     return stop(replace(state, failed_check=event), event.at_ns)
 
 
@@ -147,7 +153,7 @@ def _with_rank(state: State, rank: int, **changes: object) -> State:
 def _started(state: State, event: RankStarted) -> Step:
     state = _with_rank(state, event.rank, pid=event.pid)
     state = replace(state, alive=state.alive | {event.rank})
-    # A rank may be heard of on another channel that it has raised before that it has started.
+    # RankRaised comes over another socket, and may arrive before RankStarted.
     ends_by_itself = state.ranks[event.rank].raised is not None and not state.killed
     if not state.stopping or ends_by_itself:
         return state, []
@@ -167,15 +173,15 @@ def _finished(state: State, event: RankFinished) -> Step:
 
 
 def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
-    """Finished ranks may exit once all have finished, or none is awaited."""
+    """Let finished ranks exit once all have finished, or the ranks are stopping."""
     known = state.ranks.values()
     waiting = any(rank.finished and not rank.exited for rank in known)
     due = state.stopping or all(rank.finished or rank.exited for rank in known)
     if state.gate is Gate.OPEN or not due:
         return state, actions
-    if state.nodes is not None and not state.stopping:  # other nodes may have need of them
-        said = [Report(what="finished")] if state.gate is Gate.SHUT else []
-        return replace(state, gate=Gate.ASKED), [*actions, *said]
+    if state.nodes is not None and not state.stopping:  # ranks of other nodes may need them
+        report = [Report(what="finished")] if state.gate is Gate.SHUT else []
+        return replace(state, gate=Gate.ASKED), [*actions, *report]
     if not waiting:
         return state, actions
     return replace(state, gate=Gate.OPEN), [*actions, OpenGate()]
@@ -192,12 +198,12 @@ def _exited(state: State, event: RankExited) -> Step:
 
 
 def finish(state: State, actions: list[Action], at_ns: int) -> Step:
-    """Once no rank is left, start them again or bring the launch to its end."""
+    """Once no rank is left, restart the ranks or end the launch."""
     if not has_no_rank_left(state):
         return state, actions
-    if state.zygote_gone is not None:  # with whatever there was to clear up
-        state, said = report_idle(replace(state, phase=Phase.CLEARING))
-        return state, [*actions, *said]
+    if state.zygote_gone is not None:  # and everything below it
+        state, report = report_idle(replace(state, phase=Phase.CLEARING))
+        return state, [*actions, *report]
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     state = replace(state, deadline_ns=deadline_ns)
@@ -213,7 +219,7 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
 
 
 def _begin_restart(state: State, at_ns: int) -> tuple[State, bool]:
-    """Return whether ranks start again, and the state that counts it."""
+    """Return the state, to which a restart adds its cause, and whether the ranks restart."""
     state, cause = decide_restart(state, at_ns)
     if cause is None:
         return state, False
@@ -221,20 +227,20 @@ def _begin_restart(state: State, at_ns: int) -> tuple[State, bool]:
 
 
 def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step:
-    """Start again with everything new but the zygote; of several nodes, the coordinator decides."""
+    """Start the next generation; on several nodes, report to the coordinator, which decides."""
     if state.phase is not Phase.CLEARING:
         return state, []
     if state.nodes is not None:
-        if not state.nodes.awaits_decision:  # the coordinator was lost meanwhile
+        if not state.nodes.awaits_decision:  # the coordinator has been lost
             return end_zygote(state, event.at_ns)
         return report_idle(replace(state, deadline_ns=None))
     return start_next_generation(state, event.at_ns)
 
 
 def start_next_generation(state: State, at_ns: int) -> Step:
-    """Start ranks with everything new except the zygote, after a delay if they make no progress.
+    """Start the ranks of the next generation, after a back-off if they make no progress.
 
-    A zygote that has ended is replaced.
+    Only the zygote stays; if it is gone, another one replaces it.
     """
     nodes, (wait_s, _) = state.nodes, back_off(state.causes)
     if nodes is not None and nodes.is_met:
@@ -251,7 +257,7 @@ def start_next_generation(state: State, at_ns: int) -> Step:
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
         nodes=nodes,
     )
-    if fresh.signals:  # it came after the last rank had ended
+    if fresh.signals:  # which arrived after the last rank had exited
         fresh = replace(fresh, zygote_gone=state.zygote_gone)
         fresh, actions = stop(fresh, at_ns, signum=fresh.signals[0])
         return finish(fresh, actions, at_ns)
@@ -267,15 +273,23 @@ def stop(
     signum: int = signal.SIGTERM,
     others_know: bool = False,
 ) -> Step:
-    """Tell the ranks to end, once, and set the time by which they must have."""
+    """Ask the ranks to stop, once, and set their deadline.
+
+    Args:
+        state: The state before.
+        at_ns: When the reason for it occurred.
+        sparing: A rank that is ending by itself.
+        signum: The signal to send.
+        others_know: Whether the coordinator need not be notified.
+    """
     if state.stopping:
         return state, []
     if state.nodes is not None and state.nodes.is_idle and others_know:
         return replace(state, stop=Stop.ASKED), []  # no rank is left here
     deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
     state = replace(state, stop=Stop.ASKED, deadline_ns=deadline_ns)
-    told = tuple(sorted(state.alive - {sparing}))
-    state, actions = _signal_ranks(state, told, signum, at_ns)
+    ranks = tuple(sorted(state.alive - {sparing}))
+    state, actions = _signal_ranks(state, ranks, signum, at_ns)
     state, actions = _open_gate_if_due(state, actions)
     if state.nodes is not None and state.nodes.awaits_decision and not others_know:
         actions.append(Report(what="failed"))
@@ -299,11 +313,11 @@ def _kill(state: State, at_ns: int) -> Step:
 
 
 def _zygote_gone(state: State, event: ZygoteGone) -> Step:
-    """Nothing is left of this generation; that was its end, unless it was at its end already."""
+    """End this generation, as nothing is left of it, unless it was ending already."""
     nodes, was_over = state.nodes, state.over
     state = replace(state, zygote_gone=event, alive=frozenset())
-    has_lost = nodes is not None and nodes.is_met and not nodes.awaits_decision
-    if was_over or has_lost:
+    is_decided = nodes is not None and nodes.is_met and not nodes.awaits_decision
+    if was_over or is_decided:
         return state, []
     was_ending = state.phase is Phase.ENDING or state.broken is not None
     if state.phase is Phase.CLEARING and not was_ending:
@@ -322,12 +336,12 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
         return state, [Report(what="leaves"), *actions]
     failed: list[Action] = [] if state.stopping else [Report(what="failed")]
     phase = Phase.ENDING if state.phase is Phase.ENDING else Phase.CLEARING
-    state, said = report_idle(mark_stopped(state, phase=phase, deadline_ns=None))
-    return state, [*failed, *said]
+    state, idle = report_idle(mark_stopped(state, phase=phase, deadline_ns=None))
+    return state, [*failed, *idle]
 
 
 def _signalled(state: State, event: SignalArrived) -> Step:
-    """End with the others; or alone, if what happened is this node's affair and they can go on."""
+    """Stop all nodes, or only this one if the signal concerns it alone and the rest can go on."""
     nodes, is_first = state.nodes, not (state.signals or state.over)
     if event.signum not in _OF_ONE_NODE or nodes is None or not (is_first and nodes.may_leave):
         return _stop_for_signal(state, event)
@@ -337,25 +351,25 @@ def _signalled(state: State, event: SignalArrived) -> Step:
 
 
 def _stop_for_signal(state: State, event: SignalArrived) -> Step:
-    """Ask ranks to stop at the first signal; kill them soon after the second, now at the third.
+    """Ask the ranks to stop at the first signal, kill them soon after the second, now at the third.
 
-    Ctrl-C while they stop already comes from somebody who waits, and counts as the second, as does
-    a reader that has gone; another first signal does not: schedulers send one to all launchers, and
-    other nodes may be quicker.
+    A first SIGINT or SIGPIPE that finds the ranks already stopping counts as the second: somebody
+    is waiting, or nobody reads the output. Other signals do not, as schedulers send them to all
+    launchers, and another node may have received its own first.
     """
     may_be_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
-    # After the third all is killed already, and the deadline stays where it is.
+    # After the third signal all ranks are killed, and the deadline stays.
     if len(state.signals) > 2 or (may_be_repeated and signal.SIGTERM in state.signals):
         return state, []
     is_decided = state.nodes is not None and state.nodes.over is not None
-    if state.over or is_decided:  # what is left is to tell the other nodes why
+    if state.over or is_decided:  # only notifying the other nodes is left
         return replace(state, signals=(*state.signals, event.signum)), []
     first, was_stopping = not state.signals, state.stopping
     was_signalled_elsewhere = state.nodes is not None and state.nodes.signum == event.signum
     why = event.why if first else state.why_signalled
     state = replace(state, signals=(*state.signals, event.signum), why_signalled=why)
     if first and not state.stopping:
-        # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
+        # Ranks would ignore SIGPIPE, as Python does by default.
         signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
         state, actions = stop(state, event.at_ns, signum=signum)
     elif first and (event.signum not in _IMPATIENT or was_signalled_elsewhere):
@@ -373,12 +387,12 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Step:
     elif nodes is not None and nodes.is_idle and nodes.awaits_decision:
         if nodes.may_end_alone and was_stopping:
             return leave(state, nodes, actions, event.at_ns)
-        return state, actions  # the others are told to end, and the coordinator says when they have
+        return state, actions  # the coordinator stops the others, and decides once they are idle
     if state.alive or state.phase in (Phase.ENDING, Phase.OVER):
         return state, actions
-    # No rank was started yet: there is nothing to wait for.
-    told: list[Action] = [action for action in actions if isinstance(action, Report)]
-    return replace(state, phase=Phase.ENDING), [*told, EndZygote(by_force=True)]
+    # No rank has started, so there is nothing to wait for.
+    reports: list[Action] = [action for action in actions if isinstance(action, Report)]
+    return replace(state, phase=Phase.ENDING), [*reports, EndZygote(by_force=True)]
 
 
 def _time_passed(state: State, at_ns: int) -> Step:
@@ -387,19 +401,19 @@ def _time_passed(state: State, at_ns: int) -> Step:
     if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
         return state, []
     if state.killed or state.phase in (Phase.CLEARING, Phase.ENDING):
-        # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
+        # SIGKILL did not suffice, or the zygote does not answer: kill it, and so its ranks.
         state = replace(state, deadline_ns=None)
-        if state.phase is Phase.CLEARING and state.nodes is None:  # what was to come is not to be
+        if state.phase is Phase.CLEARING and state.nodes is None:  # cancel the restart
             why = "processes left behind by the ranks could not be cleaned up"
             causes = state.causes[:-1]
             state = replace(state, phase=Phase.ENDING, causes=causes, no_restart=why)
-        # Where the coordinator decides, others may start again, and another zygote is started here.
+        # With a coordinator, the others may restart, and another zygote starts here.
         return state, [EndZygote(by_force=True)]
     return _kill(state, at_ns)
 
 
 STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
-    LaunchBegan: lambda state, _: (state, []),
+    LaunchBegan: ignore,
     ZygoteReady: _zygote_ready,
     ZygoteUnsafe: _zygote_unsafe,
     ProgramBroken: lambda state, event: (replace(state, broken=event), []),
@@ -413,20 +427,17 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     RankRaised: _raised,
     RankBeat: _beat,
     RankFinished: _finished,
-    RankLeaves: lambda state, event: (
-        _with_rank(state, event.rank, left_ns=event.at_ns),
-        [],
-    ),
+    RankLeaves: lambda state, event: (_with_rank(state, event.rank, left_ns=event.at_ns), []),
     RankExited: _exited,
-    RanksResumed: lambda state, _: (state, []),
+    RanksResumed: ignore,
     StoreEnded: _store_ended,
-    LeftoversEnded: lambda state, _: (state, []),
+    LeftoversEnded: ignore,
     GenerationEnded: _generation_ended,
     ZygoteGone: _zygote_gone,
     SignalArrived: _signalled,
     Hung: _hung,
     NodeExcluded: _excluded,
     Checked: _checked,
-    RankLate: lambda state, _: (state, []),
+    RankLate: ignore,
     TimePassed: lambda state, event: _time_passed(state, event.at_ns),
 }

@@ -1,6 +1,6 @@
 """What a launch does next after an event on other nodes. Pure; time comes in events.
 
-The first node coordinates: it hears how every node stands, and decides what all do next.
+Node 0 is the coordinator: every node reports to it, and it decides what all do next.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report
-from meshrun.lifecycle.local import finish, start_if_due, start_next_generation, stop
+from meshrun.lifecycle.local import finish, ignore, start_if_due, start_next_generation, stop
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import (
     cause_of_change,
@@ -36,15 +36,15 @@ from meshrun.protocol.events import (
 from meshrun.protocol.generation import Cause, RankState
 
 
-def _known(state: State) -> NodesState:
-    assert state.nodes is not None  # noqa: S101 - only launches of several nodes hear of others
+def _nodes(state: State) -> NodesState:
+    assert state.nodes is not None  # noqa: S101 - these events need several nodes
     return state.nodes
 
 
 def _met(state: State, event: Met) -> Step:
-    known = _known(state)
+    known = _nodes(state)
     ranks = {rank: RankState() for rank in event.ranks}
-    if known.is_met:  # again, as nodes have come or gone
+    if known.is_met:  # the nodes of an elastic launch have changed
         if state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF:
             return state, []
         return start_next_generation(replace(state, ranks=ranks, causes=event.causes), event.at_ns)
@@ -53,7 +53,7 @@ def _met(state: State, event: Met) -> Step:
 
 
 def _meeting_failed(state: State, event: MeetingFailed) -> Step:
-    known = _known(state)
+    known = _nodes(state)
     if known.failed is not None or state.over:
         return state, []
     link = Link.CUT_OFF if known.link is Link.RETURNING else known.link
@@ -68,13 +68,13 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
 
 
 def _node_lost(state: State, event: NodeLost) -> Step:
-    known = _known(state)
+    known = _nodes(state)
     may_return = known.is_elastic and known.link is not Link.CUT_OFF
-    if may_return and not state.signals:  # it is the coordinator, which may come back
+    if may_return and not state.signals:  # the coordinator, to which this node may reconnect
         alone = replace(state, nodes=replace(known, link=Link.RETURNING))
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)
-    if known.is_coordinator and may_restart(state):  # perhaps it is started again
+    if known.is_coordinator and may_restart(state):  # the lost node may be started again
         lost = GenerationAborted(why=str(event), signum=0, at_ns=event.at_ns)
         state = replace(state, nodes=replace(known, change=known.change or lost))
         state, actions = stop(state, event.at_ns, others_know=True)
@@ -89,46 +89,46 @@ def _node_lost(state: State, event: NodeLost) -> Step:
 
 def _generation_aborted(state: State, event: GenerationAborted) -> Step:
     signum = event.signum or signal.SIGTERM
-    if event.resizes and _known(state).change is None:
-        state = replace(state, nodes=replace(_known(state), change=event))
+    if event.resizes and _nodes(state).change is None:
+        state = replace(state, nodes=replace(_nodes(state), change=event))
     if event.signum and not state.stopping:
-        state = replace(state, nodes=replace(_known(state), signum=event.signum))
+        state = replace(state, nodes=replace(_nodes(state), signum=event.signum))
     state, actions = stop(state, event.at_ns, signum=signum, others_know=True)
     return finish(state, actions, event.at_ns)
 
 
 def _all_idle(state: State, event: AllIdle) -> Step:
-    """Decide for every node: the ranks are restarted, or the launch has ended."""
-    if _known(state).phase in (NodesPhase.MEETING, NodesPhase.OVER):
+    """Decide for every node: restart the ranks, or end the launch."""
+    if _nodes(state).phase in (NodesPhase.MEETING, NodesPhase.OVER):
         return state, []
     ranks: dict[int, RankState] = {}
     for outcome in event.outcomes:
         ranks.update(outcome.ranks)
-    nodes = replace(_known(state), ranks=ranks, outcomes=event.outcomes)
+    nodes = replace(_nodes(state), ranks=ranks, outcomes=event.outcomes)
     state = replace(state, nodes=nodes)
     if nodes.change is not None and may_continue(state):
         return _regroup(state, cause_of_change(state, nodes.change))
-    if not state.stopping:  # every rank ended well
+    if not state.stopping:  # every rank succeeded
         return state, [Decide(next_after=None)]
     state, cause = decide_restart(state, event.at_ns)
     return (state, [Decide(next_after=None)]) if cause is None else _regroup(state, cause)
 
 
 def _regroup(state: State, cause: Cause) -> Step:
-    """Have ranks start again, which may have to wait for nodes."""
-    known = _known(state)
+    """Restart the ranks, once there are enough nodes."""
+    known = _nodes(state)
     nodes = replace(known, phase=NodesPhase.REGROUPING)
     return replace(state, nodes=nodes), [Decide(next_after=cause)]
 
 
 def _next_begins(state: State, event: NextBegins) -> Step:
     state = replace(state, causes=(*state.causes, event.cause))
-    if not _known(state).awaits_decision:
+    if not _nodes(state).awaits_decision:
         return state, []
     if state.phase not in (Phase.ENDING, Phase.OVER) and state.broken is None:
         return start_next_generation(state, event.at_ns)
-    # Nobody can start ranks here any more, and the others would wait for them.
-    nodes = replace(_known(state), phase=NodesPhase.RUNNING)
+    # This node can no longer start ranks, and the others would wait for them.
+    nodes = replace(_nodes(state), phase=NodesPhase.RUNNING)
     state, idle = report_idle(replace(state, nodes=nodes))
     return state, [Report(what="failed"), *idle]
 
@@ -138,13 +138,13 @@ def _others_finished(state: State, event: OthersFinished) -> Step:
 
 
 def _launch_over(state: State, event: LaunchOver) -> Step:
-    state = replace(state, nodes=replace(_known(state), over=event, phase=NodesPhase.OVER))
+    state = replace(state, nodes=replace(_nodes(state), over=event, phase=NodesPhase.OVER))
     return end_zygote(state, event.at_ns)
 
 
 STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
-    TimesRequested: lambda state, _: (state, []),
-    TimesReported: lambda state, _: (state, []),
+    TimesRequested: ignore,
+    TimesReported: ignore,
     Met: _met,
     MeetingFailed: _meeting_failed,
     NodeLost: _node_lost,

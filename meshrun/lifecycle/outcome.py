@@ -1,4 +1,7 @@
-"""The last state of a launch -> its result: which failure was the cause, which exit code. Pure."""
+"""The last state of a launch -> its result: which failure was the cause, which exit code. Pure.
+
+On several nodes, each reports a :class:`NodeOutcome` to the coordinator first.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from meshrun.lifecycle.blame import (
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import NodeLost
 from meshrun.protocol.from_zygote import StoreEnded
-from meshrun.protocol.generation import Evidence, NodeOutcome
+from meshrun.protocol.generation import Evidence, NodeOutcome, Trouble
 from meshrun.protocol.result import (
     PREEMPTED,
     LaunchResult,
@@ -44,18 +47,52 @@ _NOTHING = Evidence()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """How a launch ends, in short."""
+    """How a launch ends, in brief."""
 
     exit_code: int
     signum: int | None
     preempted: bool
     headline: str
-    """What decided it, in one line; "" if all went well."""
+    """The cause in one line; "" if the launch succeeded."""
 
 
 def went_well(state: State) -> bool:
-    """Whether every rank returned 0 and nothing stopped the launch."""
+    """Return whether every rank exited with 0 and nothing stopped the launch."""
     return _exit_code(state) == 0
+
+
+def node_outcome(
+    state: State,
+    *,
+    headline: str,
+    trouble: MeshrunError | None,
+    evidence: Mapping[int, Evidence],
+    failure: str = "",
+) -> NodeOutcome:
+    """Return what this node reports to the coordinator after a generation.
+
+    Args:
+        state: The state of this node.
+        headline: The cause in one line.
+        trouble: The error that ended the generation from outside the ranks, if any.
+        evidence: The evidence for ranks that failed.
+        failure: The same as ``trouble``, briefly, if ranks may restart after it.
+    """
+    failed = {verdict.rank for verdict in judge(state)}
+    left = [(known.finished_ns, rank) for rank, known in state.ranks.items() if known.finished_ns]
+    reported = failed | {rank for _, rank in sorted(left)[:1]}
+    return NodeOutcome(
+        headline=headline,
+        signum=state.signals[0] if state.signals else 0,
+        is_well=_all_succeeded(state),
+        killed=state.killed,
+        is_hung=state.hung is not None,
+        step=state.step,
+        failure=failure,
+        trouble=None if trouble is None else Trouble.of(trouble),
+        ranks={rank: state.ranks[rank] for rank in sorted(reported)},
+        evidence={rank: evidence[rank] for rank in reported if rank in evidence},
+    )
 
 
 def build_result(
@@ -69,9 +106,8 @@ def build_result(
 ) -> LaunchResult:
     """Return the result of a launch whose last state is ``state``."""
     nodes = state.nodes
-    if nodes is not None:
-        told = [outcome.evidence for outcome in nodes.outcomes]
-        evidence = {**dict(item for each in told for item in each.items()), **evidence}
+    for outcome in state.outcomes:
+        evidence = {**outcome.evidence, **evidence}
     failures = [
         _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
         for verdict in judge(state)
@@ -81,7 +117,7 @@ def build_result(
     own = hosts[0] if nodes is not None and nodes.is_coordinator else ""
     signum = decision.signum if own else next(iter(state.signals), None)
     if over is not None and over.signum is None:
-        signum = None  # it came once all was decided
+        signum = None  # it arrived after the decision
     return LaunchResult(
         exit_code=decision.exit_code,
         signum=signum,
@@ -100,39 +136,39 @@ def build_result(
 
 
 def decide(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Decision:
-    """Return how the launch ends; on the coordinator of several nodes, for all of them.
+    """Return how the launch ends, on all nodes if this one is the coordinator.
 
     The arguments are those of :func:`headline`.
     """
-    signums = [*state.signals[:1], *_signums_elsewhere(state)]
     return Decision(
         exit_code=_exit_code(state),
-        signum=next((signum for signum in signums if signum), None),
+        signum=_stop_signal(state),
         preempted=_was_preempted(state),
         headline=headline(state, layout, hosts, host),
     )
 
 
 def why_stopped(state: State) -> str:
-    """Return why the launcher was stopped from outside: ``stopped by SIGTERM``."""
+    """Return what stopped the launcher: ``stopped by SIGTERM``."""
     why = state.why_signalled
     return f"stopped because {why}" if why else f"stopped by {signal_name(state.signals[0])}"
 
 
 def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> str:
-    """Return what decided a launch in one line; "" if all is well so far.
+    """Return the cause of a launch's end in one line; "" if nothing has failed.
 
     Args:
-        state: What is known of it.
-        layout: Of its ranks.
-        hosts: Names of its nodes, in node order.
-        host: This node's.
+        state: The state of the launch.
+        layout: The layout of its ranks.
+        hosts: The host names of its nodes, in node order.
+        host: The host name of this node.
     """
     if state.signals:
         return f"{host} was {why_stopped(state)}"
-    if signums := _signums_elsewhere(state):
-        stopped = f"a node was stopped by {signal_name(signums[0])}"
-        return next((told.headline for told in _outcomes(state) if told.headline), stopped)
+    if (signum := _stop_signal(state)) is not None:
+        stopped = f"a node was stopped by {signal_name(signum)}"
+        headlines = (outcome.headline for outcome in state.outcomes if outcome.headline)
+        return next(headlines, stopped)
     if state.broken is not None:
         where = f"on {host}, " if len(hosts) > 1 else ""
         return where + state.broken.headline
@@ -145,19 +181,23 @@ def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> s
     return f"{rank_name(layout, rank)}{host} {describe_verdict(verdicts[0])}"
 
 
-def _outcomes(state: State) -> tuple[NodeOutcome, ...]:
-    return state.nodes.outcomes if state.nodes is not None else ()
+def _stop_signal(state: State) -> int | None:
+    """Return the first signal that stopped this launcher, or else that of another node."""
+    signums = (*state.signals, *(outcome.signum for outcome in state.outcomes))
+    return next((signum for signum in signums if signum), None)
 
 
-def _signums_elsewhere(state: State) -> list[int]:
-    return [outcome.signum for outcome in _outcomes(state) if outcome.signum]
+def _all_succeeded(state: State) -> bool:
+    """Return whether every rank of this node exited with 0."""
+    ranks = state.ranks.values()
+    return all(known.exited is not None and known.exited.wait_status == 0 for known in ranks)
 
 
 def _failure(
     state: State, layout: Layout, verdict: Verdict, hosts: Sequence[str], evidence: Evidence
 ) -> RankFailure:
     traceback = verdict.raised.traceback if verdict.raised else ""
-    is_told = verdict.raised is not None and not verdict.raised.handled
+    explains_itself = verdict.raised is not None and not verdict.raised.handled
     return RankFailure(
         rank=verdict.rank,
         coordinate=layout.coordinate(verdict.rank),
@@ -173,29 +213,25 @@ def _failure(
         place=user_place(traceback, current_folder()) or evidence.place,
         why=evidence.why,
         stack=evidence.stack,
-        last_lines=() if is_told else evidence.last_lines,
+        last_lines=() if explains_itself else evidence.last_lines,
     )
 
 
 def _was_preempted(state: State) -> bool:
-    """Whether ranks were told to end by SIGTERM to the launcher, and all did as they should."""
-    ranks = state.ranks.values()
-    told = any(known.told_to_end_ns is not None for known in ranks)
-    well = all(known.exited is not None and known.exited.wait_status == 0 for known in ranks)
-    first = [*state.signals, *_signums_elsewhere(state)][:1]
+    """Return whether SIGTERM to a launcher stopped the ranks, and all of them exited with 0."""
     return (
-        first == [signal.SIGTERM]
-        and told
-        and well
-        and all(outcome.is_well for outcome in _outcomes(state))
+        _stop_signal(state) == signal.SIGTERM
+        and any(known.told_to_end_ns is not None for known in state.ranks.values())
+        and _all_succeeded(state)
+        and all(outcome.is_well for outcome in state.outcomes)
     )
 
 
 def _exit_code(state: State) -> int:
     if state.nodes is not None and state.nodes.over is not None:
         return state.nodes.over.exit_code
-    if signums := [*state.signals, *_signums_elsewhere(state)]:
-        return PREEMPTED if _was_preempted(state) else 128 + signums[0]
+    if (signum := _stop_signal(state)) is not None:
+        return PREEMPTED if _was_preempted(state) else 128 + signum
     if state.broken is not None:
         return state.broken.exit_code
     if (trouble := find_trouble(state)) is not None:
@@ -212,7 +248,7 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
         return None
     if nodes.failed is not None:
         return nodes.failed.error
-    for outcome in _outcomes(state):
+    for outcome in state.outcomes:
         if outcome.trouble is not None:
             return outcome.trouble.as_error()
     if (lost := nodes.lost) is not None and (nodes.is_coordinator or nodes.over is None):
@@ -241,9 +277,9 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
     if state.excluded is not None:
         event = state.excluded
         is_program = event.found_by == "program"
-        says = "reported that its node must not be used" if is_program else "excludes this node"
+        did = "reported that its node must not be used" if is_program else "excludes this node"
         here = NodeExcludedError(
-            f"{event.who} {says}: {event.reason}",
+            f"{event.who} {did}: {event.reason}",
             hint=f"leave the node out: {event.remedy}",
         )
     if state.failed_check is not None:
@@ -280,5 +316,5 @@ def _trouble_here(state: State) -> MeshrunError | None:
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
     refusal = state.nodes.failed if state.nodes is not None else None
     if refusal is not None and what in refusal.error.message:
-        trouble.message = refusal.error.message  # which says why the others go on without this node
+        trouble.message = refusal.error.message  # it says why the others continue without this node
     return trouble

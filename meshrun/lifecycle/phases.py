@@ -1,7 +1,7 @@
-"""The phases of a launch, and which may follow which. Pure.
+"""The phases of a launch, and the transitions between them. Pure.
 
-No code of a launch reads these tables: the diagrams in docs/explanation/lifecycle.md are drawn
-from them, and a test plays random histories and checks every step against them.
+A launch does not read these tables. The diagrams in docs/explanation/lifecycle.md are drawn from
+them, and a test plays random histories and checks each transition against them.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ class Phase(Enum):
     """Where this node is with one generation of ranks."""
 
     IMPORTING = "importing"
-    """The zygote imports torch; nodes may be meeting."""
+    """The zygote imports torch; nodes may be joining."""
     WAITING = "waiting"
-    """The zygote is ready; other nodes, or the time of the next start, are waited for."""
+    """The zygote is ready, and waits for other nodes or for the end of a back-off."""
     RUNNING = "running"
-    """The ranks were ordered."""
+    """The zygote was ordered to start the ranks."""
     CLEARING = "clearing"
     """No rank is left: the zygote ends what they left behind, or the coordinator decides."""
     ENDING = "ending"
-    """The zygote was told to end."""
+    """The zygote was ordered to exit."""
     OVER = "over"
     """Nothing is left to wait for."""
 
 
 class Stop(Enum):
-    """How far the ranks of a generation were told to end."""
+    """Whether the ranks of a generation are being stopped, and how."""
 
     NONE = "none"
     ASKED = "asked"
-    """With a signal that they may catch, or before they were started."""
+    """By a signal that they may catch, or before they started."""
     KILLED = "killed"
-    """With SIGKILL."""
+    """By SIGKILL."""
 
 
 class Gate(Enum):
-    """Whether ranks that have finished may leave, and close connections that peers may need."""
+    """Whether finished ranks may exit, and so close connections that their peers may need."""
 
     SHUT = "shut"
     ASKED = "asked"
-    """Those of this node have finished; the ranks of other nodes are waited for."""
+    """The ranks of this node have finished, and wait for those of other nodes."""
     OPEN = "open"
 
 
@@ -53,7 +53,7 @@ class NodesPhase(Enum):
     MEETING = "meeting"
     RUNNING = "running"
     IDLE = "idle"
-    """The coordinator was told that nothing of this generation is left on this node."""
+    """This node has reported that nothing of this generation is left on it."""
     REGROUPING = "regrouping"
     """The coordinator will start the ranks again once there are enough nodes."""
     OVER = "over"
@@ -61,13 +61,13 @@ class NodesPhase(Enum):
 
 
 class Link(Enum):
-    """Whether this node hears the coordinator."""
+    """The state of this node's link to the coordinator."""
 
     UP = "up"
     RETURNING = "returning"
-    """The connection was lost, and this node of an elastic launch tries to come back."""
+    """The connection was lost, and this node of an elastic launch tries to reconnect."""
     CUT_OFF = "cut off"
-    """It can no longer hear the coordinator, or leaves without it."""
+    """The coordinator is lost for good, or this node leaves the launch."""
 
 
 PHASES: Mapping[Phase, Mapping[Phase, str]] = {
@@ -101,7 +101,7 @@ PHASES: Mapping[Phase, Mapping[Phase, str]] = {
     Phase.ENDING: {Phase.OVER: "the zygote ended"},
     Phase.OVER: {},
 }
-"""What may follow each phase of a node, and why."""
+"""The transitions of a node, with their reasons."""
 
 STOPS: Mapping[Stop, Mapping[Stop, str]] = {
     Stop.NONE: {Stop.ASKED: "a failure, a signal, or the end of another node's ranks"},
@@ -111,7 +111,7 @@ STOPS: Mapping[Stop, Mapping[Stop, str]] = {
     },
     Stop.KILLED: {Stop.NONE: "the next generation starts"},
 }
-"""What may follow each state of the ranks."""
+"""The transitions of the ranks of a generation."""
 
 NODES_PHASES: Mapping[NodesPhase, Mapping[NodesPhase, str]] = {
     NodesPhase.MEETING: {
@@ -135,7 +135,7 @@ NODES_PHASES: Mapping[NodesPhase, Mapping[NodesPhase, str]] = {
     },
     NodesPhase.OVER: {},
 }
-"""What may follow each phase of the nodes, as one node knows it."""
+"""The transitions of the nodes, as one node knows them."""
 
 LINKS: Mapping[Link, Mapping[Link, str]] = {
     Link.UP: {
@@ -145,7 +145,7 @@ LINKS: Mapping[Link, Mapping[Link, str]] = {
     Link.RETURNING: {Link.UP: "it was accepted again", Link.CUT_OFF: "it was not accepted in time"},
     Link.CUT_OFF: {},
 }
-"""What may follow each state of the link to the coordinator."""
+"""The transitions of the link to the coordinator."""
 
 
 def diagram(table: Mapping[Any, Mapping[Any, str]]) -> str:

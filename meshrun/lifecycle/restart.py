@@ -1,7 +1,7 @@
 """Whether ranks restart after a failure, when, and why not. Pure.
 
-``decide_restart`` is asked by ``local`` on one node, and by the coordinator, in ``other_nodes``,
-once nothing is left on any.
+``local`` calls ``decide_restart`` on a single node. On several nodes the coordinator does, in
+``other_nodes``, once nothing is left on any of them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from meshrun.protocol.generation import Cause
 from meshrun.protocol.stacks import current_folder, user_place
 
 _SOON_S = 10.0
-"""A program that says nothing of its progress has made some if it ran for so long."""
+"""A program that reports no steps has made progress if it ran for this long."""
 _TRIES = 3
-"""Failures in a row, alike and without a step further, after which no other start is tried."""
+"""How many equal failures in a row, without a further step, rule out another start."""
 _LONGEST_WAIT_S = 60.0
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 _HOPELESS = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
 )
-"""Errors of a program that cannot be loaded: the next start would meet them too."""
+"""Errors of a program that cannot be loaded, and so would fail again."""
 
 
 def decide_restart(state: State, at_ns: int) -> tuple[State, Cause | None]:
-    """Return why this generation ended if ranks are to start again, and the state.
+    """Return the state, and why this generation ended if the ranks are to restart.
 
-    Otherwise the state says why not, if restarts are left.
+    If they are not although restarts are left, the state says why.
     """
     if not may_restart(state):
         return state, None
@@ -69,7 +69,10 @@ def find_cause(state: State, at_ns: int) -> Cause:
 
 
 def cause_of_change(state: State, event: GenerationAborted) -> Cause:
-    """Return the end of a generation by nodes that came or went; a failure if none may."""
+    """Return the cause of a generation's end by a change of its nodes.
+
+    It is a failure unless the launch is elastic.
+    """
     return Cause(
         rank=None,
         description=event.why,
@@ -87,39 +90,33 @@ def _failure_of_no_rank(state: State) -> str | None:
         return here
     if here is not None and state.hung is None:
         return f"on node 0, {here}"
-    told = (outcome.failure for outcome in nodes.outcomes if outcome.failure)
-    return here or next(told, None)
+    failures = (outcome.failure for outcome in nodes.outcomes if outcome.failure)
+    return here or next(failures, None)
 
 
 def may_restart(state: State) -> bool:
-    """Whether a restart is left, and the launch is not over for another reason."""
+    """Return whether a restart is left, and nothing else ends the launch."""
     return state.max_restarts > state.restarts and may_continue(state)
 
 
 def may_continue(state: State) -> bool:
-    """Whether nothing has happened that ends the launch, whatever restarts are left."""
-    found = (state.broken, state.excluded, state.failed_check)
-    is_over = state.signals or any(each is not None for each in found)
-    return not is_over and _others_allow_it(state)
-
-
-def _others_allow_it(state: State) -> bool:
-    nodes = state.nodes
-    if nodes is None:
-        return True
-    ends = any(
-        outcome.signum or (outcome.trouble and not outcome.failure) for outcome in nodes.outcomes
+    """Return whether nothing has happened that ends the launch whatever restarts are left."""
+    if state.signals or state.broken or state.excluded or state.failed_check:
+        return False
+    if state.nodes is not None and (state.nodes.lost or state.nodes.failed):
+        return False
+    return not any(
+        outcome.signum or (outcome.trouble and not outcome.failure) for outcome in state.outcomes
     )
-    return nodes.lost is None and nodes.failed is None and not ends
 
 
 def why_not_restart(state: State, cause: Cause) -> str | None:
-    """Return why another start would come to the same end, or ``None`` if it may not."""
+    """Return why another start would fail in the same way, or ``None`` if it may not."""
     return _why_hopeless(state, cause) or _why_stuck((*state.causes, cause))
 
 
 def back_off(causes: Sequence[Cause]) -> tuple[float, str]:
-    """Return the seconds to wait before the next generation, and why; 0 after progress."""
+    """Return how many seconds to wait before the next generation, and why; 0 after progress."""
     count = _count_stalled(causes)
     if count < 2:
         return 0.0, ""
@@ -130,11 +127,11 @@ def back_off(causes: Sequence[Cause]) -> tuple[float, str]:
 
 
 def _why_stuck(causes: Sequence[Cause]) -> str | None:
-    """Return why not to restart a program that fails the same way without further steps, if so."""
+    """Return why not to restart a program that keeps failing at the same step, if it does."""
     best, last = furthest(*(cause.step for cause in causes)), causes[-1]
-    stalled = causes[-1 - _count_stalled(causes) :]  # and the one that came so far
+    stalled = causes[-1 - _count_stalled(causes) :]  # with the one that got this far first
     alike = 0
-    while alike < len(stalled) and _failure(stalled[-1 - alike]) == _failure(last):
+    while alike < len(stalled) and _signature(stalled[-1 - alike]) == _signature(last):
         alike += 1
     if best is None or alike < _TRIES:
         return None
@@ -145,16 +142,16 @@ def _why_stuck(causes: Sequence[Cause]) -> str | None:
     return f"{alike} failures in a row {where}: {what}{at}"
 
 
-def _failure(cause: Cause) -> tuple[str, str | int | None]:
-    """Return what repeated failures have in common: the words without their numbers, and the place.
+def _signature(cause: Cause) -> tuple[str, str | int | None]:
+    """Return what equal failures share: the text without its numbers, and the place.
 
-    A failure that has no place, such as a signal's, has the step that was reached.
+    A failure without a place, such as one by a signal, has the step that was reached.
     """
     return _NUMBER.sub("#", cause.description), cause.place or cause.step
 
 
 def _count_stalled(causes: Sequence[Cause]) -> int:
-    """Return how many of the latest generations came no further than those before them."""
+    """Return how many of the latest generations got no further than those before them."""
     count = 0
     while count < len(causes) and not _made_progress(causes[-1 - count], causes[: -1 - count]):
         count += 1
@@ -163,7 +160,7 @@ def _count_stalled(causes: Sequence[Cause]) -> int:
 
 def _made_progress(cause: Cause, before: Sequence[Cause]) -> bool:
     if not cause.is_failure:
-        return True  # with other nodes, all may be different
+        return True  # with other nodes, everything may differ
     best = furthest(*(each.step for each in before))
     if cause.step is None and best is None:
         return cause.ran_s is not None and cause.ran_s >= _SOON_S
@@ -171,13 +168,13 @@ def _made_progress(cause: Cause, before: Sequence[Cause]) -> bool:
 
 
 def _why_hopeless(state: State, cause: Cause) -> str | None:
-    """Return why not to restart a program that could not be loaded, twice in a row, if so.
+    """Return why not to restart a program that could not be loaded twice in a row, if so.
 
-    One start that fails so may be bad luck, such as a file system that was slow to appear.
+    A single such failure may be bad luck, such as a file system that was mounted late.
     """
     before = state.causes[-1] if state.causes else None
     is_own = state.start_error is not None and state.start_error.rank is None
-    if is_own and before is not None and _failure(before) == _failure(cause):
+    if is_own and before is not None and _signature(before) == _signature(cause):
         return "no rank could be started twice in a row"
     if before is None or not (_is_hopeless(cause) and _is_hopeless(before)):
         return None

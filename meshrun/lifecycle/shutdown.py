@@ -1,4 +1,4 @@
-"""How this node's part in a launch ends. Pure."""
+"""How this node's part of a launch ends. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 
 LEFTOVER_GRACE_S = 2.0
-"""How long what ranks left behind may take to end after the last rank."""
+"""How long processes that ranks left behind may take to end after the last rank."""
 ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 5.0
-"""How long the zygote may take to answer before it is ended, and its ranks with it."""
+"""How long the zygote may take to answer before it and its ranks are killed."""
 _NS = 1_000_000_000
 
 Step = tuple[State, list[Action]]
 
 
 def end_zygote(state: State, at_ns: int) -> Step:
-    """Have the zygote end, now that no rank is left and none will be started."""
+    """End the zygote, as no rank is left and none will be started."""
     if state.zygote_gone is not None or state.phase is Phase.ENDING:
         return state, []
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
@@ -28,7 +28,7 @@ def end_zygote(state: State, at_ns: int) -> Step:
 
 
 def leave(state: State, nodes: NodesState, actions: list[Action], at_ns: int) -> Step:
-    """End this node's part, or as the coordinator the launch, while it waits for other nodes."""
+    """End this node's part; on the coordinator, end the launch if it waits for more nodes."""
     if nodes.is_coordinator:
         is_awaited = nodes.phase is NodesPhase.REGROUPING
         return state, [*actions, Decide(next_after=None)] if is_awaited else actions
@@ -37,13 +37,13 @@ def leave(state: State, nodes: NodesState, actions: list[Action], at_ns: int) ->
 
 
 def mark_stopped(state: State, **changes: Any) -> State:
-    """Return the state whose ranks were told to end, if they were not; what was killed stays so."""
+    """Return the state with its ranks marked as asked to stop, unless they already are or more."""
     stop = state.stop if state.stopping else Stop.ASKED
     return replace(state, stop=stop, **changes)
 
 
 def report_idle(state: State) -> Step:
-    """Tell the coordinator that nothing of this generation is left here, once."""
+    """Report to the coordinator, once, that nothing of this generation is left here."""
     nodes = state.nodes
     if nodes is None or nodes.is_idle or not nodes.awaits_decision:
         return state, []

@@ -25,29 +25,30 @@ from meshrun.protocol.generation import Cause, NodeOutcome, RankState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesState:
-    """The other nodes of a launch, as this one's launcher knows them."""
+    """What this launcher knows of the other nodes."""
 
     phase: NodesPhase = NodesPhase.MEETING
     link: Link = Link.UP
     failed: MeetingFailed | None = None
     lost: NodeLost | None = None
-    """The first node that was lost."""
+    """The first lost node."""
     signum: int | None = None
-    """The signal that ended ranks of another node, and therefore here too."""
+    """The signal that stopped another node, and so this one."""
     is_coordinator: bool = False
     is_elastic: bool = False
-    """Whether nodes may come and go."""
+    """Whether nodes may join and leave during the launch."""
     change: GenerationAborted | None = None
-    """The first node that came or went in this generation; known to the coordinator."""
+    """The first change of the nodes in this generation; only the coordinator knows it."""
     over: LaunchOver | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
-    """Ranks of other nodes that failed, or left first; at the coordinator, once nothing is left."""
+    """Ranks of other nodes that failed, and the first to leave; the coordinator has them once
+    every node is idle."""
     outcomes: tuple[NodeOutcome, ...] = ()
-    """What else the others reported of this generation."""
+    """The other nodes' reports on this generation."""
 
     @property
     def for_next_generation(self) -> NodesState:
-        """What is known as the next generation of ranks begins."""
+        """The state at the start of the next generation."""
         return NodesState(
             phase=NodesPhase.RUNNING,
             is_coordinator=self.is_coordinator,
@@ -56,28 +57,28 @@ class NodesState:
 
     @property
     def is_met(self) -> bool:
-        """Whether all nodes have been there."""
+        """Whether all nodes have joined once."""
         return self.phase is not NodesPhase.MEETING
 
     @property
     def is_idle(self) -> bool:
-        """Whether the coordinator knows that nothing is left here of this generation."""
+        """Whether this node has reported that nothing of this generation is left on it."""
         return self.phase not in (NodesPhase.MEETING, NodesPhase.RUNNING)
 
     @property
     def may_end_alone(self) -> bool:
-        """Whether a node that is idle may end before the others have."""
+        """Whether an idle node may exit before the others."""
         return self.is_elastic or self.phase is NodesPhase.REGROUPING
 
     @property
     def may_leave(self) -> bool:
-        """Whether the others can continue without this node, and are not being stopped too."""
+        """Whether the others can continue without this node and are not being stopped."""
         is_needed = self.is_coordinator or self.is_idle or self.signum is not None
         return self.is_elastic and self.awaits_decision and not is_needed
 
     @property
     def awaits_decision(self) -> bool:
-        """Whether the coordinator is still to say what comes next."""
+        """Whether the coordinator has yet to decide what comes next."""
         is_open = self.phase not in (NodesPhase.MEETING, NodesPhase.OVER)
         return is_open and self.link is not Link.CUT_OFF
 
@@ -88,47 +89,47 @@ class State:
 
     shutdown_timeout_s: float
     ranks: dict[int, RankState]
-    """This generation's."""
+    """The ranks of this node in this generation."""
     phase: Phase = Phase.IMPORTING
     stop: Stop = Stop.NONE
     max_restarts: int = 0
     causes: tuple[Cause, ...] = ()
     """Why each generation before this one ended."""
     no_restart: str | None = None
-    """Why ranks are not restarted although restarts are left, if that is so."""
+    """Why the ranks are not restarted although restarts are left."""
     deadline_ns: int | None = None
     sigterm_repeats: bool = False
     """Whether only the first SIGTERM counts."""
     signals: tuple[int, ...] = ()
-    """Signals the launcher was sent, in order."""
+    """Signals that the launcher received, in order."""
     why_signalled: str = ""
-    """Why, if the parent of the launcher sent the first."""
+    """The reason, if the launcher's parent sent the first signal."""
     broken: ProgramBroken | None = None
     start_error: StartFailed | None = None
     lost_process: StoreEnded | ZygoteGone | None = None
-    """Which process of meshrun's own ended, if that is what ended this generation."""
+    """The process of meshrun's own whose end ended this generation."""
     gate: Gate = Gate.SHUT
-    """Whether ranks that have finished may leave."""
+    """Whether finished ranks may exit."""
     begin_ns: int | None = None
-    """When this generation is to start, while that is waited for."""
+    """When this generation will start, during a back-off."""
     hung: Hung | None = None
-    """Set once no rank made progress for too long."""
+    """Set once no rank has made progress for too long."""
     excluded: NodeExcluded | None = None
-    """Set once a rank of this node reported that the node must not be used."""
+    """Set once a rank of this node has reported that the node must not be used."""
     failed_check: Checked | None = None
-    """Set once the check before the program found what ends the launch."""
+    """Set once the check before the program has found a reason to end the launch."""
     step: int | None = None
-    """How far a rank of this node has come, if one says."""
+    """The furthest step that a rank of this node has reported."""
     zygote_gone: ZygoteGone | None = None
-    """Set until there is another one."""
+    """Set from the end of the zygote until the start of another one."""
     nodes: NodesState | None = None
     """The other nodes, if there are any."""
     alive: frozenset[int] = field(default_factory=frozenset)
-    """Ranks that were started and have not ended."""
+    """Ranks that have started and not exited."""
 
     @property
     def stopping(self) -> bool:
-        """Whether the ranks were told to end."""
+        """Whether the ranks were asked to stop, or killed."""
         return self.stop is not Stop.NONE
 
     @property
@@ -138,12 +139,12 @@ class State:
 
     @property
     def generation(self) -> int:
-        """How often the ranks were restarted."""
+        """The number of this generation, from 0."""
         return len(self.causes)
 
     @property
     def restarts(self) -> int:
-        """How often that was for a failure."""
+        """How many generations ended in a failure."""
         return sum(cause.is_failure for cause in self.causes)
 
     @property
@@ -152,25 +153,28 @@ class State:
         return self.phase is Phase.OVER
 
     @property
+    def outcomes(self) -> tuple[NodeOutcome, ...]:
+        """The other nodes' reports on this generation; the coordinator has them at its end."""
+        return self.nodes.outcomes if self.nodes is not None else ()
+
+    @property
     def has_killed(self) -> bool:
         """Whether SIGKILL has been sent to the ranks of any node."""
-        told = self.nodes.outcomes if self.nodes is not None else ()
-        return self.killed or any(outcome.killed for outcome in told)
+        return self.killed or any(outcome.killed for outcome in self.outcomes)
 
     @property
     def best_step(self) -> int | None:
-        """How far a rank of any node has come; other nodes report it once nothing is left."""
-        told = self.nodes.outcomes if self.nodes is not None else ()
-        return furthest(self.step, *(outcome.step for outcome in told))
+        """The furthest step of any rank on any node."""
+        return furthest(self.step, *(outcome.step for outcome in self.outcomes))
 
     @property
     def all_ranks(self) -> dict[int, RankState]:
-        """What is known of ranks on all nodes; of the others' only those that matter."""
+        """The ranks of this node, and those that other nodes reported."""
         return {**self.nodes.ranks, **self.ranks} if self.nodes is not None else self.ranks
 
 
 def skip_time(state: State, lost_ns: int) -> State:
-    """Return the state in which nothing is due any sooner for time in which nobody could act."""
+    """Return the state with its deadlines moved by time in which the launcher could not act."""
     return replace(
         state,
         deadline_ns=None if state.deadline_ns is None else state.deadline_ns + lost_ns,
@@ -179,7 +183,7 @@ def skip_time(state: State, lost_ns: int) -> State:
 
 
 def was_stopped(state: State) -> bool:
-    """Whether a signal asked the launch to stop, here or on another node."""
+    """Return whether a signal stopped the launch, here or on another node."""
     nodes = state.nodes
     if nodes is None or state.signals:
         return bool(state.signals)
@@ -187,12 +191,12 @@ def was_stopped(state: State) -> bool:
 
 
 def furthest(*steps: int | None) -> int | None:
-    """Return the last of some steps, ``None`` if there is none."""
+    """Return the largest of some steps; ``None`` if there is none."""
     return max((step for step in steps if step is not None), default=None)
 
 
 def has_no_rank_left(state: State) -> bool:
-    """Whether no rank is left and no other will be started."""
+    """Return whether this generation has no rank left and will start none."""
     if state.alive or state.phase in (Phase.CLEARING, Phase.ENDING, Phase.OVER):
         return False
     return state.stopping or all(rank.exited is not None for rank in state.ranks.values())

@@ -20,7 +20,7 @@ class RankStatus:
     rank: int
     phase: RankPhase
     cpu: float | None = None
-    """Cores in use since the last look; ``None`` while that is not known."""
+    """Cores used since the last measurement; ``None`` before the second one."""
     memory_bytes: int | None = None
     gpu_bytes: int | None = None
 
@@ -36,11 +36,11 @@ class Status:
 
 
 def phase_of(known: RankState, state: State, *, has_mesh: bool) -> RankPhase:
-    """Return the state of a rank."""
+    """Return the phase of a rank."""
     phase: RankPhase = "running"
     if known.exited is not None:
-        asked = known.told_to_end_ns is not None
-        phase = "ended" if known.exited.wait_status == 0 or asked else "failed"
+        was_asked = known.told_to_end_ns is not None
+        phase = "ended" if known.exited.wait_status == 0 or was_asked else "failed"
     elif known.raised is not None:
         phase = "failed"
     elif state.hung is not None:

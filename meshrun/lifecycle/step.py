@@ -14,7 +14,7 @@ _STEPS = {**local.STEPS, **other_nodes.STEPS}
 
 
 def step(state: State, event: Event) -> Step:
-    """Return the state after ``event`` and what to do about it."""
+    """Return the state after ``event``, and the actions to carry out."""
     state, actions = _STEPS[type(event)](state, event)
     is_waiting = state.nodes is not None and state.nodes.awaits_decision
     if state.zygote_gone is not None and not is_waiting:

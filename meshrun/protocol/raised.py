@@ -55,7 +55,7 @@ def as_torch_prints(traceback: str, rank: int) -> str:
 
 
 def lost_connection(raised: RankRaised) -> bool:
-    """Whether an exception means that torch lost a connection to a peer."""
+    """Return whether an exception means that torch lost a connection to a peer."""
     if raised.kind not in _TORCHS or not _LOST_CONNECTION.search(raised.message):
         return False
     if _GLOOS in raised.message:  # also of `work.wait()`, which has no frame of torch's
@@ -85,11 +85,11 @@ def _bearable(line: str) -> str:
 
 
 def timed_out(message: str, traceback: str) -> bool:
-    """Whether an exception means that a collective took longer than its group allows."""
+    """Return whether an exception means that a collective took longer than its group allows."""
     is_late = re.search(r"timed? ?out", message, re.IGNORECASE) is not None
     return is_late and is_of_collective(message, traceback)
 
 
 def is_of_collective(message: str, traceback: str) -> bool:
-    """Whether an exception comes from a collective of torch."""
+    """Return whether an exception comes from a collective of torch."""
     return "torch/distributed/" in traceback or _GLOOS in message

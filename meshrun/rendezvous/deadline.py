@@ -38,7 +38,7 @@ class Deadline:
         return self.waited_s >= self.timeout_s
 
     def note_is_due(self) -> bool:
-        """Whether it is time for another word to people; then the next one is due later."""
+        """Return whether it is time for another word to people; then the next one is due later."""
         now_ns = time.monotonic_ns()
         if now_ns < self._next_note_ns:
             return False

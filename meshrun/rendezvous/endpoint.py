@@ -43,5 +43,5 @@ def classify_endpoint(
 
 
 def is_same_name(host: str, other: str) -> bool:
-    """Whether two names are of one machine, with or without their domain."""
+    """Return whether two names are of one machine, with or without their domain."""
     return host.partition(".")[0] == other.partition(".")[0]

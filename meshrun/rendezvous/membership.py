@@ -115,7 +115,7 @@ class Membership:
         self._free = set()
 
     def can_do_without(self, number: int) -> bool:
-        """Whether the others are enough without a node that takes part."""
+        """Return whether the others are enough without a node that takes part."""
         place = self.rank(number)
         self._places[place] = None
         try:

@@ -137,7 +137,7 @@ class Round:
             self._hub.events.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
 
     def _are_all(self, numbers: set[int]) -> bool:
-        """Whether these are all nodes; those that were lost may be among them."""
+        """Return whether these are all nodes; those that were lost may be among them."""
         return len(numbers) > len(self.connections) and numbers >= {OWN, *self.connections}
 
     def broadcast(self, message: Message, *, but: int = OWN) -> None:

@@ -93,7 +93,7 @@ class Connector:
         return refusals
 
     def _goes_again(self, session: HostSession) -> bool:
-        """Whether a host is tried again, as it or a host on the way may just have been busy."""
+        """Return whether to retry a host, as it or a host on the way may have been busy."""
         wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads those that go again
         left_s = session.began + self._remote.reach.connect_timeout_s - time.monotonic()
         if _BUSY not in session.said or left_s < wait_s:

@@ -270,7 +270,7 @@ class Controller:
         return None
 
     def _can_spare(self, session: HostSession) -> bool:
-        """Whether the launch may continue without a host."""
+        """Return whether the launch may continue without a host."""
         return self._is_elastic and session is not self._first and not self._is_closing
 
     def _lose(self, why: Refusal, session: HostSession) -> None:

@@ -124,7 +124,7 @@ class HostSession:
         )  # fmt: skip
 
     def ends_within(self, deadline: float) -> bool:
-        """Whether ssh has ended by then."""
+        """Return whether ssh has ended by then."""
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -245,7 +245,7 @@ def same_machine(host: str, other: str) -> UsageError:
 
 
 def is_this_machine(host: Host) -> bool:
-    """Whether a host is the one we are on, so that there is no need of ssh."""
+    """Return whether a host is the one we are on, so that there is no need of ssh."""
     name, own = host.destination.lower(), os.uname().nodename.lower()
     if name in (*_LOCAL, own, own.partition(".")[0]):
         return True

@@ -12,8 +12,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.lifecycle.actions import Decide, Report
 from meshrun.lifecycle.blame import describe_failure, describe_lost_process
-from meshrun.lifecycle.node_outcome import node_outcome
-from meshrun.lifecycle.outcome import decide, find_trouble, headline, why_stopped
+from meshrun.lifecycle.outcome import decide, find_trouble, headline, node_outcome, why_stopped
 from meshrun.lifecycle.state import State
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.collectives import RankCalled

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
-from meshrun.lifecycle.node_outcome import node_outcome
+from meshrun.lifecycle.outcome import node_outcome
 from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import Cause, Evidence, NodeOutcome, RankState, Trouble

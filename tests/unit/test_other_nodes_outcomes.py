@@ -10,8 +10,7 @@ from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Decide, StartAll
 from meshrun.lifecycle.blame import describe_failure
-from meshrun.lifecycle.node_outcome import node_outcome
-from meshrun.lifecycle.outcome import build_result, find_trouble, headline
+from meshrun.lifecycle.outcome import build_result, find_trouble, headline, node_outcome
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, Timings
