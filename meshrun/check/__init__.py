@@ -1,1 +1,1 @@
-"""What ``--check`` measures and how it is judged. Pure: ``worker/check_ranks.py`` measures."""
+"""Measurements of ``--check`` and their evaluation. Pure: ``worker/check_ranks.py`` measures."""

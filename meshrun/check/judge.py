@@ -1,4 +1,4 @@
-"""What the measurements of a check say of dims, ranks, nodes and links. Pure."""
+"""Findings about dims, ranks, nodes and links from the measurements of a check. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW = 2.0
 """How many times slower than the others something must be to be reported."""
 _CLOCKS_S = 1.0
 _SMALL_SHM = 1 << 30
-"""Bytes; a container has 64 MiB unless it is given more, and NCCL and loaders fill that."""
+"""Bytes; a container has 64 MiB by default, which NCCL and data loaders fill."""
 _FREE_GPU = 0.9
 
 
@@ -28,26 +28,26 @@ class DimRow:
     op: str
     bytes: int
     seconds: tuple[float, float, float]
-    """Of the fastest group, the one in the middle and the slowest; a group is its slowest rank."""
+    """Fastest, median and slowest time of the groups; a group takes as long as its slowest rank."""
     bus: float
-    """Bus bandwidth of the slowest group, in bytes a second."""
+    """Bus bandwidth of the slowest group, in bytes per second."""
     slowest: tuple[int, ...]
-    """The ranks of that group."""
+    """The ranks of the slowest group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRates:
-    """Links between nodes, or between the ranks of one node, by the two at their ends."""
+    """Bandwidths of the links between nodes, or between the ranks of one node."""
 
     rates: dict[frozenset[int], float]
-    """Bytes a second."""
+    """Bytes per second by the two ends of a link."""
     usual: float
     slow: frozenset[frozenset[int]]
-    """Those with less than half of what is usual."""
+    """Links with less than half of the usual bandwidth."""
 
     @property
     def bad_ends(self) -> list[int]:
-        """Return the nodes, or ranks, of which all links are slow."""
+        """The nodes, or ranks, all of whose links are slow."""
         found = []
         for unit in sorted(set().union(*self.rates)):
             links = [pair for pair in self.rates if unit in pair]
@@ -58,15 +58,14 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that a user should know, and whether nodes are worse for it."""
+    """A problem to report, and the hosts to leave out because of it."""
 
     text: str
     hosts: tuple[str, ...] = ()
-    """Hosts to leave out for it."""
 
 
 def dim_rows(measured: Measured, layout: Layout) -> list[DimRow]:
-    """Return a row for each operation and size, in the order in which they were measured."""
+    """Return a row for each operation and size, in the order of measurement."""
     seconds: dict[tuple[str, str, int], dict[int, float]] = {}
     for rank in measured.ranks:
         for each in rank.collectives:
@@ -93,7 +92,7 @@ def dim_rows(measured: Measured, layout: Layout) -> list[DimRow]:
 def group_rates(
     measured: Measured, layout: Layout, dim: str, length: int
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Yield each group of a dim with its bus bandwidth in all_reduce of a buffer."""
+    """Yield each group of a dim with its bus bandwidth in an all_reduce of ``length`` bytes."""
     seconds = {
         rank.rank: each.seconds
         for rank in measured.ranks
@@ -110,7 +109,7 @@ def _bus(op: str, length: int, members: int, seconds: float) -> float:
 
 
 def best_bus(rows: Iterable[DimRow]) -> dict[str, float]:
-    """Return the bandwidth of all_reduce in each dim, at the size at which it is best."""
+    """Return the best bandwidth of all_reduce in each dim over all sizes."""
     found: dict[str, float] = {}
     for row in rows:
         if row.op == "all_reduce":
@@ -121,38 +120,37 @@ def best_bus(rows: Iterable[DimRow]) -> dict[str, float]:
 def unmet(requirements: Sequence[Requirement], rows: Sequence[DimRow]) -> list[Finding]:
     """Return the requirements that are not met."""
     best, found = best_bus(rows), []
-    for asked in requirements:
-        has = best.get(asked.dim)
-        if has is not None and has < asked.bus:
-            worst = max((row for row in rows if row.dim == asked.dim), key=lambda row: row.bytes)
+    for required in requirements:
+        dim, bus = required.dim, best.get(required.dim)
+        if bus is not None and bus < required.bus:
+            worst = max((row for row in rows if row.dim == dim), key=lambda row: row.bytes)
             found.append(
                 Finding(
-                    text=f"{asked.text} is not met: the slowest group of {asked.dim} has"
-                    f" {show_rate(has)}, ranks {_ranks(worst.slowest)}"
+                    text=f"{required.text} is not met: the slowest group of {dim} has"
+                    f" {show_rate(bus)}, ranks {_ranks(worst.slowest)}"
                 )
             )
     return found
 
 
 def judge(measured: Measured, layout: Layout) -> list[Finding]:
-    """Return what is wrong or out of line, the gravest first.
+    """Return the findings, most severe first.
 
-    The speed of ranks that share cores is by chance, and so is that of links within such a node.
+    If ranks share cores, their speeds and those of links are random, and are not compared.
     """
-    by_chance = any(rank.shares_cores for rank in measured.ranks)
-    speeds = () if by_chance else (_slow_links, _slow_products, _slow_groups)
+    speeds = () if measured.shares_cores else (_slow_links, _slow_products, _slow_groups)
     return list(
         chain(
             _differing(measured.ranks),
             _paths(measured.ranks),
             *(find(measured, layout) for find in speeds),
-            _lacks(measured.ranks),
+            _too_little_memory(measured.ranks),
         )
     )
 
 
 def failed_hosts(findings: Iterable[Finding]) -> dict[str, str]:
-    """Return the hosts to leave out, each with the gravest reason."""
+    """Return the hosts to leave out, each with the most severe reason."""
     failed: dict[str, str] = {}
     for finding in findings:
         for host in finding.hosts:
@@ -180,14 +178,14 @@ def _differing(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
 
 
 def _paths(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
-    told: dict[tuple[str, str], list[str]] = {}
+    hosts_with: dict[tuple[str, str], list[str]] = {}
     for rank in ranks:
-        for path, wrong in rank.paths.items():
-            if wrong:
-                told.setdefault((path, wrong), []).append(rank.host)
-    for (path, wrong), found in told.items():
+        for path, problem in rank.paths.items():
+            if problem:
+                hosts_with.setdefault((path, problem), []).append(rank.host)
+    for (path, problem), found in hosts_with.items():
         hosts = tuple(dict.fromkeys(found))
-        yield Finding(text=f"`{path}` on {', '.join(hosts)}: {wrong}", hosts=hosts)
+        yield Finding(text=f"`{path}` on {', '.join(hosts)}: {problem}", hosts=hosts)
 
 
 def _slow_products(measured: Measured, _layout: Layout) -> Iterator[Finding]:
@@ -202,13 +200,13 @@ def _slow_products(measured: Measured, _layout: Layout) -> Iterator[Finding]:
 
 
 def slow_ranks(rates: Sequence[float]) -> list[int]:
-    """Return the ranks, as indices of ``rates``, that have less than half of the median."""
+    """Return the ranks, as indices into ``rates``, with less than half of the median."""
     usual = median(rates)
     return [rank for rank, rate in enumerate(rates) if rate * SLOW < usual]
 
 
 def link_rates(measured: Measured, layout: Layout) -> LinkRates:
-    """Return the bandwidth of each link between nodes, of one node between ranks."""
+    """Return the bandwidth of each link between nodes, or between ranks if there is one node."""
     many_nodes = layout.nnodes > 1
     rates: dict[frozenset[int], float] = {}
     for rank in measured.ranks:
@@ -217,21 +215,20 @@ def link_rates(measured: Measured, layout: Layout) -> LinkRates:
             pair = frozenset(layout.node_rank(end) if many_nodes else end for end in ends)
             rates[pair] = min(rates.get(pair, float("inf")), each.bytes / each.seconds)
     usual, slow = compare_links(rates)
-    by_chance = any(rank.shares_cores for rank in measured.ranks)
-    return LinkRates(rates=rates, usual=usual, slow=frozenset() if by_chance else slow)
+    return LinkRates(rates=rates, usual=usual, slow=frozenset() if measured.shares_cores else slow)
 
 
 def compare_links(
     rates: Mapping[frozenset[int], float],
 ) -> tuple[float, frozenset[frozenset[int]]]:
-    """Return what is usual, and the links that have less than half of it."""
-    # Half of all may be a bad node's.
+    """Return the usual bandwidth, and the links with less than half of it."""
+    # The upper quartile: with few nodes, half of all links may be those of a bad node.
     usual = sorted(rates.values())[len(rates) * 3 // 4] if rates else 0.0
     return usual, frozenset(pair for pair, rate in rates.items() if rate * SLOW < usual)
 
 
 def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
-    """Tell a bad node, all of whose links are slow, from a bad link between two good ones."""
+    """Find bad nodes, all of whose links are slow, and bad links between good nodes."""
     hosts = {rank.rank: rank.host for rank in measured.ranks}
     many_nodes, found = layout.nnodes > 1, link_rates(measured, layout)
     rates, usual, slow = found.rates, found.usual, found.slow
@@ -269,7 +266,7 @@ def _slow_groups(measured: Measured, layout: Layout) -> Iterator[Finding]:
             )
 
 
-def _lacks(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
+def _too_little_memory(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
     small = {r.host: r.shm_bytes for r in ranks if r.shm_bytes is not None}
     for host, found in small.items():
         if found < _SMALL_SHM:
@@ -295,7 +292,7 @@ def _ranks(group: Sequence[int]) -> str:
 
 
 def show_rate(rate: float) -> str:
-    """Return bytes a second: ``37.2 GB/s``, ``512 MB/s``."""
+    """Return a bandwidth in words: ``37.2 GB/s``, ``512 MB/s``."""
     for unit, name, digits in ((1e9, "GB/s", 1), (1e6, "MB/s", 0), (1e3, "kB/s", 0)):
         if rate >= unit:
             return f"{rate / unit:.{digits}f} {name}"
@@ -303,7 +300,7 @@ def show_rate(rate: float) -> str:
 
 
 def size_of(number: int) -> str:
-    """Return the size of a buffer: ``1 KiB``, ``256 MiB``."""
+    """Return the size of a buffer in words: ``1 KiB``, ``256 MiB``."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if number >= unit:
             return f"{number // unit} {name}"

@@ -1,4 +1,4 @@
-"""What a check measures, from the ranks to the report: dataclasses that become JSON."""
+"""The measurements of a check: dataclasses that become JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 RESULT_FILE = "MESHRUN_CHECK_FILE"
-"""Names the file in which rank 0 leaves what all ranks have measured."""
+"""The variable that names the file to which rank 0 writes the measurements of all ranks."""
 
 Op = Literal["all_reduce", "all_gather", "all_to_all"]
 
 BUS_FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "all_to_all": 1.0}
-"""Times ``(n - 1) / n``, what a byte of the buffer moves over the slowest link of n ranks.
+"""Traffic on the slowest link of n ranks per byte of the buffer, divided by ``(n - 1) / n``.
 
 Source:
     nccl-tests, "Performance reported by NCCL tests", bus bandwidth.
@@ -25,14 +25,14 @@ class Collective:
     dim: str
     op: Op
     bytes: int
-    """The whole buffer: what all_reduce reduces, what all_gather and all_to_all result in."""
+    """Size of the whole buffer: all_reduce's input, all_gather's and all_to_all's output."""
     seconds: float
-    """Of one call, the mean of several."""
+    """Mean time of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """As much in each direction between this rank and one of another node, or another rank."""
+    """A simultaneous exchange of ``bytes`` in each direction between this rank and a peer."""
 
     peer: int
     bytes: int
@@ -41,24 +41,24 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMeasures:
-    """What one rank found."""
+    """The measurements of one rank."""
 
     rank: int
     host: str
     facts: dict[str, str]
-    """What must be the same everywhere, such as versions."""
+    """Facts that must be the same everywhere, such as versions."""
     clock_s: float
-    """By how much its clock is ahead of rank 0's, as far as messages tell."""
+    """How far its clock is ahead of rank 0's, estimated from messages."""
     shares_cores: bool
-    """Whether ranks compute with fewer cores than there are ranks, so that speeds are by chance."""
+    """Whether ranks compute on fewer cores than there are ranks, so that speeds are random."""
     shm_bytes: int | None
     """The size of /dev/shm."""
     gpu_free_bytes: int | None = None
     gpu_bytes: int | None = None
     paths: dict[str, str] = field(default_factory=dict)
-    """What is wrong with each path, "" if it can be written."""
+    """The problem of each path; "" if it is writable."""
     gflops: float
-    """Of a matrix product."""
+    """Speed of a matrix product."""
     collectives: list[Collective]
     unsupported: list[str]
     """Operations that the backend does not have."""
@@ -67,8 +67,14 @@ class RankMeasures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What all ranks found, by rank."""
+    """The measurements of all ranks."""
 
     layout: Any
-    """As ``Layout.to_dict()`` gives it."""
+    """The value of ``Layout.to_dict()``."""
     ranks: list[RankMeasures]
+    """Ordered by rank."""
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether speeds are random, because some ranks share cores."""
+        return any(rank.shares_cores for rank in self.ranks)

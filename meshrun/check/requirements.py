@@ -1,4 +1,4 @@
-"""The bandwidths that ``--require`` asks of the dims of a mesh. Pure."""
+"""The bandwidths that ``--require`` requires of the dims of a mesh. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ _UNITS = {"MB/s": 1e6, "GB/s": 1e9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """The least bandwidth that the groups of a dim must have."""
+    """The minimum bandwidth that the groups of a dim must have."""
 
     dim: str
     bus: float
+    """Bus bandwidth in bytes per second."""
     text: str
+    """The requirement as the user wrote it."""
 
 
 def parse_requirements(text: str, what: str) -> tuple[Requirement, ...]:
-    """Return what ``tp>=300GB/s,dp>=40GB/s`` asks for.
+    """Return the requirements in ``tp>=300GB/s,dp>=40GB/s``.
 
     Raises:
         UsageError: If it is not such a list.
@@ -41,15 +43,15 @@ def parse_requirements(text: str, what: str) -> tuple[Requirement, ...]:
 
 
 def check_dims(requirements: Sequence[Requirement], dims: Sequence[str]) -> None:
-    """Check that the mesh has the dims that are asked about.
+    """Check that the mesh has the dims of all requirements.
 
     Raises:
         UsageError: If it does not.
     """
-    for asked in requirements:
-        if asked.dim not in dims:
+    for required in requirements:
+        if required.dim not in dims:
             raise UsageError(
-                f"--require {asked.text}: the mesh has no dim `{asked.dim}`",
+                f"--require {required.text}: the mesh has no dim `{required.dim}`",
                 hint=f"use a dim of the mesh: {', '.join(dims)}"
                 if dims
                 else "name its dims, as in --mesh dp=2,tp=4",

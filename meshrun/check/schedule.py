@@ -1,4 +1,4 @@
-"""Who exchanges with whom in which round: every two meet once, as in a tournament. Pure."""
+"""The pairs of each round of exchanges: any two meet once, as in a tournament. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from meshrun.layout import Layout
 def pairs_of(layout: Layout, rank: int, most_rounds: int) -> Iterator[int | None]:
     """Yield the peer of a rank in each round, ``None`` for a round that it sits out.
 
-    On several nodes, ranks exchange with those of other nodes that have their local rank, so that
-    each link between two nodes is used by all; on one node, any two ranks meet.
+    With several nodes, ranks of two nodes with the same local rank meet, so that all ranks use the
+    link between these nodes at once. On a single node, any two ranks meet.
     """
     if layout.nnodes > 1:
         node, local_rank = layout.slot(rank)
@@ -23,10 +23,10 @@ def pairs_of(layout: Layout, rank: int, most_rounds: int) -> Iterator[int | None
 
 
 def meetings(number: int, own: int, most_rounds: int) -> Iterator[int | None]:
-    """Yield whom one of so many meets in each round; the same rounds for all.
+    """Yield the opponent of player ``own`` of ``number`` in each round, ``None`` for a bye.
 
     Source:
-        The circle method of round-robin tournaments: one stays, the others move on by a place.
+        The circle method of round-robin tournaments: one stays, the others rotate by a place.
     """
     places = number + number % 2
     for turn in range(min(places - 1, most_rounds)):

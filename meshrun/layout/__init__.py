@@ -1,8 +1,8 @@
 """The place of every rank, by arithmetic alone: no torch, no process, no environment.
 
-``layout`` has what users see and puts the rest together: ``axes`` is the arithmetic of one dim,
-``derived`` the dims made from others, ``parts`` the slots of nodes and ``domains``, ``placing``
-who takes which, ``solving`` the sizes left open.
+``layout`` is the public interface and combines the others: ``axes`` is the arithmetic of one dim,
+``derived`` defines dims made from others, ``parts`` the slots of nodes and ``domains``, ``placing``
+assigns ranks to slots, and ``solving`` infers sizes.
 """
 
 from __future__ import annotations

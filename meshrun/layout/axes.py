@@ -1,7 +1,7 @@
 """The arithmetic of one dim: a rank's index in it, its groups, how many cross nodes.
 
-Ranks are a mixed-radix number, and a dim is some of its digits: one for a dim of a mesh, several
-for dims that were joined into one. Nothing here lists all groups unless it is asked for them.
+A rank is a mixed-radix number, and a dim is some of its digits: one for a dim of a mesh, several
+for a dim joined from others. Only methods that return groups list them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Axis:
 
     Args:
         size: Number of ranks in each of its groups.
-        stride: Distance between neighbors in a group; 0 where it is not always the same.
+        stride: Distance between neighbors in a group; 0 if it varies.
         digits: Its digits, slowest first, adjacent ones joined, those of size 1 left out. Two
             dims have the same groups if and only if their digits are equal.
     """
@@ -43,7 +43,7 @@ class Axis:
         return place
 
     def offset(self, place: int) -> int:
-        """Return how far the rank at ``place`` is from the first rank of its group."""
+        """Return the distance of the rank at ``place`` from the first rank of its group."""
         if self.stride:
             return place * self.stride
         offset = 0
@@ -80,7 +80,7 @@ class Axis:
             yield range(outer + inner, outer + inner + span, self.stride)
 
     def count_crossing(self, parts: Parts) -> int:
-        """Return how many groups lie in more than one part."""
+        """Return how many groups span more than one part."""
         reach = sum((size - 1) * stride for size, stride in self.digits)
         groups = parts.total // self.size
         if reach == 0:
@@ -94,7 +94,7 @@ class Axis:
         each = parts.counts[0]
         if reach >= each:
             return groups
-        # The same pattern of groups comes again after so many parts.
+        # The pattern of groups repeats after `period` ranks.
         period = math.lcm(self.digits[0][0] * self.digits[0][1], each)
         inside = sum(
             self._firsts_below(start + each - reach) - self._firsts_below(start)
@@ -103,7 +103,7 @@ class Axis:
         return groups - inside * (parts.total // period)
 
     def is_rail_aligned(self, nodes: Parts) -> bool:
-        """Whether all ranks of each group have the same place on their nodes."""
+        """Return whether the ranks of each group have the same local rank."""
         each = {*nodes.counts} - {0}
         if len(each) == 1:
             return all(stride % max(each) == 0 for _, stride in self.digits)
@@ -126,7 +126,7 @@ class Axis:
 
 
 def axis_of(digits: Iterable[Digit]) -> Axis:
-    """Return the dim that has these digits, slowest first."""
+    """Return the dim with these digits, slowest first."""
     given = list(digits)
     joined: list[Digit] = []
     for size, stride in given:
@@ -157,7 +157,7 @@ def rest_of(world_size: int, axes: tuple[Axis, ...]) -> Axis | None:
     """Return the digits that none of ``axes`` has, as one dim.
 
     Returns:
-        ``None`` if the axes overlap: then their places cannot be chosen one by one.
+        ``None`` if the axes overlap, so that their places cannot be chosen independently.
     """
     digits = sorted((digit for axis in axes for digit in axis.digits), key=lambda d: -d[1])
     rest, left = [], world_size

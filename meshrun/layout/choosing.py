@@ -1,4 +1,4 @@
-"""Ranks by their indices in several dims, and matching ranks of two meshes."""
+"""Selection of ranks by indices in several dims, and matching of the ranks of two meshes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from meshrun.layout.axes import Axis, rest_of
 
 
 def ranks_at(chosen: Sequence[tuple[Axis, Sequence[int]]], world_size: int) -> range | list[int]:
-    """Return the ranks that have one of some places on each of some dims, ascending.
+    """Return the ranks at any combination of places, ascending.
 
     Args:
-        chosen: Dims, each with the places that are wanted on it, in any order.
+        chosen: Dims, each with its places, in any order.
         world_size: Number of ranks.
     """
     rest = rest_of(world_size, tuple([axis for axis, _ in chosen]))
@@ -29,9 +29,9 @@ def ranks_at(chosen: Sequence[tuple[Axis, Sequence[int]]], world_size: int) -> r
 
 
 def match_ranks(place: int, count: int, others: Sequence[int]) -> list[int]:
-    """Return which of ``others`` the rank at ``place`` of ``count`` exchanges data with.
+    """Return the ranks of ``others`` with which the rank at ``place`` of ``count`` exchanges data.
 
-    Both sides are cut into as many blocks of neighbors as the smaller one has ranks.
+    Both sides are cut into as many blocks of neighbors as the smaller side has ranks.
 
     Raises:
         LayoutError: If neither number is a multiple of the other.

@@ -36,10 +36,10 @@ class Coordinate(tuple[int, ...]):
 
 @lru_cache(maxsize=256)
 def coordinate_type(names: tuple[str, ...] | None) -> type[Coordinate]:
-    """Return the type of coordinates on dims of these names; ``None`` for dims without names."""
+    """Return the type of coordinates on dims with these names; ``None`` for dims without names."""
     if names is None:
         return Coordinate
-    # A dim called `index` or `count` leaves the method of tuple as it is.
+    # A dim called `index` or `count` does not shadow tuple's method.
     getters = {
         name: property(itemgetter(place))
         for place, name in enumerate(names)
@@ -50,10 +50,10 @@ def coordinate_type(names: tuple[str, ...] | None) -> type[Coordinate]:
 
 @lru_cache(maxsize=256)
 def label_template(mesh: MeshSpec) -> str:
-    """Return a format for coordinates that gives texts of one width: ``dp{:02d}_tp{:01d}``."""
+    """Return a format for coordinates with a fixed width: ``dp{:02d}_tp{:01d}``."""
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
     return "_".join(
-        # A name that ends in a digit is kept apart from its index.
+        # A hyphen separates a name that ends in a digit from its index.
         f"{name}{'-' if name[-1:].isdigit() else ''}{{:0{len(str(size - 1))}d}}"
         for name, size in zip(names, mesh.sizes, strict=True)
     )

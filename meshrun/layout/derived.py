@@ -1,6 +1,6 @@
 """Dims derived from a mesh's own: flattened ones (``dp_cp=dp+cp``) and other factorizations.
 
-Text <-> values, and whether they fit a mesh. Knows nothing about machines.
+Conversion from and to text, and checks against a mesh. Independent of machines.
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ _NAME_HINT = "a name starts with a letter or `_`, followed by letters, digits or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flatten:
-    """Dims of the mesh that are one dim under another name, row-major over ``dims``."""
+    """Dims of the mesh joined into one under another name, row-major over ``dims``."""
 
     name: str
     dims: tuple[str, ...]
 
     def __str__(self) -> str:
-        return format_flatten(self)
+        """Return the canonical text, the inverse of :func:`parse_flatten`."""
+        return f"{self.name}={'+'.join(self.dims)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Another factorization of the mesh's ranks; one size may be ``-1`` until these are known."""
+    """Another factorization of the mesh's ranks; one size may be ``-1`` to be inferred."""
 
     name: str
     mesh: MeshSpec
 
     def __str__(self) -> str:
-        return format_view(self)
+        """Return the canonical text, the inverse of :func:`parse_view`."""
+        return f"{self.name}:{format_mesh(self.mesh)}"
 
 
-# ---- texts ---------------------------------------------------------------------------------
+# ---- text ----------------------------------------------------------------------------------
 
 
 def parse_flatten(text: str) -> Flatten:
-    """Read the text of ``--flatten``.
+    """Parse the text of ``--flatten``.
 
     Raises:
-        SpecError: With the place of the first wrong character.
+        SpecError: If it cannot be parsed, with the position of the first wrong character.
 
     Example:
         >>> parse_flatten("dp+cp")
@@ -78,10 +80,10 @@ def parse_flatten(text: str) -> Flatten:
 
 
 def parse_view(text: str) -> View:
-    """Read the text of ``--view``.
+    """Parse the text of ``--view``.
 
     Raises:
-        SpecError: With the place of the first wrong character.
+        SpecError: If it cannot be parsed, with the position of the first wrong character.
 
     Example:
         >>> str(parse_view("moe: pp=2, ep=8").mesh)
@@ -115,27 +117,17 @@ def parse_view(text: str) -> View:
     return View(name=name, mesh=mesh)
 
 
-def format_flatten(flatten: Flatten) -> str:
-    """Return the canonical text of ``flatten``; the inverse of :func:`parse_flatten`."""
-    return f"{flatten.name}={'+'.join(flatten.dims)}"
-
-
-def format_view(view: View) -> str:
-    """Return the canonical text of ``view``; the inverse of :func:`parse_view`."""
-    return f"{view.name}:{format_mesh(view.mesh)}"
-
-
 def parse_derived(
     flattens: str | Iterable[str], views: str | Iterable[str]
 ) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
-    """Return the values of ``--flatten`` and ``--view``, each given any often.
+    """Return the values of ``--flatten`` and ``--view``, each given repeatedly.
 
     Args:
-        flattens: Texts for :func:`parse_flatten`; several in one are joined by ``;``.
-        views: Texts for :func:`parse_view`, likewise.
+        flattens: Texts for :func:`parse_flatten`; several in one are separated by ``;``.
+        views: Texts for :func:`parse_view`, with the same separator.
 
     Raises:
-        SpecError: If one cannot be read.
+        SpecError: If one cannot be parsed.
     """
     return (
         tuple(parse_flatten(text) for text in _split(flattens)),
@@ -144,13 +136,10 @@ def parse_derived(
 
 
 def format_derived(flattens: Iterable[Flatten], views: Iterable[View]) -> dict[str, str]:
-    """Return ``MESHRUN_FLATTEN`` and ``MESHRUN_VIEW``, for :func:`parse_derived` to read again.
-
-    A variable with nothing to say is left out.
-    """
+    """Return ``MESHRUN_FLATTEN`` and ``MESHRUN_VIEW`` for :func:`parse_derived`, unless empty."""
     texts = {
-        "MESHRUN_FLATTEN": ";".join(map(format_flatten, flattens)),
-        "MESHRUN_VIEW": ";".join(map(format_view, views)),
+        "MESHRUN_FLATTEN": ";".join(map(str, flattens)),
+        "MESHRUN_VIEW": ";".join(map(str, views)),
     }
     return {name: text for name, text in texts.items() if text}
 
@@ -160,7 +149,7 @@ def _split(texts: str | Iterable[str]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(";") if part.strip()]
 
 
-# ---- how they fit a mesh -------------------------------------------------------------------
+# ---- fitting them to a mesh ----------------------------------------------------------------
 
 
 def derive(
@@ -170,22 +159,20 @@ def derive(
 
     Args:
         mesh: The solved spec (no ``-1``).
-        flattens: Joined dims; in the mesh's order, as torch slices them.
-        views: Other factorizations; a dim that has the name of another must have its groups.
+        flattens: Joined dims, each in the mesh's order, as torch slices them.
+        views: Other factorizations; dims with the same name must have the same groups.
 
     Returns:
-        The views with their sizes known, and the dim that each name stands for, without the
-        mesh's own.
+        The views with all sizes known, and the derived dims by name.
 
     Raises:
-        SpecError: If a name is taken, a dim is not there, or the sizes do not fit.
+        SpecError: If a name is taken, a dim does not exist, or the sizes do not fit.
     """
     root = dict(zip(mesh.mesh_dim_names or (), axes_of(mesh.sizes), strict=False))
     found: dict[str, Axis] = {}
     for flatten in flattens:
-        text = format_flatten(flatten)
-        _check_free(text, flatten.name, {**root, **found})
-        found[flatten.name] = _joined(flatten, text, mesh, root)
+        _check_free(str(flatten), flatten.name, {**root, **found})
+        found[flatten.name] = _joined(flatten, mesh, root)
     solved = tuple(_solve_view(view, mesh.known_size) for view in views)
     for view in solved:
         _add_view(view, root, found)
@@ -193,8 +180,8 @@ def derive(
     return solved, found
 
 
-def _joined(flatten: Flatten, text: str, mesh: MeshSpec, root: dict[str, Axis]) -> Axis:
-    at, before = len(flatten.name) + 1, -1
+def _joined(flatten: Flatten, mesh: MeshSpec, root: dict[str, Axis]) -> Axis:
+    text, at, before = str(flatten), len(flatten.name) + 1, -1
     digits: list[tuple[int, int]] = []
     for dim in flatten.dims:
         if dim not in root:
@@ -221,12 +208,12 @@ def _solve_view(view: View, world_size: int) -> View:
         needs = f"{'a multiple of ' if mesh.is_inferred else ''}{workers}"
         message = f"view `{view.name}` needs {needs}, but the mesh has {world_size}"
         hint = "choose sizes whose product is the number of ranks; one may be `-1`"
-        raise _error(message, format_view(view), len(view.name) + 1, format_mesh(mesh), hint)
+        raise _error(message, str(view), len(view.name) + 1, format_mesh(mesh), hint)
     return view
 
 
 def _add_view(view: View, root: dict[str, Axis], found: dict[str, Axis]) -> None:
-    text, at = format_view(view), len(view.name) + 1
+    text, at = str(view), len(view.name) + 1
     names = view.mesh.mesh_dim_names or ()
     world_size = view.mesh.known_size
     for name, size, axis in zip(names, view.mesh.sizes, axes_of(view.mesh.sizes), strict=True):
@@ -251,8 +238,8 @@ def _check_view_names(views: tuple[View, ...], dims: dict[str, Axis]) -> None:
     names: set[str] = set()
     for view in views:
         if view.name in names:
-            raise _error(f"view `{view.name}` is defined twice", format_view(view), 0, view.name)
-        _check_free(format_view(view), view.name, dims)
+            raise _error(f"view `{view.name}` is defined twice", str(view), 0, view.name)
+        _check_free(str(view), view.name, dims)
         names.add(view.name)
 
 
@@ -284,14 +271,14 @@ def _error(message: str, text: str, at: int, wrong: str, hint: str | None = None
 
 
 def _shortened(axis: Axis, world_size: int) -> str:
-    """The first groups, the middle left out where there is much: ``{0,1,..,7} {8,9,..,15} ..``."""
+    """Return the first groups, shortened: ``{0,1,..,7} {8,9,..,15} ..``."""
     groups = list(islice(axis.groups(world_size), 3))
     shown = " ".join(shortened_group(group) for group in groups[:2])
     return shown + (" .." if len(groups) > 2 else "")
 
 
 def shortened_group(group: range | list[int]) -> str:
-    """Return a group's ranks, the middle left out where there are many: ``{0,1,..,7}``."""
+    """Return a group's ranks, without the middle if there are many: ``{0,1,..,7}``."""
     if len(group) <= 4:
         return "{" + ",".join(map(str, group)) + "}"
     return f"{{{group[0]},{group[1]},..,{group[-1]}}}"

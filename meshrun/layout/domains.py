@@ -1,4 +1,4 @@
-"""NVLink domains: which consecutive nodes share one. Pure."""
+"""NVLink domains, each shared by consecutive nodes. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from meshrun.wording import count
 
 
 def split_nodes(nnodes: int, size: int) -> tuple[int, ...]:
-    """Return the nodes of each domain where ``size`` consecutive ones share it.
+    """Return the number of nodes in each domain if ``size`` consecutive nodes share one.
 
     Raises:
-        LayoutError: If a domain would have no node, or more than there are.
+        LayoutError: If ``size`` is below 1 or above ``nnodes``.
 
     Example:
         >>> split_nodes(5, 2)
@@ -31,22 +31,25 @@ def split_nodes(nnodes: int, size: int) -> tuple[int, ...]:
 
 
 def domains_of(names: Sequence[str]) -> tuple[int, ...]:
-    """Return the nodes of each domain by what every node says that its domain is called.
+    """Return the number of nodes in each domain.
 
-    A node that does not know is a domain of its own. So is every stretch of nodes if those of a
-    domain do not follow each other, which is never wrong, but may refuse what would fit.
+    If the nodes of a domain are not consecutive, each run of them counts as a domain: that is
+    safe, but may reject a mesh that would fit.
+
+    Args:
+        names: Each node's name of its domain; "" if unknown, which makes the node its own domain.
 
     Returns:
-        Nothing if no node knows.
+        The numbers; empty if no domain is known.
     """
     if not any(names):
         return ()
-    told = (name or node for node, name in enumerate(names))
-    return tuple(sum(1 for _ in nodes) for _, nodes in groupby(told))
+    keys = (name or node for node, name in enumerate(names))
+    return tuple(sum(1 for _ in nodes) for _, nodes in groupby(keys))
 
 
 def shorten_domains(nodes_per_domain: Sequence[int]) -> int | list[int]:
-    """Return the size of all domains if only the last one may be smaller, else each of them."""
+    """Return the size of all domains if only the last is smaller, if any, else all sizes."""
     if not nodes_per_domain:
         return []
     first = nodes_per_domain[0]
@@ -55,6 +58,6 @@ def shorten_domains(nodes_per_domain: Sequence[int]) -> int | list[int]:
 
 
 def sums_of(counts: Sequence[int], nodes_per_domain: Sequence[int]) -> tuple[int, ...]:
-    """Return what the nodes of each domain have together, of what each node has."""
+    """Return the sum of ``counts``, one per node, over the nodes of each domain."""
     left = iter(counts)
     return tuple(sum(islice(left, nodes)) for nodes in nodes_per_domain)

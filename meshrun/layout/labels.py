@@ -1,4 +1,4 @@
-"""The labels of ranks, one or several: ``dp1 tp3``, ``dp0-1 tp* x8``. Pure."""
+"""Labels of one or several ranks: ``dp1 tp3``, ``dp0-1 tp* x8``. Pure."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def rank_name(layout: Layout, rank: int) -> str:
 def merged_label(layout: Layout, ranks: Iterable[int]) -> str:
     """Return one label for a set of ranks, with their number.
 
-    Coordinates are used where they say it exactly, that is where the ranks are every combination
-    of some indices of each dim; rank numbers where they do not, and where dims have no names.
-    It takes time in proportion to the number of ranks, so keep what it returns for a set.
+    It consists of coordinates if the ranks are all combinations of some indices of each dim, and
+    of rank numbers otherwise or if dims have no names. It takes time in proportion to the number
+    of ranks, so keep the result.
 
     Args:
-        layout: Where every rank sits.
-        ranks: At least one; their order does not matter.
+        layout: The layout.
+        ranks: At least one rank, in any order.
 
     Returns:
         ``dp0-1 tp* x8`` with ``*`` for all of a dim, ``rank 0,3,5-7 x5``, ``all x16`` for all
-        ranks, and for a single rank what :func:`rank_label` says.
+        ranks, or :func:`rank_label` for a single rank.
 
     Raises:
         LayoutError: If a rank is not in ``range(world_size)``.
@@ -57,7 +57,7 @@ def merged_label(layout: Layout, ranks: Iterable[int]) -> str:
 
 
 def _by_dim(layout: Layout, ranks: list[int]) -> str:
-    """Return ``dp0-1 tp*``, or ``""`` if the ranks cannot be named so."""
+    """Return ``dp0-1 tp*``, or "" if the ranks are not all combinations of indices."""
     names = layout.mesh_dim_names
     if names is None:
         return ""
@@ -65,7 +65,7 @@ def _by_dim(layout: Layout, ranks: list[int]) -> str:
     for dim, size in enumerate(layout.sizes):
         stride = layout.group(dim, 0).step
         indices.append({rank // stride % size for rank in ranks})
-    # Every rank is among the combinations of its own indices: as many means the same ones.
+    # The ranks are a subset of the combinations of their indices: equal if as many.
     if math.prod(len(found) for found in indices) != len(ranks):
         return ""
     return " ".join(
@@ -75,12 +75,12 @@ def _by_dim(layout: Layout, ranks: list[int]) -> str:
 
 
 def group_label(layout: Layout, ranks: Iterable[int], description: str = "") -> str:
-    """Return a process group as people know it: by its dim where it is one, and by its ranks.
+    """Return a name for a process group, by its dim if it has one, and by its ranks.
 
     Args:
-        layout: Where every rank sits.
+        layout: The layout.
         ranks: The ranks of the group.
-        description: What torch says of it, ``mesh_tp`` for a group of a dim.
+        description: torch's description of the group: ``mesh_tp`` for a group of a dim.
     """
     members = sorted(ranks)
     numbers = f"{{{number_ranges(members)}}}"

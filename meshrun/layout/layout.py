@@ -1,9 +1,9 @@
 """The place of every rank: rank <-> coordinate <-> (node, local rank), and the groups of dims.
 
 Plain values and arithmetic: no torch, no process, no environment. The mesh is row-major over the
-ranks, as ``torch.distributed.init_device_mesh`` lays it out; so a rank's place in a dim's group is
-its coordinate on that dim. torch sorts the ranks of a group, so where ranks are to sit in another
-order, they are numbered otherwise (``slot_order``) and the mesh stays as it is.
+ranks, like that of ``torch.distributed.init_device_mesh``, so a rank's place in a dim's group is
+its coordinate on that dim. torch sorts the ranks of a group; to place ranks in another order, they
+are renumbered (``slot_order``) and the mesh stays the same.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ from meshrun.wording import count
 Group: TypeAlias = "range | list[int]"
 Between: TypeAlias = Literal["nodes", "domains"]
 Within: TypeAlias = Literal["node", "domain", "rail"]
-_Asked: TypeAlias = "tuple[int, ...] | Mapping[str, object]"
+_Request: TypeAlias = "tuple[int, ...] | Mapping[str, object]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A mesh on its nodes.
 
-    A dim goes by its name, or by its index in the mesh, as a text too where dims have no names.
-    Except where a method says so, dims that ``flattens`` joins and dims of ``views`` are dims like
-    the mesh's own. A rank that is left out is the own one, and groups are ascending. Layouts are
-    equal if every rank has the same place, regardless of ``own_rank`` and of restarts.
+    A dim is given by its name or its index in the mesh; the index may be a string if dims have no
+    names. Unless a method says otherwise, joined dims (``flattens``) and dims of ``views`` work
+    like the mesh's own. An omitted rank means the own rank. Groups are ascending. Layouts are equal
+    if every rank has the same place, regardless of ``own_rank`` and restarts.
 
     Args:
-        mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
+        mesh: The solved spec (no ``-1``), or ``None`` for a launch without a mesh.
         nproc_per_node: Number of workers on each node, in node order.
         nodes_per_domain: Number of nodes in each NVLink domain, in node order; empty if unknown.
         generation: How often the ranks have been restarted.
-        slot_order: Dims of the mesh, slowest first, in whose order ranks take the slots of the
-            nodes; ``None`` for the mesh's own, in which ranks are numbered node by node.
-        own_rank: The rank of this process, or ``None`` where there is none.
-        flattens: Dims of the mesh that are one dim under another name.
-        views: Other factorizations of the mesh's ranks; a ``-1`` in them is worked out.
-        previous: The layout of the generation before this one, or ``None``.
+        slot_order: Dims of the mesh, slowest first, in the order in which ranks take the slots of
+            the nodes; ``None`` for the mesh's own order, which numbers ranks node by node.
+        own_rank: The rank of this process, or ``None`` if it is not a rank.
+        flattens: Dims of the mesh joined into one under another name.
+        views: Other factorizations of the mesh's ranks; a ``-1`` in them is inferred.
+        previous: The layout of the previous generation, or ``None``.
 
     Raises:
-        LayoutError: If the mesh and the nodes have not as many ranks, or the domains not as many
-            nodes, no node has a worker, or ``own_rank`` is outside the world; in every method, if
-            there is no such rank or dim, or if a rank is left out and there is no own rank.
+        LayoutError: If mesh and nodes differ in their number of ranks, or nodes and domains in
+            their number of nodes, if no node has a worker, or if ``own_rank`` is outside the
+            world; in every method, if a rank or dim does not exist, or if the rank is omitted and
+            there is no own rank.
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
 
@@ -75,11 +76,11 @@ class Layout:
     _nodes: Parts = field(init=False, repr=False, compare=False)
     """The slots of each node."""
     _domains: Parts | None = field(init=False, repr=False, compare=False)
-    """The slots of each domain; ``None`` if no domains are known."""
+    """The slots of each domain; ``None`` if domains are unknown."""
     _axes: dict[str | int, Axis] = field(init=False, repr=False, compare=False)
     _own: tuple[Axis, ...] = field(init=False, repr=False, compare=False)
     _moved: Moved | None = field(init=False, repr=False, compare=False)
-    """How ranks are moved to slots; ``None`` where rank r takes slot r."""
+    """The mapping of ranks to slots; ``None`` if rank r takes slot r."""
 
     def __post_init__(self) -> None:
         self._count_workers()
@@ -117,12 +118,12 @@ class Layout:
         domain_size: int | None = None,
         place: str = "contiguous",
     ) -> Layout:
-        """Return the layout of a launch with these options; texts as on the command line.
+        """Return the layout of a launch with these options, written as on the command line.
 
-        Several names, dims, flattens or views may come as a list, or in one text.
+        Several names, dims, flattens or views may be a list or one string.
 
         Raises:
-            SpecError: If a text cannot be read or does not fit the mesh.
+            SpecError: If a string cannot be parsed or does not fit the mesh.
             LayoutError: If the mesh and the workers do not fit.
 
         Example:
@@ -166,10 +167,10 @@ class Layout:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, own_rank: int | None = None) -> Layout:
-        """Return the layout that :meth:`to_dict` wrote; with no own rank unless one is given.
+        """Return the layout of the values of :meth:`to_dict`, with an own rank if given.
 
         Raises:
-            LayoutError: If it wrote no such values.
+            LayoutError: If the values are not those of a layout.
         """
         try:
             counts, mesh = values["nproc_per_node"], values["mesh"]
@@ -208,17 +209,17 @@ class Layout:
 
     @property
     def shape(self) -> dict[str, int]:
-        """Size of each of the mesh's dims by its name, by ``"0"``, ``"1"`` if it has none."""
+        """Size of each of the mesh's dims by name, or by ``"0"``, ``"1"`` without names."""
         return dict(zip(self.mesh.keys, self.sizes, strict=True)) if self.mesh else {}
 
     @property
     def dim_labels(self) -> tuple[str, ...]:
-        """What to call each dim: its name, or ``dim 0``, ``dim 1`` where it has none."""
+        """Label of each of the mesh's dims: its name, or ``dim 0``, ``dim 1`` without names."""
         return self.mesh_dim_names or tuple(f"dim {dim}" for dim in range(len(self.sizes)))
 
     @property
     def derived_dims(self) -> tuple[str, ...]:
-        """Names of joined dims and of those of views, without the mesh's own."""
+        """Names of joined dims and dims of views, without those of the mesh."""
         own = {*self.shape, *range(len(self.sizes))}
         return tuple(str(name) for name in self._axes if name not in own)
 
@@ -234,7 +235,7 @@ class Layout:
         raise self._no_dim(name)
 
     def size(self, dim: str | int | None = None) -> int:
-        """Return how many ranks each group of ``dim`` has; the world size without ``dim``."""
+        """Return the number of ranks in each group of ``dim``; without ``dim``, the world size."""
         return self.world_size if dim is None else self.axis(dim).size
 
     def axis(self, dim: str | int) -> Axis:
@@ -247,7 +248,7 @@ class Layout:
     # ---- ranks and coordinates -------------------------------------------------------------
 
     def coordinate(self, rank: int | None = None) -> Coordinate:
-        """Return where a rank sits, one integer per dim of the mesh; empty without one.
+        """Return the coordinate of a rank, one integer per dim of the mesh; empty without a mesh.
 
         Example:
             >>> Layout.parse("dp=2,tp=4").coordinate(5)
@@ -258,14 +259,14 @@ class Layout:
         return kind([rank // axis.stride % axis.size for axis in self._own])
 
     def rank(self, coordinate: Sequence[int] | None = None, /, **indices: int) -> int:
-        """Return the rank at a coordinate of the mesh, or at an index on each of some dims.
+        """Return the rank at a coordinate of the mesh, or at indices of some dims.
 
         Args:
             coordinate: One integer per dim; the inverse of :meth:`coordinate`.
-            **indices: Index by dim; what they leave open is as for the own rank.
+            **indices: Index by dim; on the other dims, the own rank's.
 
         Raises:
-            LayoutError: If it is outside the mesh, or two dims given have ranks in common.
+            LayoutError: If it is outside the mesh, or the given dims overlap.
 
         Example:
             >>> Layout.parse("dp=2,tp=4").rank(dp=1, tp=1)
@@ -290,7 +291,7 @@ class Layout:
         return self._at(tuple(coordinate), self._own, coordinate)
 
     def ranks(self, /, **indices: int | Iterable[int]) -> Group:
-        """Return the ranks with an index, or one of several, on each of some dims; ascending.
+        """Return the ranks at an index, or any of several, of each given dim; ascending.
 
         Raises:
             LayoutError: If an index is outside the mesh.
@@ -312,7 +313,7 @@ class Layout:
         return ranks_at(chosen, self.world_size)
 
     def label(self, rank: int | None = None) -> str:
-        """Return a name for a rank's files, of one width for all: ``dp01_tp3``, ``01_3``."""
+        """Return a name for a rank's files, of the same width for all: ``dp01_tp3``, ``01_3``."""
         rank = self._known(rank)
         if self.mesh is None:
             return f"rank{rank:0{len(str(self.world_size - 1))}}"
@@ -328,16 +329,17 @@ class Layout:
     ) -> list[int]:
         """Return the ranks of another mesh that a rank exchanges data with.
 
-        Contiguous blocks of the larger side belong to one rank of the smaller; both sides agree.
+        Each contiguous block of the larger side belongs to one rank of the smaller; both sides
+        compute the same pairs.
 
         Args:
             other: Another launch's layout, or ranks, such as those of the next pipeline stage.
-            rank: Whose partners.
-            among: The ranks that are this side, such as those of a stage; all if ``None``.
+            rank: The rank whose partners to return.
+            among: The ranks on this side, such as those of a pipeline stage; all if ``None``.
 
         Raises:
             LayoutError: If neither side's size is a multiple of the other's, or ``rank`` is not
-                among those of this side.
+                on this side.
 
         Example:
             >>> layout = Layout.parse("pp=2,dp=2")
@@ -360,7 +362,7 @@ class Layout:
     @overload
     def group(self, dim: str, rank: int | None = None) -> Group: ...
     def group(self, dim: str | int, rank: int | None = None) -> Group:
-        """Return the ranks that share a group of ``dim`` with ``rank``, ``rank`` among them."""
+        """Return the ranks of the group of ``dim`` that contains ``rank``."""
         return self.axis(dim).group(self._known(rank))
 
     @overload
@@ -372,13 +374,13 @@ class Layout:
         return self.axis(dim).groups(self.world_size)
 
     def dim_rank(self, dim: str | int, rank: int | None = None) -> int:
-        """Return a rank's place in its group, as ``DeviceMesh.get_local_rank(dim)``."""
+        """Return a rank's place in its group, like ``DeviceMesh.get_local_rank(dim)``."""
         return self.axis(dim).place(self._known(rank))
 
     def neighbor(
         self, dim: str | int, offset: int, rank: int | None = None, *, wrap: bool = False
     ) -> int | None:
-        """Return the rank so many places on in the group; past its ends ``None``, or around."""
+        """Return the rank ``offset`` places on in the group; past its ends, ``None`` or wrap."""
         axis, rank = self.axis(dim), self._known(rank)
         place = axis.place(rank) + index(offset)
         if not 0 <= place < axis.size:
@@ -388,26 +390,26 @@ class Layout:
         return axis.first(rank) + axis.offset(place)
 
     def is_first(self, dim: str | int, rank: int | None = None) -> bool:
-        """Whether a rank is the first of its group, as of the first pipeline stage."""
+        """Return whether a rank is the first of its group, such as the first pipeline stage."""
         return self.axis(dim).place(self._known(rank)) == 0
 
     def is_last(self, dim: str | int, rank: int | None = None) -> bool:
-        """Whether a rank is the last of its group."""
+        """Return whether a rank is the last of its group."""
         axis = self.axis(dim)
         return axis.place(self._known(rank)) == axis.size - 1
 
     def source(self, dim: str | int, rank: int | None = None) -> int:
-        """Return the first rank of a group, such as for a broadcast."""
+        """Return the first rank of a rank's group, for example for a broadcast."""
         return self.axis(dim).first(self._known(rank))
 
     def crosses_nodes(self, group: str | int | Sequence[int]) -> bool:
-        """Whether some ranks lie on more than one node, or those of any group of a dim do."""
+        """Return whether ranks, or those of any group of a dim, span several nodes."""
         if isinstance(group, (str, int)):
             return self.count_crossing(group) > 0
         return self._are_apart(group, self.node_rank)
 
     def crosses_domains(self, group: str | int | Sequence[int]) -> bool:
-        """Whether some ranks lie in more than one domain, or those of any group of a dim do."""
+        """Return whether ranks, or those of any group of a dim, span several domains."""
         if isinstance(group, (str, int)):
             return self.count_crossing(group, "domains") > 0
         return self._are_apart(group, self.domain)
@@ -421,11 +423,11 @@ class Layout:
         return place(ends[0]) != place(ends[1])
 
     def count_crossing(self, dim: str | int, between: Between = "nodes") -> int:
-        """Return how many groups of ``dim`` lie on more than one node, without listing them.
+        """Return how many groups of ``dim`` span several nodes, without listing the groups.
 
         Args:
             dim: A dim.
-            between: ``domains`` to count those in more than one domain instead.
+            between: ``domains`` to count groups that span several domains instead.
         """
         parts = self._nodes if between == "nodes" else self._known_domains()
         axis = self._axis_over_slots(dim)
@@ -435,7 +437,7 @@ class Layout:
         return sum(crosses(group) for group in self.groups(dim))
 
     def rail_aligned(self, dim: str | int) -> bool:
-        """Whether the ranks of each group of ``dim`` have one local rank."""
+        """Return whether the ranks of each group of ``dim`` have the same local rank."""
         axis = self._axis_over_slots(dim)
         if axis is not None:
             return axis.is_rail_aligned(self._nodes)
@@ -443,11 +445,11 @@ class Layout:
         return all(len({self.local_rank(rank) for rank in group}) == 1 for group in groups)
 
     def within(self, dim: str | int) -> Within | None:
-        """Return what every group of ``dim`` is within.
+        """Return the smallest unit that contains every group of ``dim``.
 
         Returns:
-            ``node`` or ``domain``, else ``rail`` if the ranks of each group have one local rank,
-            else ``None``.
+            ``node`` or ``domain``, else ``rail`` if the ranks of each group have the same local
+            rank, else ``None``.
         """
         if not self.count_crossing(dim):
             return "node"
@@ -456,7 +458,7 @@ class Layout:
         return "rail" if self.rail_aligned(dim) else None
 
     def _axis_over_slots(self, dim: str | int) -> Axis | None:
-        """Return a dim's groups by the slots of their ranks; ``None`` if they have no pattern."""
+        """Return a dim in terms of slots; ``None`` if its groups have no regular pattern there."""
         axis = self.axis(dim)
         return axis if self._moved is None else self._moved.axis(axis)
 
@@ -480,7 +482,7 @@ class Layout:
         return self._nodes.place(self.slot_number(rank))
 
     def slots(self) -> Iterator[tuple[int, int]]:
-        """Yield (node rank, local rank) of each rank in order; much faster than one by one."""
+        """Yield (node rank, local rank) of each rank in order, much faster than :meth:`slot`."""
         if self._moved is not None:
             return map(self.slot, range(self.world_size))
         counts = enumerate(self.nproc_per_node)
@@ -513,12 +515,12 @@ class Layout:
         return slots if self._moved is None else [self.rank_in_slot(slot) for slot in slots]
 
     def slot_number(self, rank: int | None = None) -> int:
-        """Return the place of a rank among the slots of all nodes, node by node."""
+        """Return the number of a rank's slot among the slots of all nodes, node by node."""
         rank = self._known(rank)
         return rank if self._moved is None else self._moved.slot(rank)
 
     def rank_in_slot(self, number: int) -> int:
-        """Return the rank in a slot, by the slot's number; the inverse of :meth:`slot_number`."""
+        """Return the rank in the slot with a number; the inverse of :meth:`slot_number`."""
         number = self._known(number)
         return number if self._moved is None else self._moved.rank(number)
 
@@ -528,7 +530,7 @@ class Layout:
         """Return the domain of a rank's node, counting from 0.
 
         Raises:
-            LayoutError: If no domains are known.
+            LayoutError: If domains are unknown.
         """
         return self._known_domains().place(self.slot_number(rank))[0]
 
@@ -599,28 +601,28 @@ class Layout:
             )
 
     def _known(self, rank: int | None) -> int:
-        """Return the rank that is meant, once it is known to be one."""
+        """Return the rank, or the own rank for ``None``, after checking that it exists."""
         if rank is None:
             if self.own_rank is None:
                 hint = "pass a rank; only current_layout() knows the rank of its process"
                 raise LayoutError("this layout does not belong to a rank", hint=hint)
             return self.own_rank
-        rank = index(rank)  # a number of numpy or torch becomes a plain one
+        rank = index(rank)  # converts numbers of numpy and torch
         if not 0 <= rank < self.world_size:
             raise LayoutError(f"rank {rank} is outside a world of {self.world_size}")
         return rank
 
-    def _at(self, asked: _Asked, axes: tuple[Axis, ...], places: Sequence[int]) -> int:
+    def _at(self, request: _Request, axes: tuple[Axis, ...], places: Sequence[int]) -> int:
         rank = 0
         for axis, given in zip(axes, places, strict=True):
             at = index(given)
             if not 0 <= at < axis.size:
-                raise self._outside(asked, axis)
+                raise self._outside(request, axis)
             rank += axis.offset(at)
         rest = rest_of(self.world_size, axes)
         if rest is None:
             raise LayoutError(
-                f"the dims of {_shown(asked)} overlap, so their indices do not identify one rank",
+                f"the dims of {_shown(request)} overlap, so their indices do not identify one rank",
                 hint="use ranks(), which returns the ranks at all of them",
             )
         if rest.size > 1:
@@ -628,10 +630,10 @@ class Layout:
             rank += own - rest.first(own)
         return rank
 
-    def _outside(self, asked: _Asked, axis: Axis) -> LayoutError:
+    def _outside(self, request: _Request, axis: Axis) -> LayoutError:
         dim = next(dim for dim in reversed(self._axes) if self._axes[dim] is axis)
         hint = f"`{dim}` ranges from 0 to {axis.size - 1}"
-        return LayoutError(f"{_shown(asked)} is outside mesh `{self.mesh}`", hint=hint)
+        return LayoutError(f"{_shown(request)} is outside mesh `{self.mesh}`", hint=hint)
 
     def _no_dim(self, dim: str | int) -> LayoutError:
         if self.mesh is None:
@@ -644,11 +646,11 @@ class Layout:
         return "use " + ", ".join(f"`{name}`" for name in (*self.dim_labels, *derived))
 
 
-def _shown(asked: _Asked) -> str:
-    """What was asked for as it may be typed: ``(2, 0)``, ``dp=2, tp=0``."""
-    if isinstance(asked, tuple):
-        return f"coordinate {asked}"
-    return ", ".join(f"{dim}={given}" for dim, given in asked.items())
+def _shown(request: _Request) -> str:
+    """Return a request as the caller may have written it: ``(2, 0)``, ``dp=2, tp=0``."""
+    if isinstance(request, tuple):
+        return f"coordinate {request}"
+    return ", ".join(f"{dim}={given}" for dim, given in request.items())
 
 
 def solve_layout(
@@ -663,23 +665,23 @@ def solve_layout(
     domains: int | Sequence[int] | None = None,
     renumber: bool = False,
 ) -> Layout:
-    """Fit a mesh to the machines, working out whatever was left open.
+    """Fit a mesh to the machines, inferring what is open.
 
     Args:
-        mesh: The spec, perhaps with one size left open; ``None`` for a launch without a mesh.
-        nnodes: Number of nodes; 1, or as many as numbers of workers, if ``None``.
-        nproc_per_node: Workers that each node may have, one number or one a node; as many as the
-            mesh needs if ``None``.
+        mesh: The spec, perhaps with one open size; ``None`` for a launch without a mesh.
+        nnodes: Number of nodes; if ``None``, the length of ``nproc_per_node``, or 1.
+        nproc_per_node: Maximum number of workers per node, one number or one per node; if ``None``,
+            as many as the mesh needs.
         flattens: Dims of the mesh to join.
         views: Other factorizations of its ranks.
-        intra_node: Dims each of whose groups must lie within one node.
-        intra_domain: Dims each of whose groups must lie within one domain.
-        domains: Nodes of each NVLink domain, one number or one a domain, in node order.
-        renumber: Whether ranks may take other slots than their own for that.
+        intra_node: Dims whose groups must each lie within one node.
+        intra_domain: Dims whose groups must each lie within one domain.
+        domains: Number of nodes per NVLink domain, one number or one per domain, in node order.
+        renumber: Whether ranks may change slots to keep groups within a node or domain.
 
     Raises:
-        LayoutError: With the arithmetic and the nearest choices when the numbers disagree, or the
-            first dim that crosses nodes or domains.
+        LayoutError: If the numbers disagree, with the arithmetic and the nearest choices; or if a
+            dim crosses nodes or domains.
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
     slots = count_slots(mesh, nnodes, nproc_per_node)
@@ -713,5 +715,5 @@ def solve_layout(
 
 
 def _listed(names: str | Sequence[str]) -> Sequence[str]:
-    """Return the names in a text such as ``tp,pp``, or those of a list."""
+    """Return the names in a string such as ``tp,pp``, or those of a list."""
     return names.split(",") if names and isinstance(names, str) else names

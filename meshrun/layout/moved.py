@@ -1,4 +1,4 @@
-"""Ranks that fill the slots of nodes in another order of dims than the mesh's. Pure."""
+"""Mapping of ranks to slots in another order of dims than the mesh's. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from meshrun.layout.axes import Axis, Digit, axis_of
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Rank <-> number of its slot, both mixed-radix numbers with the same digits in two orders."""
+    """Mapping between ranks and slots: mixed-radix numbers with the same digits in two orders."""
 
     digits: tuple[tuple[int, int, int], ...]
     """(size, stride among ranks, stride among slots) of each dim of the mesh, slowest first."""
 
     @classmethod
     def to(cls, sizes: Sequence[int], order: Sequence[int]) -> Moved:
-        """Return the move of a mesh of ``sizes`` whose dims take slots in ``order``.
+        """Return the mapping for a mesh of ``sizes`` whose dims take slots in ``order``.
 
         Args:
-            sizes: Of each dim, right dim fastest.
-            order: Every dim once, slowest first.
+            sizes: Size of each dim, right dim fastest.
+            order: Each dim once, slowest first.
         """
         digits = tuple(
             (
@@ -43,11 +43,11 @@ class Moved:
         return sum(slot // to % size * stride for size, stride, to in self.digits)
 
     def axis(self, axis: Axis) -> Axis | None:
-        """Return a dim over slots: the groups that its ranks form there.
+        """Return a dim in terms of slots instead of ranks.
 
         Returns:
-            ``None`` if a digit of the dim covers a part of one of the mesh's that is no factor of
-            it, as dims of a view may.
+            ``None`` if a digit of the dim covers a part of a mesh dim that is not a factor of it,
+            which is possible for dims of a view.
         """
         moved: list[Digit] = []
         for size, stride in axis.digits:

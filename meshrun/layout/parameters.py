@@ -1,4 +1,4 @@
-"""Checks what callers pass to a function by the annotations of its parameters."""
+"""Checks of arguments against the annotations of parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from meshrun.errors import UsageError
 
 _NUMBERS = {int: Integral, float: Real}
-"""numpy has numbers of its own."""
+"""Abstract types, as numpy has numbers of its own."""
 _WORDS: dict[Any, str] = {
     str: "a str", int: "an int", float: "a number", bool: "a bool", os.PathLike: "a path",
     Callable: "a function",
@@ -20,10 +20,10 @@ _WORDS: dict[Any, str] = {
 
 
 def check_parameters(annotated: Any, given: Mapping[str, object]) -> None:
-    """Check values by the annotations of the same names of a function or a ``TypedDict``.
+    """Check values against the annotations of a function or a ``TypedDict``.
 
     Raises:
-        UsageError: With the first one of another type.
+        UsageError: If a value has another type.
     """
     for name, kind in get_type_hints(annotated).items():
         if name in given:
@@ -31,10 +31,10 @@ def check_parameters(annotated: Any, given: Mapping[str, object]) -> None:
 
 
 def check_parameter(name: str, value: object, kind: Any) -> None:
-    """Check a value by an annotation.
+    """Check a value against an annotation.
 
     Raises:
-        UsageError: With both, if the value is of another type.
+        UsageError: If the value has another type.
     """
     if not _fits(value, kind):
         expected = ", ".join(_described(kind))
@@ -50,7 +50,7 @@ def _fits(value: object, kind: Any) -> bool:
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
-    if isinstance(value, bool):  # which is an int, but means none
+    if isinstance(value, bool):  # an int by inheritance only
         return origin in (bool, Any)
     if origin is Mapping:
         key, item = parts
@@ -65,7 +65,7 @@ def _fits(value: object, kind: Any) -> bool:
 
 
 def _described(kind: Any) -> list[str]:
-    """Return the types of a union in words, without ``None``, which leaves a parameter out."""
+    """Return the types of a union in words, without ``None``, the value of omitted parameters."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
         return [word for part in parts if part is not NoneType for word in _described(part)]
@@ -77,5 +77,5 @@ def _described(kind: Any) -> list[str]:
 
 
 def _names(kind: Any) -> str:
-    """Return types of the parts of a mapping or a list."""
+    """Return the types of a union without articles: ``str or int``."""
     return " or ".join(word.partition(" ")[2] for word in _described(kind))

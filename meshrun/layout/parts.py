@@ -1,4 +1,4 @@
-"""Slots, numbered one after the other, in parts: the nodes of a launch, or its domains. Pure."""
+"""Consecutively numbered slots, divided into parts: the nodes of a launch, or domains. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How many slots each part has; alike parts are never looked at one by one."""
+    """The number of slots in each part; equal parts are handled without iterating over them."""
 
     counts: tuple[int, ...]
     starts: tuple[int, ...]
-    """First slot of each part, then the number of slots; empty where all parts are alike."""
+    """First slot of each part, then the total number of slots; empty if all parts are equal."""
 
     @classmethod
     def of(cls, counts: Iterable[int]) -> Parts:
-        """Return parts of so many slots, at least one."""
+        """Return the parts with these numbers of slots; there must be at least one."""
         counts = tuple(counts)
         is_even = counts.count(counts[0]) == len(counts)
         return cls(counts, () if is_even else tuple(accumulate(counts, initial=0)))
@@ -29,7 +29,7 @@ class Parts:
         return self.starts[-1] if self.starts else self.counts[0] * len(self.counts)
 
     def place(self, slot: int) -> tuple[int, int]:
-        """Return (part, place in it) of a slot."""
+        """Return (part, index within the part) of a slot."""
         if not self.starts:
             return divmod(slot, self.counts[0])
         part = bisect_right(self.starts, slot) - 1

@@ -1,4 +1,4 @@
-"""Which slots ranks fill, so that the groups of some dims lie within one node or domain. Pure."""
+"""Placement of ranks in slots so that groups of given dims lie within a node or domain. Pure."""
 
 from __future__ import annotations
 
@@ -19,48 +19,49 @@ from meshrun.wording import count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where the ranks of a mesh go."""
+    """The slots that the ranks of a mesh take."""
 
     mesh: MeshSpec
     """The spec with all sizes known."""
     nproc_per_node: tuple[int, ...]
-    """Workers of each node; what is left of its slots is spare."""
+    """Number of workers on each node; its other slots are spare."""
     slot_order: tuple[str, ...] | None = None
-    """Dims, slowest first, in whose order ranks take the slots; ``None`` for the mesh's own."""
+    """Dims, slowest first, in the order in which ranks take the slots; ``None`` for the mesh's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locality:
-    """Which groups belong together, and the machines for them.
+    """The machines, and which groups must stay within one of them or within a domain.
 
-    Groups in one node are in one domain too, and all dims of a level are taken together.
+    A group within a node is also within a domain. All dims of a level stay together: the combined
+    groups of ``in_node`` must fit on a node.
     """
 
     slots: tuple[int, ...]
-    """Workers that each node may have."""
+    """Maximum number of workers on each node."""
     in_node: tuple[int, ...] = ()
-    """Dims each of whose groups is within one node."""
+    """Dims whose groups must each lie within one node."""
     in_domain: tuple[int, ...] = ()
-    """Dims each of whose groups is within one domain."""
+    """Dims whose groups must each lie within one domain."""
     nodes_per_domain: tuple[int, ...] = ()
 
     @property
-    def in_domain_too(self) -> tuple[int, ...]:
-        """All dims whose groups may not leave a domain; empty where domains do not matter."""
+    def all_in_domain(self) -> tuple[int, ...]:
+        """All dims whose groups must not leave a domain; empty if domains do not matter."""
         return tuple(sorted({*self.in_node, *self.in_domain})) if self.in_domain else ()
 
     @property
     def units(self) -> tuple[int, ...]:
-        """Nodes of each unit that is filled with blocks: domains, or all nodes if none matter."""
+        """Number of nodes in each unit to fill with blocks: a domain, or all nodes together."""
         return self.nodes_per_domain if self.in_domain else (len(self.slots),)
 
     def blocks(self, mesh: MeshSpec) -> tuple[int, int]:
-        """Return how many ranks belong on one node together, and how many in one unit."""
+        """Return how many ranks must stay together on a node, and how many in a unit."""
         inner = math.prod(mesh.sizes[dim] for dim in self.in_node)
-        return inner, math.prod(mesh.sizes[dim] for dim in self.in_domain_too or self.in_node)
+        return inner, math.prod(mesh.sizes[dim] for dim in self.all_in_domain or self.in_node)
 
     def room(self, inner: int) -> Counter[int]:
-        """Return how often a unit has room for so many blocks of ``inner`` ranks on its nodes."""
+        """Return how many units there are by the number of ``inner``-rank blocks they can hold."""
         return Counter(sums_of([slots // inner for slots in self.slots], self.units))
 
 
@@ -73,19 +74,19 @@ def place(
     nodes_per_domain: Sequence[int] = (),
     renumber: bool = False,
 ) -> Placement:
-    """Place a mesh so that each group of some dims is within one node or domain.
+    """Place a mesh so that each group of given dims lies within one node or domain.
 
     Args:
-        mesh: The spec; one size may be left open.
-        slots: Workers that each node may have.
-        together: Dims for one node: their names, or indices as texts where dims have no names.
-        within: Dims for one domain.
+        mesh: The spec; one size may be open.
+        slots: Maximum number of workers on each node.
+        together: Dims whose groups must each lie within one node: their names, or their indices
+            as strings if dims have no names.
+        within: Dims whose groups must each lie within one domain.
         nodes_per_domain: Number of nodes in each domain, in node order.
-        renumber: Whether ranks may take slots in another order than their own.
+        renumber: Whether ranks may take slots in another order of dims.
 
     Raises:
-        LayoutError: If the numbers disagree, or with the first dim that crosses nodes or domains
-            and what would help.
+        LayoutError: If the numbers disagree, or if a dim crosses nodes or domains, with a remedy.
     """
     solved = solve_sizes(mesh, slots)
     locality = Locality(
@@ -127,12 +128,12 @@ def _indices(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...
 def _first_crossing(
     placement: Placement, locality: Locality, order: Sequence[int] = ()
 ) -> tuple[int, Parts] | None:
-    """Return a dim that crosses where it may not, and the nodes or domains that it crosses.
+    """Return the first dim that crosses nodes or domains against ``locality``, and these.
 
     Args:
-        placement: Where the ranks go.
-        locality: Where groups may not cross.
-        order: Of dims, slowest first, in which ranks take the slots, if not that of the mesh.
+        placement: The slots of the ranks.
+        locality: The dims that must not cross.
+        order: The order of dims, slowest first, in which ranks take the slots; the mesh's if empty.
     """
     sizes, counts = placement.mesh.sizes, placement.nproc_per_node
     axes = axes_of(sizes)
@@ -147,10 +148,11 @@ def _first_crossing(
 
 
 def _find_order(packed: Placement, locality: Locality) -> list[int]:
-    """Return an order of dims in which nothing crosses; other dims move as little as possible.
+    """Return an order of dims in which nothing crosses, close to the mesh's order.
 
-    Dims for one node come last. Those for one domain move past no more dims than they have to, so
-    that the others stay near: ``cp,dp,tp`` becomes ``dp,cp,tp``, not ``dp,tp,cp``.
+    Dims that must stay within a node come last. Those that must stay within a domain move past no
+    more dims than necessary, so that groups of the others stay close: ``cp,dp,tp`` becomes
+    ``dp,cp,tp``, not ``dp,tp,cp``.
     """
     inner = sorted(locality.in_node)
     outer = sorted({*locality.in_domain} - {*inner})
@@ -167,7 +169,7 @@ def _find_order(packed: Placement, locality: Locality) -> list[int]:
 
 
 def _pack(mesh: MeshSpec, solved: MeshSpec, locality: Locality) -> Placement | None:
-    """Put whole blocks of the ranks that belong together on nodes; ``None`` if they do not fit."""
+    """Fill nodes with whole blocks of ranks; ``None`` if they do not fit."""
     if mesh.is_inferred:
         solved = _largest_that_packs(mesh, solved, locality)
     if 0 in solved.sizes:
@@ -186,7 +188,7 @@ def _pack(mesh: MeshSpec, solved: MeshSpec, locality: Locality) -> Placement | N
 
 
 def _largest_that_packs(mesh: MeshSpec, solved: MeshSpec, locality: Locality) -> MeshSpec:
-    """Return the spec with the largest open size whose blocks fit; with 0 if none does."""
+    """Return the spec with the largest value of the open size whose blocks fit; 0 if none does."""
     open_dim = mesh.sizes.index(INFERRED)
     largest, least = solved.sizes[open_dim], (mesh.bounds or (1, None))[0]
     inner, outer = locality.blocks(mesh.with_size(open_dim, 1))
@@ -205,7 +207,7 @@ def _largest_that_packs(mesh: MeshSpec, solved: MeshSpec, locality: Locality) ->
 
 
 def _count_blocks(room: Counter[int], each: int) -> int:
-    """Return how many blocks of so many smaller ones all units have room for."""
+    """Return how many outer blocks, of ``each`` inner blocks, all units can hold."""
     return sum(blocks // each * units for blocks, units in room.items())
 
 
@@ -215,7 +217,7 @@ def _count_blocks(room: Counter[int], each: int) -> int:
 def _crosses(packed: Placement, locality: Locality, order: list[int]) -> LayoutError:
     mesh, names = packed.mesh, packed.mesh.keys
     found = _first_crossing(packed, locality)
-    assert found is not None  # noqa: S101 - the caller has looked
+    assert found is not None  # noqa: S101 - checked by the caller
     dim, parts = found
     axis = axes_of(mesh.sizes)[dim]
     crossing = axis.count_crossing(parts)
@@ -255,7 +257,7 @@ def _ranks(group: Sequence[int]) -> str:
 
 
 def _size_of(locality: Locality) -> str:
-    """Return how large domains are: ``18 nodes each, the last 10``, or ``of 18, 10, 18 nodes``."""
+    """Return the sizes of domains: ``18 nodes each, the last 10``, or ``of 18, 10, 18 nodes``."""
     sizes, size = locality.nodes_per_domain, shorten_domains(locality.nodes_per_domain)
     if isinstance(size, int):
         last = f", the last {sizes[-1]}" if sizes[-1] < size else ""
@@ -269,7 +271,7 @@ def _does_not_fit(mesh: MeshSpec, locality: Locality) -> LayoutError:
     if inner > max(locality.slots) or held * inner < mesh.known_size:
         return _does_not_fit_nodes(mesh, locality, inner, held)
     message = (
-        f"--intra-domain: {_joined(mesh, locality.in_domain_too)} needs {outer} ranks in one domain"
+        f"--intra-domain: {_joined(mesh, locality.all_in_domain)} needs {outer} ranks in one domain"
     )
     largest = max(locality.room(inner)) * inner
     if outer > largest:
@@ -284,7 +286,7 @@ def _does_not_fit(mesh: MeshSpec, locality: Locality) -> LayoutError:
         [slots - slots % inner for slots in locality.slots], locality.nodes_per_domain
     )
     hint = f"a block size that divides {math.gcd(*workers)} fills every domain"
-    free = [mesh.keys[dim] for dim in range(mesh.ndim) if dim not in locality.in_domain_too]
+    free = [mesh.keys[dim] for dim in range(mesh.ndim) if dim not in locality.all_in_domain]
     if free:
         hint += f"; an inferred size, such as {free[0]}=-1, leaves the rest of a domain spare"
     return LayoutError(

@@ -1,4 +1,4 @@
-"""Parses a selection of ranks: ``dp=0,tp=1-3``, ``rank=0,3`` or ``local_rank=0``."""
+"""Selections of ranks: ``dp=0,tp=1-3``, ``rank=0,3`` or ``local_rank=0``."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _MOST_NAMED = 8
 _LOCAL_RANK = "local_rank"
 _INDICES = re.compile(r"([0-9]+)(?:\s*-\s*([0-9]+))?")
 _LONGEST_NUMBER = 9
-"""No launch has an index of more digits, and Python refuses to read very long numbers."""
+"""No launch has an index with more digits, and Python refuses to parse very long numbers."""
 
 
 def select_ranks(layout: Layout, text: str, option: str = "") -> frozenset[int]:
-    """Return the ranks that ``text`` means; none if its conditions exclude each other.
+    """Return the ranks that ``text`` selects, which may be none.
 
-    A dim goes by its name, or by its index where the mesh has no names. What is said of several
-    dims must hold for all of them; several indices of one dim are alternatives. A dim that is
-    called ``rank`` or ``local_rank`` hides that word's own meaning.
+    A dim is given by its name, or by its index if the mesh has no names. All conditions must hold;
+    several indices of one dim are alternatives. A dim named ``rank`` or ``local_rank`` hides the
+    usual meaning of that word.
 
     Args:
-        layout: Where every rank sits.
+        layout: The layout.
         text: Conditions such as ``dp=0,tp=0,2-3``, ``rank=0-7``, ``local_rank=0`` or ``0=1``.
-        option: What was given it, for errors.
+        option: The option that ``text`` is the value of, for errors.
 
     Raises:
-        SpecError: With the place of the first wrong character.
+        SpecError: If ``text`` cannot be parsed, with the position of the first wrong character.
 
     Example:
         >>> from meshrun.layout.spec import parse_mesh
@@ -39,9 +39,9 @@ def select_ranks(layout: Layout, text: str, option: str = "") -> frozenset[int]:
         >>> sorted(select_ranks(layout, "dp=1,tp=0,2-3"))
         [4, 6, 7]
     """
-    chosen = _Reader(layout, text, option).read()
+    chosen = _Parser(layout, text, option).parse()
     dims = tuple(layout.shape)
-    # A rank is the sum of one offset for each dim, so no rank outside the selection is looked at.
+    # A rank is the sum of one offset per dim, so there is no need to test every rank.
     ranks = [0] if dims else list(range(layout.world_size))
     for dim, key in enumerate(dims):
         offsets = layout.group(dim, 0)
@@ -55,10 +55,10 @@ def select_ranks(layout: Layout, text: str, option: str = "") -> frozenset[int]:
 
 
 def ranks_shown(layout: Layout, show: Sequence[str], hide: Sequence[str]) -> frozenset[int]:
-    """Return the ranks that ``--show`` and ``--hide`` leave, whose values these are.
+    """Return the ranks that the values of ``--show`` and ``--hide`` leave.
 
     Raises:
-        SpecError: As :func:`select_ranks`.
+        SpecError: If a value cannot be parsed.
     """
     shown = frozenset(range(layout.world_size))
     if show:
@@ -67,16 +67,16 @@ def ranks_shown(layout: Layout, show: Sequence[str], hide: Sequence[str]) -> fro
 
 
 def find_rank(layout: Layout, text: str, option: str = "--rank") -> int:
-    """Return the one rank that ``text`` means: a number, or conditions as for ``--show``.
+    """Return the only rank that ``text`` selects: a number, or conditions as for ``--show``.
 
     Args:
-        layout: Where every rank sits.
+        layout: The layout.
         text: ``5``, or ``dp=1,tp=1``.
-        option: What was given it, for errors.
+        option: The option that ``text`` is the value of, for errors.
 
     Raises:
-        UsageError: If there is no such rank, or if it means several.
-        SpecError: If it cannot be read.
+        UsageError: If it selects no rank or several.
+        SpecError: If it cannot be parsed.
     """
     if text.strip().isdecimal():
         rank = int(text) if len(text.strip()) <= _LONGEST_NUMBER else layout.world_size
@@ -96,10 +96,10 @@ def find_rank(layout: Layout, text: str, option: str = "--rank") -> int:
 
 
 def find_debugged(layout: Layout, text: str | None) -> int | None:
-    """Return the rank that ``--debug-rank`` means, or ``None`` without it.
+    """Return the rank that ``--debug-rank`` selects, or ``None`` without it.
 
     Raises:
-        UsageError: If it is not one rank, or there is more than one node.
+        UsageError: If it does not select one rank, or there are several nodes.
     """
     if text is None:
         return None
@@ -111,20 +111,20 @@ def find_debugged(layout: Layout, text: str | None) -> int | None:
     return find_rank(layout, text, "--debug-rank")
 
 
-class _Reader:
-    """One text on its way to the indices it names."""
+class _Parser:
+    """A parser of one selection."""
 
     def __init__(self, layout: Layout, text: str, option: str) -> None:
         self._layout = layout
         self._text, self._option = text, option
         self._dims = tuple(layout.shape)
         self._counts = layout.shape
-        """How many indices each word before a ``=`` has."""
+        """Number of indices of each word that may precede ``=``."""
         self._counts.setdefault(_RANK, layout.world_size)
         self._counts.setdefault(_LOCAL_RANK, max(layout.nproc_per_node))
 
-    def read(self) -> dict[str, set[int]]:
-        """Return the indices that the text gives for each word."""
+    def parse(self) -> dict[str, set[int]]:
+        """Return the indices given for each word."""
         if not self._text.strip():
             raise self._error("expected ranks, found nothing", 0, "", self._forms)
         chosen: dict[str, set[int]] = {}
@@ -159,7 +159,7 @@ class _Reader:
 
     def _read_indices(self, at: int, text: str, key: str) -> range:
         match = _INDICES.fullmatch(text)
-        assert match is not None  # noqa: S101 - the caller has looked
+        assert match is not None  # noqa: S101 - checked by the caller
         first = last = self._read_index(at, match[1], key)
         if match[2] is not None:
             last = self._read_index(at + match.start(2), match[2], key)
@@ -181,11 +181,11 @@ class _Reader:
         hint = f"`{key}` ranges from 0 to {count - 1}" if count > 1 else f"`{key}` is always 0"
         raise self._error(message, at, digits, hint)
 
-    # ---- mistakes --------------------------------------------------------------------------
+    # ---- errors ----------------------------------------------------------------------------
 
     @property
     def _forms(self) -> str:
-        """What may be written, in words of this very mesh."""
+        """A hint with the valid forms, in terms of this mesh."""
         forms = [f"`{key}=0`" for key in self._counts]
         return f"write {', '.join(forms[:-1])} or {forms[-1]}; for several indices, `=0,2-3`"
 
@@ -201,7 +201,7 @@ class _Reader:
         return self._error(message, at, item, self._as_pairs(item) or self._forms)
 
     def _as_pairs(self, item: str) -> str:
-        """Return what is meant by a label copied from a line, ``dp0 tp3``, or by ``dp:0``."""
+        """Return the correct form of a label copied from output, ``dp0 tp3``, or of ``dp:0``."""
         words = [re.escape(key) for key in self._counts if not key.isdecimal()]
         pair = rf"({'|'.join(sorted(words, key=len, reverse=True))})[\s:=]*({_INDICES.pattern})"
         if not re.fullmatch(rf"(?:{pair}\s*)+", item):

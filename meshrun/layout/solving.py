@@ -1,4 +1,4 @@
-"""How many workers a mesh needs, and the closest fits if the numbers disagree. Pure."""
+"""The number of workers a mesh needs, and the nearest choices if numbers disagree. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from meshrun.wording import count
 
 MAX_RANKS = 10_000_000
 _MOST_LISTED = 4
-"""Nodes whose workers a hint lists one by one."""
+"""Most nodes whose workers a hint lists one by one."""
 _LARGEST_SHOWN = 10**18
-"""Python refuses to write numbers of thousands of digits, and nobody would read them."""
+"""Python refuses to format numbers with thousands of digits, and nobody would read them."""
 
 
 def count_slots(
     mesh: MeshSpec | None, nnodes: int | None, nproc_per_node: int | Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Return how many workers each node may have.
+    """Return the maximum number of workers on each node.
 
     Args:
         mesh: The spec; ``None`` for a launch without a mesh.
-        nnodes: Number of nodes; as many as numbers of workers, or 1, if ``None``.
-        nproc_per_node: Workers on each node, or on one after the other; as many as the mesh needs
-            if ``None``.
+        nnodes: Number of nodes; if ``None``, the length of ``nproc_per_node``, or 1.
+        nproc_per_node: Maximum number of workers per node, one number or one per node; if ``None``,
+            as many as the mesh needs.
 
     Raises:
         LayoutError: If a number is below 1, or they disagree.
@@ -51,14 +51,14 @@ def count_slots(
 
 
 def solve_sizes(mesh: MeshSpec, slots: Sequence[int]) -> MeshSpec:
-    """Return the spec with a size that was left open worked out: the largest that fits.
+    """Return the spec with its open size, if any, replaced by the largest that fits.
 
     Args:
-        mesh: Its sizes must use every slot, unless one of them is open.
-        slots: Workers that each node may have.
+        mesh: The spec; it must use every slot, unless one size is open.
+        slots: Maximum number of workers on each node.
 
     Raises:
-        LayoutError: With the arithmetic and the nearest choices when the numbers disagree.
+        LayoutError: If the numbers disagree, with the arithmetic and the nearest choices.
     """
     total = sum(slots)
     if not mesh.is_inferred:
@@ -74,7 +74,7 @@ def solve_sizes(mesh: MeshSpec, slots: Sequence[int]) -> MeshSpec:
 
 
 def fill(slots: Sequence[int], world_size: int) -> tuple[int, ...]:
-    """Return the workers of each node when ranks take the slots one after the other."""
+    """Return the number of workers on each node if ranks take slots in order."""
     used = []
     for number in slots:
         used.append(min(number, world_size))
@@ -106,8 +106,8 @@ def _workers_for(mesh: MeshSpec, nodes: int) -> int:
     return mesh.known_size // nodes
 
 
-def given_slots(slots: Sequence[int]) -> str:
-    """Return the slots in words: ``2 nodes x 3 workers give 6``, or ``nodes of 8 and 4 ...``."""
+def _slots_in_words(slots: Sequence[int]) -> str:
+    """Return ``2 nodes x 3 workers give 6``, or ``2 nodes with 8, 4 workers give 12``."""
     total = sum(slots)
     if len(set(slots)) == 1:
         verb = "gives" if len(slots) == 1 else "give"
@@ -121,12 +121,12 @@ def _mismatch(mesh: MeshSpec, needs: str, slots: Sequence[int], *, least: int = 
     if mesh.ndim > 1 and not mesh.is_inferred:
         message += f" ({' x '.join(str(size) for size in mesh.sizes)})"
     return LayoutError(
-        f"{message}, but {given_slots(slots)}", hint=_hint(mesh, slots, least * mesh.known_size)
+        f"{message}, but {_slots_in_words(slots)}", hint=_hint(mesh, slots, least * mesh.known_size)
     )
 
 
 def _hint(mesh: MeshSpec, slots: Sequence[int], needed: int) -> str:
-    """The nearest choices: first the meshes that fill the workers, then the counts that fit."""
+    """Return the nearest choices: first meshes that use all workers, then counts that fit."""
     total, nodes = sum(slots), len(slots)
     meshes = list(_meshes_that_fill(mesh, total))[:3]
     fits = " or ".join(f"`{format_mesh(choice)}`" for choice in meshes)
@@ -150,7 +150,7 @@ def _hint_for_nodes(needed: int, nodes: int) -> str:
 
 
 def _meshes_that_fill(mesh: MeshSpec, world_size: int) -> Iterator[MeshSpec]:
-    """Yield meshes of exactly ``world_size`` ranks, the ones that change least first."""
+    """Yield meshes of exactly ``world_size`` ranks, those with the fewest changes first."""
     found = False
     for dim, size in enumerate(mesh.sizes):
         rest = mesh.known_size // (size if size != INFERRED else 1)

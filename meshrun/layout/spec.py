@@ -1,4 +1,4 @@
-"""Parses a mesh: ``dp=2,tp=4`` <-> MeshSpec. Knows nothing about machines."""
+"""The text of a mesh and its value: ``dp=2,tp=4`` <-> MeshSpec. Independent of machines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from meshrun.layout.parameters import check_parameter
 from meshrun.wording import count
 
 AnyMesh: TypeAlias = str | int | Mapping[str, int | str] | Sequence[int | str]
-"""A mesh as programs may write it."""
+"""A mesh in the forms that programs may pass."""
 INFERRED = -1
-"""The size that means "as many as there are workers for", as in ``torch.Tensor.view``."""
+"""The size of a dim to infer from the number of workers, as in ``torch.Tensor.view``."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"-?[0-9]+|auto")
@@ -47,7 +47,7 @@ class MeshSpec:
     sizes: tuple[int, ...]
     mesh_dim_names: tuple[str, ...] | None = None
     bounds: tuple[int, int | None] | None = None
-    """Least and largest size of the dim that is ``-1``, if it was written as a range."""
+    """Smallest and largest size of the dim that is ``-1``, if given as a range."""
 
     @property
     def ndim(self) -> int:
@@ -56,7 +56,7 @@ class MeshSpec:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What dims go by: their names, or ``"0"``, ``"1"`` where they have none."""
+        """Keys of the dims: their names, or ``"0"``, ``"1"`` without names."""
         return self.mesh_dim_names or tuple(map(str, range(self.ndim)))
 
     @property
@@ -66,11 +66,11 @@ class MeshSpec:
 
     @property
     def known_size(self) -> int:
-        """Product of the sizes that are known; the number of ranks when none is inferred."""
+        """Product of the known sizes: the number of ranks if no size is inferred."""
         return math.prod(size for size in self.sizes if size != INFERRED)
 
     def with_size(self, dim: int, size: int) -> MeshSpec:
-        """Return this spec with the size of one dim replaced, and none left open."""
+        """Return this spec with the size of one dim replaced, and without bounds."""
         sizes = (*self.sizes[:dim], size, *self.sizes[dim + 1 :])
         return MeshSpec(sizes=sizes, mesh_dim_names=self.mesh_dim_names)
 
@@ -99,10 +99,10 @@ def _format_size(size: int, bounds: tuple[int, int | None] | None) -> str:
 
 
 def mesh_text(mesh: AnyMesh) -> str:
-    """Return the text of a mesh that may be values: ``{"dp": 2, "tp": 4}``, ``(2, 4)`` or 8.
+    """Return the text of a mesh given as ``{"dp": 2, "tp": 4}``, ``(2, 4)``, 8 or text.
 
     Raises:
-        UsageError: If it is of another type.
+        UsageError: If it has another type.
 
     Example:
         >>> mesh_text({"dp": 2, "tp": 4})
@@ -115,17 +115,17 @@ def mesh_text(mesh: AnyMesh) -> str:
 
 
 def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
-    """Read a mesh from the text of ``--mesh`` and, if given, of ``--names``.
+    """Parse the text of ``--mesh`` and, if given, of ``--names``.
 
     Args:
         text: ``2x4`` or ``dp=2,tp=4``; one size may be ``-1`` or a range such as ``2:8``.
-        names: ``dp,tp``; only together with sizes that carry no names.
+        names: ``dp,tp``; only for sizes without names.
 
     Returns:
-        The spec, with ``-1`` where the text leaves a size open.
+        The spec, with ``-1`` for an open size.
 
     Raises:
-        SpecError: With the place of the first wrong character, in ``text`` or in ``names``.
+        SpecError: If one cannot be parsed, with the position of the first wrong character.
 
     Example:
         >>> parse_mesh("2x4", "dp,tp") == parse_mesh("dp=2,tp=4")
@@ -146,7 +146,7 @@ def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
 
 
 def items_of(text: str, separator: str) -> Iterator[tuple[int, str]]:
-    """Split ``text`` and yield (position, item) without the spaces around each item."""
+    """Split ``text`` and yield (position, item) without surrounding spaces."""
     start = 0
     for piece in text.split(separator):
         yield start + len(piece) - len(piece.lstrip()), piece.strip()
@@ -195,7 +195,7 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
 
 
 def _meant(text: str) -> str | None:
-    """Return a hint with what was probably meant by ``(2,4)``, ``2*4`` or ``{"dp": 2}``, if any."""
+    """Return a hint with the probable meaning of ``(2,4)``, ``2*4`` or ``{"dp": 2}``, if any."""
     if len(text) > _LONGEST_MEANT:
         return None
     plain = _JOINED.sub(",", _QUOTING.sub("", text))
@@ -273,7 +273,7 @@ def _check_name(text: str, position: int, name: str, before: list[str]) -> str:
 
 
 class _Sizes:
-    """The sizes of one text, of which at most one is left open."""
+    """The sizes in a text, at most one of them open."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -284,7 +284,7 @@ class _Sizes:
         """Add a size: a number, ``-1``, ``auto``, or a range.
 
         Raises:
-            SpecError: If it is none of these, or the second that is left open.
+            SpecError: If it is none of these, or a second open size.
         """
         is_range = _RANGE.fullmatch(item)
         if not (is_range or _SIZE.fullmatch(item)):
