@@ -118,7 +118,7 @@ def launch(
     import secrets
     from contextlib import ExitStack
 
-    from meshrun.host.leftovers import remove_forgotten
+    from meshrun.host.leftovers import remove_stale_folders
     from meshrun.host.sockets import listen_on
     from meshrun.protocol.error_record import forward_error
     from meshrun.report.watchers import make_watchers
@@ -152,7 +152,7 @@ def launch(
             meet=meet,
             caller=caller,
         )
-        remove_forgotten()  # while the zygote imports torch
+        remove_stale_folders()  # while the zygote imports torch
         result = loop.run()
     console.close()
     console.wait_for_readers(loop.readers_have_s)

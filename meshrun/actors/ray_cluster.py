@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.errors import HostError
 from meshrun.host.descriptors import note
-from meshrun.host.leftovers import remove_if_forgotten
+from meshrun.host.leftovers import remove_if_stale
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import Reach, Remote
 from meshrun.protocol.printable import one_line
@@ -88,7 +88,7 @@ class RayCluster:
         if code := self._process.wait():
             note(self._broken(code).message)
         self._log.close()
-        remove_if_forgotten(self._folder)
+        remove_if_stale(self._folder)
 
     def _broken(self, code: int) -> HostError:
         self._log.seek(0)

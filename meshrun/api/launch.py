@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, TypeVar, 
 from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.folder import open_private
-from meshrun.host.leftovers import filling, is_temporary, private_folder, remove_if_forgotten
+from meshrun.host.leftovers import is_temporary, private_folder, remove_if_stale, writing_to
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh, mesh_text
 from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, Caller
@@ -184,7 +184,7 @@ def launch(
     environ = without_variables(KINDS_OF_PROGRAM, environ)
     flags += ["--module", "--allow-different-programs"]  # each caller has a folder of its own
     with private_folder() as folder:
-        with filling(folder):
+        with writing_to(folder):
             write_call(folder, program, args, kwargs or {})
         words = [PROGRAM, folder]
         result = _launched(folder, flags, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
@@ -210,7 +210,7 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
 
     def clear_up() -> None:
         if os.getppid() != int(caller):
-            remove_if_forgotten(folder)
+            remove_if_stale(folder)
 
     def tell(error: MeshrunError) -> None:
         path = error_file(folder)

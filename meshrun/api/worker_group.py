@@ -45,7 +45,7 @@ from meshrun.api.remote_call import (
     write_path,
 )
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.host.leftovers import filling, private_folder
+from meshrun.host.leftovers import private_folder, writing_to
 from meshrun.host.reactor import Reactor
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh
@@ -137,7 +137,7 @@ class WorkerGroup:
         self._folder = self._closing.enter_context(private_folder())
         self._began_ns = time.monotonic_ns()
         try:
-            with filling(self._folder):
+            with writing_to(self._folder):
                 write_path(self._folder)
                 listener = self._closing.enter_context(listen_in(self._folder))
             words, own = [*program], {SERVE: self._folder}

@@ -20,7 +20,7 @@ from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine, requested_help, spell_out, spell_out_known
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
-from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
+from meshrun.host.descriptors import discard_output, is_lost_output, open_standard_streams, say
 from meshrun.plan.parse import parse_flag
 from meshrun.protocol.step_end import report_end
 
@@ -211,7 +211,7 @@ def run_command_line(
     except (typer.Abort, KeyboardInterrupt):
         code = end_by_signal(signal.SIGINT)
     except BrokenPipeError:
-        let_go_of(sys.stdout)
+        discard_output(sys.stdout)
         code = end_by_signal(signal.SIGPIPE)
     except Exception as caught:
         error = _as_meshrun_error(caught)
@@ -228,7 +228,7 @@ def _as_meshrun_error(error: Any) -> MeshrunError:
         message = error.format_message().partition(" (Possible")[0].rstrip(".")
         return UsageError(message[:1].lower() + message[1:], hint="see `meshrun --help`")
     if is_lost_output(error):
-        let_go_of(sys.stdout)
+        discard_output(sys.stdout)
         return HostError(f"cannot write the output: {error.strerror}")
     traceback.print_exception(error)
     return InternalError(

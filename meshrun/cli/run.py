@@ -22,7 +22,7 @@ from meshrun.cli.read import (
 )
 from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
-from meshrun.host.descriptors import allow_descriptors, note, say, say_as
+from meshrun.host.descriptors import allow_descriptors, note, say, set_message_format
 from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
@@ -67,7 +67,7 @@ def run(options: Options, line: CommandLine, invocation: Invocation) -> int:
     if request.console.is_json:
         from meshrun.console.json_lines import as_json_message
 
-        say_as(as_json_message)
+        set_message_format(as_json_message)
     if invocation.hosts_present or invocation.caller is None:  # not for launch()
         request = replace(request, notes=(*request.notes, *_misplaced(options, program, line)))
     if options.submit == "ray":

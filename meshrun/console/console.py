@@ -13,7 +13,7 @@ from meshrun.console.json_lines import as_json_lines
 from meshrun.console.lines import LineAssembler, Piece, Prefix
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
 from meshrun.console.panel import CLEAR_BELOW, panel_block
-from meshrun.host.descriptors import let_go_of
+from meshrun.host.descriptors import discard_output
 from meshrun.protocol.caller import end_of_call
 
 QUEUE_BYTES = 1024 * 1024
@@ -219,7 +219,7 @@ class Console:
         """
         waiting = self.waiting
         if self._err in waiting:
-            let_go_of(sys.stderr)
+            discard_output(sys.stderr)
         return sum(outlet.drop() for outlet in waiting)
 
     @property

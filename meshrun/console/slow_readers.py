@@ -39,4 +39,4 @@ class SlowReaders:
         """Block until a reader takes more, or for so long; for the end of a launch."""
         self.watch()
         if self._console.waiting:
-            self._reactor.listen(timeout_s)
+            self._reactor.poll(timeout_s)

@@ -51,7 +51,7 @@ def has_colors(fd: int) -> bool:
 _spoken: list[Callable[[str], str]] = []
 
 
-def say_as(render: Callable[[str], str]) -> None:
+def set_message_format(render: Callable[[str], str]) -> None:
     """Have everything that is said from now on rendered first."""
     _spoken.append(render)
 
@@ -73,10 +73,10 @@ def say(text: str) -> None:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     except OSError:
-        let_go_of(sys.stderr)
+        discard_output(sys.stderr)
 
 
-def let_go_of(stream: TextIO) -> None:
+def discard_output(stream: TextIO) -> None:
     """Have what is held back for a stream that cannot be written go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import Handle, Nvml, open_nvml
-from meshrun.host.pci import numa_node
-from meshrun.host.sysfs import read_text
+from meshrun.host.sysfs import numa_node, read_text
 from meshrun.host.visibility import CUDA, HIP, ROCR, XPU, Build
 
 _INTEL = "0x8086"
@@ -35,17 +34,17 @@ def visible_gpus(
     ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
     """
     if build == "xpu":
-        return build, _placed(see(_intel_gpus(sysfs), env.get(XPU)), sysfs)
+        return build, _placed(filter_visible(_intel_gpus(sysfs), env.get(XPU)), sysfs)
     if build != "hip" and ((found := _nvidia_gpus(dev)) or build == "cuda"):
-        return "cuda", _placed(see(found, env.get(CUDA)), sysfs)
+        return "cuda", _placed(filter_visible(found, env.get(CUDA)), sysfs)
     if not (found := _amd_gpus(sysfs)):
         return build, ()
-    seen = see(found, env.get(ROCR))
+    seen = filter_visible(found, env.get(ROCR))
     seen = tuple(replace(gpu, entry=str(place)) for place, gpu in enumerate(seen))
-    return "hip", _placed(see(seen, env.get(HIP) or env.get(CUDA)), sysfs)
+    return "hip", _placed(filter_visible(seen, env.get(HIP) or env.get(CUDA)), sysfs)
 
 
-def see(present: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:
+def filter_visible(present: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:
     """Return the GPUs that the text of a visibility variable lets through, in its order.
 
     The list ends at the first entry that names no device, and an empty text hides all (CUDA

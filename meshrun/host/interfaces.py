@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+_NOWHERE = ("192.0.2.1", "2001:db8::1")
+"""Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
+
 
 def look_up(name: str) -> list[str]:
     """Return the addresses that a name or address leads to, IPv4 first, each once.
@@ -17,17 +20,17 @@ def look_up(name: str) -> list[str]:
     """
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return list(dict.fromkeys(address_in(entry[4]) for entry in found))
+    return list(dict.fromkeys(address_of(entry[4]) for entry in found))
 
 
-def address_in(name: tuple[Any, ...]) -> str:
+def address_of(name: tuple[Any, ...]) -> str:
     """Return the address in what sockets call a name; a link's own with its interface."""
     address, zone = str(name[0]), name[3] if len(name) > 3 else 0
     return f"{address}%{socket.if_indextoname(zone)}" if zone and "%" not in address else address
 
 
-def name_of(address: str, port: int) -> tuple[Any, ...]:
-    """Return what sockets take for an address and a port: the inverse of :func:`address_in`.
+def sockaddr_of(address: str, port: int) -> tuple[Any, ...]:
+    """Return what sockets take for an address and a port: the inverse of :func:`address_of`.
 
     Raises:
         OSError: If there is no such interface here.
@@ -76,7 +79,7 @@ def is_address(host: str) -> bool:
     return True
 
 
-def is_everywhere(address: str) -> bool:
+def is_unspecified(address: str) -> bool:
     """Whether who listens on an address listens on all that this machine has."""
     return is_address(address) and ip_address(address.partition("%")[0]).is_unspecified
 
@@ -86,10 +89,10 @@ def own_address_towards(address: str) -> str | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(name_of(address, 9))
+            probe.connect(sockaddr_of(address, 9))
         except OSError:
             return None
-        return address_in(probe.getsockname())
+        return address_of(probe.getsockname())
 
 
 def networks_of_interfaces() -> tuple[tuple[str, str], ...]:
@@ -125,3 +128,30 @@ def own_addresses() -> dict[str, str]:
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     }
+
+
+def interface_of(address: str) -> str | None:
+    """Return the interface that has an address, or ``None`` if this machine does not have it."""
+    return own_addresses().get(address.partition("%")[0])
+
+
+def outward_address() -> str | None:
+    """Return the address that faces other machines, if there is one.
+
+    That is the one of the default route, else the only one that is not loopback.
+    """
+    for nowhere in _NOWHERE:
+        if (found := own_address_towards(nowhere)) is not None and not is_loopback(found):
+            return found
+    outward = [
+        address
+        for address in own_addresses()
+        if not is_loopback(address) and not address.lower().startswith("fe80")
+    ]
+    fourth = [address for address in outward if ":" not in address] or outward
+    return fourth[0] if len(fourth) == 1 else None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address never leaves the machine."""
+    return address.startswith("127.") or address == "::1"

@@ -55,7 +55,7 @@ def hold(folder: Folder) -> int:
     return descriptor
 
 
-def let_go(descriptor: int) -> None:
+def release(descriptor: int) -> None:
     """Close what :func:`hold` returned."""
     if descriptor >= 0:
         os.close(descriptor)
@@ -69,7 +69,7 @@ def private_folder() -> Iterator[str]:
         HostError: If it cannot be made.
     """
     path = temporary_path()
-    with filling(path):
+    with writing_to(path):
         folder = make_folder(path)
     held = hold(folder)
     try:
@@ -77,11 +77,11 @@ def private_folder() -> Iterator[str]:
     finally:
         folder.remove()
         folder.close()
-        let_go(held)
+        release(held)
 
 
 @contextmanager
-def filling(folder: str) -> Iterator[None]:
+def writing_to(folder: str) -> Iterator[None]:
     """Say of what fails in the block that a temporary folder cannot be filled.
 
     Raises:
@@ -109,7 +109,7 @@ def is_temporary(path: str) -> bool:
     return folder is not None
 
 
-def remove_forgotten() -> None:
+def remove_stale_folders() -> None:
     """Remove the temporary folders that a process of this user and host held, and no more."""
     try:
         with os.scandir(tempfile.gettempdir()) as entries:
@@ -117,15 +117,15 @@ def remove_forgotten() -> None:
     except OSError:
         return
     for path in found:
-        remove_if_forgotten(path)
+        remove_if_stale(path)
 
 
-def remove_if_forgotten(path: str) -> None:
+def remove_if_stale(path: str) -> None:
     """Remove a temporary folder of this user that a process of this host held, and no more."""
     folder = _open_ours(path)
     if folder is None:
         return
-    if _is_forgotten(folder):
+    if _is_stale(folder):
         folder.remove()
     folder.close()
 
@@ -143,7 +143,7 @@ def _open_ours(path: str) -> Folder | None:
     return None
 
 
-def _is_forgotten(folder: Folder) -> bool:
+def _is_stale(folder: Folder) -> bool:
     try:
         descriptor = folder.open(f"{folder.path}/{_LOCK}", os.O_RDONLY)
     except OSError:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshrun.host.machine import NEARNESS, Gpu, Nics
-from meshrun.host.pci import device_folder, nearness
-from meshrun.host.sysfs import read_text
+from meshrun.host.sysfs import device_folder, nearness, read_text
 
 
 def add_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, ...]:

@@ -53,7 +53,7 @@ class Nvml:
     def __init__(self, library: Any) -> None:
         self._library = library
 
-    def ask(self, function: str, *arguments: Any) -> bool:
+    def call(self, function: str, *arguments: Any) -> bool:
         """Call a function of the library; return whether it succeeded."""
         try:
             return bool(getattr(self._library, function)(*arguments) == 0)
@@ -63,19 +63,19 @@ class Nvml:
     def number(self, function: str, *arguments: Any, kind: Any = ctypes.c_uint) -> int | None:
         """Return the one number that a function tells."""
         value = kind(0)
-        return value.value if self.ask(function, *arguments, ctypes.byref(value)) else None
+        return value.value if self.call(function, *arguments, ctypes.byref(value)) else None
 
     def numbers(self, function: str, gpu: Handle, count: int) -> tuple[int, ...] | None:
         """Return the numbers that a function tells of a GPU."""
         values = [ctypes.c_uint(0) for _ in range(count)]
-        if not self.ask(function, gpu, *(ctypes.byref(value) for value in values)):
+        if not self.call(function, gpu, *(ctypes.byref(value) for value in values)):
             return None
         return tuple(value.value for value in values)
 
     def text(self, function: str, *arguments: Any, size: int = 96) -> str:
         """Return the text that a function tells."""
         buffer = ctypes.create_string_buffer(size)
-        if not self.ask(function, *arguments, buffer, ctypes.c_uint(size)):
+        if not self.call(function, *arguments, buffer, ctypes.c_uint(size)):
             return ""
         return buffer.value.decode(errors="replace")
 
@@ -112,7 +112,7 @@ class Nvml:
         ``nvmlPciInfo_t`` is 68 bytes, with domain, bus and device as unsigned ints from byte 16.
         """
         info = ctypes.create_string_buffer(68)
-        if not self.ask(function, *arguments, info):
+        if not self.call(function, *arguments, info):
             return None
         domain, bus, device = struct.unpack_from("=3I", info.raw, 16)
         return f"{domain:04x}:{bus:02x}:{device:02x}.0"
@@ -135,7 +135,7 @@ class Nvml:
         """
         size = _FABRIC_V2.size
         info = ctypes.create_string_buffer(struct.pack("=I", size | 2 << 24), size)
-        if not self.ask("nvmlDeviceGetGpuFabricInfoV", gpu, info):
+        if not self.call("nvmlDeviceGetGpuFabricInfoV", gpu, info):
             return ""
         _, uuid, status, clique, state, _ = _FABRIC_V2.unpack(info.raw)
         is_ready = status == 0 and state == _FABRIC_COMPLETED and any(uuid)
@@ -144,10 +144,10 @@ class Nvml:
     def used_bytes(self, gpu: Handle) -> int | None:
         """Return the memory in use, by whomever, without what the driver reserves if it tells."""
         newer = ctypes.create_string_buffer(_MEMORY_V2.pack(_MEMORY_V2.size | 2 << 24, 0, 0, 0, 0))
-        if self.ask("nvmlDeviceGetMemoryInfo_v2", gpu, newer):
+        if self.call("nvmlDeviceGetMemoryInfo_v2", gpu, newer):
             return int(_MEMORY_V2.unpack_from(newer.raw)[4])
         older = ctypes.create_string_buffer(_MEMORY_V1.size)
-        if self.ask("nvmlDeviceGetMemoryInfo", gpu, older):
+        if self.call("nvmlDeviceGetMemoryInfo", gpu, older):
             return int(_MEMORY_V1.unpack_from(older.raw)[2])
         return None
 
@@ -159,7 +159,7 @@ class Nvml:
                 count = ctypes.c_uint(_MOST_PROCESSES)
                 infos = ctypes.create_string_buffer(_PROCESS.size * _MOST_PROCESSES)
                 function = f"nvmlDeviceGet{kind}RunningProcesses{version}"
-                if not self.ask(function, gpu, ctypes.byref(count), infos):
+                if not self.call(function, gpu, ctypes.byref(count), infos):
                     continue
                 for index in range(min(count.value, _MOST_PROCESSES)):
                     pid, used, *_ = _PROCESS.unpack_from(infos.raw, index * _PROCESS.size)
@@ -169,7 +169,7 @@ class Nvml:
 
     def _handle(self, function: str, *arguments: Any) -> Handle | None:
         handle = Handle()
-        return handle if self.ask(function, *arguments, ctypes.byref(handle)) else None
+        return handle if self.call(function, *arguments, ctypes.byref(handle)) else None
 
 
 def load_nvml() -> Nvml | None:
@@ -178,7 +178,7 @@ def load_nvml() -> Nvml | None:
         nvml = Nvml(ctypes.CDLL(_LIBRARY))
     except OSError:
         return None
-    return nvml if nvml.ask("nvmlInit_v2") else None
+    return nvml if nvml.call("nvmlInit_v2") else None
 
 
 def why_no_nvml() -> tuple[str, bool]:
@@ -198,7 +198,7 @@ def open_nvml() -> Iterator[Nvml | None]:
         yield nvml
     finally:
         if nvml is not None:
-            nvml.ask("nvmlShutdown")
+            nvml.call("nvmlShutdown")
 
 
 def read_driver_version() -> str:

@@ -25,12 +25,12 @@ _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIG
 """Signals that do nothing to a process without a handler (signal(7))."""
 _KILL_TAKES_S = 10.0
 """How long SIGKILL may take before a process counts as held by the kernel."""
-_TIDIER = b"torch_shm_manag"
+_SHM_MANAGER = b"torch_shm_manag"
 """What /proc calls torch's ``torch_shm_manager``, of programs that share tensors by file.
 
 Two seconds after its last client is gone it frees the shared memory that these left, and ends.
 """
-_TIDYING_TAKES_S = 3.0
+_SHM_MANAGER_TAKES_S = 3.0
 _ON_LINUX = sys.platform == "linux"
 _LIBC = ctypes.CDLL(None, use_errno=True) if _ON_LINUX else None
 
@@ -147,8 +147,8 @@ def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> E
     while children := _reap(spare):
         now = time.monotonic()
         ours = {pid: _turn(pid) for pid in children if _may_signal(pid)}
-        if turn is _Turn.FIRST and min(ours.values(), default=turn) is _Turn.TIDIER:
-            turn, begin = _Turn.TIDIER, max(begin, now + _TIDYING_TAKES_S)
+        if turn is _Turn.FIRST and min(ours.values(), default=turn) is _Turn.SHM_MANAGER:
+            turn, begin = _Turn.SHM_MANAGER, max(begin, now + _SHM_MANAGER_TAKES_S)
             deadline = begin + grace_s
         if now >= (deadline + _KILL_TAKES_S if ours else begin):
             return Ended(len(seen), tuple(ours), tuple({*children} - {*ours}))
@@ -170,19 +170,19 @@ class _Turn(enum.IntEnum):
     """Processes that are killed once the others have exited."""
 
     FIRST = 0
-    TIDIER = 1
+    SHM_MANAGER = 1
     """Frees what the others left, and then ends by itself."""
     GUARD = 2
     """Ends the others should this process be killed meanwhile."""
 
 
 def _turn(pid: int) -> _Turn:
-    return {_TIDIER: _Turn.TIDIER, _GUARD: _Turn.GUARD}.get(_name(pid), _Turn.FIRST)
+    return {_SHM_MANAGER: _Turn.SHM_MANAGER, _GUARD: _Turn.GUARD}.get(_name(pid), _Turn.FIRST)
 
 
-def is_tidier(pid: int) -> bool:
+def is_shm_manager(pid: int) -> bool:
     """Whether a process is about to end by itself, once it has freed what others left."""
-    return _turn(pid) is _Turn.TIDIER
+    return _turn(pid) is _Turn.SHM_MANAGER
 
 
 def is_guard(pid: int) -> bool:

@@ -77,7 +77,7 @@ class Reactor:
         self._clock_ns = clock_ns
         self._selector = selector or selectors.DefaultSelector()
         self._ready: list[tuple[selectors.SelectorKey, int]] = []
-        self._looks: list[Call] = []
+        self._each_turn: list[Call] = []
         self._dues: list[Callable[[], int | None]] = []
         self._skips: list[Callable[[int], object]] = []
         self._heap: list[tuple[int, int, Timer]] = []
@@ -164,7 +164,7 @@ class Reactor:
             call: What to call.
             due: Returns when there is to be a turn at the latest, for what cannot know before.
         """
-        self._looks.append(call)
+        self._each_turn.append(call)
         if due is not None:
             self.wake_by(due)
 
@@ -213,7 +213,7 @@ class Reactor:
         latest_ns = awake_ns if timeout_s is None else self.asleep_ns + int(timeout_s * 1e9)
         self.due_ns = min(awake_ns, latest_ns)
 
-    def hear(self) -> None:
+    def call_ready(self) -> None:
         """Call what was ready, unless it was removed meanwhile."""
         ready, self._ready = self._ready, []
         for key, events in ready:
@@ -224,10 +224,10 @@ class Reactor:
                     called = call
                     call()
 
-    def look(self) -> None:
+    def call_due(self) -> None:
         """Call all that looks in every turn, and then what is due."""
-        for look in self._looks:
-            look()
+        for call in self._each_turn:
+            call()
         now_ns, due = self.now_ns(), []
         while self._heap and self._heap[0][0] <= now_ns:
             at_ns, _, timer = heapq.heappop(self._heap)
@@ -239,14 +239,14 @@ class Reactor:
     def turn(self, *, most_s: float | None = None) -> None:
         """Wait until something is ready or due, and do it."""
         self.wait(most_s=most_s)
-        self.hear()
-        self.look()
+        self.call_ready()
+        self.call_due()
 
-    def listen(self, timeout_s: float | None) -> int:
+    def poll(self, timeout_s: float | None) -> int:
         """Wait for descriptors alone, and call what is ready; return how many were."""
         self._ready = self._selector.select(timeout_s)
         count = len(self._ready)
-        self.hear()
+        self.call_ready()
         return count
 
     def run_until(self, done: Callable[[], object], *, timeout_s: float | None = None) -> None:
@@ -263,7 +263,7 @@ class Reactor:
         for key in (self._selector.get_map() or {}).values():
             key.data.clear()
         self._selector.close()
-        self._looks.clear()
+        self._each_turn.clear()
         self._heap.clear()
 
     def __enter__(self) -> Reactor:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from meshrun.host.cores import allowed_cpus
 from meshrun.host.machine import Cpu, Topology, parse_cpus
-from meshrun.host.pci import numa_node
-from meshrun.host.sysfs import read_number, read_text
+from meshrun.host.sysfs import numa_node, read_number, read_text
 
 
 def read_topology(

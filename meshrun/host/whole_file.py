@@ -62,7 +62,7 @@ def write_whole(path: str, text: str, option: str, *, is_private: bool = False) 
         raise HostError(f"cannot write `{path}`: {why}") from error
 
 
-def open_at_once(path: str, flags: int) -> int:
+def open_nonblocking(path: str, flags: int) -> int:
     """Open a file without waiting for whoever writes to it, should it be a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 

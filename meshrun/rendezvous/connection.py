@@ -7,7 +7,7 @@ import random
 import socket
 import time
 
-from meshrun.host.interfaces import address_in
+from meshrun.host.interfaces import address_of
 from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
 from meshrun.rendezvous.handshake import (
     LONGEST_LINE,
@@ -115,7 +115,7 @@ class Connection:
     @property
     def own_address(self) -> str:
         """The address of this machine by which the other end reaches it."""
-        return address_in(self._socket.getsockname())
+        return address_of(self._socket.getsockname())
 
     @property
     def active_ns(self) -> int | None:
@@ -293,6 +293,6 @@ class Connection:
 
 def _their_address(connection: socket.socket) -> str:
     try:
-        return address_in(connection.getpeername())
+        return address_of(connection.getpeername())
     except OSError:  # gone already
         return ""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
-from meshrun.host.interfaces import address_in, is_everywhere
+from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
@@ -91,9 +91,9 @@ class Coordinator:
         """How long others are waited for, while they are too few."""
         self.store_listener: socket.socket | None = None
         """For the store of this generation's ranks; ranks of another cannot meet it."""
-        self._bound, port = address_in(listener.getsockname()), listener.getsockname()[1]
+        self._bound, port = address_of(listener.getsockname()), listener.getsockname()[1]
         known = (connection.own_address for connection in connections.values())
-        is_any = is_everywhere(self._bound)
+        is_any = is_unspecified(self._bound)
         self._address = next(known, infos[0].host) if is_any else self._bound
         self._endpoint = format_endpoint(self._address, port)
         self._beats = hub.reactor.every(BEAT_S, self._beat)

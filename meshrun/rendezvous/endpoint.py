@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from meshrun.host.network import is_loopback
+from meshrun.host.interfaces import is_loopback
 
 _LOCAL = ("localhost", "localhost.localdomain")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshrun.errors import MeshrunError, RendezvousError
-from meshrun.host.interfaces import address_in, is_everywhere
+from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.events import MeetingFailed
 from meshrun.protocol.from_zygote import GaveUp
@@ -188,8 +188,8 @@ class Lobby:
 
     def _endpoint(self) -> str:
         name = self._listener.getsockname()
-        address, port = address_in(name), name[1]
-        if is_everywhere(address):
+        address, port = address_of(name), name[1]
+        if is_unspecified(address):
             address = self._config.host or self._info.host
         return format_endpoint(address, port)
 

@@ -9,8 +9,8 @@ import time
 from dataclasses import replace
 
 from meshrun.errors import MeshrunError, RendezvousError
-from meshrun.host.interfaces import name_of
-from meshrun.host.network import Lookup, interface_of, is_loopback
+from meshrun.host.interfaces import interface_of, is_loopback, sockaddr_of
+from meshrun.host.lookup import Lookup
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.protocol.events import (
     MeetingFailed,
@@ -213,7 +213,7 @@ class Participant:
         self._connecting.setblocking(False)
         self._end_of_try.restart(_CONNECT_S)
         try:
-            self._connecting.connect(name_of(address, self._port))
+            self._connecting.connect(sockaddr_of(address, self._port))
         except BlockingIOError:
             pass
         except OSError as error:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
-from meshrun.host.interfaces import as_seen_by, is_address, own_addresses
-from meshrun.host.network import outward_address
+from meshrun.host.interfaces import as_seen_by, is_address, outward_address, own_addresses
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,

@@ -10,7 +10,7 @@ import os
 import socket
 
 from meshrun.errors import MeshrunError
-from meshrun.host.interfaces import is_address, name_of
+from meshrun.host.interfaces import is_address, sockaddr_of
 from meshrun.host.sockets import listen_on
 from meshrun.rendezvous.connections import Connections
 
@@ -52,7 +52,7 @@ class Reachability:
         self._trying = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         self._trying.setblocking(False)
         try:
-            self._trying.connect(name_of(address, port))
+            self._trying.connect(sockaddr_of(address, port))
         except BlockingIOError:
             pass
         except OSError as error:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshrun.errors import RendezvousError
-from meshrun.host.interfaces import is_address, is_everywhere, own_address_towards
+from meshrun.host.interfaces import is_address, is_unspecified, own_address_towards
 from meshrun.host.title import set_title
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec
@@ -157,9 +157,9 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
     ranks = sorted(range(world_size), key=lambda other: (natural(infos[other].host), other))
     coordinator = infos[ranks[0]]
     address = coordinator.address
-    if is_everywhere(address):  # it could not tell which of its addresses the others see
+    if is_unspecified(address):  # it could not tell which of its addresses the others see
         if rank == ranks[0]:
-            known = [each.address for each in infos if not is_everywhere(each.address)]
+            known = [each.address for each in infos if not is_unspecified(each.address)]
             seen = [own_address_towards(each) or address for each in known]
             store.set("coordinator", (*seen, address)[0])
         if not is_address(address := store.get("coordinator").decode(errors="replace")):

@@ -6,8 +6,7 @@ import socket
 from collections.abc import Callable
 
 from meshrun.errors import HostError
-from meshrun.host.interfaces import own_address_towards
-from meshrun.host.network import outward_address
+from meshrun.host.interfaces import outward_address, own_address_towards
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from meshrun.console.console import Console
 from meshrun.errors import HostError, MeshrunError, NodeExcludedError
 from meshrun.host.exclusion import how_to_exclude, node_name
-from meshrun.host.whole_file import check_target, open_at_once
+from meshrun.host.whole_file import check_target, open_nonblocking
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
@@ -155,7 +155,7 @@ def read_history(path: str) -> list[Failure]:
     """
     check_target(path, "--node-history")
     try:
-        with open(path, encoding="utf-8", errors="replace", opener=open_at_once) as file:
+        with open(path, encoding="utf-8", errors="replace", opener=open_nonblocking) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise HostError(f"--node-history: `{path}` is not a regular file")
             return list(_parse(file))

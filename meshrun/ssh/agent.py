@@ -17,9 +17,9 @@ from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
 from meshrun.host.folder import open_private
+from meshrun.host.interfaces import interface_of, is_loopback, outward_address
 from meshrun.host.leftovers import private_folder
 from meshrun.host.machine_id import boot_id, own_namespaces
-from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.processes import die_with_parent, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on

@@ -58,8 +58,8 @@ class HostPool:
             for session in self.sessions:
                 session.heard = time.monotonic()  # it is we who do not listen
             self.reactor.skip(self.reactor.now_ns() - self.reactor.asleep_ns)
-        self.reactor.hear()
-        self.reactor.look()
+        self.reactor.call_ready()
+        self.reactor.call_due()
         # Half of what the launch may take to end: hosts that respond again need the rest.
         if is_full and not self._left_s(self._waits_since + self._shutdown_timeout_s / 2):
             self._dropped += self.console.drop_waiting()

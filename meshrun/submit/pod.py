@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshrun.errors import UsageError
-from meshrun.host.interfaces import is_everywhere
+from meshrun.host.interfaces import is_unspecified
 from meshrun.plan.masking import is_secret
 from meshrun.submit.job import Job
 from meshrun.submit.yaml import Explained
@@ -123,7 +123,7 @@ def why_no_probes(job: Job) -> str | None:
     if job.plan.request.metrics is None:
         return None
     host, port = job.plan.request.metrics
-    if not is_everywhere(host):
+    if not is_unspecified(host):
         return f"--metrics is open on {host} only, where nothing outside the pod reaches it"
     return None if port else "--metrics uses a free port, which nothing outside the pod knows"
 

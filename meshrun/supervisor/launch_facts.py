@@ -8,7 +8,7 @@ import socket
 from dataclasses import replace
 
 from meshrun.host.detect_host import detect_host
-from meshrun.host.network import interface_of
+from meshrun.host.interfaces import interface_of
 from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.plan.plan import LaunchPlan, complete_plan
 from meshrun.plan.rank_env import LaunchFacts

@@ -308,8 +308,8 @@ class Loop:
         self._reactor.wait(least_s=_PAUSED_TURN_S if is_paused else 0.0)
         if self._look_at_terminal():
             return
-        self._reactor.hear()
-        self._reactor.look()
+        self._reactor.call_ready()
+        self._reactor.call_due()
         self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
             self._happen(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))

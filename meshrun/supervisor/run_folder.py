@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
-from meshrun.host.leftovers import hold, let_go, temporary_path
+from meshrun.host.leftovers import hold, release, temporary_path
 from meshrun.plan.log_files import RankFiles, attempt_folder, rank_files, run_folder_prefix
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LogRequest
@@ -130,7 +130,7 @@ class RunFolder:
     def _let_go(self) -> None:
         if self._folder is not None:
             self._folder.close()
-        let_go(self._held)
+        release(self._held)
         self._folder, self._held = None, -1
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from meshrun.host.environ_variable import EnvironVariable
 from meshrun.host.processes import (
     become_subreaper,
     die_with_parent,
@@ -22,7 +23,6 @@ from meshrun.host.processes import (
     list_children,
     send_signal,
 )
-from meshrun.host.seen_variable import SeenVariable
 from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.warm.warm_messages import (
@@ -45,7 +45,7 @@ _LONGEST = 64 * 1024 * 1024
 
 def serve_connection(
     connection: socket.socket,
-    mark: SeenVariable,
+    mark: EnvironVariable,
     ending: Ending,
     known_at_start: frozenset[str],
 ) -> Callable[[], Callable[[], None]]:

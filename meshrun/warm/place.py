@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from meshrun.host.folder import Folder, who_else_may_write
 from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of
-from meshrun.host.whole_file import open_at_once
+from meshrun.host.whole_file import open_nonblocking
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import read_json, take
 from meshrun.warm.identity import Mismatch, Server, changed_library, this_interpreter
@@ -223,7 +223,7 @@ class Place:
             os.unlink(f"{self.path}/{name}")
 
     def _text(self, name: str) -> str:
-        with open(f"{self.path}/{name}", opener=open_at_once) as file:
+        with open(f"{self.path}/{name}", opener=open_nonblocking) as file:
             return file.read()
 
     def _read(self, name: str) -> Server | None:

@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
+from meshrun.host.environ_variable import EnvironVariable
 from meshrun.host.processes import started_at
 from meshrun.host.reactor import Reactor
-from meshrun.host.seen_variable import SeenVariable
 from meshrun.host.sockets import peer_of
 from meshrun.host.title import set_title
 from meshrun.warm.identity import (
@@ -69,7 +69,7 @@ class WarmServer:
     def __init__(self, assignment: Assignment, known_at_start: frozenset[str]) -> None:
         self._ending = Ending()
         self._known_at_start = known_at_start
-        self._mark = SeenVariable(LAUNCH_MARK)
+        self._mark = EnvironVariable(LAUNCH_MARK)
         self._place = Place(assignment.place)
         self._idle_s = assignment.idle_s
         self._keepers: set[int] = set()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 
 from meshrun.host.users_files import is_installed, is_users_file
-from meshrun.host.whole_file import open_at_once
+from meshrun.host.whole_file import open_nonblocking
 from meshrun.protocol.packing import read_json, take
 
 Stat = tuple[int, int]
@@ -77,7 +77,7 @@ def write_learnt(path: str, learnt: Learnt) -> None:
 def read_learnt(path: str) -> Learnt | None:
     """Return the record, or ``None`` if it cannot be read."""
     try:
-        with open(path, opener=open_at_once) as file:
+        with open(path, opener=open_nonblocking) as file:
             learnt: Learnt = take(Learnt, read_json(file.read()))
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None

@@ -15,11 +15,11 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from meshrun.host.leftovers import remove_if_forgotten
+from meshrun.host.leftovers import remove_if_stale
 from meshrun.host.processes import (
     become_guard,
     die_with_parent,
-    is_tidier,
+    is_shm_manager,
     marked_processes,
     send_signal,
 )
@@ -67,7 +67,7 @@ class Guard:
         """Remove what the launcher could not, once it has released it."""
         if self._scratch_dir:
             _wait_for_end(self._launcher)
-            remove_if_forgotten(self._scratch_dir)
+            remove_if_stale(self._scratch_dir)
 
 
 def _launcher_behind(control: socket.socket) -> int:
@@ -103,7 +103,7 @@ def end_marked(mark: str) -> None:
     clean = 0
     while clean < _CLEAN_LOOKS and time.monotonic() < deadline:
         marked = marked_processes(f"{LAUNCH_MARK}={mark}")
-        found = [pid for pid in marked if not is_tidier(pid)]
+        found = [pid for pid in marked if not is_shm_manager(pid)]
         clean = 0 if found else clean + 1
         for pid in found:
             send_signal(pid, signal.SIGKILL)

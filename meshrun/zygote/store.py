@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.host.descriptors import allow_many_descriptors
-from meshrun.host.interfaces import address_in
+from meshrun.host.interfaces import address_of
 from meshrun.host.name_service import names_from_files_only
 from meshrun.host.title import set_title
 from meshrun.zygote.guard import Guard
@@ -26,7 +26,7 @@ def serve_store(port: int, listen_fd: int) -> Store:
     import torch.distributed as dist
 
     with socket.socket(fileno=os.dup(listen_fd)) as listener:
-        address = address_in(listener.getsockname())
+        address = address_of(listener.getsockname())
     with names_from_files_only():
         return dist.TCPStore(
             _OF_EVERY_ADDRESS.get(address, address),

@@ -11,7 +11,7 @@ import pytest
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, open_private, who_else_may_write
-from meshrun.host.leftovers import private_folder, remove_if_forgotten
+from meshrun.host.leftovers import private_folder, remove_if_stale
 from meshrun.host.reactor import Reactor
 from meshrun.host.whole_file import check_target, write_whole
 from meshrun.protocol.error_record import read_record
@@ -83,11 +83,11 @@ def test_only_forgotten_folders_are_removed(tmp_path: Path) -> None:
     (tmp_path / "meshrun_link").symlink_to(tmp_path / "another")
     with private_folder() as held:
         for path in [*map(str, tmp_path.iterdir()), held]:
-            remove_if_forgotten(path)
+            remove_if_stale(path)
         assert Path(held, "held").exists()
         (forgotten := Path(held).with_name("meshrun_forgotten")).mkdir()
         (forgotten / "held").write_text(os.uname().nodename)
-        remove_if_forgotten(str(forgotten))
+        remove_if_stale(str(forgotten))
 
     assert not forgotten.exists()
     assert not Path(held).exists()

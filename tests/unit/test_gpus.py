@@ -17,7 +17,7 @@ import pytest
 
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.gpu_use import read_use
-from meshrun.host.gpus import see, visible_gpus
+from meshrun.host.gpus import filter_visible, visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import Gpu, GpuLinks, HostFacts, Nics, Topology
 from meshrun.host.nics import add_nics
@@ -93,7 +93,7 @@ def test_without_uuids_names_are_believed(present: int, listed: str, count: int)
     """In a container without NVML there are only device nodes."""
     gpus = [Gpu(entry=str(index), index=index) for index in range(present)]
 
-    assert len(see(gpus, listed)) == count
+    assert len(filter_visible(gpus, listed)) == count
 
 
 def test_mig_instances_are_seen_by_name(driver: Any) -> None:
@@ -233,7 +233,7 @@ def facts(visible: tuple[str, ...] | None = None, **changes: Any) -> HostFacts:
         Gpu(entry="2", index=2, uuid="GPU-b2"),
         Gpu(entry="3", index=3, uuid="GPU-c3"),
     ]
-    gpus = see(present, None if visible is None else ",".join(visible))
+    gpus = filter_visible(present, None if visible is None else ",".join(visible))
     return replace(
         HostFacts(
             hostname="node", usable_cores=16, accelerator="cuda", accelerator_count=len(gpus),

@@ -226,7 +226,7 @@ def test_turns_are_taken_until_something_holds_or_for_so_long(
         reactor.call_later(0.01, lambda: far.send(b"come"))
         reactor.run_until(lambda: said)
         assert said == [b"come"]
-        assert reactor.listen(0) == 0
+        assert reactor.poll(0) == 0
 
 
 def test_a_descriptor_that_was_closed_and_given_again_is_another(reactor: Reactor) -> None:

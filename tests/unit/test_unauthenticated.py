@@ -33,7 +33,7 @@ def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
     with Reactor() as reactor, listen_on("127.0.0.1", 0) as listener:
 
         def turn() -> int:
-            return reactor.listen(0)
+            return reactor.poll(0)
 
         hub = Connections(reactor, notes.append)
         unauthenticated = Unauthenticated(

@@ -6,7 +6,7 @@ import ctypes
 import os
 
 
-class SeenVariable:
+class EnvironVariable:
     """Made before Python changes the variable; forks may each give it another value.
 
     Source:

@@ -1,4 +1,4 @@
-"""Addresses of this machine, and name lookups that do not block."""
+"""Name lookups that do not block."""
 
 from __future__ import annotations
 
@@ -8,39 +8,9 @@ import os
 import signal
 from collections.abc import Callable
 
-from meshrun.host.interfaces import look_up, own_address_towards, own_addresses
+from meshrun.host.interfaces import look_up
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
-
-_NOWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
-
-
-def interface_of(address: str) -> str | None:
-    """Return the interface that has an address, or ``None`` if this machine does not have it."""
-    return own_addresses().get(address.partition("%")[0])
-
-
-def outward_address() -> str | None:
-    """Return the address that faces other machines, if there is one.
-
-    That is the one of the default route, else the only one that is not loopback.
-    """
-    for nowhere in _NOWHERE:
-        if (found := own_address_towards(nowhere)) is not None and not is_loopback(found):
-            return found
-    outward = [
-        address
-        for address in own_addresses()
-        if not is_loopback(address) and not address.lower().startswith("fe80")
-    ]
-    fourth = [address for address in outward if ":" not in address] or outward
-    return fourth[0] if len(fourth) == 1 else None
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address never leaves the machine."""
-    return address.startswith("127.") or address == "::1"
 
 
 class Lookup:
