@@ -424,7 +424,7 @@ def _rendezvous(options: Options, least_nodes: int | None) -> Rendezvous:
 
 def _logs(options: Options) -> LogRequest:
     return LogRequest(
-        log_dir=options.log_dir,
+        log_dir=options.log_dir or None,  # as torchrun
         is_shared=options.allow_shared_log_dir,
         redirects=options.redirects,
         tee=options.tee,

@@ -36,6 +36,11 @@ def test_times_of_a_rendezvous_are_whole_seconds() -> None:
         request(rdzv_conf="join_timeout=soon")
 
 
+def test_an_empty_folder_for_logs_is_none() -> None:
+    """As in torchrun: ``--log-dir "$LOGS"`` without the variable writes nothing here."""
+    assert request(log_dir="").logs.log_dir is None
+
+
 @pytest.mark.parametrize(
     ("nnodes", "in_variables"), [("1", ()), ("1:1", ()), ("1:4", ()), ("2", ("nnodes",))]
 )
