@@ -80,7 +80,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
     from meshrun.check.judge import dim_rows, failed_hosts, judge, unmet
     from meshrun.check.measured import RESULT_FILE, Measured
     from meshrun.layout import Layout
-    from meshrun.protocol.packing import read_json, take
+    from meshrun.protocol.packing import convert, read_json
 
     with ExitStack() as held:
         atexit.register(held.close)  # if a signal ends the launch, it ends this process too
@@ -93,7 +93,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
         if code or not os.path.exists(path):
             return code
         with open(path, opener=open_private) as file:
-            measured: Measured = take(Measured, read_json(file.read()))
+            measured: Measured = convert(Measured, read_json(file.read()))
     from meshrun.report.check_picture import render_check_svg
     from meshrun.report.check_result import check_as_json, render_check
     from meshrun.report.plan_output import print_text

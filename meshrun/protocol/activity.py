@@ -1,4 +1,4 @@
-"""When ranks last made progress, here and on other nodes; launchers send it in their beats."""
+"""When ranks last made progress, on this and on other nodes; heartbeats carry it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Activity:
-    """Monotonic times of this machine; ``None`` where nobody looks."""
+    """Times of this machine's monotonic clock; ``None`` where progress is not measured."""
 
     here_ns: int | None = None
     elsewhere_ns: int | None = None
 
     def skip(self, lost_ns: int) -> None:
-        """Do not count this time, in which nobody here could look."""
+        """Exclude time in which this launcher could not measure."""
         now_ns = time.monotonic_ns()
         if self.here_ns is not None:
             self.here_ns = min(now_ns, self.here_ns + lost_ns)
@@ -23,12 +23,12 @@ class Activity:
 
     @property
     def idle_s(self) -> float | None:
-        """For how long the ranks of this node have made no progress."""
+        """How long the ranks of this node have made no progress."""
         return idle_s_since(self.here_ns)
 
 
 def latest(*times_ns: int | None) -> int | None:
-    """Return the last of these times, ``None`` if there is none."""
+    """Return the latest of some times; ``None`` if there is none."""
     return max((at for at in times_ns if at is not None), default=None)
 
 

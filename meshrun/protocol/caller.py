@@ -1,4 +1,4 @@
-"""What a launcher and the program that started it, if it has one, tell each other."""
+"""Communication between a launcher and the program that started it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from meshrun.host.folder import open_private
 
 PARENT_PID = "MESHRUN_PARENT_PID"
-"""Says to a launcher that it is the child of ``launch()`` or of an agent, and of which process."""
+"""The process id of the ``launch()`` or the agent whose child a launcher is."""
 PARENT_FOLDER = "MESHRUN_PARENT_FOLDER"
-"""A private folder of the parent's, where the launcher says why it cannot launch."""
+"""The parent's private folder, where a launcher that cannot launch writes its error."""
 MET = "met"
-"""A file in that folder once the nodes have met, so that signals to the first concern all."""
+"""A file in that folder once all nodes have joined: node 0 then passes signals on to the others."""
 WHY = "why"
-"""A file in that folder with why the launcher is ended, before a signal that no user sent."""
+"""A file in that folder with the reason for the parent's next signal to the launcher."""
 
 _MARK = "\x1e"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The program that started this launcher and uses it: launch(), or a host's agent."""
+    """The program that started this launcher: ``launch()``, or the agent of a host."""
 
     pid: int
     folder: str
-    """Where it looks for news."""
+    """The value of ``MESHRUN_PARENT_FOLDER``."""
 
     @property
     def why_ended(self) -> str:
-        """Why this launcher was sent a signal by it, or by its end; "" if it was not."""
+        """The reason for a signal from the caller, or caused by its exit; "" if there is none."""
         if os.getppid() != self.pid:
             return "the process that started it has exited"
         try:
@@ -39,16 +39,16 @@ class Caller:
             return ""
 
     def note_met(self) -> None:
-        """Tell it that the nodes have met."""
+        """Report that all nodes have joined."""
         open(os.path.join(self.folder, MET), "w", opener=open_private).close()
 
 
 def end_of_call(number: int) -> bytes:
-    """Return the line that a launcher prints once all is printed that ranks said in a call."""
+    """Return the line that a launcher prints after all output of the ranks in a call."""
     return f"{_MARK}{number}{_MARK}\n".encode()
 
 
 def ended_call(line: str) -> int | None:
-    """Return which call ended with that line, or ``None`` for any other line."""
+    """Return the number of the call that a line ends, or ``None`` for any other line."""
     number = line.removeprefix(_MARK).removesuffix(_MARK)
     return int(number) if line == f"{_MARK}{number}{_MARK}" and number.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Types of values from other machines, checked as they are read. Pure."""
+"""Types of values from other machines, validated when they are decoded. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def _wait_status(status: int) -> int:
 
 
 Line = Annotated[str, one_line]
-"""For people; made fit to be shown."""
+"""Text to display, sanitized."""
 Time = Annotated[int, Within(-_LATEST_NS, _LATEST_NS)]
-"""Monotonic nanoseconds of the machine that sent it, until they are shifted."""
+"""Monotonic nanoseconds by the sender's clock, until they are shifted."""
 ExitCode = Annotated[int, Within(0, 255)]
 Signum = Annotated[int, Within(0, 64)]
 """A signal, or 0 for none."""

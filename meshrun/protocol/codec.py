@@ -1,7 +1,7 @@
-"""Messages on the control sockets: encode and decode, no I/O.
+"""Messages on the control sockets, to encode and decode without I/O.
 
-One message is one JSON object in one packet, so none is ever split or joined. Nothing is
-unpickled, and what does not decode raises WireError.
+A message is one JSON value in one packet, so it is never split or joined. Nothing is unpickled,
+and a packet that does not decode raises WireError.
 """
 
 from __future__ import annotations
@@ -24,66 +24,66 @@ class WireError(InternalError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Launcher to zygote, first of all: what to import, and how ranks will start."""
+    """Launcher to zygote, first: what to import, and how ranks will start."""
 
     start_method: str
     preload: list[str]
-    """Modules that forks share; with ``exec``, those that each rank will import by itself."""
+    """Modules that forks share; with ``exec``, those that each rank will import itself."""
     backends: list[str]
-    """Backends that torch has to know before the program's first line."""
+    """Backends to register with torch before the program's first line."""
     device: str
-    """A device type to count before ranks are started; "" for none."""
+    """A device type to count before ranks start; "" for none."""
     workers: int
-    """As many of these devices are needed."""
+    """How many of these devices are needed."""
     scratch_dir: str
-    """Removed by the zygote if the launcher dies first; "" for none."""
+    """A folder that the zygote removes if the launcher dies first; "" for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRank:
-    """Launcher to zygote: start one rank; its stdout and stderr come with the packet."""
+    """Launcher to zygote: start one rank; the packet carries its stdout and stderr."""
 
     rank: int
     environment: dict[str, str]
-    """Variables to set over the zygote's own."""
+    """Variables to add to the zygote's own."""
     unset: list[str]
     """Variables to remove."""
     coordinate: list[int]
     local_rank: int
     lazy: bool
-    """Whether the mesh is left for the program's first ``current_mesh()`` to build."""
+    """Whether the program's first ``current_mesh()`` builds the mesh."""
     cpus: list[int]
     """Logical CPUs to bind it to; empty for no binding."""
     imports: list[str]
-    """Modules to import before the mesh is built, by a rank that is no fork."""
+    """Modules that a rank started with ``exec`` imports before it builds the mesh."""
     label: str = ""
-    """Its coordinate as people read it; "" without a mesh."""
+    """The rank's coordinate for display; "" without a mesh."""
     stdin: bool = True
-    """Whether it reads the zygote's stdin; else the null device."""
+    """Whether it reads the zygote's stdin rather than the null device."""
     debug: bool = False
-    """Whether it is the rank that is debugged, with one terminal for all its streams."""
+    """Whether the rank is being debugged, with one terminal for all its streams."""
     learn_to: str = ""
-    """The file in which it says at its end what it imported; "" for none."""
+    """The file to which the rank writes what it imported when it exits; "" for none."""
     check: tuple[str, ...] = ()
-    """What to check before the program: requirements as ``--require`` has them, and then folders
-    that should be writable; empty for no check."""
+    """What to check before the program: the values of ``--require``, then folders that should be
+    writable; empty for no check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStore:
     """Launcher to zygote, before a generation of ranks: serve their store.
 
-    With the packet come the gate, a pipe that is closed at its other end once ranks that have
-    finished may leave, and the listening socket, unless the store is on another node.
+    The packet carries the gate, a pipe whose other end closes once finished ranks may exit, and the
+    listening socket, unless the store is on another node.
     """
 
     port: int
-    """0 where the store is on another node."""
+    """0 if the store is on another node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negotiate:
-    """Launcher to zygote: meet the other nodes through torch's rendezvous, in a process for it."""
+    """Launcher to zygote: run torch's rendezvous with the other nodes in a separate process."""
 
     backend: str
     endpoint_host: str
@@ -94,16 +94,16 @@ class Negotiate:
     conf: dict[str, str]
     timeout_s: float
     host: str
-    """This node's name."""
+    """This node's host name."""
     address: str
-    """By which other nodes reach this one."""
+    """The address at which other nodes reach this one."""
     port: int
-    """Where its launcher listens."""
+    """The port on which its launcher listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalRanks:
-    """Launcher to zygote: send a signal to ranks, or to them and all in their process groups."""
+    """Launcher to zygote: send a signal to ranks, or to their whole process groups."""
 
     ranks: list[int]
     signum: int
@@ -112,24 +112,24 @@ class SignalRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendRanks:
-    """Launcher to zygote: it is about to be suspended, and the ranks with it."""
+    """Launcher to zygote: the launcher is about to be suspended; suspend the ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRanks:
-    """Launcher to zygote: it was resumed; resume the ranks."""
+    """Launcher to zygote: the launcher was resumed; resume the ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndGeneration:
-    """Launcher to zygote, after a generation: end the store and leftovers, and continue."""
+    """Launcher to zygote, after a generation: end the store and leftovers, but keep running."""
 
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndZygote:
-    """Launcher to zygote: no more ranks; end what is left, then exit."""
+    """Launcher to zygote: no ranks will follow; end what is left, then exit."""
 
     grace_s: float
 
@@ -155,7 +155,7 @@ _TYPES: dict[str, type[Any]] = {
 
 
 def encode(message: Message) -> bytes:
-    """Return ``message`` as one packet; texts too long for a packet lose their middle."""
+    """Return ``message`` as one packet, without the middle of texts that would not fit."""
     longest = _LONGEST_TEXT
     while True:
         values = {

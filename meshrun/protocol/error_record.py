@@ -1,4 +1,4 @@
-"""torch-elastic's error files: what ``@record`` writes when a program raises.
+"""torch-elastic's error files, which ``@record`` writes when a program raises.
 
 Source:
     ``ErrorHandler`` in torch 2.13's ``distributed/elastic/multiprocessing/errors``.
@@ -22,9 +22,9 @@ _MOST_BYTES = 4 * 1024 * 1024
 
 
 def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
-    """Return the exception in an error file, or ``None`` if there is none to be read."""
+    """Return the exception in an error file, or ``None`` if it cannot be read."""
     try:
-        with open(path, "rb", opener=_at_once(opener)) as file:
+        with open(path, "rb", opener=_nonblocking(opener)) as file:
             message = read_json(file.read(_MOST_BYTES))["message"]
         if isinstance(message, str):
             headline, trace = message, message
@@ -40,26 +40,26 @@ def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
         kind=kind,
         message=text,
         traceback=trace,
-        shown=True,  # the recorder re-raised it, so it was printed
+        shown=True,  # @record re-raises, so Python has printed it
     )
 
 
 def write_record(path: str, raised: RankRaised, exit_code: int, opener: Opener) -> None:
-    """Write an exception as ``@record`` does, unless that has done it, or it cannot be written."""
+    """Write an exception as ``@record`` does, unless it has, or the file cannot be written."""
     there = read_record(path, raised.rank, opener)
     if there is not None and (there.kind, there.message) == (raised.kind, raised.message):
         return
-    with suppress(OSError), open(path, "w", opener=_at_once(opener)) as file:
+    with suppress(OSError), open(path, "w", opener=_nonblocking(opener)) as file:
         file.write(render_record(raised, exit_code))
 
 
-def _at_once(opener: Opener) -> Opener:
-    """Wait for nobody: a program may have put a pipe there."""
+def _nonblocking(opener: Opener) -> Opener:
+    """Return an opener that never blocks, as a program may have put a pipe there."""
     return lambda path, flags: opener(path, flags | os.O_NONBLOCK)
 
 
 def render_record(raised: RankRaised, exit_code: int) -> str:
-    """Return what ``@record`` writes of an exception."""
+    """Return what ``@record`` writes for an exception."""
     record = {
         "message": {
             "message": f"{raised.kind}: {raised.message}",
@@ -71,9 +71,9 @@ def render_record(raised: RankRaised, exit_code: int) -> str:
 
 
 def forward_error(result: LaunchResult) -> None:
-    """Report the cause to a parent that runs meshrun as torch-elastic runs a worker.
+    """Write the cause for a parent that runs meshrun as torch-elastic runs a worker.
 
-    A rank that has started this launcher, and is not replaced by it, may handle the failure.
+    A rank that started this launcher as a child may handle the failure, so nothing is written then.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     is_worker = os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) == str(os.getpid())

@@ -13,14 +13,14 @@ from meshrun.protocol.generation import Cause, NodeOutcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchBegan:
-    """The zygote was started and is importing."""
+    """The zygote has started and is importing torch."""
 
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteGone:
-    """The zygote has ended, and with it everything it had started."""
+    """The zygote has exited, and everything that it started with it."""
 
     wait_status: int
     at_ns: int
@@ -28,12 +28,12 @@ class ZygoteGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalArrived:
-    """The launcher was sent a signal."""
+    """The launcher received a signal."""
 
     signum: int
     at_ns: int
     why: str = ""
-    """Why, if the parent sent it; the signal then needs no other report."""
+    """The reason, if the launcher's parent sent it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Hung:
     idle_s: float
     at_ns: int
     why: str = ""
-    """Who waits in which collective, if that is known."""
+    """Which ranks wait in which collective, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +52,16 @@ class RankLate:
 
     rank: int
     group: str
-    """Whose calls it begins late, for people."""
+    """The group whose calls it begins late, for display."""
     share: float
-    """Of the time, that the others wait for it; 0 if they no longer do."""
+    """The share of the time that the others wait for it; 0 if they no longer do."""
     per_call_s: float
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """Every node is there; what each of them is to start is known."""
+    """All nodes have joined, and each knows what to start."""
 
     node_rank: int
     hosts: tuple[str, ...]
@@ -70,25 +70,25 @@ class Met:
     nodes_per_domain: tuple[int, ...] = ()
     """Empty if no domains are known."""
     roles: tuple[str, ...] = ()
-    """What each node calls its workers."""
+    """The ``--role`` of each node."""
     run_id: str
     store_address: str
-    """By which this node's ranks reach the store."""
+    """The address at which this node's ranks reach the store."""
     store_port: int
     own_address: str
-    """By which the other nodes reach this one."""
+    """The address at which the other nodes reach this one."""
     at_ns: int
     ranks: tuple[int, ...] = ()
-    """This node's, once that is worked out."""
+    """The ranks of this node; the loop fills them in."""
     causes: tuple[Cause, ...] = ()
-    """Why generations before ended, where nodes meet again."""
+    """Why the generations before this one ended."""
     previous: dict[str, Any] | None = None
     """The layout of the generation before this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingFailed:
-    """The nodes did not come together."""
+    """This node could not join the launch, or the launch has too few nodes."""
 
     error: MeshrunError
     at_ns: int
@@ -103,7 +103,7 @@ class NodeLost:
     why: str
     at_ns: int
     is_silent: bool = False
-    """Whether it, or this node to it, has not responded for too long."""
+    """Whether one of the two nodes has not responded to the other for too long."""
 
     def __str__(self) -> str:
         return f"node {self.node_rank} ({self.host}) was lost: {self.why}"
@@ -111,7 +111,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationAborted:
-    """This generation is to end, as another node says."""
+    """Another node ends this generation."""
 
     why: str
     signum: int
@@ -119,48 +119,48 @@ class GenerationAborted:
     is_hung: bool = False
     """Whether no rank on any node makes progress."""
     resizes: bool = False
-    """Whether it is because nodes came or went; only the coordinator gets it."""
+    """Whether the reason is a change of the nodes; only set on the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesRequested:
-    """The first node asks when ranks of this node have begun their last collectives."""
+    """The coordinator requests the times at which ranks of this node began their collectives."""
 
     generation: int
     late: list[int]
-    """Ranks of any node that were late when it last asked."""
+    """Ranks of any node that were late at the previous request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesReported:
-    """Another node's answer, by this node's monotonic clock; only the coordinator gets it."""
+    """Another node's answer to the coordinator, by the coordinator's monotonic clock."""
 
     answers: list[RankTimes]
     unsure_ns: int
-    """By how much the clock of the other node may be misjudged."""
+    """The error of the difference between the two clocks."""
     why: dict[int, str]
-    """What holds up those of its ranks that are late, as far as can be seen there."""
+    """What delays that node's late ranks, as far as it can tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OthersFinished:
-    """The program of every rank of every node has ended."""
+    """The programs of all ranks on all nodes have finished."""
 
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllIdle:
-    """Nothing of this generation is left on any node; only the coordinator gets it."""
+    """Nothing of this generation is left on any node; an event of the coordinator alone."""
 
     outcomes: tuple[NodeOutcome, ...]
-    """Of the other nodes that still answer."""
+    """The reports of the other nodes."""
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextBegins:
-    """The next generation is to start, on every node."""
+    """Every node starts the next generation."""
 
     generation: int
     cause: Cause
@@ -175,13 +175,13 @@ class LaunchOver:
     signum: int | None
     preempted: bool
     headline: str
-    """What decided it, in one line; "" if all went well."""
+    """The cause in one line; "" if the launch succeeded."""
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """A deadline that was asked for has come."""
+    """A requested deadline has passed."""
 
     at_ns: int
 
@@ -209,4 +209,4 @@ Event = (
     | RankLate
     | TimePassed
 )
-"""What ``lifecycle.step`` takes."""
+"""The events that ``lifecycle.step`` accepts."""

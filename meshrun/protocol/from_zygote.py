@@ -1,4 +1,4 @@
-"""What happens to the zygote and its ranks, as the launcher gets it from them on a socket.
+"""Messages to the launcher from the zygote, the ranks, and the process of torch's rendezvous.
 
 Times are monotonic nanoseconds.
 """
@@ -15,12 +15,12 @@ from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import describe_broken
 
 STORE = -1
-"""Stands for the process of the store where a rank is named."""
+"""The store's process, in place of a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteReady:
-    """The zygote has imported what it preloads and will fork."""
+    """The zygote has imported its preloads and is ready to fork."""
 
     at_ns: int
     import_ns: int
@@ -29,14 +29,14 @@ class ZygoteReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteUnsafe:
-    """The zygote may not fork; ranks must start as fresh interpreters."""
+    """The zygote must not fork; each rank needs its own interpreter."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramBroken:
-    """The program or a preload failed before any rank was started."""
+    """The program or a preload failed before any rank started."""
 
     text: str
     """What ``python`` would have printed, or an error of meshrun's with its hint."""
@@ -44,7 +44,7 @@ class ProgramBroken:
 
     @property
     def headline(self) -> str:
-        """Return what is wrong, in one line."""
+        """The error in one line."""
         return describe_broken(self.text)
 
 
@@ -59,7 +59,7 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailed:
-    """A rank's process could not be made, or the store's, or what all of them need."""
+    """A process could not be started: a rank, the store, or something that all ranks need."""
 
     rank: int | None
     """:data:`STORE` for the store, ``None`` for all."""
@@ -72,7 +72,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJoined:
-    """A rank is in the process group of its mesh."""
+    """A rank has joined the process group of its mesh."""
 
     rank: int
     at_ns: int
@@ -93,12 +93,12 @@ class RankBeat:
     rank: int
     at_ns: int
     step: int | None = None
-    """How far it has come, if it says."""
+    """The step that it reported, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakpointPassed:
-    """A rank that has no stdin came to a breakpoint, and went on."""
+    """A rank without stdin reached a breakpoint and continued."""
 
     rank: int
     at_ns: int
@@ -106,7 +106,7 @@ class BreakpointPassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnded:
-    """A rank that stays has made a call, and has flushed all that it printed."""
+    """A rank that serves calls has finished one and flushed its output."""
 
     rank: int
     at_ns: int
@@ -115,15 +115,15 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The check before the program has ended; rank 0 reports it."""
+    """The check before the program has finished; rank 0 reports it."""
 
     rank: int
     findings: list[str]
-    """What is wrong, in a line each."""
+    """What is wrong, one line each."""
     hosts: list[str]
-    """Whose nodes are to blame; they are left out if the others suffice."""
+    """The hosts to blame; they are left out if the others suffice."""
     speeds: str
-    """Of each dim, for people."""
+    """The speed of each dim, for display."""
     seconds: float
     at_ns: int
 
@@ -135,21 +135,21 @@ class NodeExcluded:
     rank: int
     reason: str
     remedy: str
-    """How to leave the node out, for people."""
+    """How to leave the node out, for display."""
     found_by: Literal["program", "check", "driver"] = "program"
-    """Whose word it is: exclude_node()'s, that of the check before the program, or a GPU's."""
+    """Who excludes it: ``exclude_node()``, the check before the program, or the GPUs' driver."""
     at_ns: int
 
     @property
     def who(self) -> str:
-        """Return who says so."""
+        """Who excludes it, for display."""
         names = {"check": "the check before the program", "driver": "the driver of the GPUs"}
         return names.get(self.found_by, f"rank {self.rank}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
-    """A rank's program has ended without an error; its process waits for those of its peers."""
+    """A rank's program has succeeded; its process waits for those of its peers."""
 
     rank: int
     at_ns: int
@@ -157,7 +157,7 @@ class RankFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLeaves:
-    """A rank's program has ended with a status other than 0; its connections are closed next."""
+    """A rank's program has ended with a status other than 0; its connections close next."""
 
     rank: int
     at_ns: int
@@ -165,15 +165,15 @@ class RankLeaves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksResumed:
-    """Ranks that were stopped with the launcher run again."""
+    """Ranks that were suspended with the launcher run again."""
 
     stopped_ns: int
-    """For how long they were."""
+    """How long they were suspended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEnded:
-    """The store's process has ended while ranks may still need it."""
+    """The store's process has exited while ranks may still need it."""
 
     wait_status: int
     at_ns: int
@@ -185,29 +185,29 @@ class LeftoversEnded:
 
     count: int
     survivors: list[int]
-    """Process ids of those that live on after SIGKILL, since the kernel holds them (state D)."""
+    """Process ids of those that survived SIGKILL, as the kernel holds them (state D)."""
     denied: list[int] = field(default_factory=list)
-    """Of those that have become another user's, and live on."""
+    """Process ids of those that run as another user, and could not be killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded:
-    """Nothing is left of a generation of ranks but the zygote."""
+    """Only the zygote is left of a generation."""
 
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negotiated:
-    """torch's rendezvous is done: how many nodes there are, and where the first one listens."""
+    """torch's rendezvous is done: how many nodes there are, and where node 0 listens."""
 
     node_rank: int | None
-    """``None`` in a launch that already runs."""
+    """``None`` if the launch is already running."""
     nnodes: int
     coordinator_address: str
     coordinator_port: int
     secret: str
-    """Drawn by the coordinator; no safer than torch's store, which anyone can read."""
+    """Generated by the coordinator; no safer than torch's store, which anyone can read."""
     at_ns: int
 
 
@@ -229,7 +229,7 @@ class NegotiationFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaveUp:
-    """Before all nodes have joined, one says that it will not take part."""
+    """A node will not take part, and says so before all nodes have joined."""
 
     host: Line
     reason: Line
@@ -237,11 +237,11 @@ class GaveUp:
 
     @classmethod
     def of(cls, host: str, error: MeshrunError) -> GaveUp:
-        """Return it with its reason."""
+        """Return the message of a node that gives up because of ``error``."""
         return cls(host=host, reason=error.message, exit_code=error.exit_code)
 
     def as_error(self) -> MeshrunError:
-        """Return what it is for the whole launch."""
+        """Return the error that ends the launch for it."""
         error = MeshrunError(
             f"{self.host} exited before all nodes had joined: {self.reason}",
             hint="see its output for details",

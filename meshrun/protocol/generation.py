@@ -1,4 +1,4 @@
-"""A generation as values: each rank, its evidence, why it ended. Pure.
+"""A generation as values: its ranks, their evidence, why it ended. Pure.
 
 Launchers send these values to each other, and shift their times from one clock to another.
 """
@@ -20,7 +20,7 @@ _Trouble = TypeVar("_Trouble", bound="Trouble")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What is known of one rank."""
+    """What a launcher knows of one rank."""
 
     pid: int | None = None
     joined: bool = False
@@ -28,12 +28,12 @@ class RankState:
     """When its program began."""
     raised: RankRaised | None = None
     finished_ns: Time | None = None
-    """When its program was over and it began to wait for its peers, if it has one to wait for."""
+    """When its program succeeded, and it began to wait for its peers."""
     left_ns: Time | None = None
-    """When its program was over with another status than 0, before its connections closed."""
+    """When its program ended with a status other than 0, before its connections closed."""
     exited: RankExited | None = None
     told_to_end_ns: Time | None = None
-    """When it was first sent a signal to end it, if it was."""
+    """When meshrun first sent it a signal to stop it."""
 
     @property
     def ready(self) -> bool:
@@ -42,11 +42,11 @@ class RankState:
 
     @property
     def finished(self) -> bool:
-        """Whether its program has ended and it waits for its peers, or has waited."""
+        """Whether its program has succeeded; it may have exited since."""
         return self.finished_ns is not None
 
     def shifted(self, by_ns: int) -> RankState:
-        """Return it with its times in another machine's clock, ahead by ``by_ns``."""
+        """Return the state with its times by a clock that is ``by_ns`` ahead."""
         return replace(
             self,
             ready_ns=_later(self.ready_ns, by_ns),
@@ -63,45 +63,45 @@ class Cause:
     """Why a generation of ranks ended."""
 
     rank: Rank | None
-    """The rank that was the cause; ``None`` if it was none of them."""
+    """The rank that was the cause; ``None`` if no rank was."""
     description: Line
-    """How it ended, such as ``was ended by SIGKILL``; a whole sentence if it was no rank."""
+    """How it ended, such as ``was killed by SIGKILL``; a whole sentence without a rank."""
     raised: RankRaised | None
     ran_s: Seconds | None
     """Seconds from the program's first line to its end; ``None`` if it never began."""
     at_ns: Time
     step: int | None = None
-    """How far any rank of the generation came, if one said."""
+    """The furthest step that a rank of the generation reported, if any."""
     place: Line = ""
-    """Where in the user's files, if an exception came from there."""
+    """Where in the user's files the exception came from, if it did."""
     is_failure: bool = True
-    """Whether it counts as a restart, and not only nodes came or went."""
+    """Whether it counts as a restart, unlike a mere change of the nodes."""
     resize: Resize | None = None
-    """How the nodes changed then, if they did."""
+    """How the nodes changed afterwards, if they did."""
 
     def shifted(self, by_ns: int) -> Cause:
-        """Return it with its times in another machine's clock, ahead by ``by_ns``."""
+        """Return the cause with its times by a clock that is ``by_ns`` ahead."""
         raised = None if self.raised is None else self.raised.shifted(by_ns)
         return replace(self, at_ns=self.at_ns + by_ns, raised=raised)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a failed rank beside its end."""
+    """What is known of a failed rank beyond how it ended."""
 
     last_lines: tuple[Line, ...] = ()
-    """What it printed last on stderr."""
+    """Its last lines on stderr."""
     stack: tuple[Line, ...] = ()
-    """Where native code crashed, a line a frame, the innermost last."""
+    """Where native code crashed, one line per frame, innermost last."""
     place: Line = ""
-    """The same in short: ``work at train.py:41``."""
+    """The same in brief: ``work at train.py:41``."""
     why: Line = ""
-    """What explains the signal that ended it, or its exception."""
+    """An explanation of its exception, or of the signal that killed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """An error of meshrun's, as it travels."""
+    """An error of meshrun's as a message."""
 
     message: Line
     hint: Line | None
@@ -109,7 +109,7 @@ class Trouble:
 
     @classmethod
     def of(cls: type[_Trouble], error: MeshrunError) -> _Trouble:
-        """Return an error as a value."""
+        """Return the message for an error."""
         return cls(message=error.message, hint=error.hint, exit_code=error.exit_code)
 
     def as_error(self) -> MeshrunError:
@@ -121,30 +121,31 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOutcome:
-    """What one node tells the coordinator of its ranks."""
+    """A node's report to the coordinator on a generation."""
 
     headline: Line = ""
-    """What decided it, in one line."""
+    """The cause in one line."""
     signum: Signum = 0
-    """The signal that its launcher was sent first."""
+    """The first signal that its launcher received; 0 for none."""
     is_well: bool = False
-    """Whether every rank returned 0."""
+    """Whether every rank exited with 0."""
     killed: bool = False
+    """Whether SIGKILL was sent to its ranks."""
     is_hung: bool = False
     step: int | None = None
-    """How far a rank came, if one said."""
+    """The furthest step that one of its ranks reported, if any."""
     failure: Line = ""
-    """What failed that was no rank, in a few words, if ranks may start again after it."""
+    """What failed other than a rank, in brief, if the ranks may restart after it."""
     trouble: Trouble | None = None
-    """What ended the generation from outside the ranks, if anything did."""
+    """The error that ended the generation from outside the ranks, if any."""
     ranks: Mapping[Rank, RankState] = field(default_factory=dict)
-    """Those that failed, and the first that left."""
+    """The ranks that failed, and the first that finished."""
     evidence: Mapping[Rank, Evidence] = field(default_factory=dict)
     calls: Mapping[Rank, RankCalled] = field(default_factory=dict)
-    """The collectives of ranks that were asked, in a hang."""
+    """In a hang, the collectives of the ranks that answered."""
 
     def shifted(self, by_ns: int) -> NodeOutcome:
-        """Return it with its times in another machine's clock, ahead by ``by_ns``."""
+        """Return the report with its times by a clock that is ``by_ns`` ahead."""
         ranks = {rank: state.shifted(by_ns) for rank, state in self.ranks.items()}
         return replace(self, ranks=ranks)
 

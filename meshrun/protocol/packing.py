@@ -1,8 +1,8 @@
-"""Dataclasses as JSON and back, ``[name of the type, its fields]``, checked when read. Pure.
+"""Encodes dataclasses as JSON, ``[name of the type, its fields]``; validates what it decodes. Pure.
 
-Both kinds of messages use it, so that neither takes what the other would refuse. An annotation may
-ask for more than a type: what stands in ``Annotated`` beside it takes each value and returns it,
-perhaps made fit to be shown, or raises ValueError.
+Messages to the zygote and between launchers share it, so both are validated alike. An annotation
+``Annotated[type, check, ...]`` adds checks to a type: functions that return the value, perhaps
+sanitized for display, or raise ValueError.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Within:
 
 
 def pack(kind: type[Any], values: Mapping[str, object]) -> bytes:
-    """Return the fields of a ``kind`` as text."""
+    """Return the fields of a dataclass ``kind`` as text."""
     return json.dumps([kind.__name__, values]).encode()
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return what a text of JSON says.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: If it is none, or is nested too deeply to be read.
+        ValueError: If it is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -49,81 +49,83 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def unpack(text: bytes, kinds: Mapping[str, type[Any]], clean: Callable[[str], str] = str) -> Any:
-    """Return what ``pack`` made ``text`` of; fields with a default may be missing.
+def unpack(
+    text: bytes, kinds: Mapping[str, type[Any]], sanitize: Callable[[str], str] = str
+) -> Any:
+    """Return the value that ``pack`` encoded; fields with a default may be missing.
 
     Args:
-        text: What was received.
-        kinds: What it may be, by name.
-        clean: Makes each text in it fit to be shown.
+        text: The received text.
+        kinds: The dataclasses that it may be, by name.
+        sanitize: Applied to each string in it, for display.
 
     Raises:
-        ValueError: If it is none of ``kinds``, or a field has a value that it cannot have.
+        ValueError: If it is none of ``kinds``, or a field has an invalid value.
     """
     try:
         name, values = read_json(text)
-        return take(kinds[name], values, clean)
+        return convert(kinds[name], values, sanitize)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"not a message: {text[:80]!r}") from error
 
 
-def take(hint: Any, value: Any, clean: Callable[[str], str] = str) -> Any:
-    """Return a value of JSON as an annotation has it.
+def convert(hint: Any, value: Any, sanitize: Callable[[str], str] = str) -> Any:
+    """Return a JSON value converted to an annotation's type.
 
     Raises:
         TypeError: If it has another type.
-        ValueError: If it is none that the annotation allows.
+        ValueError: If the annotation does not allow it.
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _take_checked(args[0], hint.__metadata__, value, clean)
+        return _convert_checked(args[0], hint.__metadata__, value, sanitize)
     if origin in (Union, types.UnionType):
-        return _take_one_of(args, value, clean)
+        return _convert_one_of(args, value, sanitize)
     if origin is Literal:
-        return _take_literal(args, value)
+        return _convert_literal(args, value)
     if origin in (list, tuple) and isinstance(value, list):
-        return origin(_take_each(args[0], value, clean))
+        return origin(_convert_each(args[0], value, sanitize))
     if isinstance(value, dict) and hint is not Any:
-        return _take_table(hint, value, clean)
-    return _take_plain(hint, value, clean)
+        return _convert_table(hint, value, sanitize)
+    return _convert_plain(hint, value, sanitize)
 
 
-def _take_checked(
-    hint: Any, checks: tuple[Any, ...], value: Any, clean: Callable[[str], str]
+def _convert_checked(
+    hint: Any, checks: tuple[Any, ...], value: Any, sanitize: Callable[[str], str]
 ) -> Any:
-    taken = take(hint, value, clean)
+    converted = convert(hint, value, sanitize)
     for check in checks:
-        taken = check(taken)
-    return taken
+        converted = check(converted)
+    return converted
 
 
-def _take_each(hint: Any, values: list[Any], clean: Callable[[str], str]) -> Iterable[Any]:
-    if hint is str and clean is str and {*map(type, values)} == {str}:
-        return values  # a thousand of them, at times
-    return (take(hint, each, clean) for each in values)
+def _convert_each(hint: Any, values: list[Any], sanitize: Callable[[str], str]) -> Iterable[Any]:
+    if hint is str and sanitize is str and {*map(type, values)} == {str}:
+        return values  # fast, as there may be a thousand
+    return (convert(hint, each, sanitize) for each in values)
 
 
-def _take_literal(allowed: tuple[Any, ...], value: Any) -> Any:
+def _convert_literal(allowed: tuple[Any, ...], value: Any) -> Any:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{value!r:.80} is none of {allowed}")
     return value
 
 
-def _take_one_of(hints: tuple[Any, ...], value: Any, clean: Callable[[str], str]) -> Any:
+def _convert_one_of(hints: tuple[Any, ...], value: Any, sanitize: Callable[[str], str]) -> Any:
     for hint in hints:
         try:
-            return take(hint, value, clean)
+            return convert(hint, value, sanitize)
         except TypeError:
             continue
     raise TypeError(f"{value!r:.80} is none of {hints}")
 
 
-def _take_table(kind: Any, values: dict[str, Any], clean: Callable[[str], str]) -> Any:
+def _convert_table(kind: Any, values: dict[str, Any], sanitize: Callable[[str], str]) -> Any:
     if get_origin(kind) in (dict, Mapping):
         name, of = get_args(kind)
-        is_number = (get_args(name) or [name])[0] is int  # JSON's names are texts
+        is_number = (get_args(name) or [name])[0] is int  # JSON's keys are strings
         return {
-            take(name, int(key) if is_number else key, clean): take(of, each, clean)
+            convert(name, int(key) if is_number else key, sanitize): convert(of, each, sanitize)
             for key, each in values.items()
         }
     if not (isinstance(kind, type) and is_dataclass(kind)):
@@ -131,10 +133,10 @@ def _take_table(kind: Any, values: dict[str, Any], clean: Callable[[str], str]) 
     hints = _hints(kind)
     if wrong := values.keys() - hints.keys():
         raise ValueError(f"{kind} and {wrong}")
-    return kind(**{name: take(hints[name], each, clean) for name, each in values.items()})
+    return kind(**{name: convert(hints[name], each, sanitize) for name, each in values.items()})
 
 
-def _take_plain(hint: Any, value: Any, clean: Callable[[str], str]) -> Any:
+def _convert_plain(hint: Any, value: Any, sanitize: Callable[[str], str]) -> Any:
     if hint is Any:
         return value
     kinds = (int, float) if hint is float else hint
@@ -142,8 +144,8 @@ def _take_plain(hint: Any, value: Any, clean: Callable[[str], str]) -> Any:
     if hint not in _PLAIN or not isinstance(value, kinds) or is_truth != (hint is bool):
         raise TypeError(f"{value!r:.80} is not {hint}")
     if isinstance(value, float) and math.isnan(value):
-        raise ValueError("no number")
-    return clean(value) if isinstance(value, str) else value
+        raise ValueError("not a number")
+    return sanitize(value) if isinstance(value, str) else value
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Makes text from outside safe to print: it contains no control characters. Pure."""
+"""Makes text from outside safe to print, without control characters. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def one_line(text: str, most: int = _MOST_ON_A_LINE) -> str:
 
 
 def lines(text: str, most: int = 64 * 1024) -> str:
-    """Return ``text`` as :func:`one_line` does, with its tabs and ends of lines as they are."""
+    """Return ``text`` as :func:`one_line` does, but keep its tabs and line breaks."""
     escaped = "".join(char if char in "\n\t" else _escape(char) for char in text)
     return _shorten(escaped, most)
 

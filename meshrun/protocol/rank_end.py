@@ -11,22 +11,22 @@ from meshrun.protocol.checked import Line, Rank, Time, WaitStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRaised:
-    """An exception left a rank's program, or meshrun's own start of it."""
+    """An exception ended a rank's program, or meshrun's start of the rank."""
 
     rank: Rank
     at_ns: Time
     kind: Line
-    """Name of the exception's class, such as ``ValueError``."""
+    """The name of the exception's class, such as ``ValueError``."""
     message: str
     traceback: str
     """The whole text, as ``python`` prints it."""
     shown: bool
-    """Whether the program's own excepthook has printed it already."""
+    """Whether the program's own excepthook has already printed it."""
     handled: bool = False
-    """Whether the program caught it, and called ``sys.exit()`` while it handled it."""
+    """Whether the program called ``sys.exit()`` while it handled the exception."""
 
     def shifted(self, by_ns: int) -> RankRaised:
-        """Return it with its time in another machine's clock, ahead by ``by_ns``."""
+        """Return the exception with its time by a clock that is ``by_ns`` ahead."""
         return replace(self, at_ns=self.at_ns + by_ns)
 
 
@@ -37,16 +37,16 @@ class RankExited:
     rank: Rank
     pid: int
     wait_status: WaitStatus
-    """As ``os.waitpid`` gives it."""
+    """The status from ``os.waitpid``."""
     at_ns: Time
     unasked: bool = False
-    """Whether it was at its end before it was sent any signal."""
+    """Whether it was exiting before meshrun sent it a signal."""
 
     @property
     def aborted(self) -> bool:
-        """Whether native code ended it by SIGABRT, as gloo and NCCL's watchdog do."""
+        """Whether SIGABRT killed it, as gloo and NCCL's watchdog do."""
         return os.WIFSIGNALED(self.wait_status) and os.WTERMSIG(self.wait_status) == signal.SIGABRT
 
     def shifted(self, by_ns: int) -> RankExited:
-        """Return it with its time in another machine's clock, ahead by ``by_ns``."""
+        """Return the exit with its time by a clock that is ``by_ns`` ahead."""
         return replace(self, at_ns=self.at_ns + by_ns)

@@ -11,9 +11,9 @@ from meshrun.protocol.raised import describe_raised
 from meshrun.protocol.rank_end import RankRaised
 
 PREEMPTED = 75
-"""Exit code of a preempted launch: EX_TEMPFAIL of sysexits.h, try again."""
+"""Exit code of a preempted launch: EX_TEMPFAIL of sysexits.h, "try again"."""
 LEFT_EARLY = "exited with code 0 while other ranks still needed it"
-"""How a failure with exit code 0 is described."""
+"""The description of a failure with exit code 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class RankFailed(MeshrunError):
 
 
 def describe_broken(text: str) -> str:
-    """Return in one line why a program was not started: what it raised, or an error of ours."""
+    """Return in one line why a program did not start: its exception, or an error of meshrun's."""
     lines = text.rstrip().splitlines() or [""]
     is_ours = lines[0].startswith("error: ")
     return lines[0].removeprefix("error: ") if is_ours else lines[-1]
@@ -158,12 +158,12 @@ def describe_exit(exit_code: int | None, signum: int | None) -> str:
 
 def describe_stop(signum: int) -> str:
     """Return what stopped a launch: ``stopped by Ctrl-C, SIGINT``."""
-    asked: dict[int, str] = {signal.SIGINT: "Ctrl-C, ", signal.SIGPIPE: "a closed output pipe, "}
-    return f"stopped by {asked.get(signum, '')}{signal_name(signum)}"
+    reasons: dict[int, str] = {signal.SIGINT: "Ctrl-C, ", signal.SIGPIPE: "a closed output pipe, "}
+    return f"stopped by {reasons.get(signum, '')}{signal_name(signum)}"
 
 
 def stopped_by(result: LaunchResult) -> int | None:
-    """Return the signal that stopped the launcher before a rank failed by itself, if any."""
+    """Return the signal that stopped the launcher, unless a rank failed by itself before it."""
     first = result.failures[0] if result.failures else None
     if first is None or first.signum == result.signum or first.asked_to_end or first.is_consequence:
         return result.signum

@@ -1,4 +1,4 @@
-"""Python stacks of ranks as ``faulthandler`` writes them: parsed, merged, described. Pure."""
+"""Parses, merges and describes Python stacks that ``faulthandler`` writes in ranks. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
 
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
-"""Asks a rank for its stacks. Real-time signals are nobody else's, and Python can catch them."""
+"""Requests a rank's stacks. Nothing else uses this real-time signal, and Python can catch it."""
 
 _THREAD = re.compile(r"(?:(Current) t|T)hread 0x([0-9a-fA-F]+)(?: \[[^\]]*\])?.*:")
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
 _TRACEBACK_FRAME = re.compile(r'^ +(?:\| +)?File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _PARTS_OF_GROUP = re.compile(r"^ +\+-\+-", re.MULTILINE)
-"""Where the tracebacks of what an ``ExceptionGroup`` holds begin, after its own."""
+"""Begins the tracebacks of an ``ExceptionGroup``'s members, which follow its own."""
 _FATAL = re.compile(r"Fatal Python error: (.*)")
 _MOST_FRAMES = 40
 _IMPORT = "<frozen importlib"
 _WRAPPERS = frozenset(
     {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
 )
-"""Functions around the one that was called, by their usual names."""
+"""The usual names of functions around the one that was called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call."""
+    """A stack frame."""
 
     file: str
     line: str
@@ -37,7 +37,7 @@ class Frame:
 
     @property
     def is_users(self) -> bool:
-        """Whether it is neither Python's nor an installed library's nor meshrun's."""
+        """Whether it is not in Python, an installed library or meshrun."""
         return is_users_file(self.file)
 
     def place(self, folder: str) -> str:
@@ -50,17 +50,17 @@ class Dump:
     """The stacks of one process; frames are innermost first."""
 
     main: tuple[Frame, ...]
-    """Of the main thread."""
+    """The main thread's stack."""
     others: tuple[tuple[Frame, ...], ...] = ()
     fatal: str | None = None
-    """What ended the process, such as ``Segmentation fault``."""
+    """The error that ended the process, such as ``Segmentation fault``."""
 
 
 def parse_dump(text: str) -> Dump | None:
-    """Return the last dump in what ``faulthandler`` has written; ``None`` if there is none.
+    """Return the last dump in the output of ``faulthandler``; ``None`` if there is none.
 
-    Threads are listed from the youngest to the main thread (CPython, ``Python/traceback.c``); in a
-    dump of a crash the thread that crashed comes first, and is told as the main one.
+    It lists threads from the youngest to the main thread (CPython, ``Python/traceback.c``). After a
+    crash, it lists the thread that crashed first, which then counts as the main thread.
     """
     fatal = None
     threads: list[tuple[bool, list[Frame]]] = []
@@ -75,9 +75,9 @@ def parse_dump(text: str) -> Dump | None:
         return None
     main = next((at for at, (current, _) in enumerate(threads) if current and fatal), -1)
     stacks = [frames for _, frames in threads]
-    told = _without_ours(stacks.pop(main))
+    main_stack = _without_ours(stacks.pop(main))
     others = [frames for frames in stacks if not all(map(_is_ours, frames))]
-    return Dump(told, tuple(map(_without_ours, others)), fatal)
+    return Dump(main_stack, tuple(map(_without_ours, others)), fatal)
 
 
 def _is_ours(frame: Frame) -> bool:
@@ -85,7 +85,7 @@ def _is_ours(frame: Frame) -> bool:
 
 
 def _without_ours(frames: list[Frame]) -> tuple[Frame, ...]:
-    """Leave out how a rank gets to its program."""
+    """Return the frames without meshrun's own below the program."""
     until = len(frames)
     while until and _is_ours(frames[until - 1]):
         until -= 1
@@ -93,7 +93,7 @@ def _without_ours(frames: list[Frame]) -> tuple[Frame, ...]:
 
 
 def merge(dumps: Mapping[int, Dump]) -> list[tuple[tuple[int, ...], Dump]]:
-    """Return ranks whose main threads are at the same place, the most first."""
+    """Return groups of ranks whose main threads have the same stack, the largest first."""
     groups: dict[tuple[Frame, ...], list[int]] = {}
     for rank in sorted(dumps):
         groups.setdefault(dumps[rank].main, []).append(rank)
@@ -127,8 +127,8 @@ def user_place(traceback: str, folder: str) -> str:
     """Return where in the user's files an exception came from; "" if from none of them.
 
     Args:
-        traceback: As Python prints it, the innermost frame last.
-        folder: What paths are shown from.
+        traceback: As Python prints it, innermost frame last.
+        folder: The folder to which paths are relative.
     """
     own = _PARTS_OF_GROUP.split(traceback, maxsplit=1)[0]
     frames = [Frame(*found) for found in _TRACEBACK_FRAME.findall(own)]
@@ -136,7 +136,7 @@ def user_place(traceback: str, folder: str) -> str:
 
 
 def current_folder() -> str:
-    """Return what paths are shown from: where we are, or "" if somebody has removed it."""
+    """Return the working directory, to which paths are relative; "" if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -144,11 +144,11 @@ def current_folder() -> str:
 
 
 def short_path(file: str, folder: str) -> str:
-    """Return a path relative to ``folder``, or to the folder of libraries, if it is below one.
+    """Return a path relative to ``folder`` or to the folder of a library, if it is below one.
 
     Args:
         file: The path.
-        folder: Where we are; "" if that folder was removed.
+        folder: The value of :func:`current_folder`.
     """
     if folder and os.path.isabs(file) and file.startswith(os.path.join(folder, "")):
         return os.path.relpath(file, folder)
@@ -160,13 +160,13 @@ def short_path(file: str, folder: str) -> str:
 
 
 def _unwrapped(calls: tuple[Frame, ...]) -> str:
-    """Return the call that the user made, rather than a decorator around it.
+    """Return the function that the user called, rather than a decorator around it.
 
-    A module is run by ``import``. "" where none is written: ``x[0]`` calls ``__getitem__``, and
-    ``Linear()`` ``__init__``.
+    It is ``import`` for the code of a module, and "" for a special method, as ``x[0]`` calls
+    ``__getitem__``, and ``Linear()`` calls ``__init__``.
     """
     if calls and (calls[-1].function == "<module>" or calls[-1].file.startswith(_IMPORT)):
         return "import"
     names = [frame.function for frame in reversed(calls)]
-    made = next((name for name in names if name not in _WRAPPERS), next(iter(names), ""))
-    return "" if made.startswith("__") and made.endswith("__") else made
+    called = next((name for name in names if name not in _WRAPPERS), next(iter(names), ""))
+    return "" if called.startswith("__") and called.endswith("__") else called

@@ -1,7 +1,7 @@
-"""What the launchers of a step of Slurm tell the meshrun that waits for srun.
+"""How the launchers of a Slurm step report their exit codes to the meshrun that runs srun.
 
-srun itself returns the worst code of all tasks, and 0 for those that it lost. A launcher says more,
-in a line on stderr that srun carries wherever it carries output, and that nobody else is to see.
+srun itself returns the worst exit code of all tasks, and 0 for tasks that it lost. So each launcher
+prints a line on stderr, which srun forwards and the waiting meshrun removes from the output.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import re
 from contextlib import suppress
 
 STEP = "MESHRUN_STEP"
-"""Names the step to its launchers, if somebody waits for such lines."""
+"""The name of the step, set for its launchers if a meshrun waits for these lines."""
 _MARK = "\x1e"
 _BEGUN = re.compile(rf"{_MARK}[^{_MARK}\n]{{0,99}}(?:{_MARK}\r?)?\Z".encode())
-"""The beginning of such a line, at the end of a text."""
+"""An incomplete line of this kind at the end of a text."""
 
 
 def report_end(step: str, code: int, *, is_first: bool, is_over: bool) -> None:
-    """In a launcher: say how it ends.
+    """Report this launcher's exit code.
 
     Args:
         step: The name of the step.
-        code: Its exit code, or what that would be outside of the step.
-        is_first: Whether it is that of the first node, which decides for all.
-        is_over: Whether the launch has ended, and not only what this node has of it.
+        code: The exit code, as it would be outside of the step.
+        is_first: Whether this is node 0, which decides for all.
+        is_over: Whether the launch has ended, rather than only this node's part.
     """
     line = f"{_MARK}{step} {int(is_first)}{int(is_over)} {code}{_MARK}\n"
     with suppress(OSError):
@@ -32,21 +32,21 @@ def report_end(step: str, code: int, *, is_first: bool, is_over: bool) -> None:
 
 
 class StepEnds:
-    """Takes these lines out of what srun prints."""
+    """Removes these lines from srun's output, and collects their exit codes."""
 
     def __init__(self, step: str) -> None:
         mark = re.escape(_MARK)
-        # With a label of srun's before it.
+        # srun may put a label before it.
         line = rf"(?: *\d+: )?{mark}{re.escape(step)} ([01])([01]) (\d+){mark}\r?\n"
         self._line = re.compile(line.encode())
         self._kept = b""
         self._first: int | None = None
         self._others: list[int] = []
         self.is_over = False
-        """Whether a launcher has said that the launch has ended."""
+        """Whether a launcher has reported the end of the launch."""
 
-    def take(self, data: bytes) -> bytes:
-        """Return what is for people; b"" is the end of it."""
+    def feed(self, data: bytes) -> bytes:
+        """Return the output without these lines; ``data`` is ``b""`` at its end."""
         text = self._line.sub(self._note, self._kept + data)
         begun = _BEGUN.search(text) if data else None
         shown = len(text) if begun is None else begun.start()
@@ -63,7 +63,7 @@ class StepEnds:
         return b""
 
     def code(self, of_srun: int) -> int | None:
-        """Return the exit code of the launch; ``None`` if srun's 0 is all that is known of it."""
+        """Return the exit code of the launch; ``None`` if only srun's 0 is known."""
         if self._first is not None:
             return self._first
         return max((of_srun, *self._others)) or (0 if self._others else None)

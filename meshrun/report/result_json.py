@@ -12,7 +12,7 @@ from meshrun.host.folder import open_private
 from meshrun.host.leftovers import is_in_private
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.checked import ExitCode
-from meshrun.protocol.packing import Within, read_json, take
+from meshrun.protocol.packing import Within, convert, read_json
 from meshrun.protocol.printable import lines
 from meshrun.protocol.result import LaunchResult
 
@@ -67,7 +67,7 @@ def parse_result_json(text: str) -> LaunchResult:
         if values.pop("schema")["name"] != SCHEMA_NAME:
             raise ValueError("not a meshrun report")
         trouble = values.pop("trouble")
-        result: LaunchResult = take(LaunchResult, {**values, "trouble": None})
+        result: LaunchResult = convert(LaunchResult, {**values, "trouble": None})
         return result if trouble is None else replace(result, trouble=_error(trouble))
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not a meshrun report: {error}") from error
@@ -106,7 +106,7 @@ def _error(values: dict[str, Any]) -> MeshrunError:
         kind = MeshrunError
     needed = _OF_A_SPEC if issubclass(kind, SpecError) else _OF_ALL
     values = {"is_told": False, **values}
-    known = {name: take(_ATTRIBUTES[name], values[name], lines) for name in needed}
+    known = {name: convert(_ATTRIBUTES[name], values[name], lines) for name in needed}
     error = kind.__new__(kind, known["message"])  # each class has arguments of its own
     vars(error).update(known)
     return error

@@ -19,7 +19,7 @@ from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.plan.hostfile import Host
 from meshrun.protocol.checked import Line
-from meshrun.protocol.packing import Within, read_json, take
+from meshrun.protocol.packing import Within, convert, read_json
 from meshrun.protocol.printable import one_line
 from meshrun.ssh.framing import NEWS, FrameSplitter, order
 from meshrun.ssh.host_failure import Refusal, describe_end
@@ -178,15 +178,15 @@ class HostSession:
         from meshrun.report.result_json import parse_error_json, parse_result_json
 
         if "ready" in news:
-            self.ready = take(dict[str, str], news["ready"], one_line)
+            self.ready = convert(dict[str, str], news["ready"], one_line)
         elif "refused" in news:
-            refused = take(dict[str, str], news, one_line)
+            refused = convert(dict[str, str], news, one_line)
             self.refused = {name: refused[name] for name in ("refused", "hint")}
         elif "listening" in news:
             address, port = news["listening"]
-            self.endpoint = (str(ip_address(address)), take(_PORT, port))
+            self.endpoint = (str(ip_address(address)), convert(_PORT, port))
         elif "ended" in news:
-            self.ended, self.why_ended = take(_CODE, news["ended"]), take(Line, news["why"])
+            self.ended, self.why_ended = convert(_CODE, news["ended"]), convert(Line, news["why"])
         else:
             for name, parse in (("error", parse_error_json), ("report", parse_result_json)):
                 if name in news:

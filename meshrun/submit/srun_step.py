@@ -330,7 +330,7 @@ class _Errors:
             data = os.read(self._pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
             return False
-        self._outlet.write(self._ends.take(data))
+        self._outlet.write(self._ends.feed(data))
         error = self._outlet.error
         self.is_cut = error is not None and is_reader_gone(error)
         if not data or self.is_cut:  # srun is to learn of it

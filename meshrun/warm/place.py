@@ -22,7 +22,7 @@ from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.plan.rank_program import Program
-from meshrun.protocol.packing import read_json, take
+from meshrun.protocol.packing import convert, read_json
 from meshrun.warm.identity import Mismatch, Server, changed_library, this_interpreter
 from meshrun.warm.inherited import fixed_by_parent, process_namespace
 from meshrun.worker.learnt import Stat
@@ -228,7 +228,7 @@ class Place:
 
     def _read(self, name: str) -> Server | None:
         try:
-            server: Server = take(Server, read_json(self._text(name)))
+            server: Server = convert(Server, read_json(self._text(name)))
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
             return None
         return server if f"{server.pid}.json" == name else None

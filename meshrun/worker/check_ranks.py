@@ -33,7 +33,7 @@ from meshrun.host.folder import open_private
 from meshrun.layout import Layout
 from meshrun.mesh.current import current_mesh
 from meshrun.mesh.current_layout import current_layout
-from meshrun.protocol.packing import take
+from meshrun.protocol.packing import convert
 
 _FULL = tuple(1 << power for power in range(10, 29, 3))
 _SIZES = {
@@ -117,7 +117,7 @@ def gather(own: RankMeasures) -> Measured | None:
         return None
     ranks = range(dist.get_world_size())
     found = [json.loads(store.get(f"meshrun/check/{each}")) for each in ranks]
-    measured: Measured = take(Measured, {"layout": current_layout().to_dict(), "ranks": found})
+    measured: Measured = convert(Measured, {"layout": current_layout().to_dict(), "ranks": found})
     return measured
 
 

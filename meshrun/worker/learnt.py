@@ -12,7 +12,7 @@ from types import ModuleType
 
 from meshrun.host.users_files import is_installed, is_users_file
 from meshrun.host.whole_file import open_nonblocking
-from meshrun.protocol.packing import read_json, take
+from meshrun.protocol.packing import convert, read_json
 
 Stat = tuple[int, int]
 """Time of the last change in nanoseconds, and size in bytes; the size of a folder is 0."""
@@ -78,7 +78,7 @@ def read_learnt(path: str) -> Learnt | None:
     """Return the record, or ``None`` if it cannot be read."""
     try:
         with open(path, opener=open_nonblocking) as file:
-            learnt: Learnt = take(Learnt, read_json(file.read()))
+            learnt: Learnt = convert(Learnt, read_json(file.read()))
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
     return learnt

@@ -16,7 +16,7 @@ from meshrun.check.requirements import check_dims, parse_requirements
 from meshrun.check.schedule import meetings, pairs_of
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
-from meshrun.protocol.packing import take
+from meshrun.protocol.packing import convert
 from meshrun.report.check_picture import render_check_svg
 from meshrun.report.check_result import check_as_json, render_check
 
@@ -89,7 +89,7 @@ LAYOUT = Layout.parse("dp=4,tp=2", nproc_per_node=(2, 2, 2, 2))
 def test_all_well() -> None:
     found = measured(LAYOUT, {})
     assert judge(found, LAYOUT) == []
-    assert take(Measured, json.loads(json.dumps(asdict(found)))) == found
+    assert convert(Measured, json.loads(json.dumps(asdict(found)))) == found
     assert "found nothing wrong" in render_check(found, LAYOUT, [])
 
 

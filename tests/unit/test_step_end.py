@@ -24,12 +24,12 @@ def test_people_see_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
     text = lines.join(shown)
     for size in (1, 2, 5, len(text)):
         ends = StepEnds(STEP)
-        parts = [ends.take(text[at : at + size]) for at in range(0, len(text), size)]
+        parts = [ends.feed(text[at : at + size]) for at in range(0, len(text), size)]
 
-        assert b"".join([*parts, ends.take(b"")]) == b"".join(shown)
+        assert b"".join([*parts, ends.feed(b"")]) == b"".join(shown)
         assert ends.code(137) == 7
     labeled = b"".join(b" 1: " + line for line in lines.splitlines(keepends=True))
-    assert StepEnds(STEP).take(labeled.replace(b"\n", b"\r\n")) == b""
+    assert StepEnds(STEP).feed(labeled.replace(b"\n", b"\r\n")) == b""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_first_node_decides(
 ) -> None:
     """Without it the others and srun, whose 0 alone says nothing."""
     heard = StepEnds(STEP)
-    assert heard.take(told(capfd, *ends)) == b""
+    assert heard.feed(told(capfd, *ends)) == b""
 
     assert heard.code(of_srun) == code
     assert heard.is_over == any(is_over for _, _, is_over in ends)
