@@ -36,7 +36,7 @@ from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.learnt import Learnt, read_learnt
 from meshrun.worker.program import read_program
 from meshrun.worker.sys_path import first_path, holds, on_path
-from meshrun.zygote.guard import LAUNCH_MARK, end_marked
+from meshrun.zygote.guard import LAUNCH_MARK, kill_marked
 
 _ANSWERS_WITHIN_S = 10.0
 _WOKEN_EVERY_S = 0.2
@@ -72,7 +72,7 @@ class WarmZygote:
             self._hear()  # its end
         if not isinstance(ended, ZygoteEnded):  # the keeper was killed
             self.kill()
-            end_marked(self._mark)
+            kill_marked(self._mark)
             ended = ZygoteEnded(wait_status=signal.SIGKILL, survivors=[], denied=[])
         self._keeper.close()
         os.close(self._process)

@@ -36,7 +36,7 @@ from meshrun.warm.warm_messages import (
 from meshrun.warm.warm_messages import encode as encoded
 from meshrun.worker.exit import Ending
 from meshrun.zygote.control import leave_signals_to_launcher
-from meshrun.zygote.main import be_zygote
+from meshrun.zygote.main import run_zygote
 
 _ASKED_WITHIN_S = 10.0
 _PACKET = 4096
@@ -106,7 +106,7 @@ def _zygote(
     control, reports, stacks = fds[3:]
     program = Program(kind=charge.kind, target=charge.target, args=tuple(charge.args))
     return partial(
-        be_zygote,
+        run_zygote,
         socket.socket(fileno=control),
         socket.socket(fileno=reports),
         stacks,

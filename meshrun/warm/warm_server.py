@@ -44,7 +44,7 @@ from meshrun.warm.session import leader_of_session
 from meshrun.warm.warm_messages import Assignment, decode
 from meshrun.worker.exit import Ending
 from meshrun.worker.learnt import is_own, stat_of
-from meshrun.zygote.fork_safety import ImportWatch, nvml_answers
+from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
 from meshrun.zygote.guard import LAUNCH_MARK
 
 _HANDLED = {signal.SIGTERM, signal.SIGCHLD, signal.SIGIO}
@@ -131,7 +131,7 @@ class WarmServer:
         """Import what is there of the modules; end if forks of this process would not be right."""
         watch = ImportWatch()
         gc.disable()
-        with _reads_noted() as read, nvml_answers():
+        with _reads_noted() as read, nvml_based_cuda_check():
             for module in BASE:
                 _import_if_there(module, watch)
             base = packages(sys.modules)

@@ -1,1 +1,1 @@
-"""Before the fork: one process that imports torch once and starts the ranks."""
+"""The zygote: one process per node that imports torch once and starts the ranks."""

@@ -13,43 +13,41 @@ from meshrun.protocol.from_zygote import FromZygote, NegotiationFailed, RankRead
 _FDS_PER_PACKET = 4
 LEFT_TO_LAUNCHER = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),  # warnings, which --forward is for
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),  # a scheduler's warnings; see --forward
 )
 
 
 def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFailed) -> None:
-    """Send to the launcher; if it is dead, the loop notices at its end of the socket."""
+    """Send an event to the launcher; if it is dead, the loop will see the socket close."""
     try:
         control.send(codec.encode(event))
     except (BrokenPipeError, ConnectionError):
         pass
 
 
-def maker_of(control: socket.socket) -> int:
-    """Return the process that made the connection, the launcher; 0 where the system cannot tell.
+def launcher_pid(control: socket.socket) -> int:
+    """Return the process that created the socket pair; 0 where the system cannot tell.
 
-    By the time this process asks for its parent's id, init may be its parent.
+    ``os.getppid()`` would name init if the launcher has died already.
     """
     peer = peer_of(control)
     return 0 if peer is None else peer[0]
 
 
-def receive(control: socket.socket, fds: list[int] | None = None) -> codec.Message | None:
-    """Return the next order, or ``None`` once the launcher is dead."""
+def receive(control: socket.socket) -> tuple[codec.Message | None, list[int]]:
+    """Return the next order, ``None`` once the launcher is dead, and its descriptors."""
     try:
-        packet, received, _, _ = socket.recv_fds(control, codec.PACKET_BYTES, _FDS_PER_PACKET)
+        packet, fds, _, _ = socket.recv_fds(control, codec.PACKET_BYTES, _FDS_PER_PACKET)
     except ConnectionError:
-        return None
-    if fds is not None:
-        fds.extend(received)
-    return codec.decode(packet) if packet else None
+        return None, []
+    return (codec.decode(packet) if packet else None), fds
 
 
 def leave_signals_to_launcher() -> dict[int, Any]:
-    """Outlive signals sent to the whole job; return the dispositions that ranks get back.
+    """Survive signals sent to the whole job; return the previous dispositions, for the ranks.
 
-    Schedulers and terminals signal every process, and the launcher decides what follows. A
-    handler that does nothing, unlike SIG_IGN, is not passed on to what a rank executes.
+    Schedulers and terminals signal every process, but the launcher alone decides what follows. A
+    handler that does nothing, unlike SIG_IGN, is reset when a rank executes a program.
     """
     before: dict[int, Any] = {}
     for signum in LEFT_TO_LAUNCHER:

@@ -1,9 +1,9 @@
-"""Counts devices that only torch knows, in a fork or in a process that is started for it.
+"""Counts devices that only torch knows, in a fork or in a process of its own.
 
     KIND [MODULE ...]
 
-As a process it imports the modules and prints the device type and the number of devices as JSON;
-``auto`` is the type that torch has.
+The process imports the modules and prints the device type and the number of devices as JSON;
+``auto`` selects torch's current accelerator.
 """
 
 from __future__ import annotations
@@ -16,43 +16,46 @@ from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.plan.device import check_count
-from meshrun.zygote.fork_safety import ask_fork
+from meshrun.zygote.fork_safety import call_in_fork
 
 _UNKNOWN = 254
+"""The exit code of a fork whose torch does not know the device type."""
 _MOST = _UNKNOWN - 1
 
 
 def main(_: object) -> None:
-    """Answer the launcher, which does not import torch itself."""
+    """Count devices for the launcher, which does not import torch itself."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what modules print is not an answer
+    sys.stdout = sys.stderr  # keep what modules print out of the answer
     kind, *modules = sys.argv[1:]
     for module in modules:
         import_module(module)
-    found = _of_torch() if kind == "auto" else kind
+    found = _current_accelerator() if kind == "auto" else kind
     print(json.dumps([found, (_count(found) or 0) if found else 0]), file=answers, flush=True)
 
 
 def check_devices(kind: str, workers: int, modules: Sequence[str]) -> None:
-    """Check that torch has a device for each worker; a fork counts them, and may initialize them.
+    """Check that torch has a device for each worker.
+
+    A fork counts them, because counting may initialize them.
 
     Args:
         kind: The device type.
-        workers: How many of them are needed.
-        modules: Imported in the fork before.
+        workers: The number of devices needed.
+        modules: Modules that the fork imports first.
 
     Raises:
-        UsageError: If torch knows no such devices.
-        LayoutError: If there are not enough.
+        UsageError: If torch does not know the device type, or counting fails.
+        LayoutError: If there are too few.
     """
 
-    def ask() -> int:
+    def count_up_to_most() -> int:
         for module in modules:
             import_module(module)
         count = _count(kind)
         return _UNKNOWN if count is None else min(count, _MOST)
 
-    count = ask_fork(ask)
+    count = call_in_fork(count_up_to_most)
     if not 0 <= count <= _MOST:
         unknown = count == _UNKNOWN
         raise UsageError(
@@ -67,7 +70,7 @@ def check_devices(kind: str, workers: int, modules: Sequence[str]) -> None:
 
 
 def _count(kind: str) -> int | None:
-    """Return how many devices of a type there are; ``None`` if torch knows no such type."""
+    """Return the number of devices of a type; ``None`` if torch does not know the type."""
     import torch
 
     module: Any = getattr(torch, kind, None)
@@ -76,7 +79,7 @@ def _count(kind: str) -> int | None:
     return int(module.device_count()) if module.is_available() else 0
 
 
-def _of_torch() -> str | None:
+def _current_accelerator() -> str | None:
     import torch
 
     accelerator = torch.accelerator.current_accelerator()

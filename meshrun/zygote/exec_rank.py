@@ -1,4 +1,4 @@
-"""A rank as a new interpreter (``--start-method exec``), which the zygote starts.
+"""A rank that the zygote starts as a new interpreter (``--start-method exec``).
 
 ORDER_FD REPORT_FD GATE_FD STACKS_FD QUESTIONS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
 """
@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-# Until the program begins, a Ctrl-C ends this process without a traceback of ours.
+# Until the program begins, SIGINT ends this process without a traceback.
 _ON_INTERRUPT = signal.getsignal(signal.SIGINT)
 if _ON_INTERRUPT is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -26,7 +26,7 @@ from meshrun.worker.sys_path import first_path, put_first
 
 
 def main(known_at_start: frozenset[str]) -> None:
-    """Become the rank that the zygote has ordered, and run the program."""
+    """Read the zygote's order, become that rank, and run the program."""
     order_fd, report_fd, gate_fd, stacks_fd, questions_fd, zygote_pid = map(int, sys.argv[1:7])
     kind, target, *arguments = sys.argv[7:]
     die_with_parent(zygote_pid)

@@ -1,8 +1,8 @@
-"""Whether ranks may be forks of this process: what its imports did that no fork can take along.
+"""Decides whether ranks may be forks of this process, after all its imports.
 
-A fork has one thread of its parent's, and an accelerator's driver that was initialized in the
-parent answers no call in it. The drivers' own words are asked where there are any: a flag such as
-``torch.cuda.is_initialized()`` knows of torch's own use alone, and not of all of that.
+Only the forking thread survives in a fork, and an accelerator's driver that was initialized in the
+parent does not work there. Where possible the driver itself is asked: a flag such as
+``torch.cuda.is_initialized()`` covers only torch's own use, and not even all of it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from meshrun.worker.threads import count_threads
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")
-"""How the files of accelerators begin: NVIDIA, AMD, DRM (Intel), the kernel's own class, Ascend,
-Trainium."""
+"""Device files of NVIDIA, AMD, DRM (Intel), the kernel's own class, Ascend and Trainium."""
 _MONITORS = {"/dev/nvidia": "libnvidia-ml.so", "/dev/dri/": "libamd_smi.so"}
-"""Libraries that count and watch devices and keep their files open, which a fork may inherit."""
+"""Libraries that only monitor devices. They keep the files open, and a fork may inherit those."""
 _FOR_COMPUTING = "/dev/nvidia-uvm"
-"""The one of NVIDIA's that NVML leaves alone."""
-_ASKED = {
+"""NVIDIA's file that NVML never opens."""
+_BAD_FORK_CHECKS = {
     "cuda": "_cuda_isInBadFork",
     "xpu": "_xpu_isInBadFork",
     "mps": "_mps_is_in_bad_fork",
@@ -35,11 +34,11 @@ _ASKED = {
 
 
 @contextmanager
-def nvml_answers() -> Iterator[None]:
-    """Have ``torch.cuda.is_available()`` ask NVML while the block runs, and not the driver.
+def nvml_based_cuda_check() -> Iterator[None]:
+    """Make ``torch.cuda.is_available()`` ask NVML instead of the driver while the block runs.
 
-    Many packages call it while they are imported. It asks the driver otherwise, which cannot be
-    used in forks from then on. Ranks never see the variable, and what the user has set stays.
+    Many packages call it on import. Asking the driver would make it unusable in forks. Ranks never
+    see the variable, and a value that the user has set is kept.
     """
     if _NVML_CHECK in os.environ:
         yield
@@ -53,21 +52,21 @@ def nvml_answers() -> Iterator[None]:
 
 
 class ImportWatch:
-    """Looks at this process after each import, to name the one after which it cannot fork."""
+    """Examines this process after each import, to name the import that makes forks unsafe."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
-        """What was found of each kind, as it was seen first."""
+        """The first sign of each kind, with the import that caused it."""
         self._imported: list[str] = []
-        self._look("a startup hook of Python's, such as sitecustomize,")
+        self._examine("a startup hook of Python's, such as sitecustomize,")
 
     def imported(self, module: str) -> None:
-        """Look at what the import of a module has left."""
+        """Examine the process after the import of a module."""
         self._imported.append(f"`{module}`")
-        self._look(f"importing `{module}`")
+        self._examine(f"importing `{module}`")
 
     def why_unsafe(self) -> str | None:
-        """Return why ranks cannot be forks, as things are now, or ``None``."""
+        """Return why ranks cannot be forks of this process as it is now, or ``None``."""
         for kind, sign in _signs().items():
             return self._first.get(kind, f"an import {sign}")
         refused = _refused_in_forks()
@@ -76,13 +75,13 @@ class ImportWatch:
         others = [name for name in self._imported if not name.startswith("`torch")]
         return f"importing {' or '.join(others or self._imported)} {refused}"
 
-    def _look(self, what: str) -> None:
+    def _examine(self, cause: str) -> None:
         for kind, sign in _signs().items():
-            self._first.setdefault(kind, f"{what} {sign}")
+            self._first.setdefault(kind, f"{cause} {sign}")
 
 
 def _signs() -> dict[str, str]:
-    """Return what tells without a fork that one would be unsafe, by its kind."""
+    """Return the signs, by kind, that a fork would be unsafe; found without forking."""
     found: dict[str, str] = {}
     if _is_cuda_initialized():
         found["cuda"] = "initialized CUDA"
@@ -94,10 +93,11 @@ def _signs() -> dict[str, str]:
 
 
 def _is_cuda_initialized() -> bool:
-    """Whether anything in this process has called ``cuInit``.
+    """Return whether anything in this process has called ``cuInit``.
 
-    torch maps the driver where there is one, which is harmless. Before ``cuInit`` the driver
-    refuses to count devices (CUDA driver API: CUDA_ERROR_NOT_INITIALIZED), and changes nothing.
+    torch loads the driver if there is one, which is harmless. Until ``cuInit`` is called, the
+    driver refuses to count devices (CUDA driver API: CUDA_ERROR_NOT_INITIALIZED), without side
+    effects.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
@@ -107,7 +107,7 @@ def _is_cuda_initialized() -> bool:
 
 
 def open_devices(process: Path = Path("/proc/self")) -> list[str]:
-    """Return the files of accelerators that a process has open, but for what monitors keep."""
+    """Return the device files that a process has open, except those that monitors keep open."""
     found: list[str] = []
     try:
         numbers = os.listdir(process / "fd")
@@ -116,7 +116,7 @@ def open_devices(process: Path = Path("/proc/self")) -> list[str]:
     for number in numbers:
         try:
             path = os.readlink(process / "fd" / number)
-        except OSError:  # what listed them
+        except OSError:  # the descriptor that listed the folder
             continue
         if path.startswith(_DEVICES) and not _is_monitored(path, process):
             found.append(path)
@@ -130,55 +130,56 @@ def _is_monitored(path: str, process: Path) -> bool:
     return bool(libraries) and libraries[0] in (process / "maps").read_text()
 
 
-def ask_fork(question: Callable[[], int]) -> int:
-    """Return what a fork of this process finds, 0 to 255; -N if signal N kills it.
+def call_in_fork(function: Callable[[], int]) -> int:
+    """Call a function in a fork of this process, so that what it initializes stays there.
 
-    Whatever the question initializes is initialized in the fork alone. 255 if the question fails.
+    Returns:
+        The result, 0 to 254; 255 if the function raised, -N if signal N killed the fork.
     """
     pid = os.fork()
     if pid == 0:
-        answer = 255
+        result = 255
         try:
-            answer = question()
+            result = function()
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(answer)
+            os._exit(result)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _refused_in_forks() -> str | None:
-    """Return what an import did if torch then refuses a device to forks; a fork is asked.
+    """Return what an import did to make torch refuse a device in forks, or ``None``.
 
-    torch's own answer is there in forks alone. A build for the CPU has nothing to ask.
+    torch's checks work only in a fork. A build for the CPU has none.
     """
-    questions = _questions()
-    if not questions:
+    checks = _bad_fork_checks()
+    if not checks:
         return None
 
-    def place_of_refused() -> int:
-        answers = [is_refused() for is_refused in questions.values()]
-        return answers.index(True) + 1 if True in answers else 0
+    def first_refused() -> int:  # counted from 1; 0 for none
+        refused = [is_refused() for is_refused in checks.values()]
+        return refused.index(True) + 1 if True in refused else 0
 
-    code = ask_fork(place_of_refused)
+    code = call_in_fork(first_refused)
     if code < 0:
         return f"left a process whose forks are killed by signal {-code}"
     if code > 0:
-        device = [*questions][code - 1]
+        device = [*checks][code - 1]
         return f"used {device}, which torch then refuses in forks"
     return None
 
 
-def _questions() -> dict[str, Callable[[], bool]]:
-    """Return what each device type that torch knows is asked in a fork."""
+def _bad_fork_checks() -> dict[str, Callable[[], bool]]:
+    """Return torch's check for each device type: whether it refuses the device in this fork."""
     torch = sys.modules.get("torch")
     binding = getattr(torch, "_C", None)
     if binding is None:
         return {}
-    found = {device: getattr(binding, name, None) for device, name in _ASKED.items()}
+    found = {device: getattr(binding, name, None) for device, name in _BAD_FORK_CHECKS.items()}
     for device, is_built in (("mps", binding._has_mps), ("mtia", binding._mtia_isBuilt())):
-        if not is_built:  # every build has the functions
+        if not is_built:  # every build has these two functions
             del found[device]
     outside = binding._get_privateuse1_backend_name()
     found[outside] = getattr(getattr(torch, outside, None), "_is_in_bad_fork", None)
-    return {device: ask for device, ask in found.items() if callable(ask)}
+    return {device: check for device, check in found.items() if callable(check)}

@@ -1,7 +1,8 @@
-"""Runs a ``torchrun.logs_specs`` plug-in, named by its one argument.
+"""Runs a ``torchrun.logs_specs`` plug-in, named by the only argument.
 
-It needs torch, so it has a process of its own. First it reads a line with the options, then for
-each generation of ranks a line with their environments; it answers with the files they get.
+It needs torch, and therefore a process of its own. It reads a line with the options, then a line
+with the ranks' environments for each generation, which it answers with a line that names their
+files.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 
 
 def main(_: object) -> None:
-    """Serve until stdin ends."""
+    """Serve until stdin closes."""
     from torch.distributed.elastic.multiprocessing import Std
 
     options = json.loads(sys.stdin.readline())
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what the plug-in prints is not an answer
+    sys.stdout = sys.stderr  # keep what the plug-in prints out of the answers
     entry, *_others = entry_points(group="torchrun.logs_specs", name=sys.argv[1])  # as torch does
     specs = entry.load()(
         log_dir=options["log_dir"],
@@ -34,7 +35,7 @@ def main(_: object) -> None:
 
 
 def _streams(choice: Mapping[str, int], std: Any) -> Any:
-    """Return what torch's ``Std.from_str`` would: one for all, or one a local rank."""
+    """Return what torch's ``Std.from_str`` does: one value for all, or one per local rank."""
     if "all" in choice:
         return std(choice["all"])
     return {int(rank): std(streams) for rank, streams in choice.items()}

@@ -2,8 +2,8 @@
 
     CONTROL_FD REPORT_FD STACKS_FD script|module|command TARGET [ARGUMENT ...]
 
-It talks to the launcher alone, over an inherited socket, and ends everything below it when that
-socket closes. In a forked rank ``main`` returns, and the program runs from module level.
+It communicates only with the launcher, over an inherited socket, and kills everything below it when
+that socket closes. In a forked rank ``main`` returns, and the program runs from module level.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.sys_path import first_path, holds, on_path, put_first
 from meshrun.zygote.control import leave_signals_to_launcher, receive, send
 from meshrun.zygote.count_devices import check_devices
-from meshrun.zygote.fork_safety import ImportWatch, nvml_answers
+from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.server import ZygoteServer
 
@@ -42,12 +42,12 @@ _LEAST_TORCH = (2, 10)
 
 
 def main(known_at_start: frozenset[str]) -> Callable[[], None]:
-    """Serve as the zygote; return only in a rank, with what it is to run."""
+    """Run the zygote; return only in a rank, with the function that it is to run."""
     control, reports, stacks = map(int, sys.argv[1:4])
     kind, target, *arguments = sys.argv[4:]
     assert kind in ("script", "module", "command")  # noqa: S101 - the launcher wrote it
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
-    return be_zygote(
+    return run_zygote(
         socket.socket(fileno=control),
         socket.socket(fileno=reports),
         stacks,
@@ -57,7 +57,7 @@ def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     )
 
 
-def be_zygote(
+def run_zygote(
     control: socket.socket,
     reports: socket.socket,
     stacks: int,
@@ -66,15 +66,15 @@ def be_zygote(
     ending: Ending,
     known_at_start: frozenset[str],
 ) -> Callable[[], None]:
-    """Serve as the zygote; return only in a rank, with what it is to run.
+    """Run the zygote; return only in a rank, with the function that it is to run.
 
     Args:
-        control: Carries the launcher's orders and our news.
-        reports: Carries what ranks report.
-        stacks: A descriptor for the stacks of this process.
-        program: What ranks run.
-        ending: The end of a rank.
-        known_at_start: Modules that a new interpreter has before its program.
+        control: Carries orders from the launcher and events to it.
+        reports: Carries the ranks' reports to the launcher.
+        stacks: The descriptor to which this process dumps its stacks.
+        program: The program that ranks run.
+        ending: Ends a rank.
+        known_at_start: Modules that a new interpreter has loaded before its program.
     """
     for inherited in (control, reports):
         inherited.set_inheritable(False)
@@ -83,13 +83,13 @@ def be_zygote(
     die_with_parent(os.getppid())
     dispositions = leave_signals_to_launcher()
     become_subreaper()
-    order = receive(control)
+    order, _ = receive(control)
     if not isinstance(order, Prepare):
         os._exit(0)
     guard = Guard(order.scratch_dir, control)
     source = _load(control, program, order, known_at_start)
     ending.leave_standing()
-    forks = ZygoteServer(
+    server = ZygoteServer(
         control=control,
         reports=reports,
         program=program,
@@ -99,7 +99,7 @@ def be_zygote(
         dispositions=dispositions,
         guard=guard,
     )
-    return forks.serve()
+    return server.serve()
 
 
 def _load(
@@ -115,17 +115,18 @@ def _load(
             source = read_program(program)
         gc.disable()
         first = on_path(folder) if holds(folder, order.preload) else nullcontext()
-        with first, nvml_answers() if forks else nullcontext(), source.settings.in_effect():
+        nvml = nvml_based_cuda_check() if forks else nullcontext()
+        with first, nvml, source.settings.in_effect():
             if forks:
                 for module in order.preload:
                     _preload(module)
                     watch.imported(module)
-                _import_what_is_there(source.torch_modules)
-            if forks or not order.preload:  # else the ranks will know
+                _import_available(source.torch_modules)
+            if forks or not order.preload:  # otherwise only the ranks can check
                 check_registered(order.backends)
-        if forks:  # with exec this process imports for its store alone
+        if forks:  # with exec, this process imports only for its store
             put_first(folder, known_at_start=known_at_start)
-        unsafe = (_why_unclear(source.settings) or watch.why_unsafe()) if forks else None
+        unsafe = (_set_at_run_time(source.settings) or watch.why_unsafe()) if forks else None
         if order.device and unsafe is None:
             with on_path(folder):
                 check_devices(order.device, order.workers, [] if forks else order.preload)
@@ -141,7 +142,7 @@ def _load(
         )
         os._exit(0)
     gc.enable()
-    gc.freeze()  # what is shared stays out of the collector, and so stays shared
+    gc.freeze()  # the collector must not write to memory that ranks share
     if unsafe is not None:
         send(control, ZygoteUnsafe(reason=unsafe))
         os._exit(0)
@@ -151,7 +152,7 @@ def _load(
 
 
 def _preload(module: str) -> None:
-    """Import what ranks share."""
+    """Import a module that the ranks will share."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -163,7 +164,7 @@ def _preload(module: str) -> None:
                 " python -m meshrun",
             ) from error
         if not f"{module}.".startswith(f"{missing}."):
-            raise  # a module imports what is not there
+            raise  # the module exists, but one that it imports does not
         if missing.startswith("torch."):
             _refuse_old_torch()
         if "," in module:
@@ -182,7 +183,7 @@ def _preload(module: str) -> None:
 
 
 def _refuse_old_torch() -> None:
-    """Raise UsageError if torch is too old, or something else in its place."""
+    """Raise UsageError if torch is too old, or if another module has its name."""
     torch = sys.modules["torch"]
     file = getattr(torch, "__file__", None) or next(iter(torch.__path__))
     version = str(getattr(torch, "__version__", ""))
@@ -192,15 +193,15 @@ def _refuse_old_torch() -> None:
         raise UsageError(f"meshrun requires torch 2.10 or newer, found {version}, {file}")
 
 
-def _import_what_is_there(modules: tuple[str, ...]) -> None:
-    """Import what the program is going to import; what fails is left for the program to meet."""
+def _import_available(modules: tuple[str, ...]) -> None:
+    """Import modules that the program names; if an import fails, the program will report it."""
     for module in modules:
         with suppress(Exception):
             importlib.import_module(module)
 
 
-def _why_unclear(settings: EarlySettings) -> str | None:
-    """Return what only a run can tell before torch is imported, or ``None``."""
+def _set_at_run_time(settings: EarlySettings) -> str | None:
+    """Return which variable for torch's import has a value known only at run time, or ``None``."""
     for name, place in settings.unclear.items():
         if is_read_at_import(name):
             return (

@@ -1,4 +1,4 @@
-"""The zygote's loop: receives orders from the launcher, forks, and reports what happens."""
+"""The zygote's loop: receives orders from the launcher, starts processes and reports on them."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ from meshrun.protocol.result import signal_name
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source
-from meshrun.zygote.control import LEFT_TO_LAUNCHER, maker_of, receive, send
+from meshrun.zygote.control import LEFT_TO_LAUNCHER, launcher_pid, receive, send
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.spawn import spawn_command, spawn_fresh
-from meshrun.zygote.store import be_store
+from meshrun.zygote.store import run_store
 
-_DEADLINE_S = 0.5
-_LOOK_EVERY_S = 0.5
-"""How often to look whether the launcher is stopped."""
+_EXIT_TAKES_S = 0.5
+"""How long helper processes of ranks may take to exit by themselves."""
+_CHECK_LAUNCHER_EVERY_S = 0.5
 _BLOCKED = {signal.SIGCHLD, *LEFT_TO_LAUNCHER}
 
 
 class ZygoteServer:
-    """The children of the zygote: the store, and one process a rank."""
+    """The children of the zygote: the store process, and one process per rank."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class ZygoteServer:
         self._ending = ending
         self._pids: dict[int, int] = {}
         self._signalled: set[int] = set()
-        """Processes that were sent a signal while they still ran."""
+        """Processes that were sent a signal while they were running."""
         self._stopped: set[int] = set()
-        """Ranks' processes that were stopped with the launcher."""
+        """Processes of ranks that this one has stopped."""
         self._stopped_ns = 0
-        self._until_told = False
-        """Whether ranks stay stopped though the launcher is not."""
+        self._is_suspended = False
+        """Whether the launcher has ordered ranks to stay stopped, even while it runs itself."""
         self._store_pid: int | None = None
         self._negotiation_pid: int | None = None
         self._woken, self._wake = os.pipe()
@@ -101,36 +101,34 @@ class ZygoteServer:
         self._reactor = Reactor(selector=selectors.PollSelector())  # which no child inherits
         self._is_zygote = True
         self._in_child: Callable[[], None] | None = None
-        """What this process is to run, once it is a child."""
+        """In a forked child, the function that it is to run."""
         self._parent = os.getppid()
 
     def serve(self) -> Callable[[], None]:
-        """Follow orders until the launcher is done or dead; return only in a forked rank."""
+        """Follow orders until the launcher ends; return only in a forked child."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        # There may be children to end from now on: wake, even if stopped, and see the socket close.
+        # From now on there may be children to kill, so wake up even if stopped: the socket closes.
         die_with_parent(self._parent, signal.SIGCONT)
-        launcher = maker_of(self._control) or self._parent
+        launcher = launcher_pid(self._control) or self._parent
         self._reactor.add_reader(self._woken, self._reap)
-        self._reactor.add_reader(self._control, self._take_order)
-        self._reactor.every(_LOOK_EVERY_S, partial(self._look_at_launcher, launcher))
+        self._reactor.add_reader(self._control, self._receive_order)
+        self._reactor.every(_CHECK_LAUNCHER_EVERY_S, partial(self._check_launcher, launcher))
         while self._in_child is None:
             self._reactor.turn()
         return self._in_child
 
-    def _look_at_launcher(self, launcher: int) -> None:
-        """Stop ranks while the launcher is stopped: nobody tells us of a SIGSTOP to it."""
+    def _check_launcher(self, launcher: int) -> None:
+        """Stop ranks while the launcher is stopped: nothing else reports a SIGSTOP to it."""
         if not self._pids:
             return
         if is_stopped(launcher):
             self._suspend_ranks()
-        elif not self._until_told:
+        elif not self._is_suspended:
             self._resume_ranks()
 
-    def _take_order(self) -> None:
-        fds: list[int] = []
-        order = receive(self._control, fds)
-        self._in_child = self._follow(order, fds)
+    def _receive_order(self) -> None:
+        self._in_child = self._follow(*receive(self._control))
 
     def _follow(self, order: codec.Message | None, fds: list[int]) -> Callable[[], None] | None:
         match order:
@@ -143,10 +141,10 @@ class ZygoteServer:
             case SignalRanks():
                 self._signal(order)
             case SuspendRanks():
-                self._until_told = True
+                self._is_suspended = True
                 self._suspend_ranks()
             case ResumeRanks():
-                self._until_told = False
+                self._is_suspended = False
                 self._resume_ranks()
             case EndGeneration():
                 self._end_generation(order.grace_s)
@@ -169,7 +167,7 @@ class ZygoteServer:
                 if pid == 0:
                     return self._in_rank(order, *fds)
         except OSError as error:
-            self._tell_not_started(order.rank, error)
+            self._report_start_failed(order.rank, error)
             return None
         finally:
             if self._is_zygote:
@@ -177,16 +175,16 @@ class ZygoteServer:
                     os.close(fd)
         self._pids[pid] = order.rank
         send(self._control, RankStarted(rank=order.rank, pid=pid, at_ns=time.monotonic_ns()))
-        if self._program.kind == "command":  # which tells nothing of itself
+        if self._program.kind == "command":  # which reports nothing itself
             send(self._control, RankReady(rank=order.rank, at_ns=time.monotonic_ns()))
         return None
 
     def _fork(self, dispositions: dict[int, Any], begin: Callable[[int], None]) -> int:
-        """Fork with signals held back, so that none meets the child with our handlers.
+        """Fork with signals blocked, so that none reaches the child while it has our handlers.
 
         Args:
-            dispositions: The child's.
-            begin: Called in it with our process id, to have it end after us.
+            dispositions: Signal dispositions of the child.
+            begin: Called in the child with our process id, to make it end after us.
         """
         zygote = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -216,7 +214,7 @@ class ZygoteServer:
         if order.debug:
             os.dup2(stdout, 0)
         elif not order.stdin:
-            _read_nothing()
+            _empty_stdin()
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         for fd in (stdout, stderr):
@@ -240,28 +238,28 @@ class ZygoteServer:
             os.close(self._gate_fd)
         self._gate_fd = gate_fd
         try:
-            # It ignores what ends ranks, so that they can shut down first.
+            # The store keeps our handlers: the signals that end ranks must not end it first.
             pid = self._fork({}, self._guard.begin)
         except OSError as error:
-            self._tell_not_started(STORE, error)
+            self._report_start_failed(STORE, error)
             pid = None
         if pid == 0:
             self._reports.close()
-            return partial(be_store, order.port, listeners, self._guard)
+            return partial(run_store, order.port, listeners, self._guard)
         for listen_fd in listeners:
             os.close(listen_fd)
         self._store_pid = pid
         return None
 
-    def _tell_not_started(self, rank: int, error: OSError) -> None:
-        why = error.strerror or str(error)
-        send(self._control, StartFailed(rank=rank, error=why, at_ns=time.monotonic_ns()))
+    def _report_start_failed(self, rank: int, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        send(self._control, StartFailed(rank=rank, error=reason, at_ns=time.monotonic_ns()))
 
     def _fork_negotiation(self, order: Negotiate) -> Callable[[], None] | None:
         try:
             pid = self._fork({}, die_with_parent)
         except OSError as error:
-            self._tell_not_started(STORE, error)
+            self._report_start_failed(STORE, error)
             pid = None
         if pid == 0:
             from meshrun.rendezvous.torch_backend import negotiate
@@ -272,12 +270,8 @@ class ZygoteServer:
         return None
 
     def _end_negotiation(self) -> None:
-        """Torch's store is no longer needed."""
-        if self._negotiation_pid is not None:
-            send_signal(self._negotiation_pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._negotiation_pid, 0)
-            self._negotiation_pid = None
+        _kill_child(self._negotiation_pid)
+        self._negotiation_pid = None
 
     def _reap(self) -> None:
         os.read(self._woken, 4096)
@@ -332,17 +326,17 @@ class ZygoteServer:
             send(self._control, RanksResumed(stopped_ns=stopped_ns))
 
     def _end_generation(self, grace_s: float) -> None:
-        """End the store and whatever a generation of ranks left behind."""
+        """End the store and everything that a generation of ranks left behind."""
         self._end_negotiation()
         ended = self._end_children(grace_s)
         self._end_store()
         self._pids.clear()
         self._signalled.clear()
-        self._tell(ended)
+        self._report_leftovers(ended)
         send(self._control, GenerationEnded(at_ns=time.monotonic_ns()))
 
     def _end(self, grace_s: float, *, launcher_is_gone: bool = False) -> NoReturn:
-        """End the store and whatever ranks left behind, then this process."""
+        """End the store and everything that ranks left behind, then this process."""
         self._end_negotiation()
         ended = self._end_children(grace_s)
         if launcher_is_gone:
@@ -350,11 +344,11 @@ class ZygoteServer:
             if os.getppid() == self._parent:  # a keeper, which waits for our end and may be stopped
                 send_signal(self._parent, signal.SIGCONT)
         else:
-            self._tell(ended)
-        self._end_store()  # last, as it would do all this were we killed
+            self._report_leftovers(ended)
+        self._end_store()  # last, as it would take over if this process were killed
         os._exit(0)
 
-    def _tell(self, ended: Ended) -> None:
+    def _report_leftovers(self, ended: Ended) -> None:
         if ended.count or ended.denied:
             event = LeftoversEnded(
                 count=ended.killed, survivors=list(ended.survivors), denied=list(ended.denied)
@@ -362,22 +356,25 @@ class ZygoteServer:
             send(self._control, event)
 
     def _end_children(self, grace_s: float) -> Ended:
-        """End what ranks left behind, but not the store, which guards them until then."""
-        helpers = (self._store_pid, self._negotiation_pid)
-        spare = frozenset(pid for pid in helpers if pid is not None)
+        """End what ranks left behind, but not the store, which guards until all have ended."""
+        spare = frozenset() if self._store_pid is None else frozenset({self._store_pid})
         return end_children(
-            grace_s=grace_s, deadline_s=_DEADLINE_S if grace_s else 0.0, spare=spare
+            grace_s=grace_s, deadline_s=_EXIT_TAKES_S if grace_s else 0.0, spare=spare
         )
 
     def _end_store(self) -> None:
-        if self._store_pid is not None:
-            send_signal(self._store_pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._store_pid, 0)
-            self._store_pid = None
+        _kill_child(self._store_pid)
+        self._store_pid = None
 
 
-def _read_nothing() -> None:
+def _kill_child(pid: int | None) -> None:
+    if pid is not None:
+        send_signal(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def _empty_stdin() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

@@ -1,4 +1,4 @@
-"""Ranks as new processes: a new interpreter, or any command."""
+"""Starts a rank as a new interpreter, or as any command."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def spawn_fresh(  # noqa: PLR0917
     stacks: int,
     questions: int,
 ) -> int:
-    """Start a rank as a new interpreter and return its process id; its order waits for it."""
-    ours, theirs = packet_pair()  # a pipe has no room for the longest order
+    """Start a rank as a new interpreter, which reads its order, and return its process id."""
+    ours, theirs = packet_pair()  # a pipe is too small for the longest order
     fds = (theirs.fileno(), reports.fileno(), gate_fd, stacks, questions)
     numbers = [str(number) for number in (*fds, os.getpid())]
     words = (*numbers, program.kind, program.target, *program.args)
@@ -38,7 +38,7 @@ def spawn_fresh(  # noqa: PLR0917
             stdout=stdout,
             stderr=stderr,
             pass_fds=fds,
-            env=_environment(order),  # for sitecustomize, and what reads /proc/PID/environ
+            env=_environment(order),  # for sitecustomize and readers of /proc/PID/environ
             start_new_session=True,
             restore_signals=True,
         )
@@ -47,7 +47,7 @@ def spawn_fresh(  # noqa: PLR0917
 
 
 def spawn_command(order: StartRank, program: Program, stdout: int, stderr: int) -> int:
-    """Start a rank that is not a Python program of ours, and return its process id."""
+    """Start a rank that is a command and return its process id."""
     program = program.for_local_rank(order.local_rank)
     zygote = os.getpid()
 

@@ -1,4 +1,4 @@
-"""The process that serves the ranks' store, a torch TCPStore; it guards the launch as well."""
+"""The store process: serves the ranks' store, a torch TCPStore, and guards the launch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from meshrun.zygote.guard import Guard
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_OF_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
+_LOOPBACK_FOR = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 
 
 def serve_store(port: int, listen_fd: int) -> Store:
-    """Serve the launch's store on a socket that listens already; it owns the descriptor.
+    """Serve the ranks' store on a listening socket, whose descriptor the store will own.
 
-    torch connects to the store it has made, and gives up after 5 minutes if it cannot.
+    torch then connects to its own store, and gives up after 5 minutes if it cannot.
     """
     import torch.distributed as dist
 
@@ -29,7 +29,7 @@ def serve_store(port: int, listen_fd: int) -> Store:
         address = address_of(listener.getsockname())
     with names_from_files_only():
         return dist.TCPStore(
-            _OF_EVERY_ADDRESS.get(address, address),
+            _LOOPBACK_FOR.get(address, address),
             port,
             is_master=True,
             wait_for_workers=False,
@@ -37,11 +37,15 @@ def serve_store(port: int, listen_fd: int) -> Store:
         )
 
 
-def be_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
-    """Serve the store, if it is this node's, until the zygote ends this process or ends itself."""
+def run_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
+    """Serve the store, if this node has it, and guard the launch until the zygote ends.
+
+    Args:
+        port: The store's port.
+        listeners: The socket to serve it on; empty if another node serves the store.
+        guard: Kills what is left if launcher and zygote are killed.
+    """
     set_title("store")
     allow_many_descriptors()  # connections from outsiders must not keep ranks out
-    stores = [serve_store(port, listen_fd) for listen_fd in listeners]
-    while len(stores) == len(listeners):
-        guard.stand()
-    os._exit(0)
+    _stores = [serve_store(port, listen_fd) for listen_fd in listeners]  # this frame keeps them
+    guard.run()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from meshrun.zygote import fork_safety
-from meshrun.zygote.fork_safety import ImportWatch, nvml_answers, open_devices
+from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check, open_devices
 
 _NVML = "7f00-7f01 r-xp 00000000 08:01 42 /usr/lib/libnvidia-ml.so.575.57\n"
 _AMD = "7f00-7f01 r-xp 00000000 08:01 42 /opt/rocm/lib/libamd_smi.so.25\n"
@@ -63,7 +63,7 @@ def test_the_first_import_that_left_something_is_named(
     """Whether it still is there is seen at the end."""
     counts = iter(threads)
     monkeypatch.setattr(fork_safety, "count_threads", lambda: next(counts))
-    monkeypatch.setattr(fork_safety, "_questions", dict)
+    monkeypatch.setattr(fork_safety, "_bad_fork_checks", dict)
     watch = ImportWatch()
     for module in "ab":
         watch.imported(module)
@@ -117,7 +117,7 @@ def test_the_question_to_nvml_is_asked_during_imports_alone(
     monkeypatch.setenv(name, before or "")
     if before is None:
         monkeypatch.delenv(name)
-    with nvml_answers():
+    with nvml_based_cuda_check():
         assert os.environ[name] == (before or "1")
         if within is not None:
             os.environ[name] = within
