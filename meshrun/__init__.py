@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from meshrun.mesh.current import use_mesh as use_mesh
     from meshrun.mesh.current_layout import current_layout as current_layout
     from meshrun.mesh.data_shard import data_shard as data_shard
-    from meshrun.mesh.exclude_node import exclude_node as exclude_node
-    from meshrun.mesh.heartbeat import heartbeat as heartbeat
-    from meshrun.mesh.heartbeat import progress as progress
+    from meshrun.mesh.to_launcher import exclude_node as exclude_node
+    from meshrun.mesh.to_launcher import heartbeat as heartbeat
+    from meshrun.mesh.to_launcher import progress as progress
     from meshrun.protocol.result import LaunchResult as LaunchResult
     from meshrun.protocol.result import RankFailed as RankFailed
 
@@ -61,11 +61,11 @@ _HOME = {
     "current_layout": "meshrun.mesh.current_layout",
     "current_mesh": "meshrun.mesh.current",
     "data_shard": "meshrun.mesh.data_shard",
-    "exclude_node": "meshrun.mesh.exclude_node",
+    "exclude_node": "meshrun.mesh.to_launcher",
     "has_mesh": "meshrun.mesh.current",
-    "heartbeat": "meshrun.mesh.heartbeat",
+    "heartbeat": "meshrun.mesh.to_launcher",
     "init_mesh": "meshrun.mesh.current",
-    "progress": "meshrun.mesh.heartbeat",
+    "progress": "meshrun.mesh.to_launcher",
     "use_mesh": "meshrun.mesh.current",
     "launch": "meshrun.api.launch",
     "load_ipython_extension": "meshrun.api.notebook",

@@ -20,7 +20,7 @@ _R = TypeVar("_R")
 
 
 class RayOptions(LaunchOptions, total=False):
-    """Parameters of ``launch()`` here: those of :func:`meshrun.launch`, and of the cluster."""
+    """Parameters of :func:`launch`: those of :func:`meshrun.launch`, and those of the cluster."""
 
     resources: Mapping[str, float] | None
     strategy: str | None
@@ -65,12 +65,12 @@ def launch(
         program: As for :func:`meshrun.launch`.
         resources: What each node needs, by Ray's names: by default a CPU for each rank, and a GPU
             if the cluster has any.
-        strategy: ``STRICT_SPREAD``, by which each launcher has a node to itself, or another of
-            Ray's for placement groups.
-        domain: A label that all nodes have to share, such as ``ray.io/gpu-domain``.
-        timeout: How long to wait for these nodes: 60 or ``"10m"``.
-        address: The cluster; by default the one that this process is connected to, or what
-            ``RAY_ADDRESS`` says, or the one on this machine.
+        strategy: A strategy of Ray's placement groups, such as ``STRICT_SPREAD``, which gives each
+            launcher a node to itself.
+        domain: A label that all nodes must share, such as ``ray.io/gpu-domain``.
+        timeout: How long to wait for the nodes: 60 or ``"10m"``.
+        address: The address of the cluster. By default the one that this process is connected to,
+            or ``RAY_ADDRESS``, or the cluster on this machine.
         **flags: As for :func:`meshrun.launch`.
 
     Returns:
@@ -85,8 +85,8 @@ def launch(
             ``__cause__`` shows the rank's traceback.
     """
     check_parameters(RayOptions, {**flags, **locals()})
-    asked = {**(resources or {}), "strategy": strategy, "domain": domain, "timeout": timeout}
-    words = [f"--submit-arg={name}={value}" for name, value in asked.items() if value is not None]
+    given = {**(resources or {}), "strategy": strategy, "domain": domain, "timeout": timeout}
+    words = [f"--submit-arg={name}={value}" for name, value in given.items() if value is not None]
     options = flags.pop("options", ())
     if (address := address or _connected()) is not None:
         flags["env"] = {**(flags.get("env") or {}), "RAY_ADDRESS": address}
@@ -98,7 +98,7 @@ def launch(
 
 
 def _connected() -> str | None:
-    """Return the address of the cluster that this process is connected to, if it is."""
+    """Return the address of the cluster that this process is connected to, or ``None``."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None

@@ -13,14 +13,14 @@ def assert_same_on_all_ranks(
 
     Args:
         value: A tensor, a number, or any other object that can be pickled and compared; or lists,
-            tuples and dicts of such.
-        group: The ranks that compare; all if ``None``. ``mesh.get_group("dp")`` compares along a
+            tuples and dicts of these.
+        group: The ranks to compare; all if ``None``. ``mesh.get_group("dp")`` compares along a
             dim.
-        rtol: How far numbers may be apart, as of ``torch.testing.assert_close``; equal if 0.
-        atol: The same.
+        rtol: Relative tolerance, as of ``torch.testing.assert_close``; 0 requires equality.
+        atol: Absolute tolerance, likewise.
 
     Raises:
-        AssertionError: On every rank of the group alike, with the first rank that differs.
+        AssertionError: On every rank of the group, naming the first rank that differs.
     """
     import torch.distributed as dist
 
@@ -36,13 +36,13 @@ def assert_same_on_all_ranks(
 
 
 def rank_seed(seed: int, *dims: str) -> int:
-    """Seed torch alike on ranks that differ in no dim but others; return that seed.
+    """Seed torch and return the seed; ranks with the same indices along ``dims`` share it.
 
-    ``rank_seed(0, "dp")`` gives each ``dp`` index a seed of its own, which all ranks with that
-    index share; without dims, each rank has its own.
+    ``rank_seed(0, "dp")`` gives each ``dp`` index its own seed, which all ranks with that index
+    share. Without dims, each rank gets its own.
 
     Args:
-        seed: Seeds with different numbers share none, for fewer than 2**20 ranks.
+        seed: Different numbers never lead to the same seed, for fewer than 2**20 ranks.
         *dims: Names of the mesh's dims.
 
     Raises:
@@ -62,7 +62,7 @@ def rank_seed(seed: int, *dims: str) -> int:
 
 
 def _assert_close(one: Any, other: Any, rtol: float, atol: float) -> None:
-    """As torch does, but also what has other values beside its tensors."""
+    """Check as ``torch.testing.assert_close`` does, but accept values of any other type too."""
     import torch
 
     try:

@@ -1,1 +1,1 @@
-"""The mesh of this process. Nothing here imports torch before it is needed."""
+"""The mesh of this process. These modules import torch only when they need it."""

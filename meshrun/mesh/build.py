@@ -1,8 +1,9 @@
-"""A layout -> torch's DeviceMesh, its flattened dims and views; all ranks call it. Its parts."""
+"""Builds torch's DeviceMesh from a layout, with its flattened dims and views, and its parts."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BuiltMesh:
-    """A mesh and what is derived from it, and what must stay true for it to be the right one."""
+    """A mesh with everything derived from it, and a check that it is still valid."""
 
     def __init__(self, layout: Layout, mesh: DeviceMesh) -> None:
         import torch.distributed as dist
@@ -35,7 +36,7 @@ class BuiltMesh:
         """Check that the mesh may be used here.
 
         Raises:
-            MeshError: In a child of the process that built it, and after its groups are gone.
+            MeshError: In a child of the process that built it, or once its groups are destroyed.
         """
         import torch.distributed as dist
 
@@ -51,11 +52,11 @@ class BuiltMesh:
         """Return the mesh along ``dims``, the same object each time.
 
         Args:
-            dims: Dims of the mesh in its order, joined dims among them; or dims of one view, or
-                the view's name for all of these.
+            dims: Dims of the mesh in its order, including flattened dims; or dims of one view, or
+                the view's name for all of them.
 
         Raises:
-            MeshError: If there are no such dims, or not in this order.
+            MeshError: If the mesh has no such dims, or has them in another order.
         """
         if dims not in self._parts:
             self._parts[dims] = self._find(dims)
@@ -81,11 +82,22 @@ class BuiltMesh:
         )
 
 
+class _Process:
+    """The mesh of this process, which all threads share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.built: BuiltMesh | None = None
+
+
+process = _Process()
+
+
 def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> BuiltMesh:
-    """Build the mesh of ``layout`` over the default group, which must be there.
+    """Build the mesh of ``layout`` over the default group, which must exist; collective.
 
     Args:
-        layout: Its mesh has as many ranks as the default group.
+        layout: A layout whose mesh has as many ranks as the default group.
         device_type: Such as ``cuda``.
         options: Backends, timeouts and options of the dims' groups.
 
@@ -95,21 +107,21 @@ def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    assert layout.mesh is not None  # noqa: S101 - there is nothing to build otherwise
+    assert layout.mesh is not None  # noqa: S101 - otherwise there is nothing to build
     check_registered(options.backend_names)
     overrides = {}
     for index, dim in enumerate(layout.dim_labels):
         override = _override(dim, device_type, options)
         if override is not None:
             overrides[layout.mesh_dim_names[index] if layout.mesh_dim_names else index] = override
-    # The dictionary is emptied by the call (torch 2.13), so nobody else may hold it.
+    # The call empties the dictionary (torch 2.13), so it must not be used elsewhere.
     more: dict[str, Any] = {"backend_override": overrides} if overrides else {}
     mesh = init_device_mesh(device_type, layout.sizes, mesh_dim_names=layout.mesh_dim_names, **more)
     built = BuiltMesh(layout, mesh)
     for flatten in layout.flattens:
         override = _override(flatten.name, device_type, options)
         more = {} if override is None else {"backend_override": override}
-        # torch has no public name for it (2.13); torchtitan and accelerate call it too.
+        # There is no public method (torch 2.13); torchtitan and accelerate call this one too.
         built.flattened[flatten.name] = mesh[flatten.dims]._flatten(flatten.name, **more)
     for view in layout.views:
         built.views[view.name] = _build_view(layout, view.mesh, built, device_type, options)
@@ -124,21 +136,21 @@ def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built
 def _build_view(
     layout: Layout, spec: MeshSpec, built: BuiltMesh, device_type: str, options: GroupOptions
 ) -> DeviceMesh:
-    """Build another factorization; a dim whose groups there are already shares them."""
+    """Build another factorization of the ranks, reusing groups that exist already."""
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    there = {
+    existing = {
         layout.axis(index).digits: built.mesh.get_group(index) for index in range(len(layout.sizes))
     }
     for name, group in _derived_groups(built, layout.dim_labels):
-        there[layout.axis(name).digits] = group
+        existing[layout.axis(name).digits] = group
     groups: list[ProcessGroup] = []
     for dim in spec.mesh_dim_names or ():
         digits = layout.axis(dim).digits
-        if digits not in there or _override(dim, device_type, options) is not None:
-            there[digits] = _new_group(layout, dim, device_type, options)
-        groups.append(there[digits])
+        if digits not in existing or _override(dim, device_type, options) is not None:
+            existing[digits] = _new_group(layout, dim, device_type, options)
+        groups.append(existing[digits])
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=spec.mesh_dim_names)
     ranks = torch.arange(layout.world_size, dtype=torch.int).view(spec.sizes)
@@ -148,7 +160,7 @@ def _build_view(
 
 
 def _derived_groups(built: BuiltMesh, own: tuple[str, ...]) -> Iterator[tuple[str, ProcessGroup]]:
-    """Yield this rank's group of each dim that is not one of the mesh's own."""
+    """Yield this rank's group along each dim that is not one of the mesh's own."""
     for name, mesh in built.flattened.items():
         yield name, mesh.get_group()
     for view in built.views.values():
@@ -158,10 +170,10 @@ def _derived_groups(built: BuiltMesh, own: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def check_registered(names: Sequence[str]) -> None:
-    """Check that torch has each backend by now, its own or a package's.
+    """Check that each backend is registered with torch, by torch itself or by a package.
 
     Raises:
-        UsageError: With one that it does not.
+        UsageError: If one is not.
     """
     if not names:
         return
@@ -181,7 +193,7 @@ def check_registered(names: Sequence[str]) -> None:
 
 
 def _new_group(layout: Layout, dim: str, device_type: str, options: GroupOptions) -> ProcessGroup:
-    """Make every group of a dim, as all ranks must, and return this rank's."""
+    """Create all groups along a dim, as every rank must, and return this rank's."""
     import torch.distributed as dist
 
     override = _override(dim, device_type, options)
@@ -197,7 +209,7 @@ def _new_group(layout: Layout, dim: str, device_type: str, options: GroupOptions
 
 
 def _override(dim: str, device_type: str, options: GroupOptions) -> Any:
-    """Return what DeviceMesh takes for one dim: a backend, it and its options, or ``None``."""
+    """Return DeviceMesh's ``backend_override`` for a dim: a backend, with or without options."""
     import torch.distributed as dist
 
     backend = options.backend(dim)
@@ -217,21 +229,21 @@ def _options_of(backend: str, settings: list[tuple[str, str]]) -> Any:
             f"--pg-opt: this build of torch has no options for the backend {backend}",
             hint="remove it: options such as is_high_priority_stream exist only for NCCL",
         )
-    made = kind.Options()
+    options = kind.Options()
     for name, value in settings:
-        holder = made if hasattr(made, name) else made.config
+        holder = options if hasattr(options, name) else options.config
         if not hasattr(holder, name):
             raise MeshError(f"--pg-opt: {backend} has no option `{name}`")
         setattr(holder, name, int(value))
-    return made
+    return options
 
 
 def set_timeout(group: ProcessGroup, seconds: float | None) -> None:
-    """Set the timeout of a group's collectives; nothing for ``None``."""
+    """Set the timeout of a group's collectives, unless it is ``None``."""
     if seconds is not None:
         import torch.distributed as dist
 
-        # Public since torch 2.14, which warns of the other.
+        # set_timeout() is public since torch 2.14, where the private function warns.
         change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
         change(timedelta(seconds=seconds), group)
 
@@ -240,7 +252,7 @@ def set_timeout(group: ProcessGroup, seconds: float | None) -> None:
 
 
 def _concatenate(parts: list[DeviceMesh], dims: tuple[str, ...]) -> DeviceMesh:
-    """Return one mesh over dims of which some are joined ones; no group is made."""
+    """Return a mesh over dims some of which are flattened ones, without creating groups."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if not hasattr(DeviceMesh, "_concatenate"):
@@ -256,7 +268,7 @@ def slice_mesh(mesh: DeviceMesh, dims: tuple[str, ...]) -> DeviceMesh:
     """Return a mesh along some of its dims, in their order.
 
     Raises:
-        MeshError: If the dims are not the mesh's, or are in another order.
+        MeshError: If the mesh has no such dims, or has them in another order.
     """
     names = mesh.mesh_dim_names or ()
     if unknown := [dim for dim in dims if dim not in names]:
@@ -271,7 +283,7 @@ def slice_mesh(mesh: DeviceMesh, dims: tuple[str, ...]) -> DeviceMesh:
 
 
 def no_dims(unknown: Sequence[str], known: Sequence[str]) -> MeshError:
-    """Return the error of names that a mesh does not have."""
+    """Return the error for dims that a mesh does not have."""
     if not known:
         return MeshError(
             f"the mesh has no dim names, so it has no {_quoted(unknown)}",
@@ -289,7 +301,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def not_in_a_child() -> MeshError:
-    """Return the error of a process that a rank has started."""
+    """Return the error for a process that a rank has started."""
     return MeshError(
         f"this process is a child of rank {os.environ.get('RANK', '?')} and has no process groups",
         hint="use the mesh in the rank itself and pass plain numbers to its children, or call"

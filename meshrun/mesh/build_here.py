@@ -13,9 +13,8 @@ from typing import Any
 from meshrun.errors import MeshError
 from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.layout.spec import parse_mesh
-from meshrun.mesh.build import BuiltMesh, build_mesh, set_timeout
+from meshrun.mesh.build import BuiltMesh, build_mesh, process, set_timeout
 from meshrun.mesh.current_layout import current_layout
-from meshrun.mesh.of_process import process
 from meshrun.mesh.scheduler_task import join_task, launch_environment
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.layout_env import read_count, read_number
@@ -27,10 +26,10 @@ _WAYS_OUT = (
 
 
 def read_group_options() -> GroupOptions:
-    """Return the group options that the environment describes.
+    """Return the group options from the environment.
 
     Raises:
-        UsageError: If they cannot be read.
+        UsageError: If they cannot be parsed.
     """
     env = os.environ
     texts = (env.get(f"MESHRUN_{name}", "") for name in ("BACKEND", "TIMEOUT", "PG_OPT"))
@@ -42,7 +41,7 @@ def build_from_environment(fallback: str | None) -> BuiltMesh:
     """Build the mesh that ``MESHRUN_MESH`` describes, or ``fallback``; collective.
 
     Raises:
-        MeshError: If neither is there, or the process group has another size.
+        MeshError: If both are missing, or the process group has another size.
     """
     layout = current_layout()
     if layout.mesh is None:
@@ -55,14 +54,14 @@ def build_from_environment(fallback: str | None) -> BuiltMesh:
 def build_here(
     layout: Layout, device: str | None, *, backend: Sequence[str], timeout: Sequence[str]
 ) -> BuiltMesh:
-    """Build a mesh that the program describes itself; collective."""
+    """Build a mesh that the program specifies; collective."""
     return _build(layout, device, parse_group_options(backend, timeout, ()))
 
 
 def layout_of(
     spec: str, names: str | None, flatten: Sequence[str] = (), views: Sequence[str] = ()
 ) -> Layout:
-    """Return a layout over the ranks that the environment names, one if it names none."""
+    """Return a layout over ``WORLD_SIZE`` ranks; one rank if the environment has no such number."""
     world_size = read_count("WORLD_SIZE", launch_environment()) or 1
     flattens, parsed = parse_derived(flatten, views)
     return solve_layout(
@@ -71,10 +70,10 @@ def layout_of(
 
 
 def select_device(device_type: str, index: int) -> str:
-    """Select this rank's device and return the backends that serve it and the host.
+    """Select this rank's device and return the backends of the default group.
 
-    With an accelerator the default group has gloo beside the accelerator's own backend, so that
-    programs may ask for either.
+    With an accelerator, the group has gloo as well as the accelerator's own backend, so that
+    programs may use tensors on either device.
     """
     import torch
     import torch.distributed as dist
@@ -83,7 +82,7 @@ def select_device(device_type: str, index: int) -> str:
         return "gloo"
     module = torch.get_device_module(device_type)
     select = getattr(module, "set_device", torch.accelerator.set_device_index)
-    # Where a scheduler shows each rank its own device alone, it is the first.
+    # Where a scheduler shows each rank only its own device, its index is 0.
     select(0 if module.device_count() == 1 else index)
     try:
         return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
@@ -114,10 +113,10 @@ def _build(layout: Layout, device: str | None, options: GroupOptions) -> BuiltMe
     return built
 
 
-def _device_type(asked: str | None) -> str:
-    """The device asked for, else the accelerator where each local rank has one, else the CPU."""
-    if asked and asked != "auto":
-        return asked
+def _device_type(requested: str | None) -> str:
+    """Return the requested type, or the accelerator if each local rank has one, or ``cpu``."""
+    if requested and requested != "auto":
+        return requested
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -125,7 +124,7 @@ def _device_type(asked: str | None) -> str:
     workers = read_count("LOCAL_WORLD_SIZE", env) or 1
     count = torch.accelerator.device_count()
     if count == 1 and "RANK" in env:
-        # `srun --gpus-per-task=1` shows each task its own one.
+        # `srun --gpus-per-task=1` shows each task only its own GPU.
         count = max(count, read_number("SLURM_GPUS_ON_NODE", env) or 0)
     return str(accelerator.type) if accelerator is not None and count >= workers else "cpu"
 
@@ -145,10 +144,10 @@ def _init_process_group(device_type: str, options: GroupOptions) -> None:
 
 
 def _end_process_group(group: Any, pid: int) -> None:
-    """End gloo's threads before Python ends, if the program went well and left that to us.
+    """End gloo's threads before Python finalizes, if the program succeeded and has not done so.
 
-    One that still releases a tensor while Python finalizes aborts the process, in one of twenty
-    runs. A program that failed may have collectives under way that no peer will ever join.
+    A thread that still releases a tensor while Python finalizes aborts the process, in one of
+    twenty runs. A failed program may have started collectives that no peer will ever join.
     """
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""current_mesh() and its relatives: the mesh of this process. Imports torch lazily."""
+"""current_mesh(), has_mesh(), use_mesh() and init_mesh(). Imports torch lazily."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import MeshError
 from meshrun.layout.spec import AnyMesh, mesh_text
-from meshrun.mesh.build import BuiltMesh, not_in_a_child, slice_mesh
+from meshrun.mesh.build import BuiltMesh, not_in_a_child, process, slice_mesh
 from meshrun.mesh.build_here import build_from_environment, build_here, layout_of
-from meshrun.mesh.late_settings import tell_late_settings
-from meshrun.mesh.of_process import process
+from meshrun.mesh.late_settings import warn_of_late_settings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -26,10 +25,10 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
     """Return the mesh of this process, or the part of it along some dims.
 
     Inside ``use_mesh(other)``, or torch's own ``with other:``, it is that mesh. Otherwise, under
-    meshrun, it is the mesh built before the program's first line; under torchrun, in a task
-    of ``srun`` or ``mpirun``, or in a plain ``python`` with ``MESHRUN_MESH`` set it is built on
-    first use, which every rank must reach. The same arguments return the same object each
-    time, in every thread.
+    meshrun, it is the mesh built before the program's first line. Under torchrun, in a task of
+    ``srun`` or ``mpirun``, or in a plain ``python`` with ``MESHRUN_MESH`` set, it is built on first
+    use, which every rank must reach. The same arguments return the same object each time, in every
+    thread.
 
     Args:
         *dims: Names of dims in the mesh's order, including flattened dims; or dims of one view,
@@ -46,7 +45,7 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
         ``tp = current_mesh("tp")`` is one-dimensional and holds this rank's ``tp`` group.
     """
     with process.lock:
-        tell_late_settings()
+        warn_of_late_settings()
         other = _innermost()
         if other is not None:
             return _part_of(other, dims) if dims else other
@@ -95,10 +94,10 @@ def init_mesh(
     backend: Sequence[str] = (),
     timeout: Sequence[str] = (),
 ) -> DeviceMesh:
-    """Build the mesh of this process where no launcher has: under torchrun, srun, in a notebook.
+    """Build the mesh of this process if no launcher has: under torchrun or srun, or in a notebook.
 
-    All ranks must call it. Without a launcher the world is one rank. A second call with the
-    same spec returns the same mesh.
+    All ranks must call it. Without a launcher, the world is one rank. A second call with the same
+    spec returns the same mesh.
 
     Args:
         spec: As ``--mesh``, such as ``dp=-1,tp=2``, or ``{"dp": -1, "tp": 2}``, ``(2, 4)``.
@@ -119,12 +118,12 @@ def init_mesh(
         if process.built is None:
             process.built = build_here(layout, device, backend=backend, timeout=timeout)
         process.built.check_valid()
-        there = process.built.layout
-        asked, known = ({*each.flattens, *each.views} for each in (layout, there))
-        if there.mesh != layout.mesh or not asked <= known:
-            wanted = " and ".join(f"`{text}`" for text in (spec, *flatten, *views))
+        existing = process.built.layout
+        requested, known = ({*each.flattens, *each.views} for each in (layout, existing))
+        if existing.mesh != layout.mesh or not requested <= known:
+            specs = " and ".join(f"`{text}`" for text in (spec, *flatten, *views))
             raise MeshError(
-                f"init_mesh() was called with {wanted}, but there already is a mesh `{there.mesh}`",
+                f"init_mesh() was called with {specs}, but mesh `{existing.mesh}` already exists",
                 hint="current_mesh() returns the existing mesh; use_mesh(mesh) replaces it"
                 " temporarily",
             )
@@ -132,7 +131,7 @@ def init_mesh(
 
 
 def _own_mesh(fallback: str | None) -> BuiltMesh:
-    """Return the process's own mesh, built now if the environment describes one."""
+    """Return the process's own mesh; build it first if the environment describes one."""
     if process.built is None:
         if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
             raise not_in_a_child()
@@ -142,15 +141,15 @@ def _own_mesh(fallback: str | None) -> BuiltMesh:
 
 
 def _innermost() -> DeviceMesh | None:
-    """Return the mesh of the innermost ``with mesh:`` of this thread, if it is not our own."""
+    """Return the mesh of this thread's innermost ``with mesh:``, unless it is the process's own."""
     module = sys.modules.get("torch.distributed.device_mesh")
     resources = getattr(module, "_mesh_resources", None)
     stack = getattr(resources, "mesh_stack", None)
     if not stack:
         return None
     innermost: DeviceMesh = stack[-1]
-    ours = process.built
-    return None if ours is not None and innermost is ours.mesh else innermost
+    built = process.built
+    return None if built is not None and innermost is built.mesh else innermost
 
 
 def _part_of(mesh: DeviceMesh, dims: tuple[str, ...]) -> DeviceMesh:

@@ -9,11 +9,11 @@ from meshrun.plan.layout_env import not_a_launch, read_layout
 
 
 def current_layout() -> Layout:
-    """Return where every rank of this launch sits; needs no torch and no process group.
+    """Return the place of every rank of this launch; needs no torch and no process group.
 
-    It holds in a rank, in any child of a rank, under torchrun, in a task of ``srun`` or ``mpirun``,
+    It works in a rank, in any child of a rank, under torchrun, in a task of ``srun`` or ``mpirun``,
     and in a plain ``python``, which is a launch of one rank. ``generation`` counts the restarts;
-    ``own_rank`` is the rank of this process, or of the one that started it.
+    ``own_rank`` is the rank of this process, or of the rank that started it.
 
     Raises:
         MeshError: If the environment contradicts itself.

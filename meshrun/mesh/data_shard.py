@@ -1,4 +1,4 @@
-"""data_shard(): which part of the data this rank reads, from the environment. No torch."""
+"""data_shard(): which part of the data this rank reads. No torch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def data_shard(*dims: str | int) -> tuple[int, int]:
             ``ddp`` or ``hsdp``.
 
     Returns:
-        (part, number of parts), as samplers take them for ``rank`` and ``num_replicas``: of all
-        ranks if there is no mesh, (0, 1) if no dim splits the data.
+        (part, number of parts), for the ``rank`` and ``num_replicas`` of a sampler. Without a mesh,
+        each rank reads its own part; if no dim splits the data, the result is (0, 1).
 
     Raises:
-        MeshError: If the environment contradicts itself, or the dims to choose from have no
-            names.
-        LayoutError: If there is no such dim, or two dims have ranks in common.
+        MeshError: If the environment contradicts itself, or the mesh's dims have no names to
+            choose by.
+        LayoutError: If there is no such dim, or dims overlap.
 
     Example:
         ``DistributedSampler(data, num_replicas=parts, rank=part)`` after
@@ -69,6 +69,6 @@ def _default_dims(layout: Layout) -> tuple[str, ...]:
 
 
 def _are_apart(layout: Layout, dims: tuple[str | int, ...]) -> bool:
-    """Whether every combination of indices occurs, and all equally often."""
+    """Return whether every combination of indices occurs, and all equally often."""
     axes = tuple(layout.axis(dim) for dim in dims)
     return len(set(dims)) == len(dims) and rest_of(layout.world_size, axes) is not None

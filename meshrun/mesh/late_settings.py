@@ -1,4 +1,4 @@
-"""Warns once about variables that change after the process group has read them."""
+"""Warns about variables that the program changes after its process group has read them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _NAMES = (
 )
 
 
-class _Noted:
-    """What the variables were when the process group was made; ``None`` otherwise."""
+class _Recorded:
+    """The variables when the process group was created; ``None`` after the warning."""
 
     values: dict[str, str] | None = None
 
 
-def note_settings() -> None:
-    """Remember the variables as they are now."""
-    _Noted.values = _settings()
+def record_settings() -> None:
+    """Record the current values of the variables."""
+    _Recorded.values = _settings()
 
 
-def tell_late_settings() -> None:
-    """Say which of them have changed since; on the first rank, and once."""
-    before, now = _Noted.values, _settings()
+def warn_of_late_settings() -> None:
+    """Warn once, on rank 0, which variables have changed since they were recorded."""
+    before, now = _Recorded.values, _settings()
     if before is None or before == now:
         return
-    _Noted.values = None
+    _Recorded.values = None
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if os.environ.get("RANK", "0") == "0":
         verb = "was" if len(changed) == 1 else "were"
@@ -43,12 +43,12 @@ def tell_late_settings() -> None:
 
 
 def note(text: str) -> None:
-    """Tell the user, from within a rank."""
+    """Print a note of meshrun's from within a rank."""
     print(f"meshrun: {text}", file=sys.stderr, flush=True)
 
 
 def is_of_group(name: str, device: str) -> bool:
-    """Whether a process group for this kind of device reads a variable as it is made."""
+    """Return whether a process group for this type of device reads a variable on creation."""
     if device == "cpu" and name.startswith(("NCCL_", "TORCH_NCCL_", "RCCL_", "CUDA_", "HIP_")):
         return False
     return _is_of_group(name)

@@ -1,4 +1,4 @@
-"""A process that srun or mpirun started: the variables that torchrun would set for it."""
+"""Sets the variables of torchrun in a process that srun or mpirun started."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from meshrun.cluster import ClusterFacts, Task
 
 _SET_BY_LAUNCHERS = ("RANK", "WORLD_SIZE")
-_SAY_IT = "set MASTER_ADDR to an address of the first node and MASTER_PORT to a free port on it"
+_SET_MASTER = "set MASTER_ADDR to an address of the first node and MASTER_PORT to a free port on it"
 
 
 def launch_environment() -> Mapping[str, str]:
-    """Return the environment, with the ranks of a task among several where no launcher set them.
+    """Return the environment; in a scheduler's task without a launcher, with ``RANK`` and so on.
 
     Raises:
-        UsageError: If a scheduler's variable is broken.
-        MeshError: If the ranks are not in blocks.
+        UsageError: If a scheduler's variable is malformed.
+        MeshError: If ranks are not consecutive on each node.
     """
     env = os.environ
     facts = _facts(env, together=False)
@@ -31,11 +31,11 @@ def launch_environment() -> Mapping[str, str]:
 
 
 def join_task() -> None:
-    """Set what ``init_process_group()`` reads, in a task among several; nothing elsewhere.
+    """Set what ``init_process_group()`` reads, if this is one of several tasks without a launcher.
 
     Raises:
-        UsageError: If a scheduler's variable is broken.
-        MeshError: If the ranks are not in blocks, or nothing says where they meet.
+        UsageError: If a scheduler's variable is malformed.
+        MeshError: If ranks are not consecutive on each node, or have no address to meet at.
     """
     facts = _facts(os.environ, together="MASTER_ADDR" not in os.environ)
     if facts is not None and facts.task is not None:
@@ -46,17 +46,17 @@ def join_as(facts: ClusterFacts, task: Task) -> None:
     """Set what ``init_process_group()`` reads, for this task.
 
     Raises:
-        MeshError: If the ranks are not in blocks, or nothing says where they meet.
+        MeshError: If ranks are not consecutive on each node, or have no address to meet at.
     """
     for name, value in {**_rendezvous(facts, task, os.environ), **_ranks(facts, task)}.items():
         os.environ.setdefault(name, value)
 
 
 def _facts(env: Mapping[str, str], *, together: bool) -> ClusterFacts | None:
-    """Return the facts of a task among several that no launcher was started in."""
+    """Return the facts if this is one of several tasks, and no launcher runs in it."""
     if any(name in env for name in _SET_BY_LAUNCHERS):
         return None
-    from meshrun.cluster.here import detect_here  # all detectors, which meshrun's ranks do not need
+    from meshrun.cluster.here import detect_here  # all detectors; meshrun's ranks need none
 
     facts = detect_here(together=together)
     alone = facts is None or facts.task is None or facts.task.world_size == 1
@@ -86,9 +86,9 @@ def _ranks(facts: ClusterFacts, task: Task) -> dict[str, str]:
 
 
 def _rendezvous(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict[str, str]:
-    """Return where the ranks meet, and the interface that faces the other nodes."""
+    """Return the variables for the address where ranks meet and the interface to other nodes."""
     if not env.get("MASTER_PORT") and facts.port is None:
-        raise MeshError(f"{facts.system} sets no job id", hint=_SAY_IT)
+        raise MeshError(f"{facts.system} sets no job id", hint=_SET_MASTER)
     port = {} if facts.port is None else {"MASTER_PORT": str(facts.port)}
     interfaces = own_addresses()
     if facts.nnodes == 1:
@@ -100,7 +100,7 @@ def _rendezvous(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict
     given = env.get("MASTER_ADDR")
     head, own = _addresses(facts, task, (given,) if given else facts.head, set(interfaces))
     if not given and (head is None or own is None):
-        raise _nowhere(facts, task)
+        raise _no_address(facts, task)
     interface = interfaces.get(own) if own else None
     return {"MASTER_ADDR": head or "", **port, **interface_variables(interface)}
 
@@ -108,32 +108,32 @@ def _rendezvous(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict
 def _addresses(
     facts: ClusterFacts, task: Task, heads: tuple[str, ...], mine: set[str]
 ) -> tuple[str | None, str | None]:
-    """Return the address of node 0 and this machine's address towards it, as far as known."""
+    """Return the address of node 0 and this machine's address towards it, or ``None`` for each."""
     known = [address for head in heads for address in resolve(head)]
     here = next((address for address in known if address in mine), None)
     if task.rank == 0 or facts.node_rank == 0:
         others = (address for host in facts.hosts[1:] for address in resolve(host))
         own = here or next(filter(None, map(own_address_towards, others)), None)
         return own, own
-    # An address that this machine has too, such as a container bridge's, leads nowhere else.
+    # An address that this machine has too, such as a container bridge's, does not lead to node 0.
     there = next((address for address in known if address not in mine), None)
     if there is None and facts.node_rank is None:
-        return here, here  # it shares the machine with node 0
+        return here, here  # this machine is node 0
     return there, own_address_towards(there) if there else None
 
 
-def _nowhere(facts: ClusterFacts, task: Task) -> MeshError:
+def _no_address(facts: ClusterFacts, task: Task) -> MeshError:
     host = os.uname().nodename
     names = ", ".join(f"`{name}`" for name in facts.head) or "nothing"
     if facts.system == "Open MPI":
         message = f"rank {task.rank} runs on {host}, but mpirun names only its own host: {names}"
         return MeshError(
             f"{message}; rank 0 must run there",
-            hint=f"start mpirun on the first host, or {_SAY_IT}",
+            hint=f"start mpirun on the first host, or {_SET_MASTER}",
         )
     if facts.node_rank == 0:
         names = ", ".join(f"`{name}`" for name in facts.hosts[1:])
         message = f"rank {task.rank} on {host} has no address on a network shared with {names}"
     else:
         message = f"rank {task.rank} on {host} cannot reach the first node: tried {names}"
-    return MeshError(message, hint=f"make the host names resolve, or {_SAY_IT}")
+    return MeshError(message, hint=f"make the host names resolve, or {_SET_MASTER}")

@@ -15,9 +15,8 @@ from typing import Literal
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.title import set_title
-from meshrun.mesh.exclude_node import exclusion
-from meshrun.mesh.heartbeat import pulse
 from meshrun.mesh.late_settings import is_of_group, note
+from meshrun.mesh.to_launcher import to_launcher
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.codec import StartRank
 from meshrun.protocol.from_zygote import (
@@ -69,8 +68,8 @@ def become_rank(
     where = f" [{order.label}]" if order.label else ""
     set_title(f"rank {order.rank}{where}", program.target, *program.args)
     reporter = Reporter(reports, order.rank)
-    exclusion.tell = partial(_exclude, reporter)
-    pulse.send = lambda step: reporter.report(RankBeat, step=step)
+    to_launcher.exclude_node = partial(_exclude, reporter)
+    to_launcher.send_beat = lambda step: reporter.report(RankBeat, step=step)
     call_ends.report = lambda number: reporter.report(CallEnded, number=number)
     ending.arm(reporter, gate_fd, order.learn_to)
     end_connections_with_rank(reporter)
@@ -106,8 +105,8 @@ def become_rank(
         ending.note(error)
         raise
     finally:
-        if pulse.step is not None:  # it may have come too close to the step before
-            reporter.report(RankBeat, step=pulse.step)
+        if to_launcher.step is not None:  # it may have come too close to the step before
+            reporter.report(RankBeat, step=to_launcher.step)
 
 
 def _pass_check(order: StartRank, source: Source, reporter: Reporter) -> None:

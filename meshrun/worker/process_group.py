@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import InternalError
 from meshrun.host.name_service import names_from_files_only
-from meshrun.mesh.build import build_mesh, set_timeout
+from meshrun.mesh.build import build_mesh, process, set_timeout
 from meshrun.mesh.build_here import read_group_options, select_device
-from meshrun.mesh.late_settings import note_settings
-from meshrun.mesh.of_process import process
+from meshrun.mesh.late_settings import record_settings
 from meshrun.plan.layout_env import read_layout
 from meshrun.protocol.from_zygote import RankJoined
 from meshrun.worker.reporter import Reporter
@@ -78,7 +77,7 @@ def join_mesh(
     _wait_for_all(store, int(env["WORLD_SIZE"]))
     process.built = built
     built.mesh.__enter__()
-    note_settings()
+    record_settings()
 
 
 @contextmanager

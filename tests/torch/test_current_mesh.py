@@ -38,7 +38,7 @@ def test_a_block_has_its_own_current_mesh() -> None:
     assert ours.stdout.splitlines().count("well") == 4
     assert "the mesh has no dim `tp`; hint: use `all`" in ours.stdout
     assert (
-        "init_mesh() was called with `dp=4`, but there already is a mesh `dp=2,tp=2`" in ours.stdout
+        "init_mesh() was called with `dp=4`, but mesh `dp=2,tp=2` already exists" in ours.stdout
     )
 
 
