@@ -12,18 +12,18 @@ from operator import attrgetter
 WINDOW_NS = 200_000_000
 """How long a line waits for the other ranks to print it too."""
 COMING_NS = 1_000_000_000
-"""How long after it began, or caught up a little, a rank that is behind is waited for."""
+"""How long a line waits for a rank that is behind, after that rank began or caught up a little."""
 LONGEST_NS = 5_000_000_000
-"""How long a line waits for such ranks in all."""
+"""How long a line waits for such ranks in total."""
 _MOST_BYTES = 16 * 1024 * 1024
 _AHEAD_BYTES = 1024 * 1024
-"""With more than this of its own waiting, a rank waits for those that come closer."""
+"""A rank with more than this waiting is not read while other ranks catch up."""
 _MOST_MOVED = 64
-"""So many lines that a rank alone has printed are put elsewhere, for the next to be shared."""
-_BYTES_AN_ENTRY = 400
-"""What a line that waits takes besides its text."""
+"""At most so many lines that only one rank has printed are moved, so that the next is shared."""
+_BYTES_PER_ENTRY = 400
+"""The memory that a waiting line takes, besides its text."""
 _STEP = 1 << 256
-"""Between the places of neighbors at first; each line put between two halves what is left."""
+"""The initial distance between neighbors' places; each insertion between them halves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Group:
 
 
 class _Entry:
-    """A line that waits, its place in the order, and who has printed it."""
+    """A waiting line, its place in the order, and the ranks that have printed it."""
 
     __slots__ = ("after", "before", "first", "line", "place", "prior", "ranks", "since_ns")
 
@@ -43,12 +43,12 @@ class _Entry:
         self.line = line
         self.since_ns = since_ns
         self.first = first
-        """The rank that printed it first, and so waits for others."""
+        """The rank that printed it first."""
         self.prior = prior
-        """What that rank had printed before."""
+        """The line that this rank had printed before."""
         self.place = 0
         self.ranks = 0
-        """A bit for each; none once it was shown."""
+        """One bit per rank; 0 once it was shown."""
         self.before: _Entry | None = None
         self.after: _Entry | None = None
 
@@ -57,34 +57,34 @@ _place = attrgetter("place")
 
 
 class Collapser:
-    """Holds lines back for a moment, and never changes the order of any one rank's lines.
+    """Holds lines back for a moment, without changing the order of any rank's own lines.
 
-    A line joins the next like line that comes after all that its rank has printed. One without
-    a like goes right behind its rank's last line, so that what follows can still be shared; for
-    the same reason lines that a rank alone has printed are put later, if they stand in the way.
+    A new line joins the next equal line after everything that its rank has printed. If there is
+    none, it goes right behind its rank's last line, so that the lines after it can still be shared.
+    For the same reason, lines that only this rank has printed move back if they are in the way.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        """``ranks`` are those that print; a line that all have printed waits no longer."""
+        """Take the ranks that print; a line is shown as soon as all of them have printed it."""
         self._printing = sum(1 << rank for rank in set(ranks))
         self._first: _Entry | None = None
         self._last: _Entry | None = None
         self._alike: dict[bytes, deque[_Entry]] = {}
-        """Entries of each text, in their order."""
+        """Entries by text, in order."""
         self._reached: dict[int, _Entry] = {}
-        """The last entry that each rank has joined; it may have been shown."""
+        """The last entry that each rank has joined, which may have been shown already."""
         self._since: deque[_Entry] = deque()
-        """Entries by age; those that were shown are dropped when they come to the front."""
+        """Entries by age; those already shown are dropped when they reach the front."""
         self._began_ns = -LONGEST_NS
         """When a rank last began."""
         self._followed_ns: dict[int, int] = {}
-        """When others last joined a line of each rank that had waited for long."""
+        """When another rank last joined an older line that each rank was the first to print."""
         self._bytes = 0
         self._own_bytes: dict[int, int] = {}
-        """The same, of lines that each rank was the first to print."""
+        """The part of ``_bytes`` that each rank was the first to print."""
 
     def add(self, rank: int, lines: Iterable[bytes], now_ns: int) -> list[Group]:
-        """Take lines of a rank; return what is now to be shown."""
+        """Add lines of a rank; return the lines to show now."""
         shown = self.due(now_ns)
         bit = 1 << rank
         reached = self._reached.get(rank)
@@ -92,8 +92,8 @@ class Collapser:
             if reached is not None and not reached.ranks:
                 reached = None
             entry = self._first if reached is None else reached.after
-            if entry is None or entry.line != line:  # seldom: ranks print in the same order
-                entry = self._find_like(line, bit, reached)
+            if entry is None or entry.line != line:  # rare: ranks print in the same order
+                entry = self._find_equal(line, bit, reached)
             if entry is None:
                 entry = self._insert(_Entry(line, now_ns, rank, reached))
             elif now_ns - entry.since_ns > WINDOW_NS // 2:
@@ -125,20 +125,20 @@ class Collapser:
         return max(since_ns + WINDOW_NS, coming_ns)
 
     def begin(self, now_ns: int) -> None:
-        """A rank begins to print: what others have printed waits for it."""
+        """Note that a rank begins to print, so that lines of the others wait for it."""
         self._began_ns = now_ns
 
     def is_ahead(self, rank: int, now_ns: int) -> bool:
-        """Whether a rank is to wait for others that come closer."""
+        """Return whether a rank must wait for others that are catching up."""
         is_far = self._own_bytes.get(rank, 0) > _AHEAD_BYTES
         return is_far and now_ns < self._coming_until_ns(rank)
 
     def _coming_until_ns(self, rank: int) -> int:
-        """Until when others are expected to print what a rank has."""
+        """Return until when other ranks are expected to print what this rank has."""
         return max(self._began_ns, self._followed_ns.get(rank, self._began_ns)) + COMING_NS
 
     def leave(self, rank: int) -> list[Group]:
-        """A rank will print no more, and is not waited for; return what waited for it alone."""
+        """Stop waiting for a rank that prints no more; return the lines that waited only for it."""
         self._printing &= ~(1 << rank)
         last, entry = None, self._first
         while entry is not None:
@@ -148,10 +148,11 @@ class Collapser:
         return self._take_through(last) if last is not None else []
 
     def flush(self) -> list[Group]:
-        """Return all that waits."""
+        """Return all waiting lines."""
         return self._take_through(self._last) if self._last is not None else []
 
-    def _find_like(self, line: bytes, bit: int, reached: _Entry | None) -> _Entry | None:
+    def _find_equal(self, line: bytes, bit: int, reached: _Entry | None) -> _Entry | None:
+        """Return the entry that a rank's next line joins; move the rank's own ones if needed."""
         alike = self._alike.get(line)
         if alike is None:
             return None
@@ -170,20 +171,20 @@ class Collapser:
         if found is not None:
             for entry in reversed(own):
                 if entry.place > found.place:
-                    self._take_out(entry)
-                    self._put_between(found.before, entry, found)
+                    self._unlink(entry)
+                    self._link(found.before, entry, found)
         return found
 
     def _insert(self, entry: _Entry) -> _Entry:
         reached = entry.prior
-        self._put_between(reached, entry, self._first if reached is None else reached.after)
+        self._link(reached, entry, self._first if reached is None else reached.after)
         self._since.append(entry)
-        size = len(entry.line) + _BYTES_AN_ENTRY
+        size = len(entry.line) + _BYTES_PER_ENTRY
         self._bytes += size
         self._own_bytes[entry.first] = self._own_bytes.get(entry.first, 0) + size
         return entry
 
-    def _take_out(self, entry: _Entry) -> None:
+    def _unlink(self, entry: _Entry) -> None:
         self._alike[entry.line].remove(entry)
         if entry.before is None:
             self._first = entry.after
@@ -194,7 +195,7 @@ class Collapser:
         else:
             entry.after.before = entry.before
 
-    def _put_between(self, before: _Entry | None, entry: _Entry, after: _Entry | None) -> None:
+    def _link(self, before: _Entry | None, entry: _Entry, after: _Entry | None) -> None:
         entry.before, entry.after = before, after
         if entry.before is None:
             self._first = entry
@@ -212,14 +213,14 @@ class Collapser:
             insort(alike, entry, key=_place)
 
     def _choose_place(self, entry: _Entry) -> None:
-        """Give an entry a number between those of its neighbors."""
+        """Give an entry a place between those of its neighbors."""
         if entry.after is None:
             entry.place = entry.before.place + _STEP if entry.before is not None else 0
         elif entry.before is None:
             entry.place = entry.after.place - _STEP
         else:
             entry.place = (entry.before.place + entry.after.place) // 2
-            if entry.place == entry.before.place:  # halved too often
+            if entry.place == entry.before.place:  # no room is left: number all of them anew
                 place, each = 0, self._first
                 while each is not None:
                     each.place, place, each = place, place + _STEP, each.after
@@ -234,10 +235,10 @@ class Collapser:
             alike.popleft()
             if not alike:
                 del self._alike[entry.line]
-            size = len(entry.line) + _BYTES_AN_ENTRY
+            size = len(entry.line) + _BYTES_PER_ENTRY
             self._bytes -= size
             self._own_bytes[entry.first] -= size
-            taken.append(Group(entry.line, _numbers(entry.ranks)))
+            taken.append(Group(entry.line, _ranks_of(entry.ranks)))
             entry.ranks, entry.before, entry.after, entry.prior = 0, None, None, None
         if self._first is None:
             self._last = None
@@ -247,5 +248,5 @@ class Collapser:
 
 
 @lru_cache(maxsize=256)
-def _numbers(bits: int) -> tuple[int, ...]:
+def _ranks_of(bits: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(bits.bit_length()) if bits >> rank & 1)

@@ -13,11 +13,11 @@ from meshrun.layout.labels import merged_label
 from meshrun.plan.plan import LaunchPlan
 
 NameRanks = Callable[[tuple[int, ...]], bytes]
-"""Ranks -> what goes before a line that they printed."""
+"""Returns the prefix of a line that these ranks printed."""
 
 
 class Collapsing:
-    """Stands before the console; the states of progress bars are left out."""
+    """Merges lines before the console prints them; drops the states of progress bars."""
 
     def __init__(self, console: Console, ranks: frozenset[int], name_ranks: NameRanks) -> None:
         self._console = console
@@ -28,7 +28,7 @@ class Collapsing:
         self.begin_generation()
 
     def begin_generation(self) -> None:
-        """All ranks print again."""
+        """Print what waits, and expect output from all ranks again."""
         for to_stderr, collapser in self._collapsers.items():
             self._show(collapser.flush(), to_stderr)
         self._collapsers = {False: Collapser(self._ranks), True: Collapser(self._ranks)}
@@ -48,18 +48,18 @@ class Collapsing:
                 self._show(self._collapsers[to_stderr].add(rank, printed, now_ns), to_stderr)
 
     def end_lines(self) -> None:
-        """Print all that was said, to the last character."""
+        """Print everything, including lines that have not ended."""
         for (rank, to_stderr), lines in self._lines.items():
             self._add(rank, to_stderr, lines.finish())
         self.flush()
 
     def begin(self) -> None:
-        """A rank begins."""
+        """Note that a rank begins."""
         for collapser in self._collapsers.values():
             collapser.begin(time.monotonic_ns())
 
     def is_ahead(self, rank: int, to_stderr: bool) -> bool:
-        """Whether a rank is to be read once others have printed what it has."""
+        """Return whether a rank must not be read while others catch up."""
         return self._collapsers[to_stderr].is_ahead(rank, time.monotonic_ns())
 
     @property
@@ -69,13 +69,13 @@ class Collapsing:
         return min((at for at in times if at is not None), default=None)
 
     def show_due(self) -> None:
-        """Print what has waited long enough."""
+        """Print the lines that have waited long enough."""
         now_ns = time.monotonic_ns()
         for to_stderr, collapser in self._collapsers.items():
             self._show(collapser.due(now_ns), to_stderr)
 
     def flush(self) -> None:
-        """Print all that waits."""
+        """Print all waiting lines."""
         for to_stderr, collapser in self._collapsers.items():
             self._show(collapser.flush(), to_stderr)
 
@@ -86,7 +86,7 @@ class Collapsing:
 
 
 def collapsing_for(plan: LaunchPlan, console: Console) -> Collapsing | None:
-    """Return what collapses the ranks' lines, if that was asked for."""
+    """Return a :class:`Collapsing` for a launch with ``--collapse``, else ``None``."""
     if not plan.request.console.collapse:
         return None
     layout, is_named = plan.layout, plan.request.console.prefix == "mesh"

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 
+from meshrun.console.escapes import CLEAR_BELOW, CLEAR_LINE, colored, fit, panel_block
 from meshrun.console.json_lines import as_json_lines
 from meshrun.console.lines import LineAssembler, Piece, Prefix
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
-from meshrun.console.panel import CLEAR_BELOW, panel_block
 from meshrun.host.descriptors import discard_output
 from meshrun.protocol.caller import end_of_call
 
 QUEUE_BYTES = 1024 * 1024
-"""With more than this waiting for a slow reader, ranks are not read, so they wait too."""
+"""While more than this waits for a slow reader, ranks are not read, so that they block too."""
 _PARTIAL_AFTER_NS = 50_000_000
-_SELDOM_NS = 500_000_000
+"""How long to wait for the end of a line before its beginning is shown."""
+_REDRAW_EVERY_NS = 500_000_000
+"""How often to draw the panel on a terminal that cannot keep up."""
 _STATES_EVERY_NS = 10_000_000_000
+"""How often a progress bar in a file may take the line from another rank's."""
 _RECENT_BYTES = 4096
-_CLEAR = b"\r\x1b[2K"
-_COLOR_CODE = re.compile(r"\x1b\[[0-9;]*m")
-_COLORS = (36, 33, 35, 32, 34, 31)
 
 
 class RankStream:
@@ -36,11 +35,11 @@ class RankStream:
         self.outlet, self.may_prompt = outlet, may_prompt
         self.lines = LineAssembler(prefix)
         self.fields = fields
-        """What each line has beside its text, if it is an object."""
+        """Fields of each line in JSON, beside its text."""
 
 
 class Console:
-    """Our stdout and stderr: whole lines, at most one changing line below them."""
+    """Our stdout and stderr: whole lines, with a changing line and a panel below them."""
 
     def __init__(self, stdout: int = 1, stderr: int = 2, *, is_json: bool = False) -> None:
         self._is_json = is_json
@@ -49,27 +48,27 @@ class Console:
         self._partial: dict[RankStream, int] = {}
         """Streams in the middle of a line, and since when (ns)."""
         self._bar: tuple[Hashable, bytes] | None = None
-        """On a terminal: who owns the changing line, and its text."""
+        """On a terminal: the owner and the text of the changing line."""
         self._prompt: tuple[RankStream, bytes] | None = None
         """The line that the rank with stdin has begun, which may be a prompt."""
         self.is_read: Callable[[], bool] = lambda: False
-        """Whether that rank waits for somebody to type; its prompt takes the changing line."""
+        """Whether that rank reads the terminal; if so, its prompt takes the changing line."""
         self._open: dict[Outlet, Hashable] = {}
-        """Elsewhere: whose progress state or beginning of a line was the last thing written."""
+        """Elsewhere: the owner of the line that was written last, if it has not ended."""
         self._state_ns: dict[Hashable, int] = {}
-        """When each last took the line from another's progress state."""
+        """When each owner last took the line from another's progress state."""
         self._status = b""
         self._shared = False
         self.is_typed_on: Callable[[], bool] = lambda: False
-        """Whether somebody else types on our terminal now, so that ranks are not to be read."""
+        """Whether the user types to another process on our terminal; ranks are not read then."""
         self._panel: tuple[bytes, ...] = ()
         self._drawn_ns = 0
         self._was_drawn = False
         self._is_ours = True
         """Whether we are in the foreground, and so may draw below the lines and clear there."""
-        self._is_read_by_another = False
-        """Whether somebody else has lines of stdout, who may print them on our terminal."""
-        self._told_lost: set[Outlet] = set()
+        self._is_stdout_piped = False
+        """Whether lines went to a pipe on stdout, whose reader may print on our terminal."""
+        self._reported_lost: set[Outlet] = set()
         self._recent = b""
         """The last lines on stderr."""
 
@@ -84,7 +83,7 @@ class Console:
             stream = "stderr" if to_stderr else "stdout"
             return RankStream(outlet, b"", source="rank", rank=rank, label=label, stream=stream)
         if outlet.moves_cursor and not os.environ.get("NO_COLOR"):
-            prefix = _colored(prefix, _COLORS[rank % len(_COLORS)])
+            prefix = colored(prefix, rank)
         return RankStream(outlet, prefix, may_prompt=has_stdin)
 
     # ---- in --------------------------------------------------------------------------------
@@ -101,16 +100,16 @@ class Console:
             self._partial.pop(stream, None)
 
     def print_line(self, line: bytes, *, to_stderr: bool) -> None:
-        """Print a whole line that is nobody's own."""
+        """Print a whole line that belongs to no stream."""
         self._show(self, self._err if to_stderr else self._out, Piece(line + b"\n"))
 
     def end_call(self, number: int) -> None:
-        """Tell the reader of our output that all was printed that ranks said in a call."""
+        """Mark for the reader of our output that everything printed during a call precedes."""
         for outlet in {self._out, self._err}:
             outlet.write(end_of_call(number))
 
     def print_record(self, line: str) -> None:
-        """Print an object for programs to stdout, as it is."""
+        """Print a JSON object to stdout as it is."""
         if self._is_json:
             self._out.write(f"{line}\n".encode())
         else:
@@ -121,31 +120,31 @@ class Console:
         self._show(self, self._err, Piece(f"meshrun: {text}\n".encode(errors="backslashreplace")))
 
     def share_terminal(self) -> None:
-        """Print whole lines alone from now on: a rank writes to the terminal by itself."""
+        """Print only whole lines from now on, because a rank writes to the terminal directly."""
         self._shared = True
 
     @property
     def window(self) -> os.terminal_size | None:
-        """Columns and lines of the terminal that shows lines of ranks, if one does."""
+        """Columns and lines of the terminal that shows the ranks' lines, if there is one."""
         return None if self._is_json else self._out.window
 
     @property
     def is_shared(self) -> bool:
-        """Whether a rank writes to the terminal by itself."""
+        """Whether a rank writes to the terminal directly."""
         return self._shared
 
     def has_just_shown(self, lines: Sequence[str]) -> bool:
-        """Whether these are among the last lines on stderr."""
+        """Return whether these are among the last lines on stderr."""
         return all(line.encode(errors="replace") in self._recent for line in lines)
 
     @property
     def shows_status(self) -> bool:
-        """Whether stderr is a terminal where a status line can come and go."""
-        is_free = not (self._shared or self._is_read_by_another or self._is_json)
+        """Whether stderr is a terminal on which a status line can be shown and removed."""
+        is_free = not (self._shared or self._is_stdout_piped or self._is_json)
         return self._err.moves_cursor and is_free
 
     def set_status(self, text: str) -> None:
-        """Show ``text`` below the lines of a terminal, in place of the last one; "" removes it."""
+        """Show ``text`` below the lines of a terminal, replacing the last one; "" removes it."""
         if not self.shows_status:
             return
         self._status = f"meshrun: {text}".encode(errors="backslashreplace") if text else b""
@@ -154,27 +153,27 @@ class Console:
 
     @property
     def can_show_panel(self) -> bool:
-        """Whether lines can stay at the end of stderr, and nobody else prints there."""
+        """Whether lines can stay at the end of stderr, because nothing else prints there."""
         return self.shows_status and (self._out is self._err or not self._out.needs_select)
 
     def set_panel(self, lines: Sequence[str]) -> None:
-        """Show these lines below everything else, in place of the last ones; none removes them.
+        """Show these lines below everything else, replacing the last ones; none removes them.
 
         They stay below a line that is being typed, and must fit the window.
         """
         before = self._panel
         self._panel = tuple(line.encode(errors="replace") for line in lines)
-        if self._err.queued_bytes or not self._look_whose(self._err):
+        if self._err.queued_bytes or not self._check_foreground(self._err):
             return
         if before and self._panel and self._was_drawn:
             self._err.write(panel_block(self._panel))
         elif before or self._panel:
-            clear = CLEAR_BELOW if before else _CLEAR if self._was_drawn else b""
+            clear = CLEAR_BELOW if before else CLEAR_LINE if self._was_drawn else b""
             self._err.write(clear + self._below())
             self._was_drawn = bool(self._below())
 
     def show_waiting(self) -> None:
-        """Show what has waited long enough for the end of its line, such as a prompt."""
+        """Show lines that have waited long enough for their end, as prompts do; draw the panel."""
         now_ns = time.monotonic_ns()
         for stream, since_ns in list(self._partial.items()):
             if now_ns >= since_ns + _PARTIAL_AFTER_NS:
@@ -183,9 +182,9 @@ class Console:
                     self._show_changing(stream, stream.lines.pending, stream.outlet)
                 else:
                     self._begin_line(stream)
-        # A slow terminal has enough to do with the lines.
-        due = not self._err.queued_bytes or now_ns >= self._drawn_ns + _SELDOM_NS
-        if self._panel and not self._was_drawn and due and self._look_whose(self._err):
+        # A slow terminal is busy enough with the lines.
+        is_due = not self._err.queued_bytes or now_ns >= self._drawn_ns + _REDRAW_EVERY_NS
+        if self._panel and not self._was_drawn and is_due and self._check_foreground(self._err):
             self._err.write(self._below())
             self._was_drawn, self._drawn_ns = True, now_ns
 
@@ -198,14 +197,14 @@ class Console:
 
     @property
     def waiting(self) -> list[Outlet]:
-        """Outlets that have bytes left for a slow reader."""
+        """Outlets with bytes that a slow reader has not taken yet."""
         return [outlet for outlet in {self._out, self._err} if outlet.queued_bytes]
 
     def wait_for_readers(self, timeout_s: Callable[[], float | None]) -> None:
         """Block until readers have taken everything; drop the rest once the timeout is 0.
 
         Args:
-            timeout_s: How much longer they have, in seconds; ``None`` for no limit.
+            timeout_s: Returns how much longer to wait, in seconds; ``None`` for no limit.
         """
         while (waiting := self.waiting) and (left_s := timeout_s()) != 0.0:
             for outlet in select.select([], waiting, [], left_s)[1]:
@@ -213,9 +212,9 @@ class Console:
         self.drop_waiting()
 
     def drop_waiting(self) -> int:
-        """Forget what readers do not take; return how many bytes that were.
+        """Discard what readers have not taken; return the number of bytes.
 
-        What would be printed to a stderr that nobody reads goes nowhere from now on.
+        If that includes stderr, later output to it is discarded as well.
         """
         waiting = self.waiting
         if self._err in waiting:
@@ -238,29 +237,29 @@ class Console:
     def note_lost_output(self) -> None:
         """Report once that a stream cannot be written; the launch continues without it."""
         for name, outlet in (("stdout", self._out), ("stderr", self._err)):
-            if outlet.error is not None and outlet not in self._told_lost:
-                self._told_lost.add(outlet)
+            if outlet.error is not None and outlet not in self._reported_lost:
+                self._reported_lost.add(outlet)
                 if not is_reader_gone(outlet.error):
-                    why = outlet.error.strerror
-                    self.note(f"cannot write to {name} ({why}); what ranks print there is lost")
+                    reason = outlet.error.strerror
+                    self.note(f"cannot write to {name} ({reason}); what ranks print there is lost")
 
     def leave_terminal(self) -> None:
-        """Take away what is below the lines; the shell prints there next."""
+        """Remove what is below the lines, as the shell prints there next."""
         for outlet in {self._out, self._err}:
             if outlet.moves_cursor and not self._shared:
-                if self._look_whose(outlet):
-                    outlet.write(CLEAR_BELOW if self._panel else _CLEAR)
+                if self._check_foreground(outlet):
+                    outlet.write(CLEAR_BELOW if self._panel else CLEAR_LINE)
             elif self._open.pop(outlet, None) is not None:
                 outlet.write(b"\n")
         self._was_drawn = False
 
     def return_to_terminal(self) -> None:
-        """Show again what is below the lines, if we are in the foreground."""
+        """Draw what is below the lines again, if we are in the foreground."""
         if self.shows_status:
             self._redraw(self._err)
 
     def close(self) -> None:
-        """Take away what is below the lines, for good."""
+        """Remove what is below the lines, for good."""
         self.leave_terminal()
         self._prompt, self._bar, self._status, self._panel = None, None, b"", ()
 
@@ -272,7 +271,7 @@ class Console:
         return as_json_lines(shown, **fields).encode()
 
     def _begin_line(self, stream: RankStream) -> None:
-        """Show a prompt where nothing can be taken back: its line is repeated once it is whole."""
+        """Show the beginning of a line where it cannot be erased; the whole line repeats it."""
         if self._open.pop(stream.outlet, None) is not None:
             stream.outlet.write(b"\n")
         stream.outlet.write(stream.lines.pending)
@@ -290,13 +289,13 @@ class Console:
             return
         if outlet is self._out and outlet.needs_select and self.shows_status:
             self.set_status("")  # as for `| tee log`
-            self._is_read_by_another = True
-        # A state stays open for the same stream to go on; anybody else begins a new line.
-        held_by = self._open.get(outlet)
-        if held_by is not None and held_by is not owner:
+            self._is_stdout_piped = True
+        # A progress state stays open for its owner to continue; others begin a new line.
+        open_owner = self._open.get(outlet)
+        if open_owner is not None and open_owner is not owner:
             now_ns = time.monotonic_ns()
             if piece.is_state and now_ns < self._state_ns.get(owner, 0) + _STATES_EVERY_NS:
-                return  # bars of several ranks would fill a file
+                return  # progress bars of several ranks would fill a file
             self._state_ns[owner] = now_ns
             outlet.write(b"\n")
         self._open.pop(outlet, None)
@@ -313,13 +312,13 @@ class Console:
             return
         if self._bar is not None and self._bar[0] is owner:
             self._bar = None
-        self._look_whose(outlet)
+        self._check_foreground(outlet)
         below = self._changing_line()
-        if self._panel:  # drawn again at the end of the turn, however many lines come in it
+        if self._panel:  # drawn again once per turn, however many lines are printed in it
             outlet.write((CLEAR_BELOW if self._was_drawn else b"") + piece.text)
             self._was_drawn = False
         elif below or self._was_drawn:
-            outlet.write(_CLEAR + piece.text + below)
+            outlet.write(CLEAR_LINE + piece.text + below)
             self._was_drawn = bool(below)
         else:
             outlet.write(piece.text)
@@ -328,7 +327,7 @@ class Console:
         self._bar = (owner, text)
         if isinstance(owner, RankStream) and owner.may_prompt:
             self._prompt = (owner, text)
-        elif self._is_prompting:  # what somebody types there would be wiped
+        elif self._is_prompting:  # drawing would erase what the user is typing
             return
         self._redraw(outlet)
 
@@ -340,45 +339,27 @@ class Console:
         if not self._is_ours:
             return b""
         shown = self._prompt if self._is_prompting else self._bar
-        return _fit(shown[1] if shown is not None else self._status)
+        text = shown[1] if shown is not None else self._status
+        if not text:
+            return b""
+        try:
+            columns = os.get_terminal_size(2).columns or 80
+        except OSError:
+            columns = 80
+        return fit(text, columns)
 
     def _below(self) -> bytes:
         return self._changing_line() + panel_block(self._panel if self._is_ours else ())
 
-    def _look_whose(self, outlet: Outlet) -> bool:
-        """Return whether the terminal is ours; if not, the shell has printed over what we drew."""
+    def _check_foreground(self, outlet: Outlet) -> bool:
+        """Return whether we are in the foreground; if not, the shell has overwritten our lines."""
         self._is_ours = outlet.is_ours
         self._was_drawn = self._was_drawn and self._is_ours
         return self._is_ours
 
     def _redraw(self, outlet: Outlet) -> None:
-        self._look_whose(outlet)
+        self._check_foreground(outlet)
         below = self._below()
         if below or self._was_drawn:
-            outlet.write((CLEAR_BELOW if self._panel else _CLEAR) + below)
+            outlet.write((CLEAR_BELOW if self._panel else CLEAR_LINE) + below)
         self._was_drawn = bool(below)
-
-
-def _colored(prefix: Prefix, color: int) -> Prefix:
-    if callable(prefix):
-        return lambda: _in_color(prefix(), color)
-    return _in_color(prefix, color)
-
-
-def _in_color(text: bytes, color: int) -> bytes:
-    """Color a prefix, and not the space that may follow it."""
-    shown = text.rstrip(b" ")
-    return b"\x1b[%dm%b\x1b[0m%b" % (color, shown, text[len(shown) :]) if shown else text
-
-
-def _fit(text: bytes) -> bytes:
-    """Cut a changing line so that it does not wrap, which could not be cleared."""
-    if not text:
-        return b""
-    try:
-        columns = os.get_terminal_size(2).columns or 80
-    except OSError:
-        columns = 80
-    shown = text.decode(errors="replace")
-    colors = sum(len(code) for code in _COLOR_CODE.findall(shown))
-    return shown[: columns - 1 + colors].encode()

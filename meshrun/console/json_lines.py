@@ -1,4 +1,4 @@
-"""Lines for a collector of logs: each is one JSON object (``--log-format json``)."""
+"""Lines for a log collector, each one JSON object (``--log-format json``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 
 def as_json_lines(text: str, **fields: object) -> str:
-    """Return each line of a text as an object with the time, some fields and the ``message``."""
+    """Return each line of a text as an object with ``time``, the fields and ``message``."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     lines = text.removesuffix("\n").split("\n")
     return "".join(
@@ -17,7 +17,7 @@ def as_json_lines(text: str, **fields: object) -> str:
 
 
 def as_json_message(text: str) -> str:
-    """Return what meshrun says, of any number of lines, as one object."""
+    """Return a message of meshrun's, with any number of lines, as one object."""
     level = "error" if "error: " in text else "info"
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     message = text.strip("\n").removeprefix("meshrun: ")

@@ -9,7 +9,7 @@ from meshrun.host.log_file import Opener
 
 
 class LineCopy:
-    """Appends to a file each line of one stream that holds one of some texts."""
+    """Appends the lines of one stream that contain any of some texts to a file."""
 
     def __init__(self, path: str, needles: Sequence[str], prefix: Prefix, opener: Opener) -> None:
         self._needles = [needle.encode() for needle in needles]

@@ -1,4 +1,4 @@
-"""Bytes of one stream -> whole lines and progress states, each with its prefix. Pure."""
+"""Splits the bytes of a stream into whole lines and progress states, with prefixes. Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Prefix = bytes | Callable[[], bytes]
-"""What goes before a line, or what makes it when the line comes."""
+"""The text before each line, or a function that returns it when the line is printed."""
 LONGEST_LINE_BYTES = 64 * 1024
-"""A line that grows beyond this is passed on in parts, so that memory stays bounded."""
+"""A longer line is passed on in parts, so that memory stays bounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Something to show: whole lines, or one state of a progress bar that the next replaces."""
+    """Whole lines, or one state of a progress bar, which the next state replaces."""
 
     text: bytes
-    """Prefixed; whole lines end with ``\\n``, a state ends with ``\\r``."""
+    """With prefixes; whole lines end with ``\\n``, a state ends with ``\\r``."""
     is_state: bool = False
 
 
 class LineAssembler:
-    """Cuts one stream of a rank at line ends and keeps what is not yet whole."""
+    """Splits one stream of a rank at line ends, and keeps the line that has not ended."""
 
     def __init__(self, prefix: Prefix = b"") -> None:
         self._given = prefix
@@ -35,11 +35,11 @@ class LineAssembler:
         return self._prefix + text if text else b""
 
     def feed(self, data: bytes) -> list[Piece]:
-        """Take the next bytes of the stream and return what has become whole."""
+        """Take the next bytes of the stream and return the pieces that are complete."""
         if callable(self._given):
             self._prefix = self._given()
         end = data.rfind(b"\n") + 1
-        if end:  # large data is copied once
+        if end:  # copies large data only once
             whole = b"".join((self._pending, memoryview(data)[:end]))
             self._pending = data[end:]
         else:
@@ -78,7 +78,7 @@ class LineAssembler:
         return b"".join((self._prefix, memoryview(prefixed)[: -len(self._prefix)]))
 
     def _take_states(self) -> list[Piece]:
-        r"""Pass on states that a later one has replaced; a last ``\r`` may begin ``\r\n``."""
+        r"""Return states that a later one has replaced; keep a last ``\r``, perhaps of ``\r\n``."""
         held = b"\r" if self._pending.endswith(b"\r") else b""
         *states, self._pending = self._pending.removesuffix(b"\r").split(b"\r")
         self._pending += held
@@ -89,7 +89,7 @@ class LineAssembler:
 
 
 def _cut_between_characters(data: bytes) -> int:
-    """Return a place near the limit that is not inside a UTF-8 character."""
+    """Return a position near the limit that is not inside a UTF-8 character."""
     for cut in range(LONGEST_LINE_BYTES, LONGEST_LINE_BYTES - 4, -1):
         if data[cut] & 0xC0 != 0x80:
             return cut

@@ -1,4 +1,4 @@
-"""One of our own output streams, written without ever blocking the loop."""
+"""One of our own output streams, written without blocking the loop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from meshrun.host.processes import is_foreground
 
 _MOST_BYTES_A_WRITE = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
-"""What a pipe is asked to hold, so that its reader and this process seldom wait in turn."""
+"""The requested size of a pipe: in a small one, reader and writer keep waiting for each other."""
 
 
 class Outlet:
-    """A queue of bytes in front of a descriptor that may be slow, or gone."""
+    """A queue of bytes before a descriptor whose reader may be slow or gone."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -28,12 +28,12 @@ class Outlet:
         """Why nothing can be written any more, or ``None``."""
         self.is_terminal = is_terminal(fd)
         self.moves_cursor = self.is_terminal and os.environ.get("TERM", "") not in {"", "dumb"}
-        """Whether it is a terminal that knows escape sequences."""
+        """Whether it is a terminal that understands escape sequences."""
         mode = os.fstat(fd).st_mode
         self._socket: socket.socket | None = None
         self._write_fd = fd
         self.needs_select = not stat.S_ISREG(mode)
-        """Whether the descriptor can be waited for; regular files are always ready."""
+        """Whether to wait for the descriptor; a regular file is always ready."""
         self._chunk_bytes = _MOST_BYTES_A_WRITE
         if stat.S_ISSOCK(mode):
             self._socket = socket.socket(fileno=os.dup(fd))
@@ -48,7 +48,7 @@ class Outlet:
 
     @property
     def window(self) -> os.terminal_size | None:
-        """Columns and lines of the terminal; ``None`` if it is none."""
+        """Columns and lines of the terminal; ``None`` for anything else."""
         try:
             return os.get_terminal_size(self._fd) if self.is_terminal else None
         except OSError:
@@ -56,11 +56,11 @@ class Outlet:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we may move a terminal's cursor; in the background, the shell alone does."""
+        """Whether we may move the terminal's cursor, which in the background only the shell may."""
         return is_foreground(self._fd)
 
     def write(self, data: bytes) -> None:
-        """Queue ``data`` and write as much as goes at once."""
+        """Queue ``data`` and write as much as possible at once."""
         if self.error is not None or not data:
             return
         self._queue.append(memoryview(data))
@@ -69,7 +69,7 @@ class Outlet:
             self.flush()
 
     def flush(self) -> None:
-        """Write what the reader takes now; ``error`` says if it never will again."""
+        """Write what the reader takes now; set ``error`` if it will never take more."""
         while self._queue and self.error is None:
             data = self._queue[0]
             try:
@@ -90,7 +90,7 @@ class Outlet:
                 return
 
     def drop(self) -> int:
-        """Forget what waits for a reader; return how many bytes that were."""
+        """Discard what the reader has not taken; return the number of bytes."""
         dropped = self.queued_bytes
         self._queue.clear()
         self.queued_bytes = 0
@@ -103,14 +103,14 @@ class Outlet:
 
     @property
     def _may_block(self) -> bool:
-        """Whether the next write may only follow a wait."""
+        """Whether to wait for the descriptor before the next write."""
         return self.needs_select and self._socket is None and self._write_fd == self._fd
 
     def _reopen_nonblocking(self) -> int:
-        """Return a descriptor of the same pipe or terminal that is non-blocking by itself.
+        """Return a non-blocking descriptor of the same pipe or terminal.
 
-        O_NONBLOCK on the inherited one would also change it for the shell and every other holder.
-        Where it cannot be reopened, each write is small and waits for the descriptor first.
+        O_NONBLOCK on the inherited one would also affect the shell and every other holder. Where it
+        cannot be reopened, each write is small and comes after a wait for the descriptor.
         """
         try:
             return os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -120,7 +120,7 @@ class Outlet:
 
 
 def _enlarge_pipe(fd: int) -> None:
-    """Ask for a larger pipe; the system may not have it, or a user may have too many."""
+    """Ask for a larger pipe, which the system may not support or may refuse this user."""
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         try:
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -129,11 +129,11 @@ def _enlarge_pipe(fd: int) -> None:
 
 
 def same_file(first: int, second: int) -> bool:
-    """Whether two descriptors lead to the same terminal, pipe or file."""
+    """Return whether two descriptors refer to the same terminal, pipe or file."""
     one, other = os.fstat(first), os.fstat(second)
     return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def is_reader_gone(error: OSError) -> bool:
-    """Whether the error means that the reader of a pipe went away, as ``| head`` does."""
+    """Return whether an error means that the reader of a pipe has closed it, as ``| head`` does."""
     return error.errno in (errno.EPIPE, errno.ECONNRESET)

@@ -1,7 +1,7 @@
 """The streams of ranks: pipes to the console, files, and files that the console follows.
 
-A stream that goes to a file is written there by the rank itself, so that nothing it has flushed
-is lost with the launcher, and a slow terminal holds up no rank. The console then reads the file.
+A rank itself writes a stream that goes to a file, so that nothing it has flushed is lost with the
+launcher, and a slow terminal delays no rank. The console then reads the file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from meshrun.plan.log_files import RankFiles, StreamFile
 from meshrun.plan.plan import LaunchPlan, RankPlan
 
 _READ_BYTES = 64 * 1024
-"""More is slower: it does not stay in the processor's cache, and is mapped again each time."""
-_READ_BYTES_IN_STEP = 8 * 1024
-"""Where like lines become one: no rank is to get far ahead."""
+"""More is slower: it does not fit the processor's cache, and memory is mapped for each read."""
+_READ_BYTES_COLLAPSING = 8 * 1024
+"""So that no rank gets far ahead of the others, whose equal lines become one."""
 _LEAST_COLUMNS = 20
 _TAIL_BYTES = 4096
-_LOOK_AGAIN_NS = 100_000_000
-"""How often to look at files for which the system gives no notice."""
+_POLL_EVERY_NS = 100_000_000
+"""How often to read files for which the system sends no notifications."""
 
 
 class _Source:
@@ -51,9 +51,9 @@ class _Source:
         self.stream = stream
         self.copy: LineCopy | None = None
         self.ended = False
-        """Whether the file is no longer written."""
-        self.last_words = ""
-        """What the file gets once it was read, since it is printed elsewhere."""
+        """Whether nobody writes to the file any longer."""
+        self.final_text = ""
+        """Appended to the file once it has been read to the end, so that it is not printed here."""
 
 
 class Output:
@@ -73,34 +73,36 @@ class Output:
         self._opener = opener
         self._pipes: dict[int, _Source] = {}
         self._ahead: set[int] = set()
-        """Pipes that are not read until other ranks have printed as much."""
-        self._tails: dict[_Source, None] = {}
+        """Pipes that are not read until other ranks catch up."""
+        self._followed: dict[_Source, None] = {}
+        """The files that the console follows."""
         self._grown: dict[_Source, None] = {}
         """Followed files that may have more to read."""
         self._unwatched: set[_Source] = set()
-        self._look_at_ns = 0
+        """Followed files for which the system sends no notifications."""
+        self._poll_at_ns = 0
         self._tail: dict[int, bytes] = {}
-        """What each rank wrote last on stderr, where it is read here."""
+        """The end of each rank's stderr, if it is read here."""
         self._error_files: dict[int, str] = {}
         self._reading = True
         self._calls: dict[int, int] = {}
-        """The last call that each rank has made, if it is one that makes calls."""
+        """The last call that each rank has finished, for ranks that serve calls."""
         self._collapsing = collapsing_for(plan, console)
         self._repeats = Repeats()
         self._prints_once = plan.request.console.prefix != "torchrun"
         self._errors: dict[int, RankStream] = {}
-        """Where stderr of each rank is printed."""
+        """The stream to which each rank's stderr is printed."""
         self._watch: WriteNotices[_Source] = WriteNotices()
         if self._watch.fileno() >= 0:
             reactor.add_reader(self._watch.fileno(), self._on_written)
 
     def replan(self, plan: LaunchPlan) -> None:
-        """The nodes have met: this is the plan now."""
+        """Continue with the plan for the nodes that take part."""
         if self._collapsing is not None:  # which names ranks by the plan they were started with
             for fd in list(self._pipes):
                 while fd in self._pipes and select.select([fd], [], [], 0)[0]:
                     self._read_pipe(fd)
-                if fd in self._pipes:  # somebody we may not end holds it open
+                if fd in self._pipes:  # a process that we may not kill holds it open
                     self._close_pipe(fd)
             self._collapsing.flush()
         self._plan = plan
@@ -109,7 +111,7 @@ class Output:
     # ---- streams ---------------------------------------------------------------------------
 
     def window_for(self, rank: RankPlan) -> dict[str, str]:
-        """Return the variables that tell a rank how large the part of our terminal for it is."""
+        """Return variables with the size of the terminal that is left beside a rank's prefix."""
         if (window := self._console.window) is None:
             return {}
         prefix = line_prefix(self._plan, rank, self._hostname)
@@ -120,10 +122,10 @@ class Output:
         return {"COLUMNS": str(columns), "LINES": str(window.lines)}
 
     def open(self, rank: RankPlan, files: RankFiles) -> list[int]:
-        """Return the rank's ends of its stdout and stderr, for the caller to hand over and close.
+        """Return the rank's ends of its stdout and stderr, for the caller to pass on and close.
 
         Raises:
-            HostError: If a log file cannot be made.
+            HostError: If a log file cannot be created.
         """
         shown = self._plan.shown is None or rank.rank in self._plan.shown
         ends = []
@@ -143,7 +145,7 @@ class Output:
                 if self._reading:
                     self._register(source.fd)
             elif source is not None:
-                self._tails[source] = None
+                self._followed[source] = None
                 self._grown[source] = None
         return ends
 
@@ -178,17 +180,17 @@ class Output:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something to read at once."""
+        """Whether there may be something to read at once."""
         return bool(self._grown) and self._reading
 
     @property
-    def next_look_ns(self) -> int | None:
-        """When :meth:`read_files` has to be called again, or ``None``."""
+    def next_read_ns(self) -> int | None:
+        """When :meth:`read_files` must be called again, or ``None``."""
         if self.has_more:
             return 0
         times = [self._collapsing.next_due_ns if self._collapsing else self._repeats.next_due_ns]
         if self._unwatched and self._reading:
-            times.append(self._look_at_ns)
+            times.append(self._poll_at_ns)
         return min((at for at in times if at is not None), default=None)
 
     def pause_or_resume(self) -> None:
@@ -203,7 +205,7 @@ class Output:
                 self._reactor.remove(fd)
 
     def read_files(self) -> None:
-        """Take the next piece of each followed file that has grown."""
+        """Read the next piece of each followed file that has grown, and print what is due."""
         self._show_due()
         if not self._reading:
             return
@@ -212,8 +214,8 @@ class Output:
                 self._ahead.remove(fd)
                 self._register(fd)
         now_ns = time.monotonic_ns()
-        if self._unwatched and now_ns >= self._look_at_ns:
-            self._look_at_ns = now_ns + _LOOK_AGAIN_NS
+        if self._unwatched and now_ns >= self._poll_at_ns:
+            self._poll_at_ns = now_ns + _POLL_EVERY_NS
             self._grown.update(dict.fromkeys(self._unwatched))
         for source in list(self._grown):
             if self._console.is_full:
@@ -222,7 +224,7 @@ class Output:
                 continue
             if source.ended:
                 self._take(source, b"")
-                self._close_tail(source)
+                self._close_followed(source)
             else:
                 del self._grown[source]
                 self._arm(source)
@@ -234,39 +236,42 @@ class Output:
             self._console.feed(self._errors[rank], text)
 
     def begin(self) -> None:
-        """A rank begins its program."""
+        """Note that a rank begins its program."""
         if self._collapsing is not None:
             self._collapsing.begin()
 
     def end_call(self, rank: int, number: int) -> None:
-        """A rank has made a call; once all have, print what they said in it, and that it ended."""
+        """Note that a rank has finished a call.
+
+        Once all ranks have, print everything that they wrote during the call, and mark its end.
+        """
         self._calls[rank] = number
         nproc = self._plan.layout.nproc_per_node[self._plan.node_rank]
         if len(self._calls) < nproc or min(self._calls.values()) < number:
             return
         for fd, source in list(self._pipes.items()):
-            self._read_until(source, _count_unread(fd))
-        for source in self._tails:
+            self._read_bytes_of(source, _count_unread(fd))
+        for source in self._followed:
             read = os.lseek(source.fd, 0, os.SEEK_CUR)
-            self._read_until(source, os.fstat(source.fd).st_size - read)
-        self._let_go()
+            self._read_bytes_of(source, os.fstat(source.fd).st_size - read)
+        self._release_repeats()
         if self._collapsing is not None:
             self._collapsing.end_lines()
-        for source in (*self._pipes.values(), *self._tails):
+        for source in (*self._pipes.values(), *self._followed):
             self._console.feed(source.stream, b"")
         self._console.end_call(number)
 
-    def _read_until(self, source: _Source, left: int) -> None:
-        """Read what there is now: a thread may go on printing."""
-        while left > 0 and (data := os.read(source.fd, min(left, self._read_bytes))):
+    def _read_bytes_of(self, source: _Source, left: int) -> None:
+        """Read so many bytes and no more: a thread of the rank may continue to print."""
+        while left > 0 and (data := os.read(source.fd, min(left, self._read_size))):
             self._take(source, data)
             left -= len(data)
 
     def end_generation(self) -> None:
-        """The previous ranks have exited: close their files once they are read to the end."""
-        self._let_go()
+        """Close the files of ranks that have exited, once they have been read to the end."""
+        self._release_repeats()
         self._repeats = Repeats()
-        for source in self._tails:
+        for source in self._followed:
             source.ended = True
             self._grown[source] = None
         if self._collapsing is not None:
@@ -277,16 +282,16 @@ class Output:
             return
         if not self._watch.arm(source.fd, source):
             self._unwatched.add(source)
-        if self._read(source):  # written between the last look and the arming
+        if self._read(source):  # written after the last read and before the watch was armed
             self._grown[source] = None
 
     def _on_written(self) -> None:
         for source in self._watch.written():
-            if source in self._tails:
+            if source in self._followed:
                 self._grown[source] = None
 
     def _on_pipe(self, fd: int) -> None:
-        if self._console.is_typed_on():  # since this turn began; a prompt is not torn apart
+        if self._console.is_typed_on():  # it may have become so in this turn
             return
         if self._is_ahead(self._pipes[fd]):
             self._ahead.add(fd)
@@ -300,13 +305,13 @@ class Output:
         )
 
     @property
-    def _read_bytes(self) -> int:
-        return _READ_BYTES if self._collapsing is None else _READ_BYTES_IN_STEP
+    def _read_size(self) -> int:
+        return _READ_BYTES if self._collapsing is None else _READ_BYTES_COLLAPSING
 
     def _read_pipe(self, fd: int) -> None:
         source = self._pipes[fd]
         try:
-            data = os.read(fd, self._read_bytes)
+            data = os.read(fd, self._read_size)
         except BlockingIOError:
             return
         self._take(source, data)
@@ -314,11 +319,11 @@ class Output:
             self._close_pipe(fd)
 
     def _read(self, source: _Source) -> bool:
-        """Take the next piece of a file; return whether there was one."""
-        data = os.read(source.fd, self._read_bytes)
+        """Read the next piece of a file; return whether there was one."""
+        data = os.read(source.fd, self._read_size)
         if not data and os.fstat(source.fd).st_size < os.lseek(source.fd, 0, os.SEEK_CUR):
             os.lseek(source.fd, 0, os.SEEK_SET)  # it was truncated
-            data = os.read(source.fd, self._read_bytes)
+            data = os.read(source.fd, self._read_size)
         if data:
             self._take(source, data)
         return bool(data)
@@ -340,7 +345,7 @@ class Output:
                 source.copy = None
 
     def _print(self, source: _Source, data: bytes) -> None:
-        """Print what a rank says, unless it waits for the rank's end, being another's words."""
+        """Print what a rank wrote, but hold back lines on stderr that repeat another rank's."""
         if source.to_stderr:
             self._errors[source.rank] = source.stream
             is_whole = not (source.stream.lines.pending or self._console.is_shared)
@@ -348,12 +353,12 @@ class Output:
                 data = self._repeats.take(source.rank, data, time.monotonic_ns())
                 if not data:
                     return
-        elif data and (before := self._repeats.go_on(source.rank)):
+        elif data and (before := self._repeats.release(source.rank)):
             self._console.feed(self._errors[source.rank], before)
         self._console.feed(source.stream, data)
 
     def end(self, rank: int, *, failed: bool) -> None:
-        """A rank has ended: print what waited for that, unless all has been said."""
+        """Note that a rank has ended; print its held lines that are no repetition."""
         if text := self._repeats.end(rank, failed=failed):
             self._console.feed(self._errors[rank], text)
 
@@ -368,7 +373,7 @@ class Output:
         os.close(fd)
 
     def last_lines(self, rank: int) -> list[str]:
-        """Return the last whole lines of a rank's stderr, the last of all last."""
+        """Return the last whole lines of a rank's stderr, in order."""
         tail = self._tail.get(rank, b"")
         if not tail and self._error_files.get(rank):
             try:
@@ -378,14 +383,14 @@ class Output:
             except OSError:
                 pass
         lines = tail.decode(errors="replace").splitlines()
-        cut = lines[1:] if len(tail) == _TAIL_BYTES else lines  # the first may have lost its start
-        return [line for line in cut if line.strip()]
+        whole = lines[1:] if len(tail) == _TAIL_BYTES else lines  # the first may be cut
+        return [line for line in whole if line.strip()]
 
     def log(self, rank: int, text: str) -> None:
-        """Have the file of a rank's stderr, if it has one, end with ``text``; print nothing."""
-        for source in self._tails:
+        """Append ``text`` to the file of a rank's stderr, if it has one, without printing it."""
+        for source in self._followed:
             if source.rank == rank and source.to_stderr and not source.ended:
-                source.last_words = text
+                source.final_text = text
                 return
         if self._error_files.get(rank):
             append_to_log(self._error_files[rank], text, self._opener)
@@ -393,48 +398,48 @@ class Output:
     # ---- the end ---------------------------------------------------------------------------
 
     def finish(self, flush: Callable[[], None], give_up: Callable[[], bool]) -> int:
-        """Bring out all that the ranks wrote before they ended; return how many bytes were not.
+        """Print everything that the ranks wrote before they ended; return how many bytes were lost.
 
         Args:
-            flush: Waits until our own output takes more.
-            give_up: Whether the readers of our own output have had their time.
+            flush: Waits until readers of our own output take more.
+            give_up: Returns whether their time is up.
         """
-        while (self._pipes or self._tails or self._console.waiting) and not give_up():
+        while (self._pipes or self._followed or self._console.waiting) and not give_up():
             self.pause_or_resume()
-            if self._console.is_full or not (self._pipes or self._tails):
+            if self._console.is_full or not (self._pipes or self._followed):
                 flush()
                 continue
             for fd in list(self._pipes):
                 if select.select([fd], [], [], 0)[0]:
                     self._read_pipe(fd)
-                else:  # somebody we may not end holds it open
+                else:  # a process that we may not kill holds it open
                     self._take(self._pipes[fd], b"")
                     self._close_pipe(fd)
-            for source in list(self._tails):
+            for source in list(self._followed):
                 if not self._read(source):
                     self._take(source, b"")
-                    self._close_tail(source)
+                    self._close_followed(source)
         if self._collapsing is not None:
             self._collapsing.flush()
-        self._let_go()
+        self._release_repeats()
         while self._console.waiting and not give_up():
             flush()
         return self._drop()
 
     def _drop(self) -> int:
-        """Let go of what was not brought out; return how many bytes that were."""
+        """Discard what was not printed; return the number of bytes."""
         left = self._console.drop_waiting()
         for fd in list(self._pipes):
             left += _count_unread(fd)
             self._close_pipe(fd)
-        for source in list(self._tails):
-            self._close_tail(source)
+        for source in list(self._followed):
+            self._close_followed(source)
         return left
 
-    def _let_go(self) -> None:
-        """Print all that waits to be known as what other ranks said."""
+    def _release_repeats(self) -> None:
+        """Print the lines that were held back as possible repetitions."""
         for rank, stream in self._errors.items():
-            if text := self._repeats.go_on(rank):
+            if text := self._repeats.release(rank):
                 self._console.feed(stream, text)
 
     def close(self) -> None:
@@ -443,13 +448,13 @@ class Output:
             self._reactor.remove(self._watch.fileno())
         self._watch.close()
 
-    def _close_tail(self, source: _Source) -> None:
-        del self._tails[source]
+    def _close_followed(self, source: _Source) -> None:
+        del self._followed[source]
         self._grown.pop(source, None)
         self._unwatched.discard(source)
         os.close(source.fd)
-        if source.path is not None and source.last_words:
-            append_to_log(source.path, source.last_words, self._opener)
+        if source.path is not None and source.final_text:
+            append_to_log(source.path, source.final_text, self._opener)
 
 
 def _count_unread(pipe: int) -> int:

@@ -1,4 +1,4 @@
-"""What goes before each line of a rank on the console."""
+"""The prefix of each line of a rank on the console."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from meshrun.console.lines import Prefix
 from meshrun.layout.labels import rank_label
 from meshrun.plan.plan import LaunchPlan, RankPlan
 
-_TORCHRUNS = "[${role_name}${local_rank}]:"
+_TORCHRUN_TEMPLATE = "[${role_name}${local_rank}]:"
 
 
 def line_prefix(
     plan: LaunchPlan, rank: RankPlan, hostname: str, *, teed: bool = False, copied: bool = False
 ) -> Prefix:
-    """Return what goes before each line of a rank.
+    """Return the prefix of each line of a rank.
 
     Args:
         plan: Holds the template, if one was given.
-        rank: Whose lines.
+        rank: The rank that prints the lines.
         hostname: Name of this machine.
-        teed: Whether the lines go to a file too, so that torchrun would have ``[default0]:``.
-        copied: Whether they go to a file of copied lines, where that stands in for coordinates.
+        teed: Whether the lines also go to a file, for which torchrun prints ``[default0]:``.
+        copied: Whether they go to a file of filtered lines, which has torchrun's prefix by default.
     """
-    asked = plan.request.console
-    is_torchruns = asked.prefix == "torchrun"
+    options = plan.request.console
+    is_torchruns = options.prefix == "torchrun"
     if is_torchruns and not (teed or copied):
         return b""
-    template = asked.template or (_TORCHRUNS if is_torchruns or copied else None)
+    template = options.template or (_TORCHRUN_TEMPLATE if is_torchruns or copied else None)
     label = rank_label(plan.layout, rank.rank)
     if template is None:
-        return f"[{label}] ".encode(errors="backslashreplace") if asked.prefix == "mesh" else b""
+        return f"[{label}] ".encode(errors="backslashreplace") if options.prefix == "mesh" else b""
     fields = {
         "role_name": plan.request.role,
         "local_rank": str(rank.local_rank),

@@ -6,16 +6,16 @@ from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
 
 LAST_WORDS_TAKE_S = 2.0
-"""How long readers have for what ranks printed, after a launch that was stopped."""
+"""How long readers may take to read the rest of the output after a launch was stopped."""
 
 
 def dropped_note(count: int) -> str:
-    """Return the note about bytes that no reader took."""
+    """Return the note about discarded bytes."""
     return f"dropped {count:,} bytes of output: its reader does not keep up"
 
 
 class SlowReaders:
-    """Keeps the reactor's writers equal to the console's outlets that have something waiting."""
+    """Registers the console's outlets with the reactor while they have bytes waiting."""
 
     def __init__(self, console: Console, reactor: Reactor) -> None:
         self._console = console
@@ -23,7 +23,7 @@ class SlowReaders:
         self._watched: set[int] = set()
 
     def watch(self) -> None:
-        """Have the reactor wake us when a reader of our output takes more."""
+        """Register the outlets that have bytes waiting, and no others."""
         waiting = {outlet.fileno(): outlet for outlet in self._console.waiting}
         for fd, outlet in list(waiting.items()):
             if not outlet.needs_select:
@@ -36,7 +36,7 @@ class SlowReaders:
         self._watched = set(waiting)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Block until a reader takes more, or for so long; for the end of a launch."""
+        """Block until a reader takes more, or for the timeout; for the end of a launch."""
         self.watch()
         if self._console.waiting:
             self._reactor.poll(timeout_s)

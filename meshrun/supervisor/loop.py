@@ -222,7 +222,7 @@ class Loop:
         """Say what is done in every turn, in this order."""
         each, output, console = self._reactor.each_turn, self._output, self._console
         each(self._skip_lost_time)
-        each(output.read_files, due=lambda: output.next_look_ns)
+        each(output.read_files, due=lambda: output.next_read_ns)
         each(console.show_waiting, due=lambda: console.next_wake_ns)
         if (nodes := self._nodes) is not None:
             each(self._hear_nodes, due=lambda: 0 if nodes.peers.has_events else None)

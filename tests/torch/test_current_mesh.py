@@ -37,9 +37,7 @@ def test_a_block_has_its_own_current_mesh() -> None:
     assert ours.returncode == 0, ours.stderr
     assert ours.stdout.splitlines().count("well") == 4
     assert "the mesh has no dim `tp`; hint: use `all`" in ours.stdout
-    assert (
-        "init_mesh() was called with `dp=4`, but mesh `dp=2,tp=2` already exists" in ours.stdout
-    )
+    assert "init_mesh() was called with `dp=4`, but mesh `dp=2,tp=2` already exists" in ours.stdout
 
 
 @pytest.mark.nightly

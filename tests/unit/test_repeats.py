@@ -62,10 +62,10 @@ def test_a_rank_that_lives_on_is_heard() -> None:
 
     assert held == [b""] * 5
     assert repeats.take(5, warning, WAIT_NS // 2) == warning
-    assert repeats.go_on(5) == warning
+    assert repeats.release(5) == warning
     assert repeats.take(1, b"more\n", 0) == b""
     assert repeats.due(AHEAD_NS) == {1: b"a warning\nmore\n"}
-    assert repeats.go_on(2) == warning
+    assert repeats.release(2) == warning
     assert repeats.end(3, failed=False) == warning
     assert repeats.due(WAIT_NS - 1) == {}
     assert repeats.due(WAIT_NS) == {4: warning}
