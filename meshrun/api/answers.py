@@ -1,4 +1,4 @@
-"""One message to all ranks of a group, and their answers as they come."""
+"""Sends one message to all ranks of a group and collects their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshrun.supervisor.signals import SignalQueue
 from meshrun.worker.call_channel import Begun, Channel, TimeLimit
 
 GRACE_S = 2.0
-"""How long the other ranks may take once one has failed; they may wait for it forever."""
+"""How long the other ranks may take once one has failed, as they may wait for it forever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,56 +34,64 @@ class Member:
 
 @dataclass(slots=True)
 class Answers:
-    """What the ranks have answered to one message."""
+    """The ranks' answers to one message."""
 
-    of: dict[Member, Any] = field(default_factory=dict)
-    """Unpickled, in the order in which they came."""
+    by_member: dict[Member, Any] = field(default_factory=dict)
+    """Unpickled, in order of arrival."""
     missing: tuple[Member, ...] = ()
-    """The ranks that have not."""
-    why: str = ""
-    """Why no longer is waited for them."""
+    """The ranks that have not answered."""
+    reason: str = ""
+    """Why the wait for them has ended."""
     is_rank_gone: bool = False
-    """Whether that is because a rank has ended."""
+    """Whether it has ended because a rank exited."""
     stacks: str = ""
-    """Where they are."""
+    """The stacks of the missing ranks."""
     trouble: MeshrunError | None = None
-    """How the launch has ended, if it has."""
+    """How the launch has failed, if it has."""
 
 
-class Asking:
-    """One message to all ranks, and their answers as they come."""
+class Exchange:
+    """One message to all ranks, and their answers so far.
+
+    Args:
+        members: The ranks.
+        reactor: Waits for the answers.
+        failed: Returns whether an answer means that others may wait for that rank forever.
+        handle: Called with each message; returns whether it has handled it, because it is no
+            answer. The time that this takes does not count against time limits.
+    """
 
     def __init__(
         self,
         members: Iterable[Member],
         reactor: Reactor,
         failed: Callable[[Any], bool],
-        takes: Callable[[Member, Any], bool],
+        handle: Callable[[Member, Any], bool],
     ) -> None:
         self.left = {member.rank: member for member in members}
         self.answers = Answers()
         self.is_interrupted = False
-        self._reactor, self._failed, self._takes = reactor, failed, takes
+        self._reactor, self._failed, self._handle = reactor, failed, handle
         self._limits: dict[int, Timer] = {}
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more is waited for."""
-        return not self.left or bool(self.answers.why)
+        """Whether all ranks have answered, or the wait has ended."""
+        return not self.left or bool(self.answers.reason)
 
     def send(self, message: bytes, timeout_s: float | None) -> None:
-        """Send it, and listen."""
+        """Send the message and begin to receive answers."""
         for member in self.left.values():
-            with contextlib.suppress(OSError):  # its end is noticed when it is read
+            with contextlib.suppress(OSError):  # receiving will fail as well
                 member.channel.send(message)
-            self._reactor.add_reader(member.channel, partial(self._hear, member))
+            self._reactor.add_reader(member.channel, partial(self._receive, member))
         if timeout_s is not None:
             self._limit(timeout_s)
 
     def interrupt(self) -> None:
-        """Have the ranks that have not answered interrupted, as by Ctrl-C, and wait for a moment.
+        """Interrupt the ranks that have not answered, as Ctrl-C does, and wait for a moment.
 
-        A second time waits no longer.
+        A second call ends the wait.
         """
         if self.is_interrupted:
             self._give_up("interrupted")
@@ -93,19 +101,19 @@ class Asking:
             send_signal(member.pid, signal.SIGINT)
         self._give_up_in(GRACE_S, "interrupted")
 
-    def _hear(self, member: Member) -> None:
+    def _receive(self, member: Member) -> None:
         try:
             answer = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
             if isinstance(answer, Begun):
-                if self.is_interrupted:  # it has ignored that, unless it had begun by then
+                if self.is_interrupted:  # a rank ignores SIGINT until it has begun
                     send_signal(member.pid, signal.SIGINT)
                 return
             if isinstance(answer, TimeLimit):
                 self._limit_rank(member.rank, answer.seconds)
                 return
-            came_ns = self._reactor.now_ns()
-            if self._takes(member, answer):
-                self._reactor.skip(self._reactor.now_ns() - came_ns)
+            received_ns = self._reactor.now_ns()
+            if self._handle(member, answer):
+                self._reactor.skip(self._reactor.now_ns() - received_ns)
                 return
         except EOFError:
             self._reactor.remove(member.channel)
@@ -113,7 +121,7 @@ class Asking:
             self._give_up(f"{member.label} exited during the call")
             return
         self._reactor.remove(member.channel)
-        self.answers.of[member] = answer
+        self.answers.by_member[member] = answer
         del self.left[member.rank]
         self._limit_rank(member.rank, None)
         if self._failed(answer):
@@ -128,19 +136,19 @@ class Asking:
         if seconds is not None:
             self._limits[rank] = self._limit(seconds)
 
-    def _give_up_in(self, seconds: float, why: str) -> Timer:
-        return self._reactor.call_later(seconds, partial(self._give_up, why))
+    def _give_up_in(self, seconds: float, reason: str) -> Timer:
+        return self._reactor.call_later(seconds, partial(self._give_up, reason))
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         if not self.is_done:
-            self.answers.why, self.answers.missing = why, tuple(self.left.values())
+            self.answers.reason, self.answers.missing = reason, tuple(self.left.values())
 
 
 @contextlib.contextmanager
-def interrupts_of(reactor: Reactor, call: Callable[[], None]) -> Iterator[None]:
-    """Have Ctrl-C call something in a turn of the loop, in place of an exception anywhere in it.
+def interrupts_call(reactor: Reactor, call: Callable[[], None]) -> Iterator[None]:
+    """Make Ctrl-C call a function in a turn of the loop, instead of raising an exception.
 
-    A handler of the program's own stays.
+    A handler of the program's own is left in place.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -148,11 +156,11 @@ def interrupts_of(reactor: Reactor, call: Callable[[], None]) -> Iterator[None]:
         return
     signals = SignalQueue((signal.SIGINT,))
 
-    def hear() -> None:
+    def call_for_each() -> None:
         for _ in signals.take():
             call()
 
-    reactor.add_reader(signals, hear)
+    reactor.add_reader(signals, call_for_each)
     try:
         yield
         late = signals.take()
@@ -164,14 +172,14 @@ def interrupts_of(reactor: Reactor, call: Callable[[], None]) -> Iterator[None]:
 
 
 def has_raised(answer: tuple[bytes | None, str, bytes | None, str]) -> bool:
-    """Whether the answer to a call is an exception."""
+    """Return whether the answer to a call is an exception."""
     return answer[0] is None
 
 
 def describe_others(answers: Answers, first: Member) -> Iterator[str]:
-    """Say in a line what other ranks have raised."""
+    """Yield a line for each exception that other ranks have raised."""
     labels: dict[str, list[str]] = {}
-    for member, (value, _, _, headline) in answers.of.items():
+    for member, (value, _, _, headline) in answers.by_member.items():
         if value is None and member is not first:
             labels.setdefault(headline, []).append(member.label)
     for headline, who in labels.items():
@@ -179,8 +187,8 @@ def describe_others(answers: Answers, first: Member) -> Iterator[str]:
 
 
 def describe_missing(answers: Answers) -> Iterator[str]:
-    """Say which ranks have not finished, and where they are."""
+    """Yield a line that names the ranks that have not finished, and their stacks."""
     if answers.missing:
         who = ", ".join(member.label for member in answers.missing)
-        yield f"{answers.why}; not finished: {who}"
+        yield f"{answers.reason}; not finished: {who}"
         yield from answers.stacks.splitlines()

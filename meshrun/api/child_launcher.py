@@ -1,7 +1,7 @@
 """The launcher as a child of a program that calls ``meshrun.launch()``.
 
-A launcher adopts orphans, catches signals and waits for any child, which is no business of a
-notebook's or a test runner's own process.
+A launcher adopts orphans, catches signals and waits for any child, which would disturb the process
+of a notebook or a test runner.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _ESCALATION = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 def run_launcher(
     command: Sequence[str], *, env: Mapping[str, str], cwd: str | None, stdin: int | None
 ) -> int:
-    """Run a launcher to its end; its output goes where ``sys.stdout`` and ``sys.stderr`` lead.
+    """Run a launcher to its end; its output goes to ``sys.stdout`` and ``sys.stderr``.
 
-    It has a session of its own, so a Ctrl-C at the terminal reaches it once, through this
+    It has a session of its own, so that Ctrl-C at the terminal reaches it only through this
     process: the first as SIGINT, the second as SIGTERM, the third as SIGKILL.
 
     Args:
-        command: The words that start it.
+        command: The launcher's command line.
         env: Its whole environment.
         cwd: Its working folder; this process's if ``None``.
         stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
@@ -41,11 +41,11 @@ def run_launcher(
         Its exit code; -n if signal n ended it.
 
     Raises:
-        KeyboardInterrupt: After its end, if SIGINT came.
-        OSError: If it could not be started.
+        KeyboardInterrupt: After the launcher's end, if this process received SIGINT.
+        OSError: If the launcher could not be started.
     """
     streams = {1: sys.stdout, 2: sys.stderr}
-    with _interrupts_passed_on() as interrupts:
+    with _forward_interrupts() as interrupts:
         process = subprocess.Popen(
             list(command),
             env=dict(env),
@@ -65,14 +65,14 @@ def run_launcher(
 
 
 class _Interrupts:
-    """Counts SIGINT and hands each on, with growing force."""
+    """Counts SIGINTs and forwards each, as a stronger signal each time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.count = 0
 
     def attach(self, process: subprocess.Popen[bytes]) -> None:
-        """Send to ``process`` from now on, and what has come already."""
+        """Forward to ``process`` from now on, including an earlier SIGINT."""
         self._process = process
         if self.count:
             process.send_signal(signal.SIGINT)
@@ -85,10 +85,10 @@ class _Interrupts:
 
 
 @contextmanager
-def _interrupts_passed_on() -> Iterator[_Interrupts]:
-    """Pass SIGINT on while the block runs, and raise KeyboardInterrupt after it.
+def _forward_interrupts() -> Iterator[_Interrupts]:
+    """Forward SIGINT while the block runs, and raise KeyboardInterrupt after it.
 
-    A handler of the program's own is left in place; so is the one of another thread's launch.
+    A handler of the program's own, or of a launch in another thread, is left in place.
     """
     interrupts = _Interrupts()
     is_main = threading.current_thread() is threading.main_thread()
@@ -105,7 +105,7 @@ def _interrupts_passed_on() -> Iterator[_Interrupts]:
 
 
 def _leads_to(stream: TextIO | None, descriptor: int) -> bool:
-    """Whether a child may write to ``descriptor`` itself; what is held back goes out first."""
+    """Return whether ``stream`` writes to ``descriptor``, as a child can; flush it if so."""
     if stream is None:
         return True
     try:
@@ -118,7 +118,7 @@ def _leads_to(stream: TextIO | None, descriptor: int) -> bool:
 
 
 def copy_output(pairs: Sequence[tuple[IO[bytes], TextIO]]) -> None:
-    """Copy each pipe to its stream as it comes, until all are closed at the other end."""
+    """Copy each pipe to its stream until all are closed at the other end."""
     with Reactor() as reactor:
 
         def copy(pipe: IO[bytes], stream: TextIO, decoder: codecs.IncrementalDecoder) -> None:
@@ -134,11 +134,11 @@ def copy_output(pairs: Sequence[tuple[IO[bytes], TextIO]]) -> None:
 
 
 def write_text(stream: TextIO, text: str) -> None:
-    """Write and flush; a stream may have no more than the method ``write``."""
+    """Write and flush; the stream may lack everything but the method ``write``."""
     if not text:
         return
     encoding: Any = getattr(stream, "encoding", None)
-    if isinstance(encoding, str):  # what the stream cannot say is spelled, not lost
+    if isinstance(encoding, str):  # escape what the stream cannot encode
         text = text.encode(encoding, "backslashreplace").decode(encoding)
     stream.write(text)
     if hasattr(stream, "flush"):
@@ -146,7 +146,7 @@ def write_text(stream: TextIO, text: str) -> None:
 
 
 def end_launcher(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing of a launcher whose caller was interrupted by something else."""
+    """Close a launcher's pipes, and end it if an exception interrupted the wait for it."""
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -155,5 +155,5 @@ def end_launcher(process: subprocess.Popen[bytes]) -> None:
         try:
             process.wait()
         finally:
-            process.kill()  # no effect, unless the wait was cut short too
+            process.kill()  # has an effect only if this wait was interrupted too
             process.wait()

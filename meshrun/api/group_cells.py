@@ -1,4 +1,4 @@
-"""Cells that all ranks of a group run: what they return by coordinate, and what they raise."""
+"""Runs cells on all ranks of a group; prints values by coordinate, and raises what ranks raise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CellFailed(MeshrunError):
-    """A cell raised on a rank; its message is the traceback there."""
+    """A cell raised an exception on a rank; the message is its traceback."""
 
     def __init__(self, message: str, error: BaseException) -> None:
         super().__init__(message)
@@ -34,10 +34,17 @@ def run_on_ranks(
     only: int | None = None,
     hidden: Collection[int] = (),
 ) -> None:
-    """Run a cell on every rank, or on one, and print values by coordinate, but not of ``hidden``.
+    """Run a cell on every rank and print values by coordinate.
+
+    Args:
+        group: The ranks.
+        cell: The source.
+        name: The cell's name in tracebacks.
+        only: The only rank to run it; ``None`` for all.
+        hidden: Ranks whose values are not printed.
 
     Raises:
-        CellFailed: As :func:`call_on_ranks`, like all others.
+        CellFailed: And all other exceptions of :func:`call_on_ranks`.
     """
     labels = group.labels
     texts: dict[str, list[str]] = {}
@@ -50,12 +57,12 @@ def run_on_ranks(
 
 
 def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Make a call for a person; return what each rank returned.
+    """Call a function on all ranks for an interactive user; return what each rank returned.
 
     Raises:
-        CellFailed: With what the first rank raised.
+        CellFailed: With the exception of the first rank that raised one.
         GroupLost: If not all ranks have finished.
-        KeyboardInterrupt: If it was interrupted.
+        KeyboardInterrupt: If the call was interrupted.
     """
     try:
         return group.make_call(function, args)
@@ -65,8 +72,8 @@ def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) 
         raise CellFailed(f"SystemExit: {error}", error) from None
     except BaseException as error:
         cause = error.__cause__
-        told = cause.text if isinstance(cause, RankTraceback) else str(error)
-        raise CellFailed(told.strip(), error) from None
+        text = cause.text if isinstance(cause, RankTraceback) else str(error)
+        raise CellFailed(text.strip(), error) from None
     finally:
         if not group.is_open:
             print(

@@ -1,4 +1,4 @@
-"""launch(): the command line as a function. A child process does the launching."""
+"""launch(): the command line as a function, which runs the launcher as a child process."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from meshrun.cli.option import Option
 
 AnyText = str | Sequence[str]
-"""One, or several."""
+"""One text or several."""
 AnyWords = str | Sequence[str | os.PathLike[str]]
-"""The same, with paths."""
+"""One text, or several texts and paths."""
 _REPORT = "report.json"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 class LaunchOptions(TypedDict, total=False):
-    """Parameters of ``launch()`` that say how, for any program."""
+    """Parameters of ``launch()`` for any kind of program."""
 
     mesh: AnyMesh | None
     names: str | Sequence[str] | None
@@ -175,32 +175,34 @@ def launch(
         flags += ["--module"] * module
         words = [os.fspath(program), *map(os.fspath, args)]
         with private_folder() as folder:
-            return _launched(folder, flags, words, env=environ, cwd=place, stdin=None)
+            return _run(folder, flags, words, env=environ, cwd=place, stdin=None)
 
     from meshrun.api.remote_call import raise_failure, read_values, write_call
     from meshrun.cli.options import KINDS_OF_PROGRAM
     from meshrun.worker.function import PROGRAM
 
     environ = without_variables(KINDS_OF_PROGRAM, environ)
-    flags += ["--module", "--allow-different-programs"]  # each caller has a folder of its own
+    flags += ["--module", "--allow-different-programs"]  # the folder differs on each node
     with private_folder() as folder:
         with writing_to(folder):
             write_call(folder, program, args, kwargs or {})
         words = [PROGRAM, folder]
-        result = _launched(folder, flags, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
+        result = _run(folder, flags, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
         if result.exit_code:
             raise_failure(folder, result)
         return read_values(folder, result)
 
 
 def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
-    """In the launcher: end with the caller, and return it, and what tells it of an error.
+    """Make this launcher end with the process that called ``launch()``, if one did.
 
-    The variables by which the caller says who it is are dropped, so that no rank has them. They
-    count for nothing where they name a folder that no caller of this user made.
+    The variables that identify the caller are removed, so that ranks do not inherit them. They are
+    ignored if their folder was not made by a caller of the same user.
+
+    Returns:
+        The caller, and a function that reports an error to it; ``None`` if there is no caller.
     """
     import atexit
-    import signal
 
     from meshrun.host.processes import die_with_parent
 
@@ -208,39 +210,39 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
     if not caller.isdecimal() or not is_temporary(folder):
         return None
 
-    def clear_up() -> None:
+    def clean_up() -> None:
         if os.getppid() != int(caller):
             remove_if_stale(folder)
 
-    def tell(error: MeshrunError) -> None:
+    def report(error: MeshrunError) -> None:
         path = error_file(folder)
-        with suppress(OSError), open(path, "w", opener=open_private) as file:  # nobody waits
+        with suppress(OSError), open(path, "w", opener=open_private) as file:  # the caller is gone
             file.write(render_error_json(error))
 
     def leave(*_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the exit handlers run once, to their end
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let the exit handlers finish
         sys.exit(128 + signal.SIGTERM)
 
-    clear_up()
-    atexit.register(clear_up)
-    # Until the launch has handlers of its own: exit handlers run, an inherited SIG_IGN is gone.
+    clean_up()
+    atexit.register(clean_up)
+    # Until the launch installs its own handler: exit handlers run, and no SIG_IGN is inherited.
     signal.signal(signal.SIGTERM, leave)
     die_with_parent(int(caller), signal.SIGTERM)
-    return Caller(int(caller), folder), tell
+    return Caller(int(caller), folder), report
 
 
 def check_folder(cwd: str | os.PathLike[str] | None) -> None:
-    """Check that a launcher can be started in a folder.
+    """Check that ``cwd``, if given, is a folder.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If it is not.
     """
     if cwd is not None and not os.path.isdir(cwd):
         raise UsageError(f"cwd must be a folder, found `{os.fspath(cwd)}`")
 
 
 def mesh_options(mesh: AnyMesh | None, names: AnyText | None) -> dict[Option[Any], object]:
-    """Return what a mesh and its names, each in any of its forms, are as options."""
+    """Return the options for a mesh and its names, each given in any of its forms."""
     from meshrun.cli.options import Options
 
     return {
@@ -252,14 +254,14 @@ def mesh_options(mesh: AnyMesh | None, names: AnyText | None) -> dict[Option[Any
 def to_flags(
     given: Mapping[Option[Any], object], lists: Mapping[Option[Any], AnyText], options: AnyWords
 ) -> list[str]:
-    """Return a command line's options: with one value, with several, and those written out."""
+    """Return the words for options with one value, options with several, and verbatim options."""
     flags = [f"{row.flag}={value}" for row, value in given.items() if value is not None]
     flags += [f"{row.flag}={value}" for row, values in lists.items() for value in _listed(values)]
     return flags + _listed(options)
 
 
 def without_variables(rows: Iterable[Option[Any]], env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a launcher that is not to read the variables of some options."""
+    """Return an environment without the variables of some options."""
     names = {row.variable for row in rows}
     return {name: value for name, value in env.items() if name not in names}
 
@@ -267,13 +269,13 @@ def without_variables(rows: Iterable[Option[Any]], env: Mapping[str, str]) -> di
 def launcher_command(
     folder: str, flags: Sequence[str], words: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words that start a launcher for this process, and the variables that say so."""
+    """Return a launcher's command line, and the variables that make this process its caller."""
     report = f"--report={os.path.join(folder, _REPORT)}"
     command = own_command("launcher", *flags, report, "--", *words)
     return command, {PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder}
 
 
-def _launched(
+def _run(
     folder: str,
     flags: Sequence[str],
     words: Sequence[str],
@@ -282,10 +284,10 @@ def _launched(
     cwd: str | None,
     stdin: int | None,
 ) -> LaunchResult:
-    """Run the command line and return what it reports.
+    """Run a launcher and return the result that it reports.
 
     Raises:
-        MeshrunError: What it would have printed, if the launch could not be made.
+        MeshrunError: The launcher's error, if it could not launch.
     """
     began_ns = time.monotonic_ns()
     command, more = launcher_command(folder, flags, words)
@@ -294,10 +296,15 @@ def _launched(
 
 
 def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
-    """Return what a launcher reported that ended with ``code``, or by signal -``code``.
+    """Return the result that a launcher reported before it ended.
+
+    Args:
+        folder: The folder of its report.
+        code: Its exit code; -n if signal n ended it.
+        began_ns: When it was started.
 
     Raises:
-        MeshrunError: What it would have printed, if the launch could not be made.
+        MeshrunError: The launcher's error, if it could not launch.
     """
     if (error := _read(error_file(folder), parse_error_json)) is not None:
         raise error
@@ -307,17 +314,17 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
 
 
 def _read(path: str, parse: Callable[[str], _R]) -> _R | None:
-    """Return what a launcher wrote to the end; on a full disk it may have written a part."""
+    """Return the parsed file, or ``None`` if it is missing or, as on a full disk, incomplete."""
     with suppress(FileNotFoundError, ValueError), open(path, opener=open_private) as file:
         return parse(file.read())
     return None
 
 
 def check_options(flags: Sequence[str]) -> None:
-    """Check options of a launch on this machine, as far as a dry run does.
+    """Check the options of a launch on this machine with a dry run.
 
     Raises:
-        MeshrunError: With what is wrong.
+        MeshrunError: If the dry run fails.
     """
     began_ns = time.monotonic_ns()
     with private_folder() as folder:
@@ -329,8 +336,9 @@ def check_options(flags: Sequence[str]) -> None:
 
 
 def _unreported(code: int, timings: Timings) -> LaunchResult:
-    """Return the error of a launcher that started nothing, or was killed."""
-    by_code = code - 128 if code - 128 in signal.valid_signals() else None  # it cleaned up first
+    """Return the result of a launcher that reported none, because it was killed or did nothing."""
+    # A launcher that cleans up after a signal exits with 128 + signal.
+    by_code = code - 128 if code - 128 in signal.valid_signals() else None
     signum = -code if code < 0 else by_code
     trouble = None
     if code:
@@ -350,10 +358,10 @@ def _unreported(code: int, timings: Timings) -> LaunchResult:
 def _check_program(
     program: object, args: object, *, module: bool, kwargs: Mapping[str, Any] | None
 ) -> None:
-    """Check that the arguments fit together.
+    """Check that the arguments fit the kind of program.
 
     Raises:
-        UsageError: With what was found.
+        UsageError: If they do not.
     """
     if isinstance(program, str | os.PathLike):
         check_parameter("args", args, Sequence[str | os.PathLike[str]])
@@ -364,10 +372,10 @@ def _check_program(
 
 
 def _listed(values: AnyWords) -> list[str]:
-    """Return the texts of a list, or the one text that was given instead."""
+    """Return the values as a list of texts."""
     return [values] if isinstance(values, str) else [os.fspath(value) for value in values]
 
 
 def error_file(folder: str) -> str:
-    """Return where a launcher says why it cannot launch."""
+    """Return the file to which a launcher writes why it cannot launch."""
     return os.path.join(folder, "error.json")

@@ -1,4 +1,4 @@
-"""Lends this process's terminal to a rank, which is a process of another session."""
+"""Lends this process's terminal to a rank, which runs in another session."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
 
 
 class Lender:
-    """Lends the terminal to the first rank that asks for it in a call, and to no other.
+    """Lends the terminal to the first rank that requests it in a call, and to no other.
 
     Args:
-        before: What to do before, and after: give our own streams back to the terminal.
+        around: A context in which to lend it, such as one that restores our own streams.
     """
 
-    def __init__(self, before: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._before = before
+    def __init__(self, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._around = around
         self._has_lent = False
-        self.is_quit = False
-        """Whether whoever debugged has quit."""
+        self.has_quit = False
+        """Whether the user has quit the debugger."""
 
-    def takes(self, member: Member, message: object) -> bool:
-        """Answer a rank that asks, and wait until it is done; leave other messages alone."""
+    def handle(self, member: Member, message: object) -> bool:
+        """Reply to a request, and wait for the terminal's return; ``False`` for other messages."""
         if not isinstance(message, MayDebug):
             return False
         if self._has_lent:
             member.channel.send(pickle.dumps(None))
             return True
         self._has_lent = True
-        with self._before(), lend_terminal(member.pid) as terminal:
+        with self._around(), lend_terminal(member.pid) as terminal:
             member.channel.send(pickle.dumps(terminal))
             if terminal is not None:
                 done: Debugged = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
-                self.is_quit = done.quits
+                self.has_quit = done.quits
         return True
 
 
 @contextmanager
 def lend_terminal(pid: int) -> Iterator[str | None]:
-    """Give the name of the terminal that is our stdin, ``None`` if there is none to lend.
+    """Yield the name of the terminal that is our stdin, or ``None`` if there is none to lend.
 
-    While the block runs, Ctrl-C is the process's, and Ctrl-Z does nothing: the shell and the
-    process would read the terminal in turn.
+    While the block runs, Ctrl-C goes to process ``pid``, and Ctrl-Z is ignored: otherwise the shell
+    and the process would take turns reading the terminal.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not (is_main and os.isatty(0) and is_foreground(0)):
@@ -70,5 +70,5 @@ def lend_terminal(pid: int) -> Iterator[str | None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-        with suppress(termios.error):  # it hung up
+        with suppress(termios.error):  # the terminal was closed
             termios.tcsetattr(0, termios.TCSADRAIN, modes)

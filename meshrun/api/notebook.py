@@ -1,4 +1,4 @@
-"""``%load_ext meshrun``: cells of a notebook, or of IPython, that run on the ranks of a mesh."""
+"""``%load_ext meshrun``: runs cells of a notebook or of IPython on the ranks of a mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from meshrun.api.worker_group import WorkerGroup
 
 Filters = dict[str, list[str]]
-"""Which ranks ``--show`` and ``--hide`` name."""
+"""The values of ``--show`` and ``--hide``."""
 _USAGE = "%%mesh dp=2,tp=2 [OPTION ...], as of the command line; or %mesh, %mesh stop"
 
 
@@ -33,24 +33,24 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 class _Interrupted(KeyboardInterrupt):
-    """An interrupt of a cell, which a notebook shows without our frames."""
+    """An interrupt of a cell, which a notebook shows without meshrun's frames."""
 
     def _render_traceback_(self) -> list[str]:
         return ["KeyboardInterrupt"]
 
 
 class _Cells:
-    """The ranks of a notebook: those of one mesh at a time."""
+    """The ranks of a notebook, with one mesh at a time."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._group: WorkerGroup | None = None
         self._words: list[str] = []
-        """The mesh and the options by which the ranks were started."""
+        """The mesh and the options with which the ranks were started."""
         self._count = 0
 
     def run(self, line: str, cell: str) -> None:
-        """Run a cell on every rank of this mesh; without one, of the mesh before."""
+        """Run a cell on every rank of the mesh that ``line`` names, or of the last one."""
         from meshrun.api.group_cells import run_on_ranks
 
         self._count += 1
@@ -71,7 +71,7 @@ class _Cells:
             raise _Interrupted from None
 
     def show(self, line: str) -> None:
-        """``%mesh``: say which ranks there are; ``%mesh stop``: end them."""
+        """Print the mesh and the number of ranks; ``%mesh stop`` ends them."""
         if line.strip() == "stop":
             self.stop()
         elif line.strip():
@@ -99,7 +99,7 @@ class _Cells:
         if not words or words[0].startswith("-"):
             raise UsageError(f"%%mesh needs a mesh, found `{shlex.join(words)}`", hint=_USAGE)
         mesh, *options = words
-        if group is not None:  # whose variables a slip is not to lose
+        if group is not None:  # a typo must not cost the variables of the old ranks
             shown = [f"{flag}={where}" for flag in filters for where in filters[flag]]
             check_options(["--mesh", mesh, *options, *shown])
             if group.is_open:
@@ -115,7 +115,7 @@ class _Cells:
 
 
 def _split_filters(words: list[str]) -> tuple[Filters, list[str]]:
-    """Return what ``--show`` and ``--hide`` say, which need no new ranks, and the other words."""
+    """Return the values of ``--show`` and ``--hide``, which need no new ranks, and other words."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("--show", "--hide"):
         parser.add_argument(flag, dest=flag, action="append", default=[])
@@ -127,7 +127,7 @@ def _split_filters(words: list[str]) -> tuple[Filters, list[str]]:
 
 
 def _hidden(group: WorkerGroup, filters: Filters) -> frozenset[int]:
-    """Return the ranks that a cell prints nothing of."""
+    """Return the ranks whose values are not printed."""
     if not any(filters.values()):
         return frozenset()
     from meshrun.layout.selection import ranks_shown
@@ -139,10 +139,10 @@ def _hidden(group: WorkerGroup, filters: Filters) -> frozenset[int]:
 
 
 def _check_commands(tree: ast.AST) -> None:
-    """Check that no command of IPython is to run on ranks but ``!command``.
+    """Check that a cell for ranks uses no command of IPython except ``!command``.
 
     Raises:
-        UsageError: If one is.
+        UsageError: If it does.
     """
     for node in ast.walk(tree):
         match node:

@@ -1,4 +1,4 @@
-"""``meshrun --interactive``: a prompt whose input runs on every rank of a mesh."""
+"""``meshrun --interactive``: a prompt that runs its input on every rank of a mesh."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _MOST_LINES = 1000
 
 
 def run_prompt(options: Sequence[str], program: Sequence[str]) -> int:
-    """Run a program on all ranks, then what is typed or piped; return the exit code.
+    """Run a program on all ranks, then the input that is typed or piped; return the exit code.
 
     Args:
-        options: Those of the launch, as on a command line.
-        program: Words of the program and its arguments; none for no program.
+        options: The options of the launch, as on a command line.
+        program: The program and its arguments; empty for no program.
 
     Raises:
         MeshrunError: If the ranks cannot be started.
-        KeyboardInterrupt: If anything but a cell is interrupted.
+        KeyboardInterrupt: If anything except a cell is interrupted.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     if not program and not getattr(sys.flags, "safe_path", False):
-        sys.path[:1] = [os.getcwd()]  # as in Python's own prompt; ranks get this path
+        sys.path[:1] = [os.getcwd()]  # as at Python's own prompt; ranks get this path
     try:
         prompt = _Prompt(options, program)
     except RankFailed as failed:  # which the launcher has reported
         return failed.exit_code
-    signal.signal(signal.SIGQUIT, lambda *_: prompt.group.show_where())
+    signal.signal(signal.SIGQUIT, lambda *_: prompt.group.print_stacks())
     try:
         return prompt.run()
     finally:
@@ -57,7 +57,7 @@ def run_prompt(options: Sequence[str], program: Sequence[str]) -> int:
 
 
 class _Prompt(code.InteractiveConsole):
-    """Reads inputs, and has them run where the ranks are."""
+    """Reads inputs and runs them on the ranks."""
 
     def __init__(self, options: Sequence[str], program: Sequence[str]) -> None:
         super().__init__()
@@ -70,20 +70,20 @@ class _Prompt(code.InteractiveConsole):
         self._names: list[str] = []
 
     def run(self) -> int:
-        """Run the program, and then all input; return the exit code."""
+        """Run the program, then all input; return the exit code."""
         is_typed = sys.stdin.isatty()
         try:
-            went_well = not self._program or self._run_program(is_typed)
+            succeeded = not self._program or self._run_program(is_typed)
             if is_typed:
-                self._ask()
-            elif went_well:
-                went_well = self._run_piped(sys.stdin.buffer.read())
+                self._interact()
+            elif succeeded:
+                succeeded = self._run_piped(sys.stdin.buffer.read())
         except SystemExit as error:
             return _exit_code(error)
-        return 0 if is_typed or went_well else 1
+        return 0 if is_typed or succeeded else 1
 
     def runsource(self, source: str, filename: str = "", symbol: str = "single") -> bool:  # noqa: ARG002
-        """Run an input on the ranks; return whether it has only begun."""
+        """Run an input on the ranks; return whether it is incomplete."""
         if source.startswith("%"):
             self._choose(source)
             return False
@@ -92,7 +92,7 @@ class _Prompt(code.InteractiveConsole):
             if self.compile(source, name, symbol) is None:
                 return True
         except _CANNOT_COMPILE as error:
-            _tell_uncompiled(error)
+            _print_compile_error(error)
             return False
         self._count += 1
         self._run(source, name)
@@ -101,10 +101,10 @@ class _Prompt(code.InteractiveConsole):
     def _start(self) -> WorkerGroup:
         return WorkerGroup(options=self._options, program=self._program)
 
-    def _ask(self) -> None:
+    def _interact(self) -> None:
         labels = self._labels
-        _edit_lines(self._complete)
-        self._show_who("")
+        _enable_line_editing(self._complete)
+        self._set_prompt("")
         self.interact(
             f"meshrun {__version__}: {count(len(labels), 'rank')}, {labels[0]} to {labels[-1]};"
             " every input runs on all of them, Ctrl-D ends them",
@@ -112,7 +112,7 @@ class _Prompt(code.InteractiveConsole):
         )
 
     def _run_program(self, is_typed: bool) -> bool:
-        """Run it; return whether it went well. Its end is not that of the prompt."""
+        """Run the program; return whether it succeeded. If it exits, the prompt does not."""
         try:
             call_on_ranks(self.group, run_own_program)
         except CellFailed as failed:
@@ -120,7 +120,7 @@ class _Prompt(code.InteractiveConsole):
                 return _exit_code(failed.error) == 0
             say(failed.message)
         except GroupLost as lost:
-            _tell(lost)
+            _print_error(lost)
         except KeyboardInterrupt:
             if not is_typed:
                 raise
@@ -130,21 +130,21 @@ class _Prompt(code.InteractiveConsole):
         return False
 
     def _run_piped(self, data: bytes) -> bool:
-        """Run all of it as Python would, which prints no values; return whether it went well."""
+        """Run piped input as Python does, without printing values; return whether it succeeded."""
         try:
             text = importlib.util.decode_source(data)
             compile(text, "<stdin>", "exec", dont_inherit=True)
         except _CANNOT_COMPILE as error:
-            _tell_uncompiled(error)
+            _print_compile_error(error)
             return False
         return self._run(f"{text}\npass", "<stdin>")
 
     def _run(self, cell: str, name: str) -> bool:
-        """Run a cell; return whether it went well.
+        """Run a cell; return whether it succeeded.
 
         Raises:
             SystemExit: If a rank raised it.
-            KeyboardInterrupt: If it was interrupted.
+            KeyboardInterrupt: If the cell was interrupted.
         """
         try:
             if not self.group.is_open:
@@ -156,32 +156,32 @@ class _Prompt(code.InteractiveConsole):
             if not isinstance(failed.error, RankFailed):  # which the launcher has reported
                 say(failed.message)
         except MeshrunError as error:
-            _tell(error)
+            _print_error(error)
         else:
             return True
         return False
 
     def _choose(self, line: str) -> None:
-        """``%rank 3``, ``%rank tp=1``: the next inputs are of one rank; ``%rank``: of all."""
+        """Run the next inputs on one rank (``%rank 3``, ``%rank tp=1``), or on all (``%rank``)."""
         word, _, which = line.strip().partition(" ")
         labels = self._labels
         if word != "%rank":
             say(f"error: unknown command `{word}`\n\nhint: use %rank 3 for one rank, %rank for all")
         elif not which.strip():
             self._only = None
-            self._show_who("")
+            self._set_prompt("")
         else:
             try:
                 if not self.group.is_open:
                     self.group = self._start()
                 self._only = find_rank(self.group.call(current_layout)[0], which.strip(), "%rank")
             except MeshrunError as error:
-                _tell(error)
+                _print_error(error)
             else:
-                self._show_who(f"[{labels[self._only]}] ")
+                self._set_prompt(f"[{labels[self._only]}] ")
 
     def _complete(self, text: str, state: int) -> str | None:
-        """Return one of the names that begin so on the rank that is asked, for readline."""
+        """Return a name on the chosen rank that begins with ``text``, for readline."""
         if state == 0:
             rank = self._only or 0
             self._names = ["    "]
@@ -190,17 +190,17 @@ class _Prompt(code.InteractiveConsole):
         return self._names[state] if state < len(self._names) else None
 
     @staticmethod
-    def _show_who(label: str) -> None:
+    def _set_prompt(label: str) -> None:
         sys.ps1, sys.ps2 = f"{label}>>> ", f"{label}... "
 
 
-def _tell(error: MeshrunError) -> None:
+def _print_error(error: MeshrunError) -> None:
     from meshrun.report.message import render_error
 
     say(render_error(error))
 
 
-def _tell_uncompiled(error: Exception) -> None:
+def _print_compile_error(error: Exception) -> None:
     say("".join(traceback.format_exception_only(error)).rstrip())
 
 
@@ -211,8 +211,8 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _edit_lines(completer: Callable[[str, int], str | None]) -> None:
-    """Edit, complete and remember lines as Python's own prompt does, if Python has readline."""
+def _enable_line_editing(completer: Callable[[str, int], str | None]) -> None:
+    """Edit and complete lines and keep a history, if this Python has readline."""
     try:
         import readline
     except ImportError:

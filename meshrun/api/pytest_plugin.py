@@ -1,4 +1,4 @@
-"""pytest's plug-in: tests with a mesh run on ranks, which stay for the tests that follow.
+"""The pytest plug-in: runs tests that have a mesh on ranks, which the next tests reuse.
 
 It does nothing until a test has the mark ``mesh``, or ``--meshrun`` is given.
 """
@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ _MARK = (
     " options=())"
 )
 _MOST_GROUPS = 3
-"""Meshes whose ranks stay at the same time; the one that was not used for longest goes."""
+"""How many meshes keep their ranks at the same time; the least recently used one is closed."""
 _TIMEOUT_S = 300.0
 _SHORTEST_S = 0.001
 _PHASES = ("setup", "call", "teardown")
@@ -47,11 +47,11 @@ _OWN_OPTIONS = {
     "ignore": None, "ignore_glob": None, "cacheclear": False, "cacheshow": None,
     "no_cov": True, "setupshow": False, "setuponly": False, "setupplan": False, "log_file": None,
 }  # fmt: skip
-"""What is the business of the session beside the ranks."""
+"""Options that the session handles itself, with the values that ranks get."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--meshrun`` and the time limit."""
+    """Add ``--meshrun`` and ``meshrun_timeout``."""
     group = parser.getgroup("meshrun", "tests on the ranks of a mesh")
     group.addoption(
         "--meshrun",
@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark, and what runs tests that have it."""
+    """Register the mark ``mesh``, and the plug-in that runs tests on ranks."""
     config.addinivalue_line("markers", f"{_MARK}: run the test on every rank of this mesh.")
     if not hasattr(config, "workerinput") or "RANK" not in os.environ:
         config.pluginmanager.register(_MeshTests(config), "meshrun-tests")
@@ -81,7 +81,7 @@ def mesh(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def layout(request: pytest.FixtureRequest) -> Layout:
-    """Where every rank of this test sits."""
+    """The layout of the ranks that run this test."""
     _check_on_ranks(request)
     from meshrun.mesh.current_layout import current_layout
 
@@ -106,12 +106,12 @@ def _check_on_ranks(request: pytest.FixtureRequest) -> None:
         )
 
 
-# ---- which ranks -------------------------------------------------------------------------------
+# ---- the ranks of a test -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """The ranks that a test wants, and how long it may take."""
+class _Request:
+    """The ranks that a test needs, and how long it may take."""
 
     spec: Any
     options: tuple[tuple[str, Any], ...]
@@ -119,15 +119,15 @@ class _Wanted:
 
     @property
     def key(self) -> str:
-        """Tests with the same share their ranks."""
+        """Tests with the same key share their ranks."""
         return repr((self.spec, self.options))
 
 
-def _wanted_by(item: pytest.Item) -> _Wanted | None:
-    """Return the ranks that a test wants, or ``None`` if it wants none.
+def _request_of(item: pytest.Item) -> _Request | None:
+    """Return the ranks that a test needs, or ``None`` for an ordinary test.
 
     Raises:
-        UsageError: If its time limit is none.
+        UsageError: If its time limit is invalid.
     """
     from meshrun.plan.parse import parse_seconds
 
@@ -149,28 +149,28 @@ def _wanted_by(item: pytest.Item) -> _Wanted | None:
     if timeout is None:
         timeout = item.config.getini("meshrun_timeout") or _TIMEOUT_S
     timeout_s = parse_seconds(str(timeout), what, least=_SHORTEST_S)
-    return _Wanted(spec, tuple(sorted(options.items())), timeout_s)
+    return _Request(spec, tuple(sorted(options.items())), timeout_s)
 
 
-def _wants_ranks(item: pytest.Item) -> bool:
-    """Whether a test runs on ranks: it wants some, and is not skipped without them."""
+def _needs_ranks(item: pytest.Item) -> bool:
+    """Return whether a test runs on ranks: it needs some, and is not skipped by a mark."""
     from _pytest.skipping import evaluate_skip_marks
 
     try:
-        return _wanted_by(item) is not None and evaluate_skip_marks(item) is None
-    except MeshrunError:  # which is told when it is to be set up
+        return _request_of(item) is not None and evaluate_skip_marks(item) is None
+    except MeshrunError:  # reported when the test is set up
         return True
-    except pytest.fail.Exception:  # a condition of a mark; pytest itself tells of it
+    except pytest.fail.Exception:  # in the condition of a mark; pytest reports it
         return False
 
 
 def _key_of(item: pytest.Item) -> str | None:
-    """Return which ranks a test wants, if it wants any."""
+    """Return the key of the ranks that a test needs, if it needs any."""
     try:
-        wanted = _wanted_by(item)
-    except MeshrunError:  # which is told when the test is due
+        request = _request_of(item)
+    except MeshrunError:  # reported when the test is set up
         return None
-    return None if wanted is None else wanted.key
+    return None if request is None else request.key
 
 
 def _render(error: MeshrunError) -> str:
@@ -180,7 +180,7 @@ def _render(error: MeshrunError) -> str:
 
 
 def _is_ours(item: pytest.Item, name: str) -> bool:
-    """Whether a test uses a fixture of this name that is defined here."""
+    """Return whether a test uses a fixture of this name that is defined here."""
     info = getattr(item, "_fixtureinfo", None)
     found: Sequence[Any] = info.name2fixturedefs.get(name, ()) if info is not None else ()
     return bool(found) and found[-1].func.__module__ == __name__
@@ -194,21 +194,20 @@ class _MeshTests:
         self._ranks: OrderedDict[str, _TestRanks] = OrderedDict()
         self._test: _TestOnRanks | None = None
         self._is_quit = False
-        """Whether a debugger was quit."""
+        """Whether the user has quit a debugger."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        """Have the plug-ins that run tests run this one, once or again, on its ranks."""
+        """Run a test on its ranks, once or as often as other plug-ins repeat it."""
         from meshrun.worker.serve_tests import RETRIES, plugins_that_run_tests
 
-        # One that runs nothing, or is skipped without any rank, is as any other.
-        if item.config.getoption("setupplan", False) or not _wants_ranks(item):
+        if item.config.getoption("setupplan", False) or not _needs_ranks(item):
             return None
         plug_ins = self._config.pluginmanager
         runner, forks = (plug_ins.get_plugin(name) for name in ("runner", "pytest_forked"))
-        run_by = {*plugins_that_run_tests(item)} - {self, forks}  # ranks are processes of their own
+        run_by = {*plugins_that_run_tests(item)} - {self, forks}  # ranks are processes anyway
         run_test = self._hook("pytest_runtest_protocol", run_by)
         seen_by = {self, *run_by, plug_ins.get_plugin(RETRIES)}
         by_name = {name: self._hook(name, seen_by - {runner}) for name in _PHASE_HOOKS}
@@ -228,82 +227,82 @@ class _MeshTests:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_setup(self) -> None:
-        """Run all phases, and tell of the first."""
+        """Run all phases on the ranks, and replay the first."""
         if self._test is not None:
             self._test.run()
-            self._test.tell("setup")
+            self._test.replay("setup")
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_call(self) -> None:
-        """Tell of a phase that has run."""
+        """Replay the outcome of this phase on the ranks."""
         if self._test is not None:
-            self._test.tell("call")
+            self._test.replay("call")
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self) -> None:
-        """Tell of a phase that has run."""
+        """Replay the outcome of this phase on the ranks."""
         if self._test is not None:
-            self._test.tell("teardown")
+            self._test.replay("teardown")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> pytest.TestReport | None:
-        """Report a phase as it ended on ranks."""
+        """Return the merged report of the ranks."""
         return self._test.report(call) if self._test is not None else None
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
-        """Leave the limits of pytest-timeout to the ranks, which say when they begin."""
-        return _wants_ranks(item) or None
+        """Leave the limits of pytest-timeout to the ranks, which report when they begin."""
+        return _needs_ranks(item) or None
 
     def _hook(self, name: str, plug_ins: Collection[object]) -> Any:
-        """Return a hook of these plug-ins and no others."""
+        """Return a caller of a hook that calls only these plug-ins."""
         manager = self._config.pluginmanager
         others = [each for each in manager.get_plugins() if each not in plug_ins]
         return manager.subset_hook_caller(name, others)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        """Leave no rank."""
+        """End all ranks."""
         while self._ranks:
             self._ranks.popitem()[1].close()
 
     def _next_on_ranks(
         self, item: pytest.Item, nextitem: pytest.Item | None, key: str
     ) -> pytest.Item | None:
-        """Return the next test on the same ranks, up to which fixtures stay there."""
+        """Return the next test on the same ranks, for which they keep fixtures."""
         if nextitem is None:
             return None
         items, after = item.session.items, [nextitem]
-        if not hasattr(self._config, "workerinput"):  # a worker of pytest-xdist runs some of them
+        if not hasattr(self._config, "workerinput"):  # pytest-xdist's workers run only some items
             after = items[items.index(item) + 1 :]
         return next((each for each in after if _key_of(each) == key), None)
 
     def _run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         try:
-            wanted = _wanted_by(item)
-            assert wanted is not None  # noqa: S101 - or this would not be called
-            ranks = self._ranks_for(item, wanted)
-            following = self._next_on_ranks(item, nextitem, wanted.key)
-            reports = ranks.run(item, following, wanted.timeout_s)
+            request = _request_of(item)
+            assert request is not None  # noqa: S101 - otherwise this is not called
+            ranks = self._ranks_for(item, request)
+            following = self._next_on_ranks(item, nextitem, request.key)
+            reports = ranks.run(item, following, request.timeout_s)
         except MeshrunError as error:
             return list(_failed(item, _render(error), when="setup"))
         self._is_quit = ranks.is_quit
         if not ranks.is_open or ranks.is_spent or any(report.failed for report in reports):
-            self._ranks.pop(wanted.key).close()
+            self._ranks.pop(request.key).close()
         return reports
 
-    def _ranks_for(self, item: pytest.Item, wanted: _Wanted) -> _TestRanks:
-        if wanted.key not in self._ranks:
+    def _ranks_for(self, item: pytest.Item, request: _Request) -> _TestRanks:
+        if request.key not in self._ranks:
             while len(self._ranks) >= _MOST_GROUPS:
                 self._ranks.popitem(last=False)[1].close()
             paths = {str(each.path): None for each in item.session.items if _key_of(each)}
-            self._ranks[wanted.key] = _TestRanks(self._config, wanted, list(paths))
-        self._ranks.move_to_end(wanted.key)
-        return self._ranks[wanted.key]
+            self._ranks[request.key] = _TestRanks(self._config, request, list(paths))
+        self._ranks.move_to_end(request.key)
+        return self._ranks[request.key]
 
 
 class _TestOnRanks:
-    """A test that runs on ranks: all its phases at once, when it is to be set up."""
+    """A test on ranks: runs all its phases when it is set up, and replays them to pytest."""
 
     def __init__(self, item: pytest.Item, run: Callable[[], list[pytest.TestReport]]) -> None:
         self._item, self._run = item, run
@@ -311,14 +310,14 @@ class _TestOnRanks:
         self._raised: BaseException | None = None
 
     def run(self) -> None:
-        """Run it, be it for the first time or again."""
+        """Run the test, for the first time or again."""
         for when in _PHASES:
             self._reports[when] = []
         for report in self._run():
             self._reports[str(report.when)].append(report)
 
-    def tell(self, when: str) -> None:
-        """Pass on how subtests ended; raise if the phase did not pass."""
+    def replay(self, when: str) -> None:
+        """Report the subtests of a phase; raise an exception if the phase did not pass."""
         *parts, own = self._reports[when] or [_report(self._item, when)]
         for part in parts:
             self._item.ihook.pytest_runtest_logreport(report=part)
@@ -332,7 +331,7 @@ class _TestOnRanks:
         raise self._raised
 
     def report(self, call: pytest.CallInfo[None]) -> pytest.TestReport | None:
-        """Return the report of a phase; ``None`` if something else has ended it here."""
+        """Return the report of a phase; ``None`` if it failed in this process."""
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, KeyboardInterrupt):
             raise error
@@ -340,7 +339,7 @@ class _TestOnRanks:
 
 
 class _Hooks:
-    """The hooks of a test that runs on ranks, which have its phases: most are called there."""
+    """The hooks of a test on ranks, where most of those for its phases have been called already."""
 
     def __init__(self, hooks: Any, by_name: Mapping[str, Any]) -> None:
         self._hooks, self._by_name = hooks, by_name
@@ -349,25 +348,25 @@ class _Hooks:
         return self._by_name.get(name) or getattr(self._hooks, name)
 
     def pytest_exception_interact(self, **_: object) -> None:
-        """It was interacted with on ranks."""
+        """Do nothing: the ranks have called this hook."""
 
 
 class _TestRanks:
-    """Ranks that are a part of this session."""
+    """Ranks that run tests of this session."""
 
-    def __init__(self, config: pytest.Config, wanted: _Wanted, paths: list[str]) -> None:
+    def __init__(self, config: pytest.Config, request: _Request, paths: list[str]) -> None:
         from meshrun.api.worker_group import WorkerGroup
         from meshrun.worker.serve_tests import Begin
 
         self._config = config
         self._output = io.StringIO()
-        # What pytest does not capture is shown at once, on the ranks as here.
+        # Output that pytest does not capture here is not captured on ranks either.
         is_live = config.getoption("capture") in ("no", "tee-sys")
         output = None if is_live else self._output
         try:
             self._group: WorkerGroup = WorkerGroup(
-                mesh=wanted.spec,
-                **dict(wanted.options),
+                mesh=request.spec,
+                **dict(request.options),
                 stdout=output,
                 stderr=output,
                 serve="meshrun.worker.serve_tests",
@@ -377,21 +376,21 @@ class _TestRanks:
         except OSError as error:
             raise UsageError(f"@pytest.mark.mesh: {error}") from error
         self.is_quit = False
-        """Whether whoever debugged it has quit."""
+        """Whether the user has quit a debugger."""
         self.is_spent = False
-        """Whether the last test left ranks that no other can use."""
+        """Whether the last test left the ranks unusable for others."""
         begin = Begin(
             _args_of(config),
             _options_of(config),
-            _told_by_plug_ins(config),
+            _workerinput_of(config),
             config.getini("markers"),
             paths,
             config.getoption("usepdb"),
         )
         began = self._group.exchange(pickle.dumps(begin), timeout_s=_TIMEOUT_S)
         if began.missing:
-            why = began.trouble or began.why
-            text = f"the ranks' sessions did not start: {why}\n{self._output.getvalue()}"
+            reason = began.trouble or began.reason
+            text = f"the ranks' sessions did not start: {reason}\n{self._output.getvalue()}"
             raise UsageError(text.rstrip())
 
     @property
@@ -400,13 +399,13 @@ class _TestRanks:
         return self._group.is_open
 
     def close(self) -> None:
-        """Have them exit."""
+        """End the ranks."""
         self._group.close()
 
     def run(
         self, item: pytest.Item, nextitem: pytest.Item | None, timeout_s: float
     ) -> list[pytest.TestReport]:
-        """Run a test; return a report of each of its phases, over all ranks.
+        """Run a test; return a merged report for each of its phases.
 
         Raises:
             pytest.exit.Exception: If the test called ``pytest.exit()`` on a rank.
@@ -419,12 +418,12 @@ class _TestRanks:
         order = RunTest(item.nodeid, nextitem.nodeid if nextitem is not None else None)
         lender, began_s = Lender(self._debugging), time.monotonic()
         answers = self._group.exchange(
-            pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed, takes=lender.takes
+            pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed, handle=lender.handle
         )
-        self.is_quit = lender.is_quit
-        self.is_spent = any(done.is_last for done in answers.of.values())
-        self._pass_warnings_on(answers.of)
-        for member, done in answers.of.items():
+        self.is_quit = lender.has_quit
+        self.is_spent = any(done.is_last for done in answers.by_member.values())
+        self._report_warnings(answers.by_member.values())
+        for member, done in answers.by_member.items():
             if done.exit is not None:
                 raise done.exit
             if done.text:
@@ -440,7 +439,7 @@ class _TestRanks:
 
     @contextlib.contextmanager
     def _debugging(self) -> Iterator[None]:
-        """Have the session leave the terminal to a debugger."""
+        """Leave the terminal to a debugger while the block runs."""
         from meshrun.worker.debug_test import without_capture
 
         with without_capture(self._config):
@@ -448,24 +447,24 @@ class _TestRanks:
             yield
 
     def _merged(self, answers: Answers) -> list[pytest.TestReport]:
-        """Return a report of each phase, and of each subtest, that a rank has come to.
+        """Return a merged report for each phase, and each subtest, that any rank has reported.
 
-        A test that was not set up everywhere is not called, whatever came of it elsewhere.
+        If the setup did not pass on all ranks, the reports of the call are dropped.
         """
         by_part: dict[tuple[int, bool, str, int], dict[Member, pytest.TestReport]] = {}
         from_data = self._config.hook.pytest_report_from_serializable
-        for member, done in answers.of.items():
-            alike: Counter[str] = Counter()
+        for member, done in answers.by_member.items():
+            counts: Counter[str] = Counter()
             for data in done.reports:
                 report = from_data(config=self._config, data=data)
                 subtest = repr(getattr(report, "context", ""))
                 is_phase = type(report) is pytest.TestReport
-                part = (_PHASES.index(report.when), is_phase, subtest, alike[subtest])
-                alike[subtest] += not is_phase
+                part = (_PHASES.index(report.when), is_phase, subtest, counts[subtest])
+                counts[subtest] += not is_phase
                 by_part.setdefault(part, {})[member] = report
-        world = len(answers.of) + len(answers.missing)
-        parts = sorted(by_part, key=lambda part: part[:2])  # a test's subtests come before its own
-        reports = [_merge(by_part[part], world, answers.missing) for part in parts]
+        world_size = len(answers.by_member) + len(answers.missing)
+        parts = sorted(by_part, key=lambda part: part[:2])  # the subtests of a phase come first
+        reports = [_merge(by_part[part], world_size, answers.missing) for part in parts]
         lacks_setup = any(
             report.failed or hasattr(report, "wasxfail")
             for report in reports
@@ -473,13 +472,13 @@ class _TestRanks:
         )
         return [each for each in reports if not (lacks_setup and each.when == "call")]
 
-    def _pass_warnings_on(self, done: Mapping[Member, TestDone]) -> None:
-        """Tell each warning once, however many ranks gave it."""
-        told = set()
-        for each in done.values():
+    def _report_warnings(self, done: Iterable[TestDone]) -> None:
+        """Report each warning once, however many ranks gave it."""
+        seen = set()
+        for each in done:
             for message, when, nodeid, location in each.warnings:
-                if (key := (str(message.message), nodeid, location)) not in told:
-                    told.add(key)
+                if (key := (str(message.message), nodeid, location)) not in seen:
+                    seen.add(key)
                     self._config.hook.pytest_warning_recorded.call_historic(
                         kwargs={
                             "warning_message": message,
@@ -496,54 +495,54 @@ def _has_failed(done: TestDone) -> bool:
 
 
 def _options_of(config: pytest.Config) -> dict[str, Any]:
-    """Return the options that a rank is to have: all that can be sent, except our own business."""
-    kept = {name: value for name, value in vars(config.option).items() if _can_be_sent(value)}
+    """Return the options for ranks: all that can be pickled, with ``_OWN_OPTIONS`` reset."""
+    kept = {name: value for name, value in vars(config.option).items() if _can_be_pickled(value)}
     kept |= {name: value for name, value in _OWN_OPTIONS.items() if name in kept}
     temporary = config._tmp_path_factory.mktemp("ranks", numbered=True)  # type: ignore[attr-defined]
-    # Ranks may be in another folder.
+    # Ranks may have another working folder.
     place = {"rootdir": str(config.rootpath), "basetemp": str(temporary)}
     return kept | place | ({"inifilename": str(config.inipath)} if config.inipath else {})
 
 
 def _args_of(config: pytest.Config) -> list[str]:
-    """Return what the session was asked to collect, wherever a rank is."""
+    """Return the arguments of the session, independent of the working folder."""
     if config.getoption("pyargs"):
         return list(config.args)
     return [os.path.join(config.invocation_params.dir, each) for each in config.args]
 
 
-def _told_by_plug_ins(config: pytest.Config) -> dict[str, Any]:
-    """Return what plug-ins tell a worker of pytest-xdist, as they take a rank for one."""
+def _workerinput_of(config: pytest.Config) -> dict[str, Any]:
+    """Return what plug-ins pass to a worker of pytest-xdist, since they take a rank for one."""
     found = dict(getattr(config, "workerinput", {}))
     node = SimpleNamespace(config=config, workerinput=found)
     hook = getattr(config.hook, "pytest_configure_node", None)
     for each in hook.get_hookimpls() if hook is not None else ():
-        with contextlib.suppress(Exception):  # one that needs more of a worker than a rank has
+        with contextlib.suppress(Exception):  # this node lacks most attributes of a worker's
             each.function(node)
-    return {name: value for name, value in found.items() if _can_be_sent(value)}
+    return {name: value for name, value in found.items() if _can_be_pickled(value)}
 
 
-def _can_be_sent(value: object) -> bool:
+def _can_be_pickled(value: object) -> bool:
     try:
         pickle.dumps(value)
-    except Exception:  # an open file, say, which is not the rank's
+    except Exception:
         return False
     return True
 
 
-# ---- one report of several ---------------------------------------------------------------------
+# ---- merged reports ----------------------------------------------------------------------------
 
 
 def _merge(
-    found: Mapping[Member, pytest.TestReport], world: int, missing: Sequence[Member]
+    found: Mapping[Member, pytest.TestReport], world_size: int, missing: Sequence[Member]
 ) -> pytest.TestReport:
-    """Return the report of a phase: the worst outcome, with that of the rank that came first."""
+    """Return the report of the rank with the worst outcome, the first of these in time."""
     first = min(
         found, key=lambda member: (_badness(found[member]), _ended(found[member]), member.rank)
     )
     report = found[first]
-    sections = [*_sections(found, world)]
-    if report.failed and world > 1:
+    sections = [*_sections(found, world_size)]
+    if report.failed and world_size > 1:
         report.sections = [*sections, ("Ranks", "\n".join(_outcomes(found, first, missing)))]
     else:
         report.sections = sections
@@ -552,7 +551,7 @@ def _merge(
 
 
 def _badness(report: pytest.TestReport) -> int:
-    """Return how bad a report is; a test that is expected to fail may do so on any rank."""
+    """Return how bad a report is, from 0; a test expected to fail may do so on any rank."""
     if _is_failure(vars(report)):
         return 0 if report.failed else 1
     if report.failed or hasattr(report, "wasxfail"):
@@ -561,7 +560,7 @@ def _badness(report: pytest.TestReport) -> int:
 
 
 def _is_failure(report: Mapping[str, Any]) -> bool:
-    """Whether a test failed, as expected or not; one that passes against strict xfail has not."""
+    """Return whether a test failed, expectedly or not; passing despite a strict xfail is none."""
     if report.get("outcome") == "failed":
         return not str(report.get("longrepr")).startswith("[XPASS(strict)]")
     return report.get("outcome") == "skipped" and "wasxfail" in report
@@ -571,48 +570,49 @@ def _ended(report: pytest.TestReport) -> float:
     return float(getattr(report, "stop", 0.0))
 
 
-def _sections(found: Mapping[Member, pytest.TestReport], world: int) -> Iterator[tuple[str, str]]:
-    """What ranks printed, once where all have printed the same."""
+def _sections(
+    found: Mapping[Member, pytest.TestReport], world_size: int
+) -> Iterator[tuple[str, str]]:
+    """Yield the output of ranks; ranks with equal output share a section."""
     texts: dict[tuple[str, str], list[str]] = {}
     for member in sorted(found, key=lambda member: member.rank):
         for name, text in found[member].sections:
             texts.setdefault((name, text), []).append(member.label)
     for (name, text), labels in texts.items():
-        who = f"all {world} ranks" if len(labels) == world > 1 else ", ".join(labels)
-        yield f"{name} [{who}]", text
+        is_of_all = len(labels) == world_size > 1
+        yield f"{name} [{f'all {world_size} ranks' if is_of_all else ', '.join(labels)}]", text
 
 
 def _outcomes(
     found: Mapping[Member, pytest.TestReport], first: Member, missing: Sequence[Member]
 ) -> Iterator[str]:
-    """Say for each rank what became of it, in a line."""
+    """Yield a line with the outcome of each rank."""
     for member in sorted([*found, *missing], key=lambda member: member.rank):
         if member not in found:
             yield f"{member.label}: {_UNFINISHED}"
             continue
         report = found[member]
         crash = getattr(report.longrepr, "reprcrash", None)
-        why = f": {crash.message.splitlines()[0]}" if report.failed and crash is not None else ""
+        reason = f": {crash.message.splitlines()[0]}" if report.failed and crash is not None else ""
         shown = " (shown above)" if member is first else ""
-        yield f"{member.label}: {report.outcome}{why}{shown}"
+        yield f"{member.label}: {report.outcome}{reason}{shown}"
 
 
 def _all_outcomes(answers: Answers) -> Iterator[str]:
-    """Say for each rank whether it finished and how, or how it ended."""
+    """Yield a line with the outcome of each rank, or how its process ended."""
     from meshrun.protocol.result import RankFailed
     from meshrun.report.failure import describe_end
 
     trouble = answers.trouble
     failures = trouble.result.failures if isinstance(trouble, RankFailed) else ()
     ended = {each.rank: describe_end(each) for each in failures if not each.asked_to_end}
-    told = dict.fromkeys(answers.missing, _UNFINISHED)
-    told |= {member: ended[member.rank] for member in answers.missing if member.rank in ended}
-    for member, done in answers.of.items():
-        outcomes = [data.get("outcome") for data in done.reports]
-        worst = (each for each in ("failed", "skipped", "passed") if each in outcomes)
-        told[member] = next(worst, "passed")
-    for member in sorted(told, key=lambda member: member.rank):
-        yield f"{member.label}: {told[member]}"
+    outcomes = {member: ended.get(member.rank, _UNFINISHED) for member in answers.missing}
+    for member, done in answers.by_member.items():
+        of_phases = [data.get("outcome") for data in done.reports]
+        worst = (each for each in ("failed", "skipped", "passed") if each in of_phases)
+        outcomes[member] = next(worst, "passed")
+    for member in sorted(outcomes, key=lambda member: member.rank):
+        yield f"{member.label}: {outcomes[member]}"
 
 
 def _unfinished(
@@ -622,23 +622,26 @@ def _unfinished(
     output: str,
     took_s: float,
 ) -> Iterator[pytest.TestReport]:
-    """Report a test that some ranks did not finish: the failure of another one, if there is one."""
+    """Yield the reports of a test that some ranks did not finish.
+
+    If another rank failed, its failure is reported as the cause.
+    """
+    from meshrun.api.answers import describe_missing
     from meshrun.protocol.result import RankFailed
     from meshrun.report.failure import render_failure
 
-    who = ", ".join(member.label for member in answers.missing)
-    text = f"{answers.why}; not finished: {who}\n{answers.stacks}"
+    text = "\n".join(describe_missing(answers))
     if isinstance(answers.trouble, RankFailed):
         text = render_failure(answers.trouble.result)
         text = text[max(0, text.find("error:")) :]
     elif answers.trouble is not None:
         text = f"error: {answers.trouble}"
     failed = next((report for report in merged if _is_failure(vars(report))), None)
-    if failed is None or answers.is_rank_gone:  # others' errors are those of lost connections
+    if failed is None or answers.is_rank_gone:  # other ranks' errors are about lost connections
         printed = [line for line in output.splitlines(keepends=True) if line.startswith("[")]
         sections = list(dict.fromkeys(each for report in merged for each in report.sections))
         sections += [("Output of ranks", "".join(printed))] if printed else []
-        if len(answers.of) + len(answers.missing) > 1:
+        if len(answers.by_member) + len(answers.missing) > 1:
             sections.append(("Ranks", "\n".join(_all_outcomes(answers))))
         yield from _failed(item, text, sections=sections, took_s=took_s)
         return

@@ -1,4 +1,4 @@
-"""What the ranks of a group print, passed on as it comes."""
+"""Passes on the output of a group's ranks."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from meshrun.api.child_launcher import write_text
 from meshrun.protocol.caller import ended_call
 
 _OUTPUT_S = 2.0
-"""How long to wait for what a call printed, if a rank does not say that it has ended."""
+"""How long to wait for the output of a call whose end is not marked."""
 
 
 class RankOutput(io.TextIOBase):
-    """Passes a stream of the ranks on, line by line, and knows whose call has said all."""
+    """Passes a stream of the ranks on, line by line, and notes where the output of a call ends."""
 
     def __init__(self, name: str, to: TextIO | None) -> None:
         self._name, self._to = name, to
         self._line = ""
         self._is_passed_on = True
         self.kept = ""
-        """What was said since :meth:`keep`."""
+        """The output since :meth:`keep`."""
         self._ended = -1
-        """The last call of which all was said."""
+        """The last call whose output is complete."""
         self._changed = threading.Condition()
 
     def write(self, text: str) -> int:
-        """Take some of it."""
+        """Take the next part of the stream."""
         *lines, self._line = (self._line + text).split("\n")
         shown = []
         for line in lines:
@@ -43,19 +43,19 @@ class RankOutput(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """All is passed on at once."""
+        """Do nothing: whole lines are passed on at once."""
 
     def keep(self) -> None:
-        """Pass nothing on any more, and keep it instead."""
+        """Keep the output from now on instead of passing it on."""
         self._is_passed_on = False
 
     def wait_for(self, call: int) -> None:
-        """Wait until all ranks have said what they say in a call."""
+        """Wait for the output of all ranks during a call."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended >= call, _OUTPUT_S)
 
     def close(self) -> None:
-        """Pass on the beginning of a line that was never ended."""
+        """Pass on a last line that has not ended."""
         self._pass_on(self._line)
         self._line = ""
 
@@ -63,5 +63,5 @@ class RankOutput(io.TextIOBase):
         if not self._is_passed_on:
             self.kept += text
         elif (to := self._to or getattr(sys, self._name)) is not None:
-            with suppress(Exception):  # it is closed, say: ranks do not wait for that
+            with suppress(Exception):  # ranks must not wait for a stream that is closed, say
                 write_text(to, text)

@@ -1,4 +1,4 @@
-"""Pickles a call for the ranks, and unpickles what they return or raise."""
+"""Pickles a call for the ranks and unpickles what they return or raise."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.function import call_file, error_file, open_own, path_file, value_file
 
 _registry = threading.Lock()
-"""Held while a module is registered with cloudpickle, which has one registry a process."""
+"""Held while a module is registered with cloudpickle, which has one registry per process."""
 
 
 class RankTraceback(Exception):
-    """The traceback of a rank: the ``__cause__`` of the exception in the caller."""
+    """A rank's traceback, as the ``__cause__`` of the exception that the caller gets."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class RankTraceback(Exception):
 def write_call(
     folder: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Put a call into ``folder`` for the ranks to make.
+    """Write a call to ``folder`` for the ranks to make.
 
     Raises:
         UsageError: If it cannot be pickled.
@@ -52,27 +52,27 @@ def write_call(
 
 
 def write_path(folder: str) -> None:
-    """Put into ``folder`` where this process looks for modules."""
+    """Write ``sys.path`` to ``folder``, for the ranks."""
     path = path_file(folder)
     with open(path, "w", errors="surrogateescape", newline="", opener=open_private) as text:
         text.write("\0".join(_absolute(sys.path)))
 
 
 def _absolute(path: Sequence[str]) -> Iterator[str]:
-    """Yield where entries of a path lead, even if the working folder has changed or is gone."""
+    """Yield the entries as absolute paths, even if the working folder has changed or is gone."""
     for entry in path:
         finder = sys.path_importer_cache.get(entry)
-        with suppress(FileNotFoundError):  # it leads nowhere
+        with suppress(FileNotFoundError):  # relative to a folder that is gone
             yield os.path.abspath(getattr(finder, "path", entry))
 
 
 def pickle_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bytes:
-    """Return a call for the ranks to make.
+    """Return a pickled call for the ranks to make.
 
     Raises:
-        UsageError: If it cannot be pickled, or would only return what is still to run.
+        UsageError: If it cannot be pickled, or would only return a coroutine or a generator.
     """
     _check_runs(function)
     try:
@@ -87,7 +87,7 @@ def pickle_call(
 
 
 def _check_runs(function: Callable[..., Any]) -> None:
-    """Refuse a function whose call runs nothing of it."""
+    """Refuse a function whose call runs none of its code."""
     kinds: dict[str, tuple[Callable[[object], bool], str]] = {
         "an async function": (inspect.iscoroutinefunction, "def main(): return asyncio.run(...)"),
         "an async generator": (inspect.isasyncgenfunction, "def main(): return asyncio.run(...)"),
@@ -97,7 +97,7 @@ def _check_runs(function: Callable[..., Any]) -> None:
         if is_one(function) or is_one(type(function).__call__):
             name = getattr(function, "__qualname__", None) or repr(function)
             raise UsageError(
-                f"`{name}` is {kind}; to call it runs nothing",
+                f"`{name}` is {kind}; calling it runs nothing",
                 hint=f"pass a function that runs it, such as `{wrapped}`",
             )
 
@@ -129,7 +129,7 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
 
 
 def exited_early(who: str) -> MeshrunError:
-    """Return the error of a rank that ended well, and has no value."""
+    """Return the error for a rank that succeeded but returned no value."""
     return MeshrunError(
         f"{who} exited with code 0 before its function returned",
         hint="return from the function instead of calling sys.exit() or os._exit()",
@@ -137,7 +137,7 @@ def exited_early(who: str) -> MeshrunError:
 
 
 def load_value(file: IO[bytes], rank: int) -> Any:
-    """Return what a rank returned.
+    """Return a rank's value from a file.
 
     Raises:
         TypeError: If it cannot be unpickled here.
@@ -149,10 +149,10 @@ def load_value(file: IO[bytes], rank: int) -> Any:
 
 
 def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
-    """Raise what made a launch of a function fail.
+    """Raise the cause of the failure of a function's launch.
 
     Raises:
-        Exception: What the first rank to fail raised, if a copy can be made here.
+        Exception: The exception of the first rank to fail, if a copy can be made here.
         RankFailed: Otherwise.
         MeshrunError: If no rank was the cause.
     """
@@ -179,7 +179,7 @@ def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
 
 @contextmanager
 def _by_value_if_needed(name: str | None) -> Iterator[None]:
-    """Have a module that a rank could not import pickled by value while the block runs."""
+    """Pickle a module by value while the block runs, if a rank could not import it."""
     module = sys.modules.get(name or "")
     with _registry:
         needed = module is not None and name != "__main__" and not _can_be_imported(module)
@@ -194,10 +194,10 @@ def _by_value_if_needed(name: str | None) -> Iterator[None]:
 
 
 def _can_be_imported(module: ModuleType) -> bool:
-    """Whether a new interpreter with this ``sys.path`` would find the same module.
+    """Return whether a new interpreter with this ``sys.path`` would find the same module.
 
-    It would not if it was loaded from its file, as pytest's ``importlib`` mode does, or was never
-    in a file.
+    It would not find a module that was loaded by its path, as in pytest's ``importlib`` mode, or
+    that never was in a file.
     """
     if module.__name__ in sys.builtin_module_names:
         return True

@@ -1,4 +1,4 @@
-"""Ranks that stay: one launch, and any number of calls that all of its ranks make."""
+"""Ranks that keep running: one launch, and any number of calls on all of its ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from meshrun.api.answers import (
     Answers,
-    Asking,
+    Exchange,
     Member,
     describe_missing,
     describe_others,
     has_raised,
-    interrupts_of,
+    interrupts_call,
 )
 from meshrun.api.child_launcher import copy_output, end_launcher
 from meshrun.api.launch import (
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
 
 _R = TypeVar("_R")
 _STACKS_S, _QUIET_S = 10.0, 0.3
-"""How long the launcher may take to say where ranks are, and when it has."""
+"""How long to wait for the ranks' stacks, and after how much silence they are complete."""
 _SHUTDOWN_S = 5
 _CLOSE_S = 10.0
-_LOOK_S = 0.05
-_ABOVE = ("<frozen runpy>", "meshrun/worker/", "pluggy/", "_pytest/")
-"""In the frames above a call or a test."""
+_POLL_S = 0.05
+_CALLER_FRAMES = ("<frozen runpy>", "meshrun/worker/", "pluggy/", "_pytest/")
+"""Parts of frames that lead to a call or a test."""
 
 
 class GroupLost(MeshrunError):
@@ -72,22 +72,22 @@ class GroupLost(MeshrunError):
 
 
 class WorkerGroup:
-    """Workers that stay until :meth:`close`, with their mesh; calls find what earlier ones left.
+    """Workers with a mesh that keep running until :meth:`close`, and their state between calls.
 
     Args:
-        mesh: As of :func:`meshrun.launch`, like all that follows.
+        mesh: As for :func:`meshrun.launch`, like the parameters below.
         names: Names of the dims.
-        nproc_per_node: How many workers.
+        nproc_per_node: Number of workers.
         device: A torch device type, or ``auto``.
         preload: Modules to import once, before the ranks are forked.
         env: Variables for the ranks, in addition to those of this process.
         cwd: Their working directory.
         options: Command-line options without a parameter; all ranks are on this machine.
-        stdout: Where the ranks' output goes; ``sys.stdout`` at that time if ``None``.
-        stderr: The same.
+        stdout: Where the ranks' output goes; the current ``sys.stdout`` if ``None``.
+        stderr: Where their errors go; the current ``sys.stderr`` if ``None``.
 
     Raises:
-        MeshrunError: If they cannot be started.
+        MeshrunError: If the workers cannot be started.
     """
 
     def __init__(
@@ -116,22 +116,23 @@ class WorkerGroup:
             Options.device: device,
             Options.shutdown_timeout: _SHUTDOWN_S,
             Options.hang_timeout: 0,  # ranks that wait for a call do nothing
-            Options.max_restarts: 0,  # others would not have what earlier calls left
+            Options.max_restarts: 0,  # new ranks would lack the state of earlier calls
         }
         flags = [f"{Options.nnodes.flag}=1", *to_flags(given, {Options.preload: preload}, options)]
-        # Such variables mean the job that this process is part of.
-        of_a_job = (HOSTS, RENDEZVOUS, SUBMIT)
-        unread = {Options.nnodes, *(row for row in Options.rows() if row.panel in of_a_job)}
+        # These variables describe the job that this process is part of.
+        job_panels = (HOSTS, RENDEZVOUS, SUBMIT)
+        unread = {Options.nnodes, *(row for row in Options.rows() if row.panel in job_panels)}
         self.members: tuple[Member, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
-        self._printed, self._said = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
+        self._stdout, self._stderr = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
         self._calls = 0
-        self._turn, self._owner = threading.RLock(), os.getpid()
-        """Held by the thread whose call is under way."""
-        self._asks_in: int | None = None
+        self._owner = os.getpid()
+        self._turn = threading.RLock()
+        """Held by the thread whose call is in progress."""
+        self._calling_thread: int | None = None
         """The thread that waits for answers."""
         self._was_hung_up = False
-        """Whether the group was closed meanwhile."""
+        """Whether the group was closed during a call."""
         self._output: threading.Thread | None = None
         self._closing = contextlib.ExitStack()
         self._folder = self._closing.enter_context(private_folder())
@@ -155,13 +156,10 @@ class WorkerGroup:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-            assert self._process.stdout is not None  # noqa: S101 - as asked for
-            assert self._process.stderr is not None  # noqa: S101
-            streams = [
-                (self._process.stdout, self._printed),
-                (self._process.stderr, self._said),
-            ]
-            output = threading.Thread(target=copy_output, args=[streams], daemon=True)
+            assert self._process.stdout is not None  # noqa: S101 - a pipe
+            assert self._process.stderr is not None  # noqa: S101 - a pipe
+            pairs = [(self._process.stdout, self._stdout), (self._process.stderr, self._stderr)]
+            output = threading.Thread(target=copy_output, args=[pairs], daemon=True)
             output.start()
             self._output = output
             self._accept(listener)
@@ -179,18 +177,18 @@ class WorkerGroup:
         timeout: float | None = None,
         **kwargs: Any,
     ) -> list[_R]:
-        """Have all ranks call a function; return what each returned, in rank order.
+        """Call a function on all ranks; return what each returned, in rank order.
 
         Args:
-            function: As of :func:`meshrun.launch`.
+            function: As for :func:`meshrun.launch`.
             *args: Its arguments.
-            timeout: Seconds until the ranks are given up; ``None`` waits for as long as they take.
+            timeout: How many seconds to wait; ``None`` for no limit.
             **kwargs: Its keyword arguments.
 
         Raises:
-            Exception: What the first rank raised. The group stays if all ranks have finished.
-            GroupLost: If a rank did not finish; the message says where it is.
-            KeyboardInterrupt: If it was interrupted; the ranks were, too.
+            Exception: What the first rank raised. The group stays open if all ranks have finished.
+            GroupLost: If a rank did not finish; the message has its stack.
+            KeyboardInterrupt: If the call was interrupted, and with it the ranks.
             MeshrunError: If the first rank raised ``SystemExit`` with exit code 0.
         """
         check_parameter("timeout", timeout, float | None)
@@ -199,7 +197,7 @@ class WorkerGroup:
         except SystemExit as error:
             if error.code:
                 raise
-            raise exited_early("a rank") from error.__cause__  # a success of theirs is none of ours
+            raise exited_early("a rank") from error.__cause__  # it must not end this process
 
     def make_call(
         self,
@@ -209,29 +207,29 @@ class WorkerGroup:
         *,
         timeout_s: float | None = None,
     ) -> list[_R]:
-        """As :meth:`call`, for a caller that ends as its ranks do.
+        """Call a function as :meth:`call` does, for a caller that exits as its ranks do.
 
         Raises:
-            SystemExit: As all that a rank raises.
+            SystemExit: If a rank raised it, as for any other exception.
         """
         message = pickle_call(function, args, kwargs)
         with self._turn:
-            number, self._calls = self._calls, self._calls + 1  # one that is interrupted counts too
+            number, self._calls = self._calls, self._calls + 1  # ranks count interrupted calls too
             try:
                 answers = self.exchange(
-                    message, timeout_s=timeout_s, failed=has_raised, takes=Lender().takes
+                    message, timeout_s=timeout_s, failed=has_raised, handle=Lender().handle
                 )
             finally:
                 if self.members:
-                    self._printed.wait_for(number)
-                    self._said.wait_for(number)
+                    self._stdout.wait_for(number)
+                    self._stderr.wait_for(number)
         if self._was_hung_up and answers.missing:
             raise GroupLost("these workers were closed during the call")
         if answers.is_rank_gone and answers.trouble is not None:
-            raise answers.trouble  # others' errors are those of lost connections
-        for member, (value, text, error, headline) in answers.of.items():
+            raise answers.trouble  # the other ranks' errors are about lost connections
+        for member, (value, text, error, headline) in answers.by_member.items():
             if value is None:
-                told = "\n".join(
+                description = "\n".join(
                     [
                         f"{member.label}, pid {member.pid}:\n{text.rstrip()}",
                         *describe_others(answers, member),
@@ -240,10 +238,10 @@ class WorkerGroup:
                 )
                 kind = GroupLost if answers.missing else MeshrunError
                 copy = unpickle_error(error) or kind(f"{member.label} raised {headline}")
-                raise copy from RankTraceback(told)
+                raise copy from RankTraceback(description)
         if answers.missing:
             raise GroupLost("\n".join(describe_missing(answers)))
-        values = {member.rank: value for member, (value, *_) in answers.of.items()}
+        values = {member.rank: value for member, (value, *_) in answers.by_member.items()}
         return [load_value(io.BytesIO(values[rank]), rank) for rank in sorted(values)]
 
     def exchange(
@@ -252,58 +250,57 @@ class WorkerGroup:
         *,
         timeout_s: float | None = None,
         failed: Callable[[Any], bool] = lambda _: False,
-        takes: Callable[[Member, Any], bool] = lambda *_: False,
+        handle: Callable[[Member, Any], bool] = lambda *_: False,
     ) -> Answers:
-        """Send a message to all ranks and collect an answer of each; close if one is missing.
+        """Send a message to all ranks and collect their answers; close the group if one is missing.
 
         Args:
-            message: What their ``serve`` understands.
+            message: A message for the module that the ranks ``serve``.
             timeout_s: How long to wait.
-            failed: Whether an answer means that others may wait for that rank in vain.
-            takes: Called with what comes; takes what is no answer yet, and replies. That time does
-                not count.
+            failed: As for :class:`Exchange`.
+            handle: As for :class:`Exchange`.
 
         Raises:
             GroupLost: If the group is closed.
         """
         if os.getpid() != self._owner:
-            raise GroupLost(f"these workers are those of process {self._owner}, not of its fork")
+            raise GroupLost(f"these workers belong to process {self._owner}, not to its fork")
         with self._turn:
-            return self._exchange(message, timeout_s, failed, takes)
+            return self._exchange(message, timeout_s, failed, handle)
 
     def _exchange(
         self,
         message: bytes,
         timeout_s: float | None,
         failed: Callable[[Any], bool],
-        takes: Callable[[Member, Any], bool],
+        handle: Callable[[Member, Any], bool],
     ) -> Answers:
         if not self.members:
             raise GroupLost("these workers were closed", hint="start a new group")
-        self._asks_in = threading.get_ident()
+        self._calling_thread = threading.get_ident()
         raised: BaseException = KeyboardInterrupt()
         try:
             with Reactor() as reactor:
-                asking = Asking(self.members, reactor, failed, takes)
-                with interrupts_of(reactor, asking.interrupt):
+                exchange = Exchange(self.members, reactor, failed, handle)
+                with interrupts_call(reactor, exchange.interrupt):
                     try:
-                        asking.send(message, timeout_s)
-                        reactor.run_until(lambda: asking.is_done)
-                    except BaseException as error:  # of a signal's handler, the program's own
+                        exchange.send(message, timeout_s)
+                        reactor.run_until(lambda: exchange.is_done)
+                    except BaseException as error:  # raised by a signal handler of the program's
                         raised = error
-                        asking.interrupt()
-                        reactor.run_until(lambda: asking.is_done)
+                        exchange.interrupt()
+                        reactor.run_until(lambda: exchange.is_done)
         finally:
-            self._asks_in = None
-        if asking.is_interrupted:
-            if asking.left:
-                self._said.keep()  # not that they are stopped, by a signal that nobody sent
+            self._calling_thread = None
+        if exchange.is_interrupted:
+            if exchange.left:
+                self._stderr.keep()  # the launcher would report a signal that the user did not send
                 self._end(0.0)
             raise raised
-        answers = asking.answers
+        answers = exchange.answers
         if answers.missing:
             if not answers.is_rank_gone:
-                answers.stacks = self._ask_where()
+                answers.stacks = self._collect_stacks()
             answers.trouble = self._end(_CLOSE_S if answers.is_rank_gone else 0.0)
         return answers
 
@@ -319,23 +316,24 @@ class WorkerGroup:
         """Whether there are ranks to call."""
         return bool(self.members)
 
-    def show_where(self) -> None:
-        """Have the launcher say where its ranks are."""
+    def print_stacks(self) -> None:
+        """Make the launcher print the stacks of its ranks."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
 
     def close(self) -> None:
-        """Have the ranks exit, and wait until nothing of them is left.
+        """End the ranks, and wait until no process of theirs is left.
 
-        A call that is under way in another thread raises :class:`GroupLost`.
+        A call in progress in another thread raises :class:`GroupLost`.
         """
         if os.getpid() != self._owner:
             return
-        if self._asks_in is not None:
+        if self._calling_thread is not None:
             self._was_hung_up = True
             for member in self.members:
                 member.channel.hang_up()
-            if self._asks_in == threading.get_ident():  # a handler of a signal; the call closes it
+            # In a signal handler during a call, which closes the group.
+            if self._calling_thread == threading.get_ident():
                 return
         with self._turn:
             self._end(_CLOSE_S)
@@ -352,31 +350,31 @@ class WorkerGroup:
         """Wait until every rank has connected.
 
         Raises:
-            MeshrunError: If the launch ends before.
+            MeshrunError: If the launch ends first.
         """
         process, found, world_size = self._process, dict[int, Member](), 1
-        assert process is not None  # noqa: S101 - it was just started
+        assert process is not None  # noqa: S101 - just started
         with Reactor() as reactor:
 
-            def hear() -> None:
+            def accept_rank() -> None:
                 nonlocal world_size
                 channel = accept(listener)
                 if channel is not None:
                     rank, world_size, pid, label = pickle.loads(channel.receive())  # noqa: S301
                     found[rank] = Member(rank, pid, label, channel)
 
-            reactor.add_reader(listener, hear)
-            reactor.every(_LOOK_S, lambda: None)
+            reactor.add_reader(listener, accept_rank)
+            reactor.every(_POLL_S, lambda: None)
             reactor.run_until(lambda: len(found) == world_size or process.poll() is not None)
         self.members = tuple(found[rank] for rank in sorted(found))
         if len(found) < world_size:
             raise self._end(_CLOSE_S) or UsageError(
-                "no rank was started, so there are none to call",
+                "no rank was started, so there is none to call",
                 hint="remove the option that starts nothing, such as --dry-run",
             )
 
     def _end(self, grace_s: float) -> MeshrunError | None:
-        """Let the ranks exit, or stop them after a while; return how the launch had failed."""
+        """Let the ranks exit, or stop them after ``grace_s``; return how the launch had failed."""
         for member in self.members:
             member.channel.close()
         process, self.members = self._process, ()
@@ -387,20 +385,20 @@ class WorkerGroup:
                 process.wait(grace_s)
             except BaseException as error:
                 _stop(process)
-                self._let_go(process, _CLOSE_S)  # who is impatient wants nothing left all the same
+                self._finish_output(process, _CLOSE_S)
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
                 return None
             trouble = self._trouble(process.returncode)
-            self._let_go(process, None)
+            self._finish_output(process, None)
             return trouble
 
-    def _let_go(self, process: subprocess.Popen[bytes], within_s: float | None) -> None:
-        """Bring out what is left of the output of a launcher that has ended, and forget it."""
+    def _finish_output(self, process: subprocess.Popen[bytes], timeout_s: float | None) -> None:
+        """Pass on the remaining output of a launcher that has ended, and release it."""
         if self._output is not None:
-            self._output.join(within_s)
-        self._printed.close()
-        self._said.close()
+            self._output.join(timeout_s)
+        self._stdout.close()
+        self._stderr.close()
         end_launcher(process)
         self._process = None
 
@@ -411,22 +409,22 @@ class WorkerGroup:
             return error
         return (result.trouble or RankFailed(result)) if result.exit_code else None
 
-    def _ask_where(self) -> str:
-        """Return what the launcher says about where its ranks are; it is not printed."""
-        self._said.keep()
+    def _collect_stacks(self) -> str:
+        """Return the stacks of the ranks that are in a call, as the launcher reports them."""
+        self._stderr.keep()
         last = ""
         deadline = time.monotonic() + _STACKS_S
-        self.show_where()
+        self.print_stacks()
         while time.monotonic() < deadline:
             time.sleep(_QUIET_S)
-            if last and self._said.kept == last:
+            if last and self._stderr.kept == last:
                 break
-            last = self._said.kept
-        return "\n".join(_where_calls_are(last.splitlines()[1:]))
+            last = self._stderr.kept
+        return "\n".join(_stacks_of_calls(last.splitlines()[1:]))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Have a launcher end its ranks and itself; one that does not, because it is stopped, dies."""
+    """End a launcher and its ranks; kill it if it does not react, because it is stopped, say."""
     process.terminate()
     try:
         process.wait(_SHUTDOWN_S + _CLOSE_S)
@@ -437,13 +435,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _where_calls_are(lines: Iterable[str]) -> Iterator[str]:
-    """Leave out ranks that wait for the next call, and the frames that lead to the caller's own."""
+def _stacks_of_calls(lines: Iterable[str]) -> Iterator[str]:
+    """Drop ranks that wait for the next call, and the frames that lead to the user's function."""
     is_idle = is_above = False
     for line in lines:
         if not line.startswith(" "):
             is_idle, is_above = "meshrun/worker/call_channel.py" in line, True
-        elif is_above and any(part in line for part in _ABOVE):
+        elif is_above and any(part in line for part in _CALLER_FRAMES):
             continue
         else:
             is_above = False
