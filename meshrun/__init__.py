@@ -2,7 +2,7 @@
 
 Importing this package imports neither torch nor rich; each name below is loaded on first use.
 
-PYTEST_DONT_REWRITE: ranks import it before pytest, which would warn that its asserts stay plain.
+PYTEST_DONT_REWRITE: ranks import it before pytest, which would warn that it cannot rewrite asserts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A launch from request to result; the rooms are named in the order in which it passes them.
+"""A launch from request to result.
 
-``ask_cluster`` completes a request with what the scheduler defines, ``plan`` turns it into a value
-that a dry run prints, and ``launch`` carries that out: the supervisor starts the zygote, the zygote
+``ask_cluster`` completes a request with the scheduler's facts, ``plan`` turns it into a value that
+a dry run prints, and ``launch`` carries out this plan: the supervisor starts the zygote, the zygote
 forks the workers, ``lifecycle`` decides after every event, ``rendezvous`` talks to the other
 nodes, and the console shows what the ranks print.
 """
@@ -43,7 +43,7 @@ def ask_cluster(
     try:
         return fit_to_cluster(request, found, may_step=may_step), found
     except UsageError as error:
-        # Elsewhere all may look well.
+        # On other nodes, there may be no contradiction.
         if found is not None and found.nnodes is None and not found.is_one_of_several:
             decline(fit_nodes_to_cluster(request, found), error)
         raise
@@ -56,13 +56,13 @@ def plan(
     check_host: bool = True,
     cluster: ClusterFacts | None = None,
 ) -> LaunchPlan:
-    """Decide everything about a launch; starts nothing.
+    """Decide everything about a launch, without starting it.
 
     Args:
         request: The request.
-        facts: This machine; looked up if ``None``.
-        check_host: Whether a device this machine lacks is an error; if not, this is a dry run.
-        cluster: The facts of the scheduler, if there is one.
+        facts: This machine's facts; looked up if ``None``.
+        check_host: Whether missing devices are an error; ``False`` for a dry run.
+        cluster: The scheduler's facts, if there is one.
 
     Raises:
         UsageError: If the request is inconsistent, with the numbers.
@@ -73,11 +73,11 @@ def plan(
 
 
 def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> LaunchPlan:
-    """Decide everything about a launch; if it is impossible, tell the other nodes.
+    """Decide everything about a launch; if that fails, tell the other nodes.
 
     Raises:
         UsageError: If the request is inconsistent, with the numbers.
-        HostError: If its GPUs were to be checked, and one failed.
+        HostError: If ``--check-gpus`` found a faulty GPU.
         NodeExcludedError: If this node has failed too often.
     """
     from meshrun.report.check_node import check_node
@@ -100,21 +100,21 @@ def launch(
     paste: str | None = None,
     caller: Caller | None = None,
 ) -> LaunchResult:
-    """Carry out a plan and wait for it to finish; no process that was started is left.
+    """Carry out a plan, and wait until all processes have ended.
 
     Args:
         plan: What to start.
         console: Shows what ranks print.
-        watchers: Follow the launch, beside those that the plan asks for.
+        watchers: Follow the launch, in addition to those that the plan requires.
         began_ns: Monotonic time at which the user's wait began; now if ``None``.
         paste: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
-        caller: The program that started this launcher and uses it, if one does.
+        caller: The program that started this launcher and controls it, if any.
 
     Raises:
         ProgramError: If the program cannot be opened.
         HostError: If this machine cannot run the launch.
     """
-    # What only a launch needs is imported here: a dry run is twice as fast without it.
+    # Imported here because a dry run, which needs none of it, is twice as fast without it.
     import secrets
     from contextlib import ExitStack
 
@@ -155,7 +155,7 @@ def launch(
         remove_stale_folders()  # while the zygote imports torch
         result = loop.run()
     console.close()
-    console.wait_for_readers(loop.readers_have_s)
+    console.wait_for_readers(loop.reader_timeout_s)
     if caller is None:
         forward_error(result)
     return result

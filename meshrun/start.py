@@ -3,7 +3,7 @@
     python start.py PART [WORD ...]
 
 It is run by its path: ``python -m`` and ``python -c`` put the working folder first on ``sys.path``,
-and anyone who can write there would choose what is imported.
+so anyone who can write there could choose what is imported.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PARTS = {
 
 
 def own_command(part: str, *words: str, unbuffered: bool = False) -> list[str]:
-    """Return the words that start a process of meshrun's own with this interpreter."""
+    """Return the command that starts one of meshrun's processes with this interpreter."""
     return [sys.executable, *["-u"] * unbuffered, os.path.abspath(__file__), part, *words]
 
 
 def _order_path() -> None:
-    """Leave this file's folder out, as the program's own comes later, and find meshrun again."""
+    """Replace this file's folder on ``sys.path`` by the parent of the package, at the end."""
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     package_parent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     _order_path()
     from importlib import import_module
 
-    # In a process that was forked, main() returns; a rank's program runs from module level.
+    # In a forked rank, main() returns a function, so that the program runs from module level.
     run = import_module(_PARTS[sys.argv.pop(1)]).main(_KNOWN_AT_START)
     while run is not None:
         run = run()

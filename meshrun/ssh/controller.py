@@ -195,7 +195,7 @@ class Controller:
     def _suspend_ranks(self, *, is_on: bool) -> None:
         """Have ranks stopped for as long as the process that the shell knows is."""
         if is_on:
-            self._pause.begin(until_told=False)
+            self._pause.begin(until_sigcont=False)
         else:
             self._pause.end()
         self._tell_all(signal.SIGTSTP if is_on else signal.SIGCONT)

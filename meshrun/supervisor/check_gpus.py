@@ -1,4 +1,4 @@
-"""Examines the GPUs of this node before ranks are started on them."""
+"""Checks the GPUs of this node before ranks are started on them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.wording import count
 
 
-def examine_gpus(plan: LaunchPlan, tell: Callable[[str], None]) -> None:
-    """Tell a line for each thing that is wrong with the GPUs that ranks will use.
+def examine_gpus(plan: LaunchPlan, note: Callable[[str], None]) -> None:
+    """Check the GPUs that ranks will use, and pass a line for each finding to ``note``.
 
     Raises:
         HostError: If one fails the check.
@@ -23,7 +23,7 @@ def examine_gpus(plan: LaunchPlan, tell: Callable[[str], None]) -> None:
     gpus = plan.used_gpus
     where = f"{os.uname().nodename}: " if plan.layout.nnodes > 1 else ""
     if not gpus:
-        tell(f"{where}--check-gpus: this launch uses no GPU of this machine")
+        note(f"{where}--check-gpus: this launch uses no GPU of this machine")
         return
     with open_nvml() as nvml:
         if nvml is None:
@@ -33,16 +33,16 @@ def examine_gpus(plan: LaunchPlan, tell: Callable[[str], None]) -> None:
                     f"--check-gpus: the NVIDIA driver does not work: {why}",
                     hint="reload it, or reboot the machine",
                 )
-            tell(f"{where}--check-gpus: {why}; no GPU was checked")
+            note(f"{where}--check-gpus: {why}; no GPU was checked")
             return
         health = read_health(nvml, gpus)
     xids = read_xids()
     if xids is None:
-        tell(f"{where}no permission to read the kernel log, so it was not searched for XIDs")
+        note(f"{where}no permission to read the kernel log, so it was not searched for XIDs")
     findings = find_gpu_problems(health, xids or ())
     for finding in findings:
-        tell(f"{where}{finding}")
+        note(f"{where}{finding}")
     if (unfit := unfit_gpus(findings, gpus)) is not None:
         raise unfit
     if not findings:
-        tell(f"{where}{count(len(gpus), 'GPU')} checked, nothing found")
+        note(f"{where}{count(len(gpus), 'GPU')} checked, nothing found")

@@ -1,4 +1,4 @@
-"""Asks ranks what they have called, through a pipe to each; they answer as they report."""
+"""Asks ranks for their calls, through a pipe to each; they answer through their reports."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from meshrun.host.reactor import Reactor
 from meshrun.protocol.collectives import ALL_CALLS, RankCalled, RankRecords
 
 _ANSWER_TAKES_S = 1.5
-"""For a thread of the rank to get the interpreter's lock and read the recorder, if all are busy."""
+"""Time for a rank's thread to get the interpreter's lock and read the recorder, if all are busy."""
 
 
 class CollectiveRequests:
-    """The pipe to each rank, and the question that is under way.
+    """The pipe to each rank, and the request that is under way.
 
     Args:
         reactor: The loop's.
-        done: Called once all that were asked have answered, or will not.
+        done: Called once all ranks that were asked have answered, or time has run out.
     """
 
     def __init__(self, reactor: Reactor, done: Callable[[], None]) -> None:
         self._pipes: dict[int, int] = {}
         self._recording: set[int] = set()
-        """Ranks that answer."""
+        """Ranks that have a recorder, and so answer."""
         self._asked: set[int] = set()
         self._done = done
         self._deadline = reactor.call_at(None, self._give_up, skips=False)
@@ -33,48 +33,50 @@ class CollectiveRequests:
         """The last answer of each rank."""
 
     def open(self, rank: int) -> int:
-        """Return what a new process of this rank reads questions from, for the caller to close."""
+        """Return a new descriptor from which the rank reads requests, for the caller to close."""
         self._close(rank)
         theirs, self._pipes[rank] = os.pipe()
         os.set_blocking(self._pipes[rank], False)
         return theirs
 
     def begin(self) -> None:
-        """A generation of ranks is started."""
+        """Prepare for a new generation of ranks."""
         self._recording.clear()
         self.called = {}
         self._finish()
 
     def ask(self, pids: Mapping[int, int], *, soon: bool = False) -> None:
-        """Ask ranks what they have called; those that are stopped cannot answer.
+        """Ask ranks for their calls, except for stopped ranks, which cannot answer.
 
-        What a rank told whose call has failed stays: to the recorder, that call has ended.
+        The report of a rank whose call failed is kept: to the recorder, that call has ended.
 
         Args:
-            pids: The processes of the ranks.
-            soon: Whether the answers are of little use if they take long.
+            pids: Process ids by rank.
+            soon: Whether to wait for the answers only briefly.
         """
         if not self.is_under_way:
-            self.called = {rank: told for rank, told in self.called.items() if told.has_failed}
+            self.called = {
+                rank: answer for rank, answer in self.called.items() if answer.has_failed
+            }
             able = {rank for rank in pids.keys() & self._recording if not is_stopped(pids[rank])}
             self._asked = {rank for rank in able if self._write(rank, ALL_CALLS)}
             if self._asked:
                 self._deadline.restart(_ANSWER_TAKES_S / 5 if soon else _ANSWER_TAKES_S)
 
     def expect_only(self, alive: Collection[int]) -> None:
-        """Wait for no answer of a rank that has exited."""
+        """Do not wait for answers of ranks that have exited."""
         if self._asked and not self._asked <= set(alive):
             self._asked.intersection_update(alive)
             if not self._asked:
                 self._give_up()
 
-    def put(self, question: bytes, ranks: Iterable[int]) -> None:
-        """Ask ranks something whose answers nobody waits for."""
+    def send(self, request: bytes, ranks: Iterable[int]) -> None:
+        """Send a request whose answers nobody waits for."""
         for rank in self._recording.intersection(ranks):
-            self._write(rank, question)
+            self._write(rank, request)
 
-    def hear(self, message: RankRecords | RankCalled) -> None:
-        """Take what a rank says."""
+    def receive(self, message: RankRecords | RankCalled) -> None:
+        """Take a rank's message."""
         if isinstance(message, RankRecords):
             self._recording.add(message.rank)
             return
@@ -105,10 +107,10 @@ class CollectiveRequests:
         self._asked = set()
         self._deadline.cancel()
 
-    def _write(self, rank: int, question: bytes) -> bool:
-        """Return whether somebody may read it."""
-        with contextlib.suppress(OSError):  # it has exited, or has not answered for a long time
-            return os.write(self._pipes[rank], question) > 0
+    def _write(self, rank: int, request: bytes) -> bool:
+        """Send a request; return whether it was written."""
+        with contextlib.suppress(OSError):  # the rank has exited, or the pipe is full
+            return os.write(self._pipes[rank], request) > 0
         return False
 
     def _close(self, rank: int) -> None:

@@ -18,11 +18,11 @@ def decline(request: LaunchRequest, error: MeshrunError) -> None:
     rendezvous = request.rendezvous
     try:
         check_backend(rendezvous.backend)
-    except UsageError:  # a slip on this node alone: the others wait at the endpoint
+    except UsageError:  # perhaps a mistake on this node alone: the others wait at the endpoint
         rendezvous = replace(rendezvous, backend="static")
     nnodes = request.nnodes or 1
     if rendezvous.node_rank is not None and rendezvous.node_rank >= nnodes:
-        rendezvous = replace(rendezvous, node_rank=None)  # it may be node 0, for whom others wait
+        rendezvous = replace(rendezvous, node_rank=None)  # it may be node 0, for which others wait
     try:
         config = plan_rendezvous(
             rendezvous,
@@ -31,28 +31,28 @@ def decline(request: LaunchRequest, error: MeshrunError) -> None:
         )
     except UsageError:
         return
-    _tell_others(inherit_listener(config), error)
+    _notify_others(inherit_listener(config), error)
 
 
 @contextmanager
 def declining(config: RendezvousConfig | None) -> Iterator[None]:
-    """Tell the other nodes of an error in the block, and let it pass."""
+    """Tell the other nodes about an error in the block, and re-raise it."""
     try:
         yield
     except MeshrunError as error:
-        _tell_others(config, error)
+        _notify_others(config, error)
         raise
 
 
-def _tell_others(config: RendezvousConfig | None, error: MeshrunError) -> None:
-    is_known = config is not None and (config.host or config.listener is not None)
-    if config is not None and is_known:  # else nobody knows yet where to come
+def _notify_others(config: RendezvousConfig | None, error: MeshrunError) -> None:
+    # Without an address, no node knows yet where to connect.
+    if config is not None and (config.host or config.listener is not None):
         from meshrun.supervisor.join_nodes import stay_to_decline
 
         stay_to_decline(config, error, note)
 
 
 def inherit_listener(config: RendezvousConfig | None) -> RendezvousConfig | None:
-    """Return the meeting with the socket that whoever started this launcher listens on for it."""
+    """Return the config with the listening socket that the parent of this launcher has opened."""
     listener = os.environ.pop("MESHRUN_LISTENER", "")
     return replace(config, listener=int(listener)) if config and listener else config

@@ -1,4 +1,4 @@
-"""The errors that NVIDIA's driver reports of GPUs while a launch runs."""
+"""Errors of GPUs that NVIDIA's driver reports during a launch."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from meshrun.host.xids import Xid, XidWatch
 from meshrun.lifecycle.blame import Verdict
 from meshrun.plan.plan import LaunchPlan
 
-_OF_GPUS = re.compile(r"cuda|nccl|nvlink|gpu|device|ecc|accelerator", re.IGNORECASE)
-"""In an exception: a GPU may be its cause."""
+_GPU_WORDS = re.compile(r"cuda|nccl|nvlink|gpu|device|ecc|accelerator", re.IGNORECASE)
+"""Matches exceptions that a GPU may have caused."""
 
 
 class GpuErrors:
-    """XIDs since the launch began, for the report of a failure; none where nobody may read them."""
+    """XIDs since the launch began, for the report of a failure; none if they cannot be read."""
 
     def __init__(self, plan: LaunchPlan, log: Path = Path("/dev/kmsg")) -> None:
         self._watch = XidWatch(log) if plan.host.gpus else None
         self._seen: list[Xid] = []
 
     def why(self, verdict: Verdict, plan: LaunchPlan) -> str | None:
-        """Return what was reported of the GPU of a rank of this node that failed, if anything."""
+        """Return the errors of the GPU of a failed rank of this node, if there are any."""
         if self._watch is None or verdict.asked_to_end:
             return None
         raised = verdict.raised
-        if raised is not None and not _OF_GPUS.search(f"{raised.kind} {raised.message}"):
+        if raised is not None and not _GPU_WORDS.search(f"{raised.kind} {raised.message}"):
             return None
         found = self._of_rank(verdict.rank, plan)
         return ", ".join(dict.fromkeys(f"{xid} on GPU {gpu.label}" for xid, gpu in found)) or None
 
     def why_unfit(self, rank: int, plan: LaunchPlan) -> str | None:
-        """Return which error makes a GPU of this rank useless for the next generation, if any."""
+        """Return the error that makes a GPU of this rank unusable for a restart, if any."""
         fatal = (
             f"{xid} on GPU {gpu.label}" for xid, gpu in self._of_rank(rank, plan) if xid.is_fatal
         )
@@ -46,6 +46,6 @@ class GpuErrors:
         return ((xid, gpu) for xid in self._seen for gpu in gpus if xid.is_on(gpu.address))
 
     def close(self) -> None:
-        """Let go of the kernel's log."""
+        """Close the kernel log."""
         if self._watch is not None:
             self._watch.close()

@@ -17,14 +17,14 @@ from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.timers import Timers
 
 _MOST_LINES = 6
-_OF_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
-"""What ``input()`` and pdb raise there."""
-_OF_NO_THREADS = ("can't start new thread", "Resource temporarily unavailable")
-"""What Python raises when no thread can be started, and what C++ does."""
+_ON_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
+"""Exceptions of ``input()`` and pdb when stdin is empty."""
+_ON_NO_THREADS = ("can't start new thread", "Resource temporarily unavailable")
+"""Messages of Python and C++ when no thread can be started."""
 _NO_THREADS = "possibly at a limit: see `ulimit -u`, `ulimit -v` and pids.max of the cgroup"
 _MOST_RANKS = 16
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-"""In gloo's ``tcp/pair.cc``."""
+"""From gloo's ``tcp/pair.cc``."""
 
 
 def gather(
@@ -37,9 +37,9 @@ def gather(
     why_gpu: Callable[[Verdict], str | None],
     timers: Timers | None,
 ) -> Mapping[int, Evidence]:
-    """Return what is known of the ranks that failed, the cause first.
+    """Return the evidence about failed ranks, the cause first.
 
-    ``why_empty`` returns why a rank had no stdin, if it had none; ``why_gpu`` what its GPU tells.
+    ``why_empty`` returns why a rank has no stdin, ``why_gpu`` the errors of its GPU, if any.
     """
     folder = current_folder()
     found = {}
@@ -50,7 +50,7 @@ def gather(
             last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
             stack=tuple(describe(crash.main, folder)) if crash else (),
             place=place,
-            why=_of_timer(state, verdict, timers)
+            why=_why_timer(state, verdict, timers)
             or _why(verdict, memory, why_empty)
             or _why_mismatched(verdict, output, monitor, place)
             or (monitor.why if verdict.rank == monitor.gave_up else None)
@@ -60,15 +60,17 @@ def gather(
     return found
 
 
-def _of_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | None:
-    known = state.ranks.get(verdict.rank)  # another node reports its own
+def _why_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | None:
+    known = state.ranks.get(verdict.rank)  # other nodes report their own
     return timers.why_ended(known.pid, verdict.signum) if timers is not None and known else None
 
 
 def _why_mismatched(verdict: Verdict, output: Output, monitor: Monitor, place: str) -> str | None:
-    """Return what gloo says as it ends a rank that gets more from a peer than it has asked for."""
-    said = "\n".join(output.last_lines(verdict.rank)) if verdict.signum == signal.SIGABRT else ""
-    found = _MISMATCH.search(said)
+    """Return what gloo reported if it aborted a rank that received more than it expected."""
+    output_text = (
+        "\n".join(output.last_lines(verdict.rank)) if verdict.signum == signal.SIGABRT else ""
+    )
+    found = _MISMATCH.search(output_text)
     if found is None:
         return None
     peers = monitor.describe_peers(verdict.rank, place)
@@ -77,11 +79,11 @@ def _why_mismatched(verdict: Verdict, output: Output, monitor: Monitor, place: s
 
 
 def _why(verdict: Verdict, memory: MemoryWatch, why_empty: Callable[[int], str]) -> str | None:
-    """Return what explains how a rank ended, or one of its loader workers."""
+    """Return what explains the end of a rank, or of one of its loader workers."""
     raised = verdict.raised
-    if raised is not None and (raised.kind, raised.message) in _OF_EMPTY_STDIN:
+    if raised is not None and (raised.kind, raised.message) in _ON_EMPTY_STDIN:
         return why_empty(verdict.rank)
-    if raised is not None and raised.kind == "RuntimeError" and raised.message in _OF_NO_THREADS:
+    if raised is not None and raised.kind == "RuntimeError" and raised.message in _ON_NO_THREADS:
         return _NO_THREADS
     worker = (killed_worker(verdict.raised) if verdict.raised else None) or ""
     killed = verdict.signum == signal.SIGKILL and not verdict.asked_to_end

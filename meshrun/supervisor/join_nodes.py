@@ -1,4 +1,4 @@
-"""What this node tells the others of itself as it joins them."""
+"""Joins the other nodes, with a description of this node and its program."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.secret import find_secret, read_secret, secret_warnings
 from meshrun.rendezvous.store_access import addresses_to_name
 from meshrun.rendezvous.this_node import ThisNode
-from meshrun.supervisor.node_link import Farewell, Meet, Nodes
+from meshrun.supervisor.node_link import Linger, Meet, Nodes
 from meshrun.supervisor.program_file import digest_program
 
 _MOST_ARGUMENTS = 200
-"""Of a program, that are compared one by one."""
+"""Arguments of a program that are compared one by one."""
 _SHOWN = 80
-"""Characters of an argument in an error."""
+"""Characters of an argument that an error shows."""
 
 
 def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
-    """Return what begins to meet the other nodes.
+    """Return a function that begins to meet the other nodes.
 
     Raises:
         HostError: If the secret's file cannot be read.
@@ -74,25 +74,25 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
 def stay_to_decline(
     config: RendezvousConfig, error: MeshrunError, note: Callable[[str], None]
 ) -> None:
-    """Tell the other nodes that this one cannot take part, as they come; ``note`` shows a line."""
+    """Wait for the other nodes to tell them that this one cannot take part."""
     host = os.uname().nodename
     try:
         secret = find_secret(os.environ, config)
     except HostError:
-        secret = find_secret({}, config)  # which the others refuse, and know of it
+        secret = find_secret({}, config)  # the others refuse it, and so notice
     info = Join(host=host, node_rank=config.node_rank, nproc=1, settings={})
     with Reactor() as reactor:
         hub = Connections(reactor, note=lambda _: None)
         node = ThisNode(config=config, info=info, secret=secret, hub=hub)
         peers = Peers(node, negotiate=lambda _: None)
         peers.give_up(GaveUp.of(host, error))
-        farewell = Farewell(peers, error.message, config.node_timeout_s, note, reactor)
-        reactor.run_until(lambda: farewell.is_over)
+        linger = Linger(peers, error.message, config.node_timeout_s, note, reactor)
+        reactor.run_until(lambda: linger.is_over)
         peers.close()
 
 
 def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
-    """Return what this node says of itself; ``secret`` is what only its launch knows."""
+    """Return the description of this node that it sends to the others."""
     request = plan.request
     compares = request.rendezvous.compares_programs
     slots = plan.slots_per_node
@@ -129,10 +129,10 @@ def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
 def describe_program(
     program: Program, env: Mapping[str, str], *, key: bytes
 ) -> dict[str, list[str]]:
-    """Return what is run, for other nodes to compare with what they run.
+    """Return parts of the program to compare between nodes: [value to compare, text to show].
 
-    Paths may differ, and what is found under them not. Arguments cross the network as marks that
-    nobody can guess from without the key, and as texts without secrets.
+    Paths may differ, but not the content. Arguments cross the network as keyed hashes, and as texts
+    without secrets.
     """
     if program.kind == "script":
         parts = {"the program": ["a script", f"the script {program.target}"]}
@@ -147,21 +147,21 @@ def describe_program(
     shown = Mask(env).words(program.args)
     for number, word in enumerate(program.args[:_MOST_ARGUMENTS]):
         parts[f"argument {number + 1} of the program"] = [
-            _mark(key, word),
+            _keyed_hash(key, word),
             f"`{shown[number][:_SHOWN]}`",
         ]
     if rest := program.args[_MOST_ARGUMENTS:]:
         whole = "\0".join(rest)
-        parts["the rest of the arguments"] = [_mark(key, whole), f"{len(rest)} words"]
+        parts["the rest of the arguments"] = [_keyed_hash(key, whole), f"{len(rest)} words"]
     return parts
 
 
-def _mark(key: bytes, text: str) -> str:
+def _keyed_hash(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:32]
 
 
 def _as_options(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return options by their names on the command line, not their names in variables."""
+    """Return options by their names on the command line instead of the names of variables."""
     return {
         name.replace("MESHRUN", "-").replace("_", "-").lower(): value
         for name, value in variables.items()
@@ -169,10 +169,10 @@ def _as_options(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fixed_workers(plan: LaunchPlan) -> str:
-    """Workers of a node where they decide the mesh's shape, and so cannot differ."""
-    asked = plan.request.nproc_per_node
-    if isinstance(asked, tuple):
-        return ",".join(map(str, asked))
+    """Return the workers per node if they determine the mesh's shape, and so cannot differ."""
+    requested = plan.request.nproc_per_node
+    if isinstance(requested, tuple):
+        return ",".join(map(str, requested))
     mesh = plan.request.mesh
     if mesh is None or mesh.is_inferred:
         return ""

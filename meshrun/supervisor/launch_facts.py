@@ -1,4 +1,4 @@
-"""What ranks need to know about their launch: at first, and once nodes have joined."""
+"""The facts about a launch that ranks need: at the start, and once the nodes have met."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshrun.supervisor.timers import timer_file
 def facts_at_start(
     plan: LaunchPlan, run_id: str, folder: RunFolder, listener: socket.socket | None
 ) -> LaunchFacts:
-    """Return what ranks need to know about this launch; on several nodes, what is known so far."""
+    """Return the facts about a launch; on several nodes, those known before the nodes have met."""
     return LaunchFacts(
         run_id=run_id,
         master_addr=plan.store_address,

@@ -10,25 +10,25 @@ from meshrun.host.interfaces import interface_variables, is_loopback
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import LaunchFacts
 
-_OF_DEVICE = {"cpu": ("gloo",), "cuda": ("gloo", "nccl")}
-_EVERY = ("gloo", "nccl")
+_BACKENDS = {"cpu": ("gloo",), "cuda": ("gloo", "nccl")}
+_ALL_BACKENDS = ("gloo", "nccl")
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 def note_listening(plan: LaunchPlan, facts: LaunchFacts, console: Console) -> None:
-    """Show the lines, if ``--verbose`` asks for them."""
+    """Print a line for each listening port, with ``--verbose``."""
     if plan.request.console.verbose:
         for line in describe_listening(plan, facts, os.environ):
             console.note(line)
 
 
 def describe_listening(plan: LaunchPlan, facts: LaunchFacts, env: Mapping[str, str]) -> list[str]:
-    """Return the lines."""
+    """Return a line for each listening port."""
     at = f"{facts.master_addr} port {facts.master_port}"
     who = _who_reaches(facts.master_addr)
     lines = [f"listening: the store on {at}, where ranks find each other ({who})"]
     own = interface_variables(facts.interface)
-    for backend in _OF_DEVICE.get(plan.device_type or "", _EVERY):
+    for backend in _BACKENDS.get(plan.device_type or "", _ALL_BACKENDS):
         variable = _VARIABLES[backend]
         where = env.get(variable) or own.get(variable)
         chosen = f"on {where.lstrip('=')}" if where else f"where {backend} chooses"

@@ -1,4 +1,4 @@
-"""The launcher's end of a ``torchrun.logs_specs`` plug-in, which runs in another process."""
+"""Client of a ``torchrun.logs_specs`` plug-in, which runs in another process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ GROUP = "torchrun.logs_specs"
 
 
 class LogsPlugin:
-    """Asks the plug-in which files each generation of ranks gets."""
+    """Asks the plug-in for the files of each generation of ranks."""
 
     def __init__(self, logs: LogRequest, local_ranks: frozenset[int] | None, nproc: int) -> None:
         """Start the plug-in; it imports torch while the launch continues.
 
         Raises:
-            UsageError: If no package has a plug-in of that name.
+            UsageError: If no package has a plug-in of this name.
         """
         self._name = logs.logs_specs or ""
         if self._name not in entry_points(GROUP):
@@ -66,7 +66,7 @@ class LogsPlugin:
     def _send(self, value: object) -> None:
         try:
             print(json.dumps(value), file=self._process.stdin, flush=True)
-        except BrokenPipeError:  # the missing answer tells
+        except BrokenPipeError:  # the missing answer shows it
             pass
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The launcher's loop: waits on descriptors, turns them into events, carries out actions."""
+"""The launcher's loop: waits for descriptors and times, makes events, carries out actions."""
 
 from __future__ import annotations
 
@@ -94,25 +94,25 @@ if TYPE_CHECKING:
     from meshrun.supervisor.node_link import Meet, Nodes
 
 _LATE_NS = 1_000_000_000
-"""More than a busy machine's delay in waking this process up."""
+"""Longer than the delay with which a busy machine wakes this process."""
 _PAUSED_TURN_S = 0.1
 _STEP_DAEMON = "slurmstepd"
-"""What starts each task of a step of Slurm, carries its output and waits for it."""
-_LOOK_AT_PARENT_S = 2.0
+"""The process that starts each task of a Slurm step, forwards its output and waits for it."""
+_CHECK_PARENT_S = 2.0
 
 
 class Loop:
-    """One launch, from the zygote's start, which is in the constructor, until nothing is left.
+    """One launch, from the start of the zygote in the constructor until all processes have ended.
 
     Args:
-        plan: What to start; of several nodes, what is known of it before they have met.
-        run_id: Names the launch; of several nodes, until they have met.
-        folder: Where ranks' files are; closed once they have ended.
-        store_listener: Where the store serves; of several nodes, the coordinator's has its own.
+        plan: What to start; on several nodes, the part that is known before they have met.
+        run_id: Name of the launch; on several nodes, until they have met.
+        folder: The ranks' files; closed once the ranks have ended.
+        store_listener: The store's socket on a single node; on several, the coordinator makes one.
         watchers: Follow the launch.
         began_ns: Monotonic time at which the user's wait began.
         meet: Begins to meet the other nodes, if there are any.
-        caller: The program that started this launcher and uses it, if one does.
+        caller: The program that started this launcher and controls it, if any.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class Loop:
         self._caller, self._console, self._folder = caller, console, folder
         self._stopwatch = Stopwatch(began_ns)
         self._watchers = (self._stopwatch, *watchers)
-        self._asked = plan
-        """As it was before nodes have met: they may meet again."""
+        self._initial_plan = plan
+        """The plan before the nodes met, to be completed each time they meet."""
         ranks = plan.layout.ranks_of_node(plan.node_rank)
         self.state = State(
             shutdown_timeout_s=plan.request.shutdown_timeout_s,
@@ -145,41 +145,41 @@ class Loop:
         self._pause = Pause(
             self._reactor,
             None if caller is None else partial(is_stopped, caller.pid),
-            stop=partial(self._suspend_ranks, until_told=False),
+            stop=partial(self._suspend_ranks, until_sigcont=False),
             resume=self._resume,
         )
         self._terminal = Terminal(
             plan,
             console,
             self._reactor,
-            lambda *to, **how: self._workers.signal(*to, **how),  # noqa: PLW0108 - made later
+            lambda *to, **how: self._workers.signal(*to, **how),  # noqa: PLW0108 - set later
         )
         self._monitor = Monitor(
             plan,
             console,
             self._reactor,
-            happen=self._happen,
+            emit=self._handle,
             zygote_pid=lambda: self._workers.zygote.pid,
         )
-        self._monitor.see(self.state)
+        self._monitor.update(self.state)
         for watcher in self._watchers:
             watcher.begin(self._reactor, self.state)
         self._output = Output(
-            plan, console, self._reactor, self._monitor.watchdog.printed, folder.open
+            plan, console, self._reactor, self._monitor.watchdog.note_output, folder.open
         )
         self._memory = MemoryWatch()
         self._gpu_errors = GpuErrors(plan)
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self._wake = self._reactor.call_at(
-            None, lambda: self._happen(TimePassed(at_ns=time.monotonic_ns()))
+            None, lambda: self._handle(TimePassed(at_ns=time.monotonic_ns()))
         )
         self._was_continued = False
         self._signalled_ns = self._ended_ns = 0
-        self._has_told_nonsense = False
+        self._noted_malformed_report = False
         self._slow_readers = SlowReaders(console, self._reactor)
-        self._not_ours = frozenset(list_children())
+        self._earlier_children = frozenset(list_children())
         become_subreaper()
-        # From before there is anything to end.
+        # Before the first process is started.
         self._signals = SignalQueue(
             (
                 *plan.request.stop_signals,
@@ -190,7 +190,7 @@ class Loop:
         )
         self._reactor.add_reader(self._signals, self._on_signals)
         if process_name(parent := os.getppid()) == _STEP_DAEMON:
-            self._reactor.every(_LOOK_AT_PARENT_S, partial(self._look_at_parent, parent))
+            self._reactor.every(_CHECK_PARENT_S, partial(self._check_parent, parent))
         facts = facts_at_start(plan, run_id, folder, store_listener)
         self._workers = Workers(
             plan,
@@ -208,44 +208,44 @@ class Loop:
         if meet is None:
             note_listening(plan, facts, console)
         self._nodes = None if meet is None else self._meet(meet)
-        self._arrange()
+        self._set_up_turn()
 
     def _meet(self, meet: Meet) -> Nodes:
         note, negotiate = self._console.note, self._workers.negotiate
         nodes = meet(self._reactor, note, self._monitor.ask, negotiate)
         self._monitor.watchdog.activity = nodes.peers.activity
         if self._monitor.stragglers is not None:
-            self._monitor.stragglers.tell_nodes = nodes.peers.send
+            self._monitor.stragglers.send_to_nodes = nodes.peers.send
         return nodes
 
-    def _arrange(self) -> None:
-        """Say what is done in every turn, in this order."""
+    def _set_up_turn(self) -> None:
+        """Register what each turn does, in this order."""
         each, output, console = self._reactor.each_turn, self._output, self._console
         each(self._skip_lost_time)
         each(output.read_files, due=lambda: output.next_read_ns)
         each(console.show_waiting, due=lambda: console.next_wake_ns)
         if (nodes := self._nodes) is not None:
-            each(self._hear_nodes, due=lambda: 0 if nodes.peers.has_events else None)
+            each(self._on_nodes, due=lambda: 0 if nodes.peers.has_events else None)
 
     @property
     def plan(self) -> LaunchPlan:
-        """What is started; of several nodes, the last word is spoken once they have met."""
+        """What is started; on several nodes, final once they have met."""
         return self._workers.plan
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the nodes, in their order, if known."""
+        """Host names of the known nodes, in node order."""
         return (os.uname().nodename,) if self._nodes is None else self._nodes.hosts
 
     def run(self) -> LaunchResult:
-        """Run until everything has ended and every byte is written."""
+        """Run until all processes have ended and all output is written."""
         evidence: Mapping[int, Evidence] | None = None
         try:
-            self._happen(LaunchBegan(at_ns=time.monotonic_ns()))
+            self._handle(LaunchBegan(at_ns=time.monotonic_ns()))
             while not self.state.over:
                 self._turn()
             if self._nodes is not None:
-                while self._nodes.takes_leave(self.state, self.plan.layout):
+                while self._nodes.lingers(self.state, self.plan.layout):
                     self._turn()
                 self._nodes.close()
             self._finish_output()
@@ -260,8 +260,8 @@ class Loop:
             self._terminal.close()
             self._reactor.close()
             kept = self._folder.close(went_well=evidence is not None and went_well(self.state))
-            # Nothing is left to clear up, so signals do what they did before us. But the first is
-            # late: a launch that is decided, and only has to be told, ends as it was.
+            # Nothing is left to clean up, so signals get their previous effect, but with a delay:
+            # the launch is decided, and only the report is missing.
             self._signals.restore_late(LAST_WORDS_TAKE_S)
         result = build_result(
             self.state,
@@ -276,17 +276,17 @@ class Loop:
         return result
 
     def _finish_output(self) -> None:
-        """Bring out what ranks wrote; once the launch was stopped, for readers that take it."""
+        """Write the ranks' remaining output; in a stopped launch, only as long as it is read."""
         self._ended_ns = time.monotonic_ns()
         left = self._output.finish(
-            lambda: self._slow_readers.wait(self.readers_have_s()),
-            lambda: self.readers_have_s() == 0.0,
+            lambda: self._slow_readers.wait(self.reader_timeout_s()),
+            lambda: self.reader_timeout_s() == 0.0,
         )
         if left:
             self._console.note(dropped_note(left))
 
-    def readers_have_s(self) -> float | None:
-        """Return for how long to wait for readers of our output, in s; ``None`` for no limit."""
+    def reader_timeout_s(self) -> float | None:
+        """Return how long to wait for readers of our output, in s; ``None`` for no limit."""
         if len(self.state.signals) > 1:
             return 0.0
         if not was_stopped(self.state):
@@ -300,30 +300,30 @@ class Loop:
     # ---- events ----------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Wait for something to happen and deal with it."""
+        """Wait for something to happen, and handle it."""
         self._slow_readers.watch()
         self._output.pause_or_resume()
         is_paused = self._pause.is_on and not self._output.has_more
-        # What is due moves with the time while ranks are stopped.
+        # While ranks are stopped, deadlines move with the time.
         self._reactor.wait(least_s=_PAUSED_TURN_S if is_paused else 0.0)
-        if self._look_at_terminal():
+        if self._update_terminal():
             return
         self._reactor.call_ready()
         self._reactor.call_due()
         self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
-            self._happen(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
+            self._handle(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
 
-    def _look_at_terminal(self) -> bool:
-        """Give the terminal to its owner; return whether ranks' output was held or released."""
-        if self._terminal.takes_keys():
+    def _update_terminal(self) -> bool:
+        """Suspend a launch that reads the shell's input; return whether typing began or ended."""
+        if self._terminal.steals_input():
             self._suspend("a rank tried to read the terminal from the background")
-        return self._terminal.look()
+        return self._terminal.update_typing()
 
     def _skip_lost_time(self) -> None:
-        """Count no time in which this process was stopped, or the whole machine held up.
+        """Do not count time in which this process was stopped, or the whole machine suspended.
 
-        SIGCONT does not say since when; at worst it was since we last went to sleep.
+        SIGCONT does not tell since when; at the earliest since the last wait began.
         """
         now_ns = time.monotonic_ns()
         is_paused = self._pause.is_on and not self.state.stopping
@@ -335,25 +335,25 @@ class Loop:
         self.state = skip_time(self.state, lost_ns)
         self._reactor.skip(lost_ns)
 
-    def _hear_nodes(self) -> None:
-        for news in self._nodes.peers.events() if self._nodes is not None else ():
-            self._hear(news)
+    def _on_nodes(self) -> None:
+        for event in self._nodes.peers.events() if self._nodes is not None else ():
+            self._on_node_event(event)
 
-    def _hear(self, news: FromNodes) -> None:
-        if isinstance(news, TimesRequested | TimesReported):
+    def _on_node_event(self, event: FromNodes) -> None:
+        if isinstance(event, TimesRequested | TimesReported):
             if self._monitor.stragglers is not None:
-                self._monitor.stragglers.hear_node(news)
-        elif isinstance(news, GenerationAborted) and news.is_hung and not self.state.stopping:
-            self._monitor.ask(news.why, then=news)
+                self._monitor.stragglers.receive_from_node(event)
+        elif isinstance(event, GenerationAborted) and event.is_hung and not self.state.stopping:
+            self._monitor.ask(event.why, then=event)
         else:
-            if isinstance(news, AllIdle):
-                self.state, news = self._monitor.explain_hang(self.state, news)
-            self._happen(self._completed(news) if isinstance(news, Met) else news)
+            if isinstance(event, AllIdle):
+                self.state, event = self._monitor.explain_hang(self.state, event)
+            self._handle(self._complete(event) if isinstance(event, Met) else event)
 
-    def _happen(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         was_stopping = self.state.stopping
         self.state, actions = step(self.state, event)
-        self._terminal.see(event, self.state)
+        self._terminal.on_event(event, self.state)
         if isinstance(event, RankReady):
             self._output.begin()
         if isinstance(event, RankExited):
@@ -361,14 +361,14 @@ class Loop:
         for watcher in self._watchers:
             watcher.see(event, self.state)
         if isinstance(event, RankRaised):
-            self._monitor.see(self.state)
-            self._monitor.see_raised(event, was_stopping=was_stopping)
+            self._monitor.update(self.state)
+            self._monitor.on_raised(event, was_stopping=was_stopping)
         if isinstance(event, RankExited) and event.aborted and not was_stopping:
-            self._monitor.see(self.state)
-            self._monitor.see_aborted(event.rank, self._output.last_lines(event.rank))
+            self._monitor.update(self.state)
+            self._monitor.on_aborted(event.rank, self._output.last_lines(event.rank))
         for action in actions:
             self._act(action)
-        self._monitor.see(self.state)
+        self._monitor.update(self.state)
 
     def _on_control(self) -> None:
         message = self._workers.zygote.receive()
@@ -376,21 +376,21 @@ class Loop:
             self._on_zygote_gone()
             return
         if isinstance(message, RankExited | GenerationEnded):
-            self._on_reports()  # what ranks told before their end comes first
+            self._on_reports()  # what ranks reported before their end comes first
         if isinstance(message, RankStarted | StartFailed):
-            self._try_to_start(self._workers.answered)
+            self._try_to_start(self._workers.start_next)
         if isinstance(message, RankExited):
             raised = self.state.ranks[message.rank].raised
             if (raised := self._workers.match_error_file(message, raised)) is not None:
-                self._happen(raised)
+                self._handle(raised)
             if message.wait_status:
-                self._leave_out_unfit(message)
-        self._happen(message)
+                self._exclude_if_unfit(message)
+        self._handle(message)
 
-    def _leave_out_unfit(self, event: RankExited | RankRaised) -> None:
-        """Start no rank again on a GPU that only a reset can help."""
+    def _exclude_if_unfit(self, event: RankExited | RankRaised) -> None:
+        """Exclude this node from the launch if the rank's GPU needs a reset."""
         if (why := self._gpu_errors.why_unfit(event.rank, self.plan)) is not None:
-            self._happen(
+            self._handle(
                 NodeExcluded(
                     rank=event.rank,
                     reason=why,
@@ -403,46 +403,46 @@ class Loop:
     def _on_zygote_gone(self) -> None:
         self._gpu_wait.cancel()
         status, kept = self._workers.wait_for_zygote()
-        ended = end_children(grace_s=0.0, spare=self._not_ours)  # all that it had come to us
+        ended = end_children(grace_s=0.0, spare=self._earlier_children)  # its orphans are ours now
         left = LeftoversEnded(
             count=0,
             survivors=[*kept.survivors, *ended.survivors],
             denied=[*kept.denied, *ended.denied],
         )
         if left.survivors or left.denied:
-            self._happen(left)
+            self._handle(left)
         self._on_reports()
-        self._happen(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
+        self._handle(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
 
     def _on_reports(self) -> None:
-        for message in self._take_reports():
+        for message in self._receive_reports():
             if isinstance(message, RankBeat):
                 self._monitor.watchdog.beat(message.rank)
             if isinstance(message, BreakpointPassed):
-                self._terminal.passed_breakpoint(self.plan.layout, message.rank)
+                self._terminal.note_skipped_breakpoint(self.plan.layout, message.rank)
             elif isinstance(message, CallEnded):
-                if self._caller is not None:  # else nobody waits for it
+                if self._caller is not None:
                     self._output.end_call(message.rank, message.number)
             elif isinstance(message, FromRecorder):
-                self._monitor.hear(message)
+                self._monitor.receive(message)
             elif isinstance(message, FromNegotiation):
                 if self._nodes is not None:
                     self._nodes.peers.receive(message)
             else:
-                self._happen(message)
+                self._handle(message)
                 if isinstance(message, RankRaised):
-                    self._leave_out_unfit(message)
+                    self._exclude_if_unfit(message)
 
-    def _take_reports(self) -> Iterator[FromRank | FromNegotiation]:
-        """Yield what ranks have told; no rank is to end because another one tells nonsense."""
+    def _receive_reports(self) -> Iterator[FromRank | FromNegotiation]:
+        """Yield the ranks' reports; a malformed one must not end the launch."""
         while True:
             try:
                 message = self._workers.zygote.receive_report()
                 if isinstance(message, FromRank) and message.rank not in self.state.ranks:
                     raise WireError(f"a message of rank {message.rank}, which is not here")
             except WireError:
-                if not self._has_told_nonsense:
-                    self._has_told_nonsense = True
+                if not self._noted_malformed_report:
+                    self._noted_malformed_report = True
                     self._console.note(
                         "ignoring what a rank's program wrote to a descriptor of meshrun's"
                     )
@@ -452,42 +452,38 @@ class Loop:
             yield message
 
     def _on_signals(self) -> None:
+        request = self.plan.request
         for signum in self._signals.take():
             if signum == signal.SIGCONT:
                 self._resume()
-            if signum in self.plan.request.forwarded_signals:
+            if signum in request.forwarded_signals:
                 self._forward(signum)
-                continue
-            if signum == signal.SIGCONT:
-                continue
-            if signum == signal.SIGTSTP and signum not in self.plan.request.stop_signals:
+            elif signum == signal.SIGTSTP and signum not in request.stop_signals:
                 self._suspend("SIGTSTP")
-                continue
-            if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
-                self._monitor.ask("SIGQUIT: showing where the ranks are")
-                if self._nodes is not None:
-                    self._nodes.ask_where(
-                        f"SIGQUIT on {self.hosts[0]}: showing where the ranks are"
-                    )
-                continue
-            if self._terminal.takes(signum, self.state):
-                continue
-            self._take_signal(signum, self._caller.why_ended if self._caller else "")
+            elif signum == signal.SIGQUIT and signum not in request.stop_signals:
+                self._show_stacks()
+            elif signum != signal.SIGCONT and not self._terminal.intercept(signum, self.state):
+                self._on_stop_signal(signum, self._caller.why_ended if self._caller else "")
 
-    def _take_signal(self, signum: int, why: str) -> None:
+    def _show_stacks(self) -> None:
+        self._monitor.ask("SIGQUIT: showing where the ranks are")
+        if self._nodes is not None:
+            self._nodes.ask_where(f"SIGQUIT on {self.hosts[0]}: showing where the ranks are")
+
+    def _on_stop_signal(self, signum: int, why: str) -> None:
         now_ns = time.monotonic_ns()
         self._signalled_ns = self._signalled_ns or now_ns
-        self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
+        self._handle(SignalArrived(signum=signum, at_ns=now_ns, why=why))
 
-    def _look_at_parent(self, daemon: int) -> None:
+    def _check_parent(self, daemon: int) -> None:
         """End if Slurm has lost this task: nobody reads its output, waits for it or can stop it."""
         if os.getppid() != daemon and signal.SIGTERM not in self.state.signals:
-            self._take_signal(signal.SIGTERM, f"its {_STEP_DAEMON} has exited")
+            self._on_stop_signal(signal.SIGTERM, f"its {_STEP_DAEMON} has exited")
 
     def _suspend(self, why: str) -> None:
-        """Be stopped, as Ctrl-Z asks, and the ranks with us; or the ranks alone, for a caller."""
+        """Suspend the ranks and this process, as on Ctrl-Z; with a caller, the ranks alone."""
         if self._pause.has_caller:
-            self._suspend_ranks(until_told=True)
+            self._suspend_ranks(until_sigcont=True)
             return
         rendezvous = self.plan.rendezvous
         lost = (
@@ -502,9 +498,9 @@ class Loop:
         self._signals.suspend_here()
         self._resume()
 
-    def _suspend_ranks(self, *, until_told: bool) -> None:
+    def _suspend_ranks(self, *, until_sigcont: bool) -> None:
         if not self.state.stopping:
-            self._pause.begin(until_told=until_told)
+            self._pause.begin(until_sigcont=until_sigcont)
             self._workers.suspend()
 
     def _resume(self) -> None:
@@ -515,8 +511,8 @@ class Loop:
         self._console.return_to_terminal()
 
     def _forward(self, signum: int) -> None:
-        if deaf := self._workers.forward(signum, self.state):
-            who, name = merged_label(self.plan.layout, deaf), signal_name(signum)
+        if without_handler := self._workers.forward(signum, self.state):
+            who, name = merged_label(self.plan.layout, without_handler), signal_name(signum)
             self._console.note(
                 f"{name} was not forwarded to {who}: it has no handler and would be killed"
             )
@@ -531,7 +527,7 @@ class Loop:
                 self._start_zygote(without_torch=without_torch)
             case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
                 send = partial(self._workers.signal, ranks, signum, whole_group=whole_group)
-                self._monitor.once_known(send)
+                self._monitor.after_answers(send)
             case EndGeneration(grace_s=grace_s):
                 self._gpu_wait.cancel()
                 self._workers.end_generation(grace_s)
@@ -558,17 +554,17 @@ class Loop:
             timers=self._workers.timers,
         )
 
-    def _completed(self, met: Met) -> Met | MeetingFailed:
-        """Complete the plan with what the other nodes sent, and set this node's ranks."""
+    def _complete(self, met: Met) -> Met | MeetingFailed:
+        """Complete the plan with what the other nodes sent."""
         try:
-            plan, facts = complete(self._asked, self._workers.facts, met)
+            plan, facts = complete(self._initial_plan, self._workers.facts, met)
         except MeshrunError as error:
             self.state = replace(
                 self.state,
                 nodes=NodesState(phase=NodesPhase.RUNNING, is_coordinator=not met.node_rank),
             )
             return MeetingFailed(error=error, at_ns=met.at_ns)
-        assert self._nodes is not None  # noqa: S101 - which have met
+        assert self._nodes is not None  # noqa: S101 - an event of theirs
         self._nodes.hosts = met.hosts
         self._workers.replan(plan, facts, self._nodes.peers.listener)
         self._monitor.replan(plan)
@@ -583,19 +579,19 @@ class Loop:
     def _start_all(self, generation: int) -> None:
         start = partial(self._try_to_start, partial(self._workers.start_all, generation))
         if generation:
-            self._monitor.begin()  # from now on the start takes time
+            self._monitor.begin()  # the wait for the GPUs counts as start
             self._gpu_wait.hold(self.plan.used_gpus, self._workers.zygote.pid, start)
         else:
             start()
 
     def _try_to_start(self, start: Callable[[], None]) -> None:
-        """Start ranks; what this machine lacks for it is news, which other nodes hear too."""
+        """Start ranks; an error becomes an event, which the other nodes receive too."""
         try:
             start()
         except HostError as error:
             now_ns = time.monotonic_ns()
             failed = StartFailed(rank=None, error=error.message, hint=error.hint, at_ns=now_ns)
-            self._reactor.call_at(now_ns, partial(self._happen, failed))
+            self._reactor.call_at(now_ns, partial(self._handle, failed))
 
     def _start_zygote(self, *, without_torch: bool) -> None:
         self._workers.start_zygote(without_torch=without_torch)

@@ -1,6 +1,6 @@
-"""What NCCL knows of its communicators, asked of the RAS service in the first rank of a node.
+"""Findings of NCCL's RAS service about its communicators.
 
-Since NCCL 2.24 each process has a thread for it; the first one on a node listens at
+Since NCCL 2.24, each process has a thread for this service. The first one on a node listens at
 ``NCCL_RAS_ADDR``, by default port 28028 of localhost.
 
 Source:
@@ -18,10 +18,10 @@ from meshrun.host.reactor import Reactor
 
 _PORT = 28028
 _TAKES_S = 2.0
-"""A service that is asked to give up after a second, on a busy machine."""
+"""How long the answer may take on a busy machine, with a timeout of 1 s in the service."""
 _DIALOG = ((b"CLIENT PROTOCOL 2\n", b"SERVER PROTOCOL "), (b"TIMEOUT 1\n", b"OK"))
-"""What is said, and how the answer begins."""
-_QUESTION = b"STATUS\n"
+"""What is sent, and how the reply begins."""
+_REQUEST = b"STATUS\n"
 _HEADINGS = ("Errors", "Warnings")
 _MOST_BYTES = 64 * 1024
 _MOST_LINES = 40
@@ -35,25 +35,25 @@ def ras_address(env: Mapping[str, str]) -> tuple[str, int] | None:
     host = host.strip("[]")
     try:
         socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
-    except OSError:  # a name: to look it up could take long, and it is one of this machine
+    except OSError:  # a name, which could take long to look up, of this machine
         host = "127.0.0.1"
     return host, int(port) if port.isdecimal() else _PORT
 
 
 def select_findings(status: str) -> list[str]:
-    """Return what the answer says of errors and warnings, without the tables before."""
+    """Return the errors and warnings of an answer, without the tables before them."""
     lines = [line.rstrip() for line in status.splitlines()]
     first = next((at for at, line in enumerate(lines) if line in _HEADINGS), len(lines))
-    told = [line for line in lines[first:] if line and set(line) != {"="}]
-    return told[:_MOST_LINES]
+    findings = [line for line in lines[first:] if line and set(line) != {"="}]
+    return findings[:_MOST_LINES]
 
 
 class NcclRas:
-    """One question at a time.
+    """Asks the service, one request at a time.
 
     Args:
         reactor: The loop's.
-        done: Called once the answer is there, or will not come.
+        done: Called once there is an answer, or after a failure.
     """
 
     def __init__(self, reactor: Reactor, done: Callable[[], None]) -> None:
@@ -61,67 +61,67 @@ class NcclRas:
         self._socket: socket.socket | None = None
         self._deadline = reactor.call_at(None, self._finish, skips=False)
         self.findings: list[str] = []
-        """What the last answer said of errors and warnings."""
+        """The errors and warnings of the last answer."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether an answer is awaited."""
+        """Whether a request is under way."""
         return self._socket is not None
 
     def ask(self, env: Mapping[str, str] = os.environ) -> None:
-        """Ask the service of this node; a question that is under way continues instead."""
+        """Ask the service of this node, unless a request is under way."""
         if self._socket is not None or (address := ras_address(env)) is None:
             return
-        self._got, self._said = b"", 0
+        self._received, self._step = b"", 0
         self.findings = []
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
-        with contextlib.suppress(OSError):  # under way, or refused: the first read says so
+        with contextlib.suppress(OSError):  # in progress, or refused, which the first read reports
             self._socket.connect(address)
-        self._reactor.add_writer(self._socket, self._speak)
+        self._reactor.add_writer(self._socket, self._send_next)
         self._deadline.restart(_TAKES_S)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._deadline.cancel()
         if self._socket is not None:
             self._reactor.remove(self._socket)
             self._socket.close()
             self._socket = None
 
-    def _speak(self) -> None:
-        assert self._socket is not None  # noqa: S101 - which is why this is called
-        text = _DIALOG[self._said][0] if self._said < len(_DIALOG) else _QUESTION
+    def _send_next(self) -> None:
+        assert self._socket is not None  # noqa: S101 - the caller is its event
+        text = _DIALOG[self._step][0] if self._step < len(_DIALOG) else _REQUEST
         try:
             self._socket.send(text)
         except OSError:
             self._finish()
             return
         self._reactor.remove_writer(self._socket)
-        self._reactor.add_reader(self._socket, self._hear)
+        self._reactor.add_reader(self._socket, self._receive)
 
-    def _hear(self) -> None:
-        assert self._socket is not None  # noqa: S101 - which is why this is called
+    def _receive(self) -> None:
+        assert self._socket is not None  # noqa: S101 - the caller is its event
         try:
             data = self._socket.recv(_MOST_BYTES)
         except OSError:
             data = b""
-        self._got += data
-        is_answer = self._said == len(_DIALOG)
-        if not data or len(self._got) > _MOST_BYTES:
+        self._received += data
+        is_answer = self._step == len(_DIALOG)
+        if not data or len(self._received) > _MOST_BYTES:
             self._finish()
-        elif not is_answer and self._got.endswith(b"\n"):
-            if not self._got.startswith(_DIALOG[self._said][1]):
-                self._got = b""
+        elif not is_answer and self._received.endswith(b"\n"):
+            if not self._received.startswith(_DIALOG[self._step][1]):
+                self._received = b""
                 self._finish()
                 return
-            self._got = b""
-            self._said += 1
-            self._reactor.add_writer(self._socket, self._speak)
+            self._received = b""
+            self._step += 1
+            self._reactor.add_writer(self._socket, self._send_next)
 
     def _finish(self) -> None:
-        if self._said == len(_DIALOG):
-            self.findings = select_findings(self._got.decode(errors="replace"))
+        if self._step == len(_DIALOG):
+            self.findings = select_findings(self._received.decode(errors="replace"))
         self.close()
         self._done()

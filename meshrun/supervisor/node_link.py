@@ -1,11 +1,10 @@
-"""This launch's messages to and from the other nodes, for the loop."""
+"""The loop's connection to the other nodes: reports, decisions, and a last notice."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Literal
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.reactor import Reactor
@@ -17,13 +16,13 @@ from meshrun.lifecycle.state import State
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.protocol.generation import Cause, Evidence
+from meshrun.protocol.generation import Cause, Evidence, NodeOutcome
 from meshrun.rendezvous.messages import Begin, Failed, Finished, Idle, Leave, Over, Where
 from meshrun.rendezvous.peers import Peers
 
 _SIGNALLED_STAY_S = 1.0
 _SILENT_STAY_S = 1.0
-"""How long a node waits to tell the others before it prints a note."""
+"""How long a node lingers before it prints a note."""
 
 Meet = Callable[
     [
@@ -34,15 +33,15 @@ Meet = Callable[
     ],
     "Nodes",
 ]
-"""Begins to meet the others: given the reactor, what notes a line, what shows where ranks are,
-and what has the zygote begin torch's rendezvous."""
+"""Begins to meet the others, given the reactor and functions that print a line, show where ranks
+are, and have the zygote start torch's rendezvous."""
 
 
-class Farewell:
-    """A node that will not take part stays to tell the others, who may come later.
+class Linger:
+    """The time in which a node that will not take part waits for the others, to notify them.
 
     Args:
-        stay_s: How long it stays at most.
+        stay_s: How long it waits at most.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Farewell:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nobody left to tell, or no time for it."""
+        """Whether all others have been notified, or time has run out."""
         return self._peers.all_notified or self._until.at_ns is None
 
     def _explain(self) -> None:
@@ -75,7 +74,7 @@ class Nodes:
     """The other nodes of a launch.
 
     Args:
-        stay_s: How long this node stays to tell them that it will not take part.
+        stay_s: How long this node lingers if it will not take part.
     """
 
     def __init__(
@@ -85,8 +84,8 @@ class Nodes:
         self._reactor = reactor
         self._host = os.uname().nodename
         self.hosts: tuple[str, ...] = (self._host,)
-        """In node order, once they have met."""
-        self._farewell: Farewell | None = None
+        """Host names in node order, once the nodes have met."""
+        self._linger: Linger | None = None
         self._signals_before = 0
 
     def carry_out(
@@ -98,42 +97,29 @@ class Nodes:
         calls: Mapping[int, RankCalled],
     ) -> None:
         """Report to the coordinator; or, as the coordinator, tell all nodes what comes next."""
+        generation = state.generation
         if isinstance(action, Decide):
             self._decide(action.next_after, state, layout)
+        elif action.what == "finished":
+            self.peers.send(Finished(generation=generation))
+        elif action.what == "leaves":
+            self.peers.send(Leave(generation=generation, why=_why_leaving(state)))
+        elif action.what == "failed":
+            self.peers.send(Failed(generation=generation, outcome=self._outcome(state, layout, {})))
         else:
-            is_idle = action.what == "idle"
-            self._tell(action.what, state, layout, gather() if is_idle else {}, calls)
+            outcome = replace(self._outcome(state, layout, gather()), calls=calls)
+            self.peers.send(Idle(generation=generation, outcome=outcome))
 
-    def _tell(
-        self,
-        what: Literal["failed", "finished", "idle", "leaves"],
-        state: State,
-        layout: Layout,
-        evidence: Mapping[int, Evidence],
-        calls: Mapping[int, RankCalled],
-    ) -> None:
-        if what == "finished":
-            self.peers.send(Finished(generation=state.generation))
-            return
-        if what == "leaves":
-            why = describe_lost_process(state) or ""
-            if state.excluded is not None:
-                why = f"{state.excluded.who} excludes it: {state.excluded.reason}"
-            if state.signals:
-                why = f"it was {why_stopped(state)}"
-            self.peers.send(Leave(generation=state.generation, why=why))
-            return
-        outcome = node_outcome(
+    def _outcome(
+        self, state: State, layout: Layout, evidence: Mapping[int, Evidence]
+    ) -> NodeOutcome:
+        return node_outcome(
             state,
             headline=headline(state, layout, self.hosts, self._host),
             failure=_failure(state, self._host),
             trouble=_trouble(state, self._host),
             evidence=evidence,
         )
-        if what == "idle":
-            outcome = replace(outcome, calls=calls)
-        kind = Failed if what == "failed" else Idle
-        self.peers.send(kind(generation=state.generation, outcome=outcome))
 
     def _decide(self, next_after: Cause | None, state: State, layout: Layout) -> None:
         if next_after is not None:
@@ -147,12 +133,12 @@ class Nodes:
         """Have the other nodes print where their ranks are."""
         self.peers.send(Where(why=why))
 
-    def takes_leave(self, state: State, layout: Layout) -> bool:
-        """Whether others are still to be told why this launch ended before all had met."""
+    def lingers(self, state: State, layout: Layout) -> bool:
+        """Return whether to wait, to notify others why this launch ended before all had met."""
         known = state.nodes
         if known is None or known.is_met or known.over is not None:
             return False
-        if self._farewell is None:
+        if self._linger is None:
             self._signals_before = len(state.signals)
             decision = decide(state, layout, self.hosts, "it")
             if known.failed is None:
@@ -162,14 +148,20 @@ class Nodes:
                 )
             stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
             stay_s = max(stay_s, self.peers.least_stay_s)
-            self._farewell = Farewell(
-                self.peers, decision.headline, stay_s, self._note, self._reactor
-            )
-        return len(state.signals) == self._signals_before and not self._farewell.is_over
+            self._linger = Linger(self.peers, decision.headline, stay_s, self._note, self._reactor)
+        return len(state.signals) == self._signals_before and not self._linger.is_over
 
     def close(self) -> None:
-        """Send what is left to send, and close the connections."""
+        """Send what is queued, and close the connections."""
         self.peers.close()
+
+
+def _why_leaving(state: State) -> str:
+    if state.signals:
+        return f"it was {why_stopped(state)}"
+    if state.excluded is not None:
+        return f"{state.excluded.who} excludes it: {state.excluded.reason}"
+    return describe_lost_process(state) or ""
 
 
 def _failure(state: State, host: str) -> str:

@@ -1,4 +1,4 @@
-"""Suspends ranks while the launcher runs, because the process it works for is stopped."""
+"""Suspends ranks while the launcher runs, because its caller is stopped."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from functools import partial
 
 from meshrun.host.reactor import Reactor
 
-_LOOK_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5
 
 
 class Pause:
-    """Whether the ranks are stopped, and the look from time to time whether they are to be.
+    """Whether the ranks are stopped, with a periodic check of whether they should be.
 
     Args:
-        is_caller_stopped: Whether the program that started this launcher is stopped; ``None`` if
-            the launcher is a job of the shell itself, and is stopped as such.
-        stop: Called as long as ranks, new ones too, are to be stopped.
-        resume: Called once they are to be resumed.
+        is_caller_stopped: Returns whether the program that started this launcher is stopped;
+            ``None`` if the launcher is a job of the shell, which is stopped itself.
+        stop: Called repeatedly while ranks, including new ones, should be stopped.
+        resume: Called when they should continue.
     """
 
     def __init__(
@@ -30,22 +30,22 @@ class Pause:
     ) -> None:
         self._stop, self._resume = stop, resume
         self.is_on = False
-        self._until_told = False
+        self._until_sigcont = False
         self.has_caller = is_caller_stopped is not None
-        """Whether SIGTSTP is to stop the ranks alone."""
+        """Whether SIGTSTP stops only the ranks, not the launcher."""
         if is_caller_stopped is not None:
-            reactor.every(_LOOK_EVERY_S, partial(self._look, is_caller_stopped))
+            reactor.every(_CHECK_EVERY_S, partial(self._check, is_caller_stopped))
 
-    def begin(self, *, until_told: bool) -> None:
-        """The ranks are stopped now; ``until_told`` if SIGCONT ends that, and not the caller."""
-        self.is_on, self._until_told = True, self._until_told or until_told
+    def begin(self, *, until_sigcont: bool) -> None:
+        """Note that ranks are stopped: until SIGCONT if so, else until the caller continues."""
+        self.is_on, self._until_sigcont = True, self._until_sigcont or until_sigcont
 
     def end(self) -> None:
-        """Resume the ranks."""
-        self.is_on = self._until_told = False
+        """Note that ranks continue."""
+        self.is_on = self._until_sigcont = False
 
-    def _look(self, is_caller_stopped: Callable[[], bool]) -> None:
-        if self._until_told or is_caller_stopped():
+    def _check(self, is_caller_stopped: Callable[[], bool]) -> None:
+        if self._until_sigcont or is_caller_stopped():
             self._stop()
         elif self.is_on:
             self._resume()

@@ -1,4 +1,4 @@
-"""Whether the program of a launch exists and can run."""
+"""Checks and reads the program of a launch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from meshrun.protocol.stacks import current_folder
 
 _LONGEST_SOURCE = 4 * 1024 * 1024
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
-"""What a shell puts in place of ``<(...)``."""
+"""The path that a shell substitutes for ``<(...)``."""
 _LONGEST_SHEBANG = 256
 _SHELL = re.compile(rb"#!.*\b(?:ba|da|z|k|c|tc|fi)?sh\b")
 _LARGEST = 64 * 1024 * 1024
-"""Bytes of a program's file that is read to be compared with other nodes'."""
+"""Bytes of a program's file that is compared between nodes."""
 
 
 def check_folder() -> str:
     """Return the current folder.
 
     Raises:
-        HostError: If somebody has removed it.
+        HostError: If it has been removed.
     """
     if not (folder := current_folder()):
         raise HostError("the current folder no longer exists", hint="`cd` to an existing folder")
@@ -33,11 +33,11 @@ def check_folder() -> str:
 
 
 def check_program(program: Program) -> None:
-    """Say what ``python`` would say of a program that cannot be opened.
+    """Check that a program can be opened, with the errors of ``python``.
 
     Raises:
-        ProgramError: With the exit code that ``python`` would have.
-        HostError: If there is no folder to run it in: torch cannot be imported then.
+        ProgramError: If it cannot, with the exit code of ``python``.
+        HostError: If the current folder no longer exists, where torch cannot be imported.
     """
     check_folder()
     if program.kind == "module":
@@ -61,7 +61,7 @@ def check_program(program: Program) -> None:
             hint="pass the program on standard input: `meshrun /dev/stdin < <(...)`",
         )
     try:
-        if stat.S_ISFIFO(os.stat(path).st_mode):  # only its first reader gets what it says
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # a pipe can be read only once
             return
         with open(path, "rb") as file:
             begins = file.readline(_LONGEST_SHEBANG)
@@ -69,7 +69,7 @@ def check_program(program: Program) -> None:
         raise ProgramError(
             f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",
             exit_code=2,
-            hint=_of_a_connection(path) or _nearest_file(path),
+            hint=_link_target(path) or _nearest_file(path),
         ) from error
     if begins.startswith(b"\x7fELF"):
         raise ProgramError(
@@ -87,7 +87,7 @@ def check_program(program: Program) -> None:
 
 
 def _is_python(path: str) -> bool:
-    """Whether a file is Python, whatever its first line says; those of pip may name a shell."""
+    """Return whether a file is Python despite its first line; scripts of pip may name a shell."""
     import ast
 
     try:
@@ -98,7 +98,7 @@ def _is_python(path: str) -> bool:
 
 
 def read_source(program: Program) -> str | None:
-    """Return the text of a program's own file, as far as it is cheap to find and no command."""
+    """Return the source of a program that is not a command, if its file is easy to find."""
     path = None if program.kind == "command" else file_of(program)
     try:
         if path is None or not stat.S_ISREG(os.stat(path).st_mode):
@@ -110,11 +110,11 @@ def read_source(program: Program) -> str | None:
 
 
 def digest_program(program: Program) -> tuple[str, str] | None:
-    """Return where the program's own file is and the SHA-256 of it, if that is cheap to find.
+    """Return the path and SHA-256 of a program's own file, or ``None``.
 
-    It is not for what cannot be read twice (a pipe), what is large, modules that are found by
-    other ways than the path, and commands that are no scripts. Of a command's script the first
-    line is left out: it names an interpreter, which may be elsewhere on each machine.
+    There is none for pipes, large files, modules that are not found on the path, and commands that
+    are not scripts. The first line of a command's script is left out: it names an interpreter,
+    whose path may differ between machines.
     """
     import hashlib
 
@@ -137,7 +137,7 @@ def digest_program(program: Program) -> tuple[str, str] | None:
 
 
 def file_of(program: Program) -> str | None:
-    """Return a program's own file, as far as it is cheap to find."""
+    """Return a program's own file, if it is easy to find."""
     if program.kind == "command":
         import shutil
 
@@ -149,18 +149,18 @@ def file_of(program: Program) -> str | None:
 
 
 def _file_of_module(name: str) -> str | None:
-    """Return the file of a module as ``python -m`` would find it; imports nothing of its own."""
+    """Return the file of a module that ``python -m`` would run, without importing its packages."""
     from importlib.machinery import PathFinder
 
     places: list[str] | None = [current_folder(), *filter(None, sys.path)]
     spec, before = None, ""
     for part in (*name.split("."), "__main__"):
-        if places is None:  # a module and no package, which has no `__main__`
+        if places is None:  # a module, which has no `__main__`
             break
         before = f"{before}.{part}".lstrip(".")
         try:
             spec = PathFinder.find_spec(before, places)
-        except KeyError:  # of a folder without `__init__.py` in one that was not imported
+        except KeyError:  # a namespace package whose parent was not imported
             return None
         if spec is None:
             return None
@@ -176,13 +176,13 @@ def _check_command(name: str) -> None:
     found = os.path.exists(name)
     raise ProgramError(
         f"`{name}` is not executable" if found else f"no command named `{name}`",
-        exit_code=126 if found else 127,  # as a shell says it
+        exit_code=126 if found else 127,  # as in a shell
         hint=f"run `chmod +x {name}`, or remove --no-python" if found else None,
     )
 
 
-def _of_a_connection(path: str) -> str | None:
-    """Return a hint with where a link leads, if the path is one."""
+def _link_target(path: str) -> str | None:
+    """Return a hint with the target of a symbolic link, if the path is one."""
     return f"it is a symbolic link to `{os.readlink(path)}`" if os.path.islink(path) else None
 
 

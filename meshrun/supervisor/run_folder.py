@@ -1,4 +1,4 @@
-"""The folder of one launch: its error files and log files, and when they are removed."""
+"""The folder of one launch, with its error files and log files, and their removal."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def make_run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
         plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
     if plan.rendezvous is None:
         return RunFolder(request.logs, run_id, plugin=plugin)
-    # Nodes may write to one file system, and have no common name yet if none was given.
+    # Nodes may share a file system, but do not share a run id yet unless the user set one.
     name = request.rendezvous.run_id or ""
     return RunFolder(request.logs, name, host=os.uname().nodename, plugin=plugin)
 
 
 class RunFolder:
-    """Made before ranks start. A temporary one goes with a launch that went well."""
+    """The folder, made before ranks start. A temporary one is removed after a successful launch."""
 
     def __init__(
         self, logs: LogRequest, run_id: str, *, host: str = "", plugin: LogsPlugin | None = None
     ) -> None:
-        """Decide on the folder, and make it where the user named the place.
+        """Choose the folder; make it if the user named its parent.
 
         Args:
-            logs: What goes to files, and where.
-            run_id: Name of the launch; "" if nodes do not know a common one yet.
-            host: This node's name, where there are several.
-            plugin: Chooses the files, if one was named.
+            logs: What to write to files, and where.
+            run_id: The run id; "" if the nodes do not share one yet.
+            host: This node's host name, if there are several nodes.
+            plugin: The plug-in that chooses the files, if the user named one.
 
         Raises:
             UsageError: If ``--log-dir`` cannot hold it.
@@ -65,12 +65,16 @@ class RunFolder:
             self.path = self._folder.path
 
     @property
-    def removed_without_us(self) -> str:
-        """What the zygote removes if the launcher dies; "" for nothing."""
+    def cleanup_path(self) -> str:
+        """The path that the zygote removes if the launcher dies; "" for none."""
         return self.path if self._is_temporary and not self._logs.writes_files else ""
 
     def make(self, generation: int, envs: Mapping[int, Mapping[str, str]]) -> None:
-        """Make the folders of one generation of ranks, whose environments are given.
+        """Make the folders of one generation.
+
+        Args:
+            generation: The generation.
+            envs: The environment of each local rank.
 
         Raises:
             HostError: If the disk is full, or the place is not writable.
@@ -82,12 +86,12 @@ class RunFolder:
             return
         attempt = attempt_folder(self.path, generation)
         try:
-            if self._folder is not None and self._folder.is_gone:  # cleaned up by others meanwhile
-                self._let_go()
+            if self._folder is not None and self._folder.is_gone:  # others have cleaned up
+                self._release()
                 _make_private_folders(os.path.dirname(self.path))
             if self._folder is None:
                 self._folder = make_folder(self.path)
-                if self.removed_without_us:
+                if self.cleanup_path:
                     self._held = hold(self._folder)
             for folder in (attempt, *(f"{attempt}/{rank}" for rank in envs)):
                 self._folder.make(os.path.relpath(folder, self.path))
@@ -104,7 +108,7 @@ class RunFolder:
         return rank_files(self._logs, self.path, generation, local_rank)
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file that :meth:`files` names; one that is made is private.
+        """Open a file that :meth:`files` names; a new file is private.
 
         Raises:
             OSError: If it cannot be opened.
@@ -124,10 +128,10 @@ class RunFolder:
         path = self.path if is_kept and is_there and self._logs.writes_files else None
         if self._folder is not None and not is_kept:
             self._folder.remove()
-        self._let_go()
+        self._release()
         return path
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._folder is not None:
             self._folder.close()
         release(self._held)
@@ -135,10 +139,10 @@ class RunFolder:
 
 
 def check_log_dir(logs: LogRequest) -> None:
-    """Check that nobody else can exchange the folder of ``--log-dir``, unless that is meant.
+    """Check that nobody else can replace the folder of ``--log-dir``, unless the user allows it.
 
     Raises:
-        UsageError: If somebody could.
+        UsageError: If somebody can.
     """
     if logs.log_dir in (None, os.devnull) or logs.is_shared:
         return
@@ -164,11 +168,11 @@ def _make_run_folder(log_dir: str, prefix: str) -> Folder:
 
 
 def _make_private_folders(path: str) -> None:
-    """Make what is missing of a folder and those above it; what is there keeps its mode."""
+    """Make a folder and missing parents, all private; existing ones keep their mode."""
     if not os.path.exists(path):
         _make_private_folders(os.path.dirname(path))
         try:
             os.mkdir(path, 0o700)
-        except FileExistsError:  # another launch was as quick
+        except FileExistsError:  # another launch made it
             if not os.path.isdir(path):
                 raise

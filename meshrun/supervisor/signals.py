@@ -14,7 +14,7 @@ _END_NOTHING = (signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
 
 
 class SignalQueue:
-    """Catches signals from its making to :meth:`restore`; a pipe becomes readable with each."""
+    """Catches signals until :meth:`restore`; a pipe becomes readable with each."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class SignalQueue:
         """Begin to catch.
 
         Args:
-            signums: What to catch.
-            even_if_ignored: Whether to catch what is ignored now, as nohup does to SIGHUP.
-            always: What to catch although it may be ignored, as shells do in the background.
+            signums: Signals to catch.
+            even_if_ignored: Whether to catch signals that are ignored now, such as SIGHUP by nohup.
+            always: Signals to catch even if ignored, such as SIGQUIT by shells in the background.
         """
         self._caught: deque[int] = deque()
-        self._woken, self._wake = os.pipe()
-        for end in (self._woken, self._wake):
+        self._wake_read, self._wake_write = os.pipe()
+        for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
         self._before: dict[int, Any] = {}
         for signum in dict.fromkeys((*signums, *always)):
@@ -40,50 +40,50 @@ class SignalQueue:
             if even_if_ignored or signum in always or before != signal.SIG_IGN:
                 self._before[signum] = before
                 signal.signal(signum, lambda number, _: self._caught.append(number))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)  # as Ray's workers block SIGINT
-        self._wakeup_fd = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)  # such as SIGINT in Ray's workers
+        self._wakeup_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
-        return self._woken
+        """Return the descriptor to wait for."""
+        return self._wake_read
 
     def take(self) -> list[int]:
-        """Return the signals that have come since the last time."""
+        """Return the signals that have arrived since the last call."""
         try:
-            os.read(self._woken, 4096)
+            os.read(self._wake_read, 4096)
         except BlockingIOError:
             pass
         return [self._caught.popleft() for _ in range(len(self._caught))]
 
     def wait(self) -> list[int]:
-        """Return the signals that have come, once there is one."""
+        """Wait for a signal, and return all that have arrived."""
         select.select([self], [], [])
         return self.take()
 
     def suspend_here(self) -> None:
-        """Be stopped by SIGTSTP, as without us, and return once continued."""
+        """Stop this process by SIGTSTP, and return once it is continued."""
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, handler)
 
     def restore(self) -> None:
-        """Give each signal back what it did before."""
+        """Restore the previous effect of each signal."""
         self._restore({})
 
     def restore_late(self, most_s: float) -> None:
-        """As :meth:`restore`, but what would end this process does so after ``most_s`` at first.
+        """As :meth:`restore`, but the first signal that ends this process does so after ``most_s``.
 
-        So a launch that is about to end keeps its exit code, and one that hangs is ended.
+        A launch that is about to end keeps its exit code, and one that hangs is ended.
         """
         late = [
             signum
             for signum, before in self._before.items()
             if before != signal.SIG_IGN and signum not in _END_NOTHING
         ]
-        self._restore(dict.fromkeys(late, lambda number, _: self._put_off(number, most_s)))
+        self._restore(dict.fromkeys(late, lambda number, _: self._end_later(number, most_s)))
         atexit.register(_ignore, *late, signal.SIGALRM)
 
-    def _put_off(self, signum: int, most_s: float) -> None:
+    def _end_later(self, signum: int, most_s: float) -> None:
         signal.signal(signum, self._before[signum])
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signum))
         signal.setitimer(signal.ITIMER_REAL, most_s)
@@ -92,11 +92,11 @@ class SignalQueue:
         signal.set_wakeup_fd(self._wakeup_fd)
         for signum, before in self._before.items():
             signal.signal(signum, others.get(signum, before))
-        os.close(self._woken)
-        os.close(self._wake)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
 
 
 def _ignore(*signums: int) -> None:
-    """Have signals do nothing, as Python takes its handlers away long before it has ended."""
+    """Ignore signals: Python removes its handlers long before it has ended."""
     for signum in signums:
         signal.signal(signum, signal.SIG_IGN)

@@ -32,11 +32,11 @@ _ZYGOTES_NAME = "the process that starts the ranks"
 _ANSWER_TAKES_NS = 500_000_000
 _LOOK_S = 0.002
 _READ_BYTES = 256 * 1024
-_BETWEEN_CALLS = "meshrun/worker/call_channel.py"
-"""Where a rank that stays waits for its next call."""
+_CALL_CHANNEL = "meshrun/worker/call_channel.py"
+"""The module in which a rank that serves calls waits for the next one."""
 _MOST_NATIVE = 4
 _NATIVE_TAKES_S = 10.0
-_SILENT = {
+_WHY_SILENT = {
     SignalState.GONE: "has exited",
     SignalState.UNHANDLED: "is not running Python that meshrun started, or not yet",
     SignalState.STOPPED: "is suspended (SIGCONT resumes it)",
@@ -47,10 +47,10 @@ _SILENT = {
 
 
 class StackRequests:
-    """A file for each rank, and the question that is under way.
+    """A file for each rank, and the request that is under way.
 
     Args:
-        show: Called with the lines to print once all have answered, or will not.
+        show: Called with the lines to print once all have answered, or time has run out.
     """
 
     def __init__(self, layout: Layout, reactor: Reactor, show: Callable[[list[str]], None]) -> None:
@@ -58,30 +58,30 @@ class StackRequests:
         self._next_look = reactor.call_at(None, self._look, skips=False)
         self._files: dict[int, int] = {}
         self._asked: dict[int, tuple[int, frozenset[str]]] = {}
-        """Ranks that have not answered yet: process id, and threads that hold signals back."""
+        """Ranks that have not answered yet: process id, and threads that block the signal."""
         self._pids: dict[int, int] = {}
-        """Of all that were asked."""
-        self._begun: dict[int, int] = {}
-        """Where each answer begins in its file."""
+        """Process ids of all ranks that were asked."""
+        self._offsets: dict[int, int] = {}
+        """Offset of each answer in its file."""
         self._states: dict[int, SignalState] = {}
         self._deadline_ns: int | None = None
         self._native: _Native | None = None
         self.places: dict[int, str] = {}
-        """Where in the program ranks are, of those that answered last."""
+        """Where in the user's files ranks are, as of the last answers."""
         self.elsewhere: dict[int, str] = {}
-        """Where those are that are in no file of the user's."""
+        """Where the other ranks that answered are."""
         self.why_silent: dict[int, str] = {}
-        """Why others did not: ``is suspended``."""
+        """Why ranks did not answer, such as ``is suspended``."""
 
     def replan(self, layout: Layout) -> None:
-        """Take the layout of other ranks; nobody is left to answer a question under way."""
+        """Take the layout of new ranks, and drop a request that is under way."""
         self.layout = layout
         self._asked, self._states, self._deadline_ns = {}, {}, None
         if self._native is None:
             self._next_look.cancel()
 
     def open(self, rank: int) -> int:
-        """Return what a new process of this rank writes stacks to, for the caller to close."""
+        """Return a new descriptor to which the rank writes stacks, for the caller to close."""
         self._close(rank)
         try:
             fd = os.memfd_create("meshrun-stacks")
@@ -92,9 +92,9 @@ class StackRequests:
         return os.dup(fd)
 
     def ask(self, pids: Mapping[int, int]) -> None:
-        """Ask ranks for their stacks; a request that is under way continues instead.
+        """Ask ranks for their stacks, unless a request is under way.
 
-        py-spy, which may be at work on the question before, is ended.
+        If py-spy is still running for an earlier request, it is stopped.
         """
         if self._deadline_ns is not None:
             return
@@ -102,13 +102,13 @@ class StackRequests:
             self._native.end()
             self._native = None
         self._deadline_ns = time.monotonic_ns() + _ANSWER_TAKES_NS
-        self._states, self._begun, self._pids = {}, {}, dict(pids)
+        self._states, self._offsets, self._pids = {}, {}, dict(pids)
         self.places, self.elsewhere, self.why_silent = {}, {}, {}
         for rank, pid in pids.items():
-            self._begun[rank] = self._size(rank)
+            self._offsets[rank] = self._size(rank)
             blocking = threads_blocking(pid, STACK_SIGNAL)
             self._states[rank] = signal_state(pid, STACK_SIGNAL, blocking)
-            # A process without a handler would be ended by the signal.
+            # The signal would kill a process without a handler.
             if self._states[rank] not in (SignalState.UNHANDLED, SignalState.GONE):
                 send_signal(pid, STACK_SIGNAL)
                 self._asked[rank] = pid, blocking
@@ -116,7 +116,7 @@ class StackRequests:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether there will be more to show."""
+        """Whether there will be more lines to show."""
         return self._next_look.at_ns is not None
 
     def _look_again(self) -> None:
@@ -131,7 +131,7 @@ class StackRequests:
             self._show(lines)
 
     def _answers(self) -> list[str] | None:
-        """Return the lines to print once all have answered, or will not; ``None`` until then."""
+        """Return the lines to print once all have answered or time has run out, else ``None``."""
         for rank, (pid, blocking) in list(self._asked.items()):
             self._states[rank] = signal_state(pid, STACK_SIGNAL, blocking)
             if self._states[rank] in (SignalState.DONE, SignalState.GONE, SignalState.UNHANDLED):
@@ -139,16 +139,16 @@ class StackRequests:
         if self._asked and time.monotonic_ns() < (self._deadline_ns or 0):
             return None
         self._asked, self._deadline_ns = {}, None
-        return list(self._tell())
+        return list(self._describe_answers())
 
     def crash(self, rank: int) -> Dump | None:
-        """Return the stacks that a rank wrote as native code ended it, if it did."""
+        """Return the stacks that a rank wrote when native code crashed, if it did."""
         size = self._size(rank)
         dump = self._read(rank, max(0, size - _READ_BYTES))
         return dump if dump is not None and dump.fatal is not None else None
 
-    def tell_native(self, pids: Iterable[int]) -> None:
-        """Have py-spy, if it is there, tell the native stacks of some processes next."""
+    def collect_native(self, pids: Iterable[int]) -> None:
+        """Show the native stacks of some processes next, with py-spy if it is installed."""
         program = shutil.which("py-spy")
         if program is not None and is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True):
             self._native = _Native(program, list(pids)[:_MOST_NATIVE])
@@ -164,37 +164,37 @@ class StackRequests:
     def _note_place(self, rank: int, stack: tuple[Frame, ...]) -> None:
         if any(frame.is_users for frame in stack):
             self.places[rank] = headline(stack, current_folder())
-        elif any(frame.file.endswith(_BETWEEN_CALLS) for frame in stack):
+        elif any(frame.file.endswith(_CALL_CHANNEL) for frame in stack):
             self.elsewhere[rank] = "between calls"
         else:
             self.elsewhere[rank] = headline(stack, current_folder())
 
-    # ---- words -----------------------------------------------------------------------------
+    # ---- text ------------------------------------------------------------------------------
 
-    def _tell(self) -> Iterator[str]:
+    def _describe_answers(self) -> Iterator[str]:
         dumps = {}
         for rank in self._states:
-            dump = self._read(rank, self._begun[rank])
+            dump = self._read(rank, self._offsets[rank])
             if dump is not None and rank != ZYGOTE:
                 dumps[rank] = dump
                 self._note_place(rank, dump.main)
             elif dump is not None:
-                yield from self._tell_one(_ZYGOTES_NAME, dump, [ZYGOTE])
+                yield from self._describe_dump(_ZYGOTES_NAME, dump, [ZYGOTE])
         for ranks, dump in merge(dumps):
-            yield from self._tell_one(self._name(ranks), dump, ranks)
+            yield from self._describe_dump(self._name(ranks), dump, ranks)
         silent: dict[SignalState, list[int]] = {}
         for rank, state in self._states.items():
-            if rank == ZYGOTE and self._read(rank, self._begun[rank]) is None:
-                yield f"{_ZYGOTES_NAME}: {_SILENT[state]}"
-                yield self._tell_pids([ZYGOTE])
+            if rank == ZYGOTE and self._read(rank, self._offsets[rank]) is None:
+                yield f"{_ZYGOTES_NAME}: {_WHY_SILENT[state]}"
+                yield self._describe_pids([ZYGOTE])
             elif rank not in dumps and rank != ZYGOTE:
-                self.why_silent[rank] = _SILENT[state].partition(" (")[0]
+                self.why_silent[rank] = _WHY_SILENT[state].partition(" (")[0]
                 silent.setdefault(state, []).append(rank)
         for state, ranks_without in silent.items():
-            yield f"{self._name(ranks_without)}: {_SILENT[state]}"
-            yield self._tell_pids(ranks_without)
+            yield f"{self._name(ranks_without)}: {_WHY_SILENT[state]}"
+            yield self._describe_pids(ranks_without)
 
-    def _tell_one(self, who: str, dump: Dump, ranks: Iterable[int]) -> Iterator[str]:
+    def _describe_dump(self, who: str, dump: Dump, ranks: Iterable[int]) -> Iterator[str]:
         folder = current_folder()
         others = len(dump.others)
         more = f" (and {count(others, 'other thread')})" if others else ""
@@ -204,9 +204,9 @@ class StackRequests:
         for other in dump.others:
             if any(frame.is_users for frame in other):
                 yield f"    a thread: {headline(other, folder)}"
-        yield self._tell_pids(ranks)
+        yield self._describe_pids(ranks)
 
-    def _tell_pids(self, ranks: Iterable[int]) -> str:
+    def _describe_pids(self, ranks: Iterable[int]) -> str:
         pids = sorted(self._pids[rank] for rank in ranks)
         return f"    pid{plural(len(pids))} {number_ranges(pids)}"
 
@@ -229,17 +229,17 @@ class StackRequests:
 
 
 class _Native:
-    """py-spy, one process after the other; its output waits in a file."""
+    """Runs py-spy for one process after another, with its output in a file."""
 
     def __init__(self, program: str, pids: list[int]) -> None:
         self._program, self._pids = program, pids
         self._lines: list[str] = []
         self._running: subprocess.Popen[bytes] | None = None
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until it is looked at
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed later
         self._end_by_s = 0.0
 
     def look(self) -> list[str] | None:
-        """Return all lines once it is through; ``None`` until then."""
+        """Return all lines once py-spy has finished; ``None`` until then."""
         if self._running is not None:
             if self._running.poll() is None and time.monotonic() < self._end_by_s:
                 return None
@@ -265,7 +265,7 @@ class _Native:
         self._lines += self._file.read().decode(errors="replace").splitlines()
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Stop py-spy and close the file."""
         if self._running is not None:
             self._running.kill()
             self._running.wait()

@@ -12,11 +12,11 @@ from meshrun.plan.rank_env import THREAD_VARIABLES
 from meshrun.protocol import codec
 
 _AHEAD = 16
-"""Orders the zygote has not answered; more could fill both directions of its socket."""
+"""Most orders without an answer; more could fill both directions of the zygote's socket."""
 
 
 class StartOrders:
-    """Ranks that are still to be started; each answer of the zygote lets the next one go."""
+    """Ranks that are still to be started, one for each answer of the zygote."""
 
     def __init__(self, send: Callable[[RankPlan], None]) -> None:
         self._send = send
@@ -26,10 +26,10 @@ class StartOrders:
         """Order the first of these ranks."""
         self._waiting.extend(ranks)
         for _ in range(_AHEAD):
-            self.answered()
+            self.send_next()
 
-    def answered(self) -> None:
-        """An order was carried out, or was not: there is room for another."""
+    def send_next(self) -> None:
+        """Send the next order, at the start and after each answer."""
         if self._waiting:
             self._send(self._waiting.popleft())
 
@@ -53,19 +53,19 @@ def start_order(
     """Return the order to start a rank.
 
     Args:
-        rank: What is planned for it.
-        environment: Variables to set over the zygote's own, which was started without the user's
-            own thread variables.
-        lazy: Whether the mesh is left for the program to build.
-        label: Its coordinate as people read it.
-        stdin: Whether it reads ours.
-        debug: The rank that is debugged, if one is; the others pass their breakpoints.
+        rank: The rank's plan.
+        environment: Variables to add to the zygote's own, which was started without the user's
+            thread variables.
+        lazy: Whether the program builds the mesh.
+        label: The rank's coordinate as text.
+        stdin: Whether the rank reads our stdin.
+        debug: The rank that is debugged, if any; the others continue at breakpoints.
         imports: Modules to import before the mesh is built.
-        learn_to: The file in which it says at its end what it imported; "" for none.
-        check: What is checked before the program, as ``codec.StartRank`` has it.
+        learn_to: The file that records at its end what it imported; "" for none.
+        check: What to check before the program, as in ``codec.StartRank``.
 
     Raises:
-        HostError: If the variables are more than an order can hold.
+        HostError: If the variables do not fit into an order.
     """
     if debug not in {None, rank.rank}:
         environment = {**environment, "PYTHONBREAKPOINT": "0"}

@@ -1,4 +1,4 @@
-"""When a launch reached each phase: events -> Timings."""
+"""Times at which a launch reached each phase: events -> Timings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stopwatch(Watcher):
             self._last[type(event)] = max(event.at_ns, self._last.get(type(event), 0))
 
     def timings(self) -> Timings:
-        """Return what was seen until now."""
+        """Return the times so far."""
         return Timings(
             began_ns=self._began_ns,
             import_ns=self._import_ns,

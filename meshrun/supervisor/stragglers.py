@@ -1,4 +1,4 @@
-"""Reports ranks that others wait for, for as long as they do: ``--stragglers``."""
+"""Reports ranks for which others wait, as long as they do (``--stragglers``)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from meshrun.rendezvous.messages import AskTimes, Times
 
 _SHARE = 0.1
 _MOST_S, _LEAST_S = 20.0, 0.5
-"""Between two questions: each costs a rank 30 ms in another thread (measured), 0.15 % of 20 s."""
+"""Between two requests: each costs a rank 30 ms in another thread (measured), 0.15 % of 20 s."""
 _ANSWER_TAKES_S = 2.0
 _SM_CLOCK, _CORE_SENSOR = ctypes.c_uint(1), ctypes.c_uint(0)
 _MOST_CALLS, _FEWEST_CALLS = 20_000, 20
-"""That ranks of other nodes tell of: in all, but of each rank at least so many."""
-_LOOKS = 3
-"""How often at least a rank is looked at before it is called late."""
+"""Calls that a node reports to the coordinator: in all, and at least per rank."""
+_FEWEST_CHECKS = 3
+"""How often a rank is checked, at least, before it is reported as late."""
 
 
 class Stragglers:
-    """Asks ranks from time to time when they began their calls, and says who is late.
+    """Asks ranks periodically when they began their calls, and reports which are late.
 
     Args:
-        note: Shows people a line.
-        happen: Called for programs.
-        put: Asks ranks; each answers by :meth:`hear`.
+        note: Prints a line.
+        emit: Called with an event when a rank becomes late, and when it no longer is.
+        ask: Asks ranks; their answers are passed to :meth:`receive`.
     """
 
     def __init__(
@@ -43,96 +43,103 @@ class Stragglers:
         plan: LaunchPlan,
         reactor: Reactor,
         note: Callable[[str], None],
-        happen: Callable[[RankLate], None],
-        put: Callable[[Iterable[int]], None],
+        emit: Callable[[RankLate], None],
+        ask: Callable[[Iterable[int]], None],
     ) -> None:
         self.replan(plan)
-        self._note, self._happen, self._put = note, happen, put
+        self._note, self._emit, self._ask_ranks = note, emit, ask
         limit_s = plan.request.straggler_time_s or 0.0
         self._limit_ns = int(limit_s * 1e9)
-        self._every_s = min(_MOST_S, max(_LEAST_S, limit_s / _LOOKS))
-        self._timer = reactor.call_at(None, self._ask, skips=False)
-        self._close = reactor.call_at(None, self._judge, skips=False)
-        self._told: dict[int, RankTimes] = {}
+        self._every_s = min(_MOST_S, max(_LEAST_S, limit_s / _FEWEST_CHECKS))
+        self._timer = reactor.call_at(None, self._begin_round, skips=False)
+        self._deadline = reactor.call_at(None, self._end_round, skips=False)
+        self._answers: dict[int, RankTimes] = {}
         self._expected: frozenset[int] = frozenset()
-        """Ranks whose answers are awaited."""
+        """Ranks that were asked."""
         self._unsure_ns = 0
-        self.tell_nodes: Callable[[AskTimes | Times], None] = lambda _: None
-        """Tells the other nodes, if there are any."""
+        self.send_to_nodes: Callable[[AskTimes | Times], None] = lambda _: None
+        """Sends a message to the other nodes, if there are any."""
         self._asked_ns = self._from_ns = 0
-        """Wall-clock time of the last two questions."""
+        """Wall-clock time of the last two requests."""
         self.begin()
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan as it is known now; the nodes may have met."""
+        """Take the plan that is complete once the nodes have met."""
         self._plan = plan
 
     def begin(self) -> None:
-        """A generation of ranks is started."""
+        """Prepare for a new generation of ranks."""
         self._since: dict[int, int] = {}
         self._reported: set[int] = set()
         self._delays: dict[int, tuple[int, Delays]] = {}
-        """Of a late rank of this node: since when it is watched, and its delays until then."""
+        """For each late rank of this node: since when it is watched, and its delays until then."""
         self._elsewhere: dict[int, str] = {}
-        """What other nodes say holds up late ranks of theirs."""
+        """What delays late ranks of other nodes, as these report it."""
         self._timer.cancel()
-        self._close.cancel()
+        self._deadline.cancel()
 
-    def see(self, state: State) -> None:
-        """Take the launch as it is now."""
+    def update(self, state: State) -> None:
+        """Take the current state of the launch."""
         self._state = state
         is_running = bool(state.alive) and not state.stopping
-        if is_running and self._asks and self._timer.at_ns is None and self._close.at_ns is None:
+        if (
+            is_running
+            and self._is_judge
+            and self._timer.at_ns is None
+            and self._deadline.at_ns is None
+        ):
             self._timer.restart(self._every_s)
         elif not is_running:
             self._timer.cancel()
-            self._close.cancel()
+            self._deadline.cancel()
 
     @property
-    def _asks(self) -> bool:
-        """Whether this node is the one that judges."""
+    def _is_judge(self) -> bool:
+        """Whether this node compares the answers and reports late ranks."""
         return self._state.nodes is None or self._state.nodes.is_coordinator
 
-    def hear(self, answer: RankTimes) -> None:
+    def receive(self, answer: RankTimes) -> None:
         """Take a rank's answer."""
-        self._told[answer.rank] = answer
-        if self._close.at_ns is not None and self._expected <= self._told.keys():
-            self._close.cancel()
-            self._judge()
+        self._answers[answer.rank] = answer
+        if self._deadline.at_ns is not None and self._expected <= self._answers.keys():
+            self._deadline.cancel()
+            self._end_round()
 
-    def hear_node(self, news: TimesRequested | TimesReported) -> None:
-        """Answer the first node; or, as the first, take another's answer."""
-        if isinstance(news, TimesRequested):
-            if news.generation == self._state.generation and not self._asks:
-                self._watch(news.late)
-                self._put_to(self._state.alive, _ANSWER_TAKES_S)
+    def receive_from_node(self, message: TimesRequested | TimesReported) -> None:
+        """Answer the coordinator; or, as the coordinator, take another node's answer."""
+        if isinstance(message, TimesRequested):
+            if message.generation == self._state.generation and not self._is_judge:
+                self._watch(message.late)
+                self._ask_and_wait(self._state.alive, _ANSWER_TAKES_S)
             return
-        self._elsewhere.update(news.why)
-        self._unsure_ns = max(self._unsure_ns, news.unsure_ns)
-        for answer in news.answers:
-            self.hear(answer.shifted(time.time_ns() - time.monotonic_ns()))
+        self._elsewhere.update(message.why)
+        self._unsure_ns = max(self._unsure_ns, message.unsure_ns)
+        for answer in message.answers:
+            self.receive(answer.shifted(time.time_ns() - time.monotonic_ns()))
 
-    def _ask(self) -> None:
+    def _begin_round(self) -> None:
         self._from_ns, self._asked_ns = self._asked_ns, time.time_ns()
         self._unsure_ns = 0
         if self._state.nodes is None:
-            self._put_to(self._state.alive, _ANSWER_TAKES_S)
+            self._ask_and_wait(self._state.alive, _ANSWER_TAKES_S)
         else:
-            self.tell_nodes(AskTimes(generation=self._state.generation, late=[*self._since]))
-            self._put_to(range(self._plan.layout.world_size), 2 * _ANSWER_TAKES_S)
+            self.send_to_nodes(AskTimes(generation=self._state.generation, late=[*self._since]))
+            self._ask_and_wait(range(self._plan.layout.world_size), 2 * _ANSWER_TAKES_S)
 
-    def _put_to(self, ranks: Iterable[int], takes_s: float) -> None:
-        self._told, self._expected = {}, frozenset(ranks)
-        self._close.restart(takes_s)
-        self._put(self._state.alive)
+    def _ask_and_wait(self, ranks: Iterable[int], takes_s: float) -> None:
+        self._answers, self._expected = {}, frozenset(ranks)
+        self._deadline.restart(takes_s)
+        self._ask_ranks(self._state.alive)
 
-    def _judge(self) -> None:
-        if not self._asks:
+    def _end_round(self) -> None:
+        if not self._is_judge:
             by_ns = time.monotonic_ns() - time.time_ns()
             most = max(_FEWEST_CALLS, _MOST_CALLS // self._plan.layout.world_size)
-            answers = [answer.last(most).shifted(by_ns) for answer in self._told.values()]
+            answers = [answer.last(most).shifted(by_ns) for answer in self._answers.values()]
             reasons = {rank: self._why(rank) for rank in self._delays}
-            self.tell_nodes(Times(generation=self._state.generation, answers=answers, why=reasons))
+            self.send_to_nodes(
+                Times(generation=self._state.generation, answers=answers, why=reasons)
+            )
             return
         now_ns = time.monotonic_ns()
         late = {each.rank: each for each in self._find()}
@@ -142,14 +149,14 @@ class Stragglers:
             if rank in self._reported:
                 self._reported.remove(rank)
                 self._note(f"{self._name(rank)} is no longer late at collectives")
-                self._happen(RankLate(rank=rank, group="", share=0.0, per_call_s=0.0, at_ns=now_ns))
+                self._emit(RankLate(rank=rank, group="", share=0.0, per_call_s=0.0, at_ns=now_ns))
         for rank, each in late.items():
             since_ns = self._since.setdefault(rank, now_ns)
             if now_ns - since_ns >= self._limit_ns and rank not in self._reported:
                 self._reported.add(rank)
                 why = self._why(rank) if rank in self._delays else self._elsewhere.get(rank, "")
                 self._note(self._describe(each) + (f" ({why})" if why else ""))
-                self._happen(
+                self._emit(
                     RankLate(
                         rank=rank,
                         group=self._group(each),
@@ -161,16 +168,16 @@ class Stragglers:
         self._timer.restart(self._every_s)
 
     def _find(self) -> Iterator[Late]:
-        """Compare the ranks of each node on its own clock, and then all."""
+        """Yield late ranks: compared on each node by its own clock, and then on all nodes."""
         layout = self._plan.layout
         by_node: dict[int, dict[int, RankTimes]] = {}
-        for rank, answer in self._told.items():
+        for rank, answer in self._answers.items():
             by_node.setdefault(layout.node_rank(rank), {})[rank] = answer
-        for told in by_node.values():
-            yield from find_late(told, share=_SHARE, since_ns=self._from_ns)
+        for answers in by_node.values():
+            yield from find_late(answers, share=_SHARE, since_ns=self._from_ns)
         if len(by_node) > 1:
             yield from find_late(
-                self._told, share=_SHARE, since_ns=self._from_ns, unsure_ns=self._unsure_ns
+                self._answers, share=_SHARE, since_ns=self._from_ns, unsure_ns=self._unsure_ns
             )
 
     def _describe(self, late: Late) -> str:
@@ -181,7 +188,7 @@ class Stragglers:
         )
 
     def _watch(self, late: Collection[int]) -> None:
-        """Watch late ranks of this node from now on; forget what is known of all others."""
+        """Watch late ranks of this node from now on; drop what is known about all others."""
         for rank in late:
             if rank not in self._delays and (pid := self._pid(rank)):
                 self._delays[rank] = time.monotonic_ns(), read_delays(pid)
@@ -195,7 +202,7 @@ class Stragglers:
         return (known and known.pid) or 0
 
     def _why(self, rank: int) -> str:
-        """Return what may hold up a rank of this node, of what can be seen; "" for nothing."""
+        """Return what may delay a rank of this node; "" if nothing is found."""
         began_ns, before = self._delays[rank]
         seconds = (time.monotonic_ns() - began_ns) / 1e9
         return ", ".join(self._reasons(rank, self._pid(rank), before, seconds))

@@ -1,9 +1,9 @@
-"""Which rank reads our stdin, and the terminal of a rank that is debugged.
+"""Decides which rank reads our stdin, and lends the terminal to a rank that is debugged.
 
-That one has its streams and its Ctrl-C, and others are quiet meanwhile. The rank is in a session of
-its own, and so the kernel never stops it for reading a terminal that is not its controlling one
-(``job_control`` in Linux's ``n_tty.c``). For the same reason Ctrl-C comes to the launcher alone,
-which passes it on.
+The debugged rank has the terminal's streams and Ctrl-C, and other ranks are quiet meanwhile. It is
+in a session of its own, so the kernel never stops it for reading a terminal that is not its
+controlling one (``job_control`` in Linux's ``n_tty.c``). For the same reason, Ctrl-C reaches only
+the launcher, which forwards it.
 """
 
 from __future__ import annotations
@@ -28,95 +28,95 @@ from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 
-_LOOK_AGAIN_S = 0.05
-"""How soon the others are heard again after a line was entered."""
+_TURN_S = 0.05
+"""How soon the other ranks' output continues after a line was entered."""
 _IN_A_ROW_NS = 2_000_000_000
 _MOST_INTERRUPTS = 2
-"""Ctrl-C so often in a row is the rank's; once more ends the launch."""
+"""Number of Ctrl-C in a row that the rank gets; the next one ends the launch."""
 _LOCAL_MODES = 3
 _READ = {"x86_64": 0, "aarch64": 63}.get(os.uname().machine)
-"""Number of a system call, in the kernel's tables."""
+"""Number of the system call ``read``, from the kernel's tables."""
 
 
 class Terminal:
-    """The terminal, lent to a rank."""
+    """The launcher's stdin and terminal."""
 
     def __init__(
         self, plan: LaunchPlan, console: Console, reactor: Reactor, send: Callable[..., None]
     ) -> None:
-        """Check that there is a terminal to lend, if a rank is to be debugged.
+        """Take the terminal for the rank that is to be debugged, if there is one.
 
         Raises:
-            UsageError: If there is none.
+            UsageError: If there is no terminal to lend.
         """
         self.rank: int | None = None
-        """The rank that is debugged; without one, nothing here does anything."""
+        """The rank that is debugged, if any."""
         self.stdin: int | None = None
-        """The zygote's, as for ``subprocess``; ours if ``None``."""
-        self._next_turn = reactor.call_at(None, lambda: None, skips=False)
-        """Has the loop look again, which it does in every turn."""
-        self._is_behind = False
+        """The zygote's stdin, as for ``subprocess``; ours if ``None``."""
+        self._turn_timer = reactor.call_at(None, lambda: None, skips=False)
+        """Causes a turn of the loop, in each of which it checks the terminal."""
+        self._is_in_background = False
         """Whether the launch was continued in the background."""
         self._console, self._send = console, send
         self._has_terminal = os.isatty(0)
         self._ranks: Mapping[int, RankState] = {}
-        """This node's."""
+        """The ranks of this node."""
         if self._has_terminal:
             console.is_read = self._is_read
-        self._is_told = False
-        """Whether a rank is known to have passed a breakpoint."""
+        self._noted_breakpoint = False
+        """Whether the note about a skipped breakpoint has been printed."""
         self._read_by_all = plan.program.kind == "script" and _is_stdin(plan.program.target)
         if self._has_terminal and not is_foreground(0):
-            self.stdin = subprocess.DEVNULL  # not stopped for reading it, being no job of the shell
+            self.stdin = subprocess.DEVNULL  # the kernel would not stop ranks for reading it
         self._whole_group = plan.program.kind == "command"
         self._interrupts: list[int] = []
         self._modes: list[Any] | None = None
-        """How the terminal was found, while it is lent."""
-        self._was_typed_on = False
-        asked = plan.request.debug_rank
-        if asked is None or plan.debugged is None:
+        """The terminal's original modes, while it is lent."""
+        self._was_typing = False
+        requested = plan.request.debug_rank
+        if requested is None or plan.debugged is None:
             return
         self.rank = plan.debugged
         self.stdin = subprocess.DEVNULL
-        self._terminal = _open_terminal(asked)
+        self._terminal = _open_terminal(requested)
         self._modes = termios.tcgetattr(self._terminal)
-        # A stopped launcher would leave the rank and the shell to read the terminal in turn.
+        # If the launcher were stopped, the rank and the shell would compete for the terminal.
         self._on_stop = signal.signal(signal.SIGTSTP, lambda *_: None)
         console.share_terminal()
-        console.is_typed_on = self._is_typed_on
+        console.is_typed_on = self._is_typing
 
     def has_stdin(self, local_rank: int) -> bool:
-        """Whether a rank of this node reads our stdin: one alone, so that nobody gets a part."""
+        """Return whether a rank of this node reads our stdin: only one, so as not to split it."""
         return self.stdin is None and (local_rank == 0 or self._read_by_all)
 
     def resume(self) -> None:
-        """The launch was continued, by ``fg`` or by ``bg``."""
+        """Check whether ``fg`` or ``bg`` has continued the launch."""
         if self._has_terminal and self.stdin is None:
-            self._is_behind = not is_foreground(0)
-            self._look_again()
+            self._is_in_background = not is_foreground(0)
+            self._request_turn()
 
-    def takes_keys(self) -> bool:
-        """Whether a rank reads the terminal in the background, and takes the shell's keys.
+    def steals_input(self) -> bool:
+        """Return whether a rank reads the terminal in the background, in place of the shell.
 
-        The kernel stops a job for that, but not a rank, whose terminal it is not.
+        The kernel stops a job for that, but not a rank, as it is not the rank's terminal.
         """
-        if not self._is_behind:
+        if not self._is_in_background:
             return False
-        self._look_again()
+        self._request_turn()
         return self._is_read()
 
     def _is_read(self) -> bool:
-        """Whether the rank that has stdin waits for somebody to type."""
+        """Return whether the rank that has stdin waits for input from the terminal."""
         if not self._ranks:
             return False
         reader = self._ranks[min(self._ranks)]
         return bool(reader.pid and not reader.exited and _reads_terminal(reader.pid))
 
-    def _look_again(self) -> None:
-        self._next_turn.restart(_LOOK_AGAIN_S)
+    def _request_turn(self) -> None:
+        self._turn_timer.restart(_TURN_S)
 
     def why_empty(self, layout: Layout, rank: int) -> str:
-        """Return why a rank has no stdin to read, and what gives it one; "" if it has."""
+        """Return why a rank has no stdin, and how to give it one; "" if it has one."""
         if self.rank is not None or self.has_stdin(layout.local_rank(rank)):
             return ""
         if self.stdin is not None:
@@ -125,21 +125,21 @@ class Terminal:
             return "only the first rank of each node has stdin"
         return f"only rank 0 has stdin; --debug-rank {rank} gives rank {rank} the terminal"
 
-    def passed_breakpoint(self, layout: Layout, rank: int) -> None:
-        """Say once that a rank did not stop where it would have with a stdin."""
-        if self.rank is None and not self._is_told:
-            self._is_told = True
+    def note_skipped_breakpoint(self, layout: Layout, rank: int) -> None:
+        """Print once that a rank did not stop at a breakpoint because it has no stdin."""
+        if self.rank is None and not self._noted_breakpoint:
+            self._noted_breakpoint = True
             why = self.why_empty(layout, rank)
             self._console.note(f"{rank_name(layout, rank)} skipped a breakpoint: {why}")
 
     def streams(self, rank: int) -> list[int]:
-        """Return the debugged rank's stdout and stderr, for the caller to hand over and close."""
+        """Return the debugged rank's stdout and stderr, for the caller to pass on and close."""
         if rank != self.rank:
             return []
         return [os.dup(self._terminal), os.dup(self._terminal)]
 
-    def takes(self, signum: int, state: State) -> bool:
-        """Pass Ctrl-C on to the rank; ``False`` if the signal does what it does without us."""
+    def intercept(self, signum: int, state: State) -> bool:
+        """Forward Ctrl-C to the debugged rank; return whether the signal is handled by that."""
         if signum != signal.SIGINT or self.rank is None or state.stopping:
             return False
         known = state.ranks[self.rank]
@@ -149,7 +149,7 @@ class Terminal:
         self._interrupts = [at for at in self._interrupts if at > now_ns - _IN_A_ROW_NS]
         self._interrupts.append(now_ns)
         if len(self._interrupts) > _MOST_INTERRUPTS:
-            self._signal(signal.SIGTERM)  # at its prompt the rank would take no other
+            self._signal(signal.SIGTERM)  # the only one that has an effect at the rank's prompt
             return False
         self._signal(signal.SIGINT)
         if len(self._interrupts) == _MOST_INTERRUPTS:
@@ -157,28 +157,29 @@ class Terminal:
         return True
 
     def _signal(self, signum: int) -> None:
-        assert self.rank is not None  # noqa: S101 - the caller has looked
+        assert self.rank is not None  # noqa: S101 - the caller has checked
         self._send([self.rank], signum, whole_group=self._whole_group)
 
     # ---- the terminal ----------------------------------------------------------------------
 
-    def look(self) -> bool:
-        """Keep the others quiet while a line is typed; return whether that has changed.
+    def update_typing(self) -> bool:
+        """Check whether a line is being typed; return whether that has changed.
 
-        readline and its like put the terminal into a mode of their own for just that long.
+        Meanwhile the other ranks are quiet. readline and similar libraries put the terminal into a
+        mode of their own for exactly that time.
         """
         if self.rank is None:
             return False
-        was_typed_on, self._was_typed_on = self._was_typed_on, self._is_typed_on()
-        if self._was_typed_on:
-            self._look_again()
-        return was_typed_on != self._was_typed_on
+        was_typed_on, self._was_typing = self._was_typing, self._is_typing()
+        if self._was_typing:
+            self._request_turn()
+        return was_typed_on != self._was_typing
 
-    def _is_typed_on(self) -> bool:
-        return self._modes is not None and self._is_typing()
+    def _is_typing(self) -> bool:
+        return self._modes is not None and self._is_line_edited()
 
-    def see(self, event: Event, state: State) -> None:
-        """Know who has stdin; take the terminal back once the rank it was lent to has exited."""
+    def on_event(self, event: Event, state: State) -> None:
+        """Follow the ranks; take the terminal back once the debugged rank has exited."""
         self._ranks = state.ranks
         if isinstance(event, ZygoteGone) or (
             isinstance(event, RankExited) and event.rank == self.rank
@@ -186,24 +187,24 @@ class Terminal:
             self._take_back()
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
         if self.rank is None:
             return
         self._take_back()
         os.close(self._terminal)
         signal.signal(signal.SIGTSTP, self._on_stop)
 
-    def _is_typing(self) -> bool:
+    def _is_line_edited(self) -> bool:
         try:
             return not termios.tcgetattr(self._terminal)[_LOCAL_MODES] & termios.ICANON
-        except termios.error:  # it hung up
+        except termios.error:  # the terminal hung up
             return False
 
     def _take_back(self) -> None:
         if self._modes is None:
             return
         modes, self._modes = self._modes, None
-        if self._is_typing():  # it ended in the middle of a line
+        if self._is_line_edited():  # the rank ended in the middle of a line
             os.write(self._terminal, b"\r\n")
         held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
@@ -211,29 +212,29 @@ class Terminal:
         except termios.error:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
-        self.look()
+        self.update_typing()
 
 
-def _open_terminal(asked: str) -> int:
+def _open_terminal(requested: str) -> int:
     """Return a descriptor of the terminal that is our stdin, for reading and writing."""
     if not os.isatty(0):
         raise UsageError(
-            f"--debug-rank {asked} needs a terminal, but stdin is not one",
+            f"--debug-rank {requested} needs a terminal, but stdin is not one",
             hint="run meshrun without redirecting or piping stdin; over ssh, use `ssh -t`",
         )
     if not is_foreground(0):
         raise UsageError(
-            f"--debug-rank {asked} needs the terminal, but another job has it",
+            f"--debug-rank {requested} needs the terminal, but another job has it",
             hint="run meshrun without `&`",
         )
     try:
         return os.open(os.ttyname(0), os.O_RDWR | os.O_NOCTTY)
-    except OSError:  # in a container its name may lead nowhere
+    except OSError:  # in a container, its path may not exist
         return os.dup(0)
 
 
 def _is_stdin(path: str) -> bool:
-    """Whether a program is read from stdin, as ``/dev/stdin`` is."""
+    """Return whether a program is read from stdin, as ``/dev/stdin``."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(0))
     except OSError:
@@ -241,10 +242,10 @@ def _is_stdin(path: str) -> bool:
 
 
 def _reads_terminal(pid: int) -> bool:
-    """Whether a process waits in ``read()`` for the terminal that is our stdin."""
+    """Return whether a process waits in ``read()`` for the terminal that is our stdin."""
     try:
         with open(f"/proc/{pid}/syscall") as file:
             number, fd = (int(word, 0) for word in file.read().split()[:2])
         return number == _READ and os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(0))
-    except (OSError, ValueError):  # it runs, or may not be looked into
+    except (OSError, ValueError):  # the process is running, or not accessible
         return False

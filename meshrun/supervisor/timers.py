@@ -1,6 +1,6 @@
-"""Timers of ``torch.distributed.elastic.timer``: one that expires kills its rank.
+"""Timers of ``torch.distributed.elastic.timer``, which kill their rank when they expire.
 
-Ranks write requests to a named pipe, one JSON object a line, each in one atomic write.
+Ranks write requests to a named pipe: one JSON object per line, in one atomic write.
 
 Source:
     ``FileTimerServer`` in torch 2.13's ``distributed/elastic/timer/file_based_local_timer.py``;
@@ -37,19 +37,19 @@ class _Timer:
     pid: int
     scope: str
     expires_s: float
-    """Seconds since the epoch, as the rank's clock has it."""
+    """Seconds since the epoch, by the rank's clock."""
     signum: int
 
 
 def timer_file(env: Mapping[str, str], run_folder: str) -> str | None:
-    """Return where timers are asked for, or ``None`` if they are not wanted."""
+    """Return the pipe for requests, or ``None`` if timers are not enabled."""
     if env.get(_ENABLED) != "1":
         return None
     return env.get(_FILE) or os.path.join(run_folder, "timers")
 
 
 class Timers:
-    """The pipe and the timers that are running."""
+    """The pipe, and the timers that are running."""
 
     def __init__(
         self,
@@ -61,26 +61,26 @@ class Timers:
         """Make the pipe.
 
         Args:
-            path: Where.
-            reactor: The loop's.
-            zygote_pid: Returns the process below which a timer may end one.
-            note: Shows people a line.
+            path: Its path.
+            reactor: The loop's reactor.
+            zygote_pid: Returns the process whose descendants a timer may kill.
+            note: Prints a line.
 
         Raises:
-            HostError: If it cannot be made.
+            HostError: If it cannot be created.
         """
         self._path, self._reactor, self._note = path, reactor, note
         self._zygote_pid = zygote_pid
         self._running: dict[tuple[int, str], Alarm] = {}
         self._rest = b""
         self._expired: dict[int, _Timer] = {}
-        """By process."""
+        """Expired timers by process id."""
         try:
             os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
             if os.path.lexists(path) and stat.S_ISFIFO(os.lstat(path).st_mode):
                 os.remove(path)
             os.mkfifo(path, 0o600)
-            # For writing too, so that the pipe never ends while no rank has it open.
+            # Opened for writing too, so that there is no end of file while no rank has it open.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(path, flags)
         except OSError as error:
@@ -93,7 +93,7 @@ class Timers:
         except BlockingIOError:
             return
         *lines, rest = data.split(b"\n")
-        self._rest = rest[:_READ_BYTES]  # what is longer is no request
+        self._rest = rest[:_READ_BYTES]  # longer than any request
         for line in lines:
             self._take(line)
 
@@ -108,7 +108,7 @@ class Timers:
             )
             in_ns = int(max(0.0, timer.expires_s - time.time()) * 1e9)
         except (ValueError, OverflowError, KeyError, TypeError):
-            return  # anybody of this user may write to the pipe
+            return  # any process of this user can write to the pipe
         if not (0 < timer.pid < _MOST_PIDS and timer.signum < signal.NSIG):
             return
         if (before := self._running.pop((timer.pid, timer.scope), None)) is not None:
@@ -119,7 +119,7 @@ class Timers:
             self._running[timer.pid, timer.scope] = alarm
 
     def _expire(self, timer: _Timer) -> None:
-        """Send the signal to one of our own processes."""
+        """Send the timer's signal, if its process is one of the launch."""
         del self._running[timer.pid, timer.scope]
         if timer.signum > 0 and is_below(timer.pid, self._zygote_pid()):
             send_signal(timer.pid, timer.signum)
@@ -127,14 +127,14 @@ class Timers:
             self._note(f"killed process {timer.pid}: its timer `{timer.scope}` expired")
 
     def clear(self) -> None:
-        """Forget all timers: their ranks have exited."""
+        """Cancel all timers, whose ranks have exited."""
         for alarm in self._running.values():
             alarm.cancel()
         self._running.clear()
         self._expired.clear()
 
     def why_ended(self, pid: int | None, signum: int | None) -> str | None:
-        """Return why a signal ended a process, if one of its timers did that."""
+        """Return why a signal ended a process, if it came from one of its timers."""
         timer = self._expired.get(pid or 0)
         if timer is None or timer.signum != signum:
             return None

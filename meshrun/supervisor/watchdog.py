@@ -1,4 +1,4 @@
-"""Whether a start stalls, and whether running ranks still make progress."""
+"""Detects a slow start, and ranks that no longer make progress."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NS = 1_000_000_000
 
 
 class Watchdog:
-    """Looks at ranks from time to time, if it was asked to.
+    """Checks ranks periodically, if the user has set limits.
 
     Args:
         start_timeout_s: How long all ranks may take to start the program; 0 for no limit.
         hang_timeout_s: How long all ranks may make no progress; 0 for no limit.
-        cpu_seconds: Returns the CPU time of each of some processes with all below it.
+        cpu_seconds: Returns the CPU time of each process, including its descendants.
     """
 
     def __init__(
@@ -43,42 +43,42 @@ class Watchdog:
         """Start over, with a new generation."""
         now_ns = time.monotonic_ns()
         self._began_ns = self._active_ns = now_ns
-        self._told_stall = False
+        self._reported_stall = False
         self._looked_ns = 0
         self._spent: dict[int, float] = {}
-        """CPU time of each rank when last some rank had worked."""
+        """CPU time of each rank at the last check that found one working."""
         self._beats: dict[int, int] = {}
         self._places: dict[int, str] = {}
-        """Where in a collective each rank waits, as it answered last."""
+        """The last answer of each rank: where in a collective it waits."""
         self._waiting: set[int] = set()
-        """Ranks that have come no further in a collective between the last two looks."""
+        """Ranks that made no progress in a collective between the last two checks."""
 
     def beat(self, rank: int) -> None:
-        """A rank's program reported progress."""
+        """Note that a rank's program reported progress."""
         self._beats[rank] = self._active_ns = time.monotonic_ns()
 
-    def printed(self, rank: int) -> None:
-        """A rank printed something."""
+    def note_output(self, rank: int) -> None:
+        """Note that a rank printed something."""
         if self._hang_timeout_ns and rank not in self._beats:
             self._active_ns = time.monotonic_ns()
 
-    def waits(self, rank: int, place: str) -> None:
-        """A rank answered where it waits in a collective; "" for not at all.
+    def note_wait(self, rank: int, place: str) -> None:
+        """Take a rank's answer where it waits in a collective; "" if it does not wait.
 
-        One that is still there used its CPU only to wait: NCCL spins.
+        A rank that is still at the same place used its CPU only to wait: NCCL spins.
         """
         if place and self._places.get(rank) == place:
             self._waiting.add(rank)
         self._places[rank] = place
 
-    def looks_at_waits(self, state: State) -> bool:
-        """Whether it is time to ask which ranks wait in a collective, for the next look."""
+    def must_ask_waits(self, state: State) -> bool:
+        """Return whether to ask now which ranks wait in a collective, for the next check."""
         next_look_ns = self.next_look_ns(state)
         is_due = next_look_ns is not None and time.monotonic_ns() >= next_look_ns
         return is_due and bool(self._hang_timeout_ns) and _all_began(state)
 
     def skip(self, lost_ns: int) -> None:
-        """Do not count this time, in which nobody could look and perhaps nobody could work."""
+        """Do not count time in which this process, and perhaps the ranks, did not run."""
         now_ns = time.monotonic_ns()
         self._began_ns += lost_ns
         self._active_ns = min(now_ns, self._active_ns + lost_ns)
@@ -87,24 +87,24 @@ class Watchdog:
         self.activity.skip(lost_ns)
 
     def next_look_ns(self, state: State) -> int | None:
-        """When there is something to look at, or ``None``."""
+        """Return when the next check is due, or ``None``."""
         if state.stopping or state.over or state.begin_ns is not None:
             return None
         if not _all_began(state):
-            waits = self._start_timeout_ns and not self._told_stall
-            return self._began_ns + self._start_timeout_ns if waits else None
+            may_stall = self._start_timeout_ns and not self._reported_stall
+            return self._began_ns + self._start_timeout_ns if may_stall else None
         return self._looked_ns + self._every_ns if self._hang_timeout_ns else None
 
-    def stalls(self, state: State) -> bool:
-        """Whether it is time to say that the start takes long; once a generation."""
+    def is_stalled(self, state: State) -> bool:
+        """Return whether to report now that the start is slow; once per generation."""
         next_look_ns = self.next_look_ns(state)
         if next_look_ns is None or _all_began(state) or time.monotonic_ns() < next_look_ns:
             return False
-        self._told_stall = True
+        self._reported_stall = True
         return True
 
     def idle_s(self, state: State) -> float | None:
-        """Return for how long no rank made progress, once that is too long; ``None`` otherwise."""
+        """Return how long no rank has made progress, if that is too long; otherwise ``None``."""
         next_look_ns = self.next_look_ns(state)
         now_ns = time.monotonic_ns()
         if next_look_ns is None or not _all_began(state) or now_ns < next_look_ns:

@@ -1,4 +1,4 @@
-"""What follows a launch and decides nothing: progress, event files, metrics, the live view."""
+"""Observers of a launch that decide nothing: progress, event files, metrics, the live view."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from meshrun.protocol.result import LaunchResult
 
 
 class Watcher:
-    """Follows a launch; what a subclass does not override is of no interest to it."""
+    """Follows a launch; subclasses override what they need."""
 
     def begin(self, reactor: Reactor, state: State) -> None:
-        """The launch begins; what is to be done now and then, the reactor calls."""
+        """Prepare for a launch; the reactor makes periodic calls."""
 
     def see(self, event: Event, state: State) -> None:
         """Take an event and the state after it."""
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan as it is known now; the nodes may have met."""
+        """Take the plan that is complete once the nodes have met."""
 
     def end(self, state: State, result: LaunchResult) -> None:
-        """The launch has ended."""
+        """Take the result of the launch, which has ended."""

@@ -1,4 +1,4 @@
-"""The zygote of a node and the ranks it starts: started, signalled, cleaned up."""
+"""Starts, signals and ends the zygote of a node and its ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workers:
     """The processes below the launcher.
 
     Args:
-        listener: Where the store serves; ``None`` where it is on another node, or not yet known.
+        listener: The store's socket; ``None`` if the store is on another node, or not known yet.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Workers:
         self.zygote = self._start_zygote()
 
     def replan(self, plan: LaunchPlan, facts: LaunchFacts, listener: socket.socket | None) -> None:
-        """Take what was not known yet, before ranks are started."""
+        """Take what is known once the nodes have met, before ranks are started."""
         self.plan, self.facts, self._listener = plan, facts, listener
         self.ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
         allow_descriptors(6 * len(self.ranks) + plan.layout.nnodes + 64)
-        self._begun: dict[str, Any] | None = None
-        """The layout of the last generation of ranks, if it was begun with this plan."""
-        self._is_first_here = True
+        self._last_layout: dict[str, Any] | None = None
+        """The layout of the last generation, if it had this plan."""
+        self._is_first_with_plan = True
         """Whether this generation is the first with this plan, and so with these nodes."""
 
     # ---- starting --------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Workers:
         return self.zygote.wait()
 
     def start_zygote(self, *, without_torch: bool) -> None:
-        """Replace the zygote that has exited, or is about to."""
+        """Replace a zygote that has exited or is about to."""
         if without_torch:
             self._method = "exec"
             self.wait_for_zygote()
@@ -101,12 +101,12 @@ class Workers:
         """Start the store and every rank of this node, as one generation."""
         self._output.end_generation()
         self._generation = generation
-        self._is_first_here = self._begun is None
-        if self._begun is not None:  # else what was just settled says it
-            self.facts = replace(self.facts, previous=json.dumps(self._begun))
-        self._begun = {**self.plan.layout.to_dict(), "generation": generation}
+        self._is_first_with_plan = self._last_layout is None
+        if self._last_layout is not None:  # otherwise, the facts are new
+            self.facts = replace(self.facts, previous=json.dumps(self._last_layout))
+        self._last_layout = {**self.plan.layout.to_dict(), "generation": generation}
         self._monitor.begin()
-        # Made only now, when the zygote can remove it should we be killed.
+        # Made only now, when the zygote can remove it if this process is killed.
         self._folder.make(
             generation, {rank.local_rank: self._environment(rank) for rank in self.ranks.values()}
         )
@@ -115,12 +115,12 @@ class Workers:
         self._orders.begin(self.ranks.values())
 
     def negotiate(self, order: codec.Negotiate) -> None:
-        """Have torch's rendezvous begun."""
+        """Have the zygote begin torch's rendezvous."""
         self.zygote.send(order)
 
-    def answered(self) -> None:
-        """An order to start a rank was carried out, or was not."""
-        self._orders.answered()
+    def start_next(self) -> None:
+        """Send the next order to start a rank, since one has been answered."""
+        self._orders.send_next()
 
     def _start_zygote(self) -> ZygoteClient:
         stacks = self._monitor.stacks.open(ZYGOTE)
@@ -134,7 +134,7 @@ class Workers:
                 backends=request.groups.backend_names if builds_first else [],
                 device=(self.plan.uncounted_device or "") if builds_first else "",
                 workers=min(self.plan.layout.nproc_per_node),
-                scratch_dir=self._folder.removed_without_us,
+                scratch_dir=self._folder.cleanup_path,
                 stacks=stacks,
                 stdin=self._terminal.stdin,
                 warm=self._warm,
@@ -150,7 +150,7 @@ class Workers:
         environment = self._environment(rank, files.error_file)
         request = self.plan.request
         terminal, layout = self._terminal, self.plan.layout
-        if terminal.rank != rank.rank:  # it writes to a pipe, and cannot ask how wide its lines are
+        if terminal.rank != rank.rank:  # it cannot ask a pipe for the width of lines
             window = self._output.window_for(rank).items()
             environment |= {name: text for name, text in window if name not in os.environ}
         order = start_order(
@@ -162,14 +162,14 @@ class Workers:
             debug=terminal.rank,
             imports=() if self._method == "fork" else self.plan.modules_of_mesh,
             learn_to=self._warm.learn_to if self._warm and rank.local_rank == 0 else "",
-            check=request.check_first if self._is_first_here else (),
+            check=request.check_first if self._is_first_with_plan else (),
         )
         streams = terminal.streams(rank.rank) or self._output.open(rank, files)
         monitor = self._monitor
-        questions = [monitor.stacks.open(rank.rank), monitor.collectives.open(rank.rank)]
-        theirs = [*streams, *questions]
-        self.zygote.send(order, theirs)
-        for end in theirs:
+        requests = [monitor.stacks.open(rank.rank), monitor.collectives.open(rank.rank)]
+        for_rank = [*streams, *requests]
+        self.zygote.send(order, for_rank)
+        for end in for_rank:
             os.close(end)
 
     def _environment(self, rank: RankPlan, error_file: str = "") -> dict[str, str]:
@@ -198,56 +198,60 @@ class Workers:
         self.zygote.send(order)
 
     def suspend(self) -> None:
-        """Suspend the ranks, as the launcher is about to be."""
+        """Suspend the ranks."""
         self.zygote.send(codec.SuspendRanks())
 
     def resume(self) -> None:
-        """Resume ranks that were suspended with the launcher."""
+        """Resume ranks that :meth:`suspend` suspended."""
         self.zygote.send(codec.ResumeRanks())
 
     def forward(self, signum: int, state: State) -> Sequence[int]:
-        """Pass a signal to the ranks that do something with it; return those it would end."""
+        """Forward a signal to the ranks that handle it; return the ranks it would kill."""
         alive = {rank: state.ranks[rank].pid for rank in sorted(state.alive)}
-        deaf = [rank for rank, pid in alive.items() if pid and not handles_signal(pid, signum)]
-        self.signal([rank for rank in alive if rank not in deaf], signum, whole_group=False)
-        return deaf
+        without_handler = [
+            rank for rank, pid in alive.items() if pid and not handles_signal(pid, signum)
+        ]
+        self.signal(
+            [rank for rank in alive if rank not in without_handler], signum, whole_group=False
+        )
+        return without_handler
 
     def end_generation(self, grace_s: float) -> None:
-        """Have the zygote end the store and what ranks left behind, and start no more of them."""
+        """Have the zygote end the store and what ranks left behind; start no more ranks."""
         self._orders.clear()
         self.zygote.send(codec.EndGeneration(grace_s=grace_s))
 
     def end(self, grace_s: float, *, by_force: bool) -> None:
-        """Have the zygote end what is left and then itself; or end it without asking."""
+        """Have the zygote end all processes and then itself; with ``by_force``, kill it."""
         self.zygote.send(codec.EndZygote(grace_s=grace_s))
         if by_force:
             self.zygote.kill()
 
     def match_error_file(self, event: RankExited, raised: RankRaised | None) -> RankRaised | None:
-        """Read what another command wrote there, or write what a rank reported."""
+        """Read an exception from the rank's error file, or write what the rank reported."""
         files = self._folder.files(self._generation, self.ranks[event.rank].local_rank)
         if event.wait_status == 0 or not files.error_file:
             return None
         if raised is None:
             is_ours = self.plan.program.kind != "command"
-            if is_ours and event.wait_status != _UNCAUGHT:  # it is of a child, or was handled
+            if is_ours and event.wait_status != _UNCAUGHT:  # a child's, or one that was handled
                 return None
             return read_record(files.error_file, event.rank, self._folder.open)
         exit_code = os.waitstatus_to_exitcode(event.wait_status)
         write_record(files.error_file, raised, exit_code, self._folder.open)
         if not raised.shown:
             is_bare = self.plan.request.console.prefix != "mesh"
-            told = raised.traceback
-            self._output.log(event.rank, as_torch_prints(told, event.rank) if is_bare else told)
+            text = raised.traceback
+            self._output.log(event.rank, as_torch_prints(text, event.rank) if is_bare else text)
         return None
 
     def leave_warm_server(self) -> None:
-        """See to it that the next run finds a warm server, if that was asked for."""
+        """Leave a warm server for the next run, if the user asked for it."""
         if self._warm is not None:
             self._warm.leave_server()
 
     def close(self) -> None:
-        """Let go of the zygote's sockets."""
+        """Close the zygote's sockets."""
         if self.timers is not None:
             self.timers.close()
         self.zygote.close()

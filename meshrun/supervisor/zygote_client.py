@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 class ZygoteClient:
     """The running zygote.
 
-    ``control`` carries its news and our orders, ``reports`` what ranks tell us themselves.
+    ``control`` carries its events and our orders, ``reports`` the ranks' own reports.
 
     Args:
         program: What ranks run.
         method: How ranks start.
         preload: Modules to import for them.
-        backends: Backends that torch has to know before the program's first line.
-        device: A device type to count before ranks are started; "" for none.
-        workers: As many of these devices are needed.
-        scratch_dir: Removed by the zygote if this process dies first; "" for none.
+        backends: Backends that torch must know before the program's first line.
+        device: The type of devices to count before ranks are started; "" for none.
+        workers: The number of these devices that are needed.
+        scratch_dir: A folder that the zygote removes if this process dies first; "" for none.
         stacks: A descriptor for its stacks.
         stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
-        warm: Has a warm server fork it, if there is one.
+        warm: Has a warm server fork the zygote, if there is one.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ZygoteClient:
         if warm is not None and method == "fork":
             with self._new_sockets() as ends:
                 process = warm.start_zygote((*ends, stacks), mark=mark, stdin=stdin)
-            if process is None:  # a server that is late may still have the others' ends
+            if process is None:  # a slow server may still hold the ends of these sockets
                 self.close()
         if process is None:
             with self._new_sockets() as ends:
@@ -85,10 +85,10 @@ class ZygoteClient:
 
     @contextmanager
     def _new_sockets(self) -> Iterator[tuple[int, int]]:
-        """Give the zygote's ends of new sockets."""
+        """Make new sockets, and yield the zygote's ends."""
         self.control, theirs = packet_pair()
-        # Ours of theirs stays open: that nobody can report any more is no event, and would be one
-        # again and again until the zygote has ended.
+        # The ranks' end stays open here. Otherwise, once no rank can report, it would wake the loop
+        # in every turn until the zygote has ended.
         self.reports, self._ranks_end = packet_pair()
         with theirs:
             yield theirs.fileno(), self._ranks_end.fileno()
@@ -99,7 +99,7 @@ class ZygoteClient:
         return self._process.pid
 
     def send(self, order: ToZygote, fds: Sequence[int] = ()) -> None:
-        """Send an order; one that no longer arrives is answered by ``receive``'s end."""
+        """Send an order; if the zygote is gone, :meth:`receive` reports that."""
         if self.control.fileno() < 0:
             return
         try:
@@ -124,7 +124,7 @@ class ZygoteClient:
         """Return the next message of a rank, or ``None`` if there is none.
 
         Raises:
-            WireError: If what came is none, as where a program writes to descriptors not its own.
+            WireError: If it is malformed, as when a program writes to descriptors of meshrun's.
         """
         try:
             packet = self.reports.recv(codec.PACKET_BYTES)
@@ -138,7 +138,7 @@ class ZygoteClient:
         return message
 
     def start_store(self, listener: socket.socket | None) -> None:
-        """Begin a generation of ranks: a store on ``listener``, and a gate that is shut."""
+        """Begin a generation: start a store on ``listener``, and close the gate."""
         self.open_gate()
         gate_read, self._gate = os.pipe()
         port = 0 if listener is None else listener.getsockname()[1]
@@ -153,7 +153,7 @@ class ZygoteClient:
             self._gate = -1
 
     def kill(self) -> None:
-        """End it at once; the kernel ends its ranks."""
+        """Kill the zygote; the kernel ends its ranks."""
         self._process.kill()
 
     def wait(self) -> tuple[int, Ended]:
@@ -168,7 +168,7 @@ class ZygoteClient:
 
 
 class _NewZygote:
-    """A zygote in an interpreter of its own, a child of this process."""
+    """A zygote in a new interpreter, a child of this process."""
 
     def __init__(
         self, program: Program, fds: Sequence[int], *, mark: str, stdin: int | None
@@ -198,4 +198,4 @@ class _NewZygote:
 
     def wait(self) -> tuple[int, Ended]:
         code = self._process.wait()
-        return (-code if code < 0 else code << 8), Ended(0)  # its orphans come to us
+        return (-code if code < 0 else code << 8), Ended(0)  # this process adopts its orphans

@@ -66,10 +66,10 @@ def test_time_that_is_skipped_counts_for_no_limit(world: World) -> None:
     for each in (watch, start):
         each.skip(100 * S)
 
-    assert not start.stalls(starting)
+    assert not start.is_stalled(starting)
     assert world.pass_time(watch, 3) is None
     assert world.pass_time(watch, 4) == pytest.approx(10, abs=2)
-    assert start.stalls(starting)
+    assert start.is_stalled(starting)
 
 
 def dog(world: World, *, hang_s: float = 0.0, start_s: float = 0.0) -> Watchdog:
@@ -105,12 +105,12 @@ def test_a_print_counts_and_so_does_a_beat(world: World) -> None:
     watch = dog(world, hang_s=60)
     for _ in range(3):
         assert world.pass_time(watch, 50) is None
-        watch.printed(0)
+        watch.note_output(0)
     for _ in range(3):
         assert world.pass_time(watch, 50) is None
         watch.beat(1)
     assert world.pass_time(watch, 50, cpu=1) is None
-    watch.printed(1)
+    watch.note_output(1)
     idle_s = world.pass_time(watch, 50, cpu=1)
 
     assert idle_s is not None
@@ -129,14 +129,14 @@ def test_a_start_that_stalls_is_told_once(world: World) -> None:
     watch = dog(world, start_s=5)
     world.state = replace(world.state, ranks={0: RankState(pid=10), 1: RankState()})
     world.now_ns = 4 * S
-    assert not watch.stalls(world.state)
+    assert not watch.is_stalled(world.state)
     world.now_ns = 5 * S
-    assert watch.stalls(world.state)
-    assert not watch.stalls(world.state)
+    assert watch.is_stalled(world.state)
+    assert not watch.is_stalled(world.state)
     assert watch.next_look_ns(world.state) is None
     watch.begin()
     world.now_ns = 11 * S
-    assert watch.stalls(world.state)
+    assert watch.is_stalled(world.state)
 
 
 def test_a_start_that_failed_does_not_stall(world: World) -> None:
@@ -148,7 +148,7 @@ def test_a_start_that_failed_does_not_stall(world: World) -> None:
     )
     world.now_ns = 9 * S
 
-    assert not watch.stalls(world.state)
+    assert not watch.is_stalled(world.state)
 
 
 @pytest.mark.parametrize(("places", "hangs"), [(["a"], True), (["a", "b"], False), ([""], False)])
@@ -159,7 +159,7 @@ def test_a_rank_that_spins_in_a_collective_makes_no_progress(
     dog = Watchdog(start_timeout_s=0, hang_timeout_s=8, cpu_seconds=world.seconds)
     idle_s = None
     for second in range(40):
-        dog.waits(1, places[second % len(places)])
+        dog.note_wait(1, places[second % len(places)])
         idle_s = idle_s or world.pass_time(dog, 1, cpu=1.0)
 
     assert (idle_s is not None) == hangs
@@ -168,7 +168,7 @@ def test_a_rank_that_spins_in_a_collective_makes_no_progress(
 def test_a_rank_that_no_longer_answers_is_not_taken_to_spin(world: World) -> None:
     """It may compute and hold the interpreter's lock."""
     dog = Watchdog(start_timeout_s=0, hang_timeout_s=8, cpu_seconds=world.seconds)
-    dog.waits(1, "a")
-    dog.waits(1, "a")
+    dog.note_wait(1, "a")
+    dog.note_wait(1, "a")
 
     assert world.pass_time(dog, 100, cpu=1.0) is None
