@@ -1,14 +1,14 @@
-"""The result of ``--check`` as a picture: each rank by its speed, with slow links. Pure.
+"""The result of ``--check`` as a picture: ranks colored by speed, with slow links. Pure.
 
-One map of the links, and one of each dim; nodes and ranks stand where a picture of the layout has
-them. Colors are by the logarithm, from the slowest of a map to its fastest.
+There is a map of the links and one for each dim; nodes and ranks are arranged as in a picture of
+the layout. The color scale of a map is logarithmic, from its slowest rank to its fastest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, log
+from math import log
 from statistics import median
 
 from meshrun.check.judge import (
@@ -22,26 +22,16 @@ from meshrun.check.judge import (
 )
 from meshrun.check.measured import Measured
 from meshrun.layout import Layout
+from meshrun.report.svg import HEAD, boxes, cell, page
 from meshrun.report.svg_geometry import MARGIN, Sheet, arrange
-from meshrun.report.svg_style import (
-    PLAIN,
-    RAMP_STEPS,
-    node_label,
-    number,
-    rect,
-    style_sheet,
-    text,
-    width_of,
-    words,
-)
+from meshrun.report.svg_style import PLAIN, RAMP_STEPS, number, rect, style_sheet, text, width_of
 from meshrun.wording import count
 
-_HEAD = 34.0
 _ROW = 18.0
 _SWATCHES = 16
 _SWATCH = 14.0
 _SPREAD = 1.5
-"""Below it, the speeds of a map are alike, and so are its colors."""
+"""The least ratio of speeds that a color scale covers, so that similar speeds look similar."""
 _RED = "red: less than half of the usual bandwidth, on one link or on all of a node or rank"
 _STYLE = ".meshrun .slow,.meshrun .slow rect{fill:none;stroke:#e5484d;stroke-width:2.5}"
 _Places = Mapping[int, tuple[float, float, float, float]]
@@ -50,23 +40,23 @@ _Places = Mapping[int, tuple[float, float, float, float]]
 
 @dataclass(frozen=True, slots=True)
 class _Map:
-    """The ranks, colored by one speed."""
+    """The ranks, colored by one kind of speed."""
 
     title: str
     rates: Mapping[int, float]
-    """Bytes a second, by rank; a rank that was not measured has none."""
+    """Bytes per second of each rank that was measured."""
     links: LinkRates | None = None
-    """Whose slow ones are drawn."""
+    """Links, of which the slow ones are drawn."""
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Return the speeds of the first and the last color."""
+        """The speeds at the ends of the color scale."""
         most = max(self.rates.values())
         return min(*self.rates.values(), most / _SPREAD), most
 
     @property
     def unit(self) -> tuple[str, float]:
-        """Return the unit in which cells show speeds, and its bytes a second."""
+        """The unit in which cells show speeds, and its value in bytes per second."""
         return ("GB/s", 1e9) if self.ends[1] >= 1e9 else ("MB/s", 1e6)
 
     def color(self, rank: int) -> str:
@@ -77,17 +67,17 @@ class _Map:
         return _step(log(self.rates[rank] / least) / log(most / least))
 
     def show(self, rate: float) -> str:
-        """Return a speed in that unit, with three digits or fewer after the point: ``0.71``."""
+        """Return a speed in that unit, with at most two decimals: ``0.71``."""
         amount = rate / self.unit[1]
         return f"{amount:.{0 if amount >= 10 else 1 if amount >= 1 else 2}f}"
 
 
 def render_check_svg(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
-    """Return the result as an SVG that needs nothing beside itself."""
+    """Return the result as a self-contained SVG."""
     hosts = {layout.node_rank(rank.rank): rank.host for rank in measured.ranks}
     maps = [_links(measured, layout), *_dims(measured, layout)]
     drawn: list[str] = []
-    top, right = _HEAD + 8, 0.0
+    top, right = HEAD + 8, 0.0
     for each in maps:
         if each.rates:
             parts, top, width = _draw(each, layout, hosts, top)
@@ -97,40 +87,29 @@ def render_check_svg(measured: Measured, layout: Layout, findings: Sequence[Find
         f"check of {layout.mesh}: {count(layout.world_size, 'rank')} on"
         f" {count(layout.nnodes, 'node')}"
     )
-    told = [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
+    lines = [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
     if any(rank.shares_cores for rank in measured.ranks):
-        told.insert(0, "ranks share cores, so their speeds are not compared")
-    for line in told:
+        lines.insert(0, "ranks share cores, so their speeds are not compared")
+    for line in lines:
         drawn.append(text(MARGIN, top + 12, line, "soft"))
         top += _ROW
         right = max(right, MARGIN + width_of(line, 11))
-    width, height = ceil(max(right, MARGIN + width_of(head, 18)) + MARGIN), ceil(top + MARGIN)
-    classes = {*map(_step_class, range(RAMP_STEPS))}
-    return "\n".join(
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="meshrun" role="img"'
-            f' width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
-            f"<title>{words(head)}</title>",
-            f"<desc>{words('. '.join(told))}</desc>",
-            style_sheet({name for name in classes if f" {name}" in "".join(drawn)}),
-            f"<style>{_STYLE}</style>",
-            '<rect class="page" width="100%" height="100%"/>',
-            text(MARGIN, _HEAD - 8, head, "head"),
-            *drawn,
-            "</svg>\n",
-        )
-    )
+    width = max(right, MARGIN + width_of(head, 18)) + MARGIN
+    body = "\n".join(drawn)
+    used = [name for name in map(_step_class, range(RAMP_STEPS)) if f" {name}" in body]
+    styles = f"{style_sheet(used)}\n<style>{_STYLE}</style>"
+    return page(head, ". ".join(lines), body, size=(width, top + MARGIN), styles=styles)
 
 
 def _links(measured: Measured, layout: Layout) -> _Map:
-    own = {
+    medians = {
         each.rank: median(exchange.bytes / exchange.seconds for exchange in each.exchanges)
         for each in measured.ranks
         if each.exchanges
     }
     between = "nodes" if layout.nnodes > 1 else "ranks"
     title = f"links between {between}, the median of each rank"
-    return _Map(title, own, link_rates(measured, layout))
+    return _Map(title, medians, link_rates(measured, layout))
 
 
 def _dims(measured: Measured, layout: Layout) -> Iterator[_Map]:
@@ -144,31 +123,29 @@ def _dims(measured: Measured, layout: Layout) -> Iterator[_Map]:
 def _draw(
     shown: _Map, layout: Layout, hosts: Mapping[int, str], top: float
 ) -> tuple[list[str], float, float]:
-    """Return what draws a map from ``top`` on, and where it ends below and on the right."""
+    """Return the elements of a map that starts at ``top``, and its bottom and right edges."""
     sheet = arrange(Layout(mesh=None, nproc_per_node=layout.nproc_per_node), top + 2 * _ROW + 6)
     key, right = _key(shown, top + _ROW)
     title = f"{shown.title}, in {shown.unit[0]}"
     parts = [text(MARGIN, top + 12, title), *key]
     right = max(right, MARGIN + width_of(title, 12))
-    for box in sheet.boxes:
-        host = hosts.get(box.node, "")
-        about = f"<title>{words(host)}</title>"
-        frame = rect(box.x, box.y, box.width, box.height, ' class="box" rx="6"')
-        parts += [f"<g>{about}{frame}</g>"]
-        middle = sheet.cells.height / 2 + 12 if sheet.arrangement == "rows" else 14
-        parts.append(text(box.x + 8, box.y + middle, node_label(box.node), "soft"))
+    parts += boxes(sheet, hosts)
     parts.append("<g>" if sheet.cells.detailed else '<g class="small">')
-    at: dict[int, tuple[float, float]] = {}
+    corners: dict[int, tuple[float, float]] = {}
     for box in sheet.boxes:
-        for place, bare in enumerate(box.ranks):
+        for place, unplaced in enumerate(box.ranks):  # numbered node by node
             rank = layout.rank_at(box.node, place)
-            at[rank] = sheet.cells.corners[bare]
-            parts.append(_cell(shown, rank, at[rank], sheet))
+            corners[rank] = sheet.cells.corners[unplaced]
+            rate = shown.rates.get(rank)
+            title = f"rank {rank}: {'not measured' if rate is None else show_rate(rate)}"
+            detail = "" if rate is None else shown.show(rate)
+            color = shown.color(rank)
+            parts.append(cell(sheet.cells, corners[rank], color, title, label=rank, detail=detail))
     parts.append("</g>")
     bottom = max(box.y + box.height for box in sheet.boxes)
     right = max(right, sheet.right)
     if shown.links is not None and shown.links.slow:
-        places = _places(layout, sheet, at)
+        places = _places(layout, sheet, corners)
         parts += _bad_ends(shown.links, places)
         parts += _arcs(shown.links, places, sheet)
         bottom, right = bottom + 30, max(right + 44, MARGIN + width_of(_RED, 11))
@@ -176,11 +153,11 @@ def _draw(
     return parts, bottom + 22, right
 
 
-def _places(layout: Layout, sheet: Sheet, at: Mapping[int, tuple[float, float]]) -> _Places:
-    """Return where the ends of links are: nodes, or the ranks of one."""
+def _places(layout: Layout, sheet: Sheet, corners: Mapping[int, tuple[float, float]]) -> _Places:
+    """Return the places of what links connect: nodes, or the ranks of a single node."""
     if layout.nnodes > 1:
         return {box.node: (box.x, box.y, box.width, box.height) for box in sheet.boxes}
-    return {rank: (x, y, sheet.cells.width, sheet.cells.height) for rank, (x, y) in at.items()}
+    return {rank: (x, y, sheet.cells.width, sheet.cells.height) for rank, (x, y) in corners.items()}
 
 
 def _bad_ends(links: LinkRates, places: _Places) -> Iterator[str]:
@@ -191,25 +168,8 @@ def _bad_ends(links: LinkRates, places: _Places) -> Iterator[str]:
             yield f'<g class="slow">{outline}</g>'
 
 
-def _cell(shown: _Map, rank: int, corner: tuple[float, float], sheet: Sheet) -> str:
-    (x, y), cells = corner, sheet.cells
-    rate = shown.rates.get(rank)
-    told = "not measured" if rate is None else show_rate(rate)
-    short = "" if rate is None else shown.show(rate)
-    middle = number(x + cells.width / 2)
-    below = cells.detailed and rate is not None
-    baseline = 13.0 if below else cells.height / 2 + (4.6 if cells.detailed else 3.2)
-    amount = f'<text class="at" x="{middle}" y="{number(y + 25)}">{short}</text>' if below else ""
-    size = f'width="{number(cells.width)}" height="{number(cells.height)}" rx="3"'
-    return (
-        f'<g class="cell {shown.color(rank)}"><title>rank {rank}: {told}</title>'
-        f'<rect x="{number(x)}" y="{number(y)}" {size}/>'
-        f'<text x="{middle}" y="{number(y + baseline)}">{rank}</text>{amount}</g>'
-    )
-
-
 def _arcs(links: LinkRates, places: _Places, sheet: Sheet) -> Iterator[str]:
-    """Draw slow links whose ends are good: below ranks in a line, beside ranks in rows."""
+    """Yield the slow links between good ends: below ranks in a line, beside ranks in rows."""
     bad = set(links.bad_ends)
     for pair in sorted(links.slow, key=sorted):
         one, other = sorted(pair)
@@ -235,7 +195,7 @@ def _arcs(links: LinkRates, places: _Places, sheet: Sheet) -> Iterator[str]:
 
 
 def _key(shown: _Map, y: float) -> tuple[list[str], float]:
-    """Return what says which color is which speed, and where it ends."""
+    """Return the key to the colors, and its right edge."""
     least, most = map(shown.show, shown.ends)
     x = MARGIN + width_of(least, 11) + 6
     parts = [text(MARGIN, y + 12, least, "soft")]

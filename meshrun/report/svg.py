@@ -1,8 +1,8 @@
-"""A layout as a picture: nodes as boxes, ranks as cells colored by a dim, groups as lines."""
+"""A layout as a picture: nodes as boxes, ranks as cells colored by a dim, groups as lines. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
 
 from meshrun.errors import UsageError
@@ -13,6 +13,7 @@ from meshrun.report.svg_geometry import (
     MARGIN,
     TRACK,
     Box,
+    Cells,
     DimSummary,
     Lane,
     Line,
@@ -40,57 +41,58 @@ from meshrun.report.svg_style import (
 )
 from meshrun.wording import count, plural
 
-_HEAD = 34.0
+HEAD = 34.0
+"""Height of the heading."""
 _KEY = 26.0
 _SWATCH = 14.0
 _RAMP_SWATCHES = 16
 _BOLD = 1.12
-"""How much wider bold letters are."""
+"""Width of bold letters relative to regular ones."""
 _LEGEND_ROW = 20.0
 _SAMPLE = 34.0
 _NTH = ("", " second", " third")
-"""Strokes differ where a cell is outlined for one dim of several."""
+"""Classes that distinguish the outlines of several dims."""
 
 
-def choose_color_dim(layout: Layout, asked: str | None) -> int | None:
-    """Return the dim that colors the ranks: the one asked for, else the slowest.
+def choose_color_dim(layout: Layout, requested: str | None) -> int | None:
+    """Return the dim that colors the ranks: the requested one, else the slowest.
 
     Args:
-        layout: Whose ranks are colored.
-        asked: A name of a dim, or its index; ``None`` for the slowest that has several indexes.
+        layout: The layout of the ranks.
+        requested: Name or index of a dim; ``None`` for the slowest one larger than 1.
 
     Returns:
         The index of the dim, or ``None`` without a mesh.
 
     Raises:
-        UsageError: If there is no such dim, with those there are.
+        UsageError: If there is no such dim; lists the dims of the mesh.
     """
-    if asked is None:
+    if requested is None:
         several = [dim for dim, size in enumerate(layout.sizes) if size > 1]
         return next(iter([*several, *range(len(layout.sizes))]), None)
     if layout.mesh is None:
         raise UsageError(
-            f"--color-dim {asked} requires --mesh",
-            hint=f"--mesh {asked}=8" if asked.isidentifier() else None,
+            f"--color-dim {requested} requires --mesh",
+            hint=f"--mesh {requested}=8" if requested.isidentifier() else None,
         )
     names = layout.mesh_dim_names or ()
-    if asked in names:
-        return names.index(asked)
-    if asked.isascii() and asked.isdigit() and int(asked) < len(layout.sizes):
-        return int(asked)
+    if requested in names:
+        return names.index(requested)
+    if requested.isascii() and requested.isdigit() and int(requested) < len(layout.sizes):
+        return int(requested)
     known = names or tuple(map(str, range(len(layout.sizes))))
     raise UsageError(
-        f"--color-dim: mesh `{layout.mesh}` has no dim `{asked}`",
+        f"--color-dim: mesh `{layout.mesh}` has no dim `{requested}`",
         hint=f"use a dim of the mesh: {', '.join(f'`{name}`' for name in known)}",
     )
 
 
 def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
-    """Return a layout as an SVG that needs nothing beside itself.
+    """Return a layout as a self-contained SVG.
 
     Args:
         layout: What to draw.
-        color_dim: The dim whose index gives a rank its color; ``None`` for one color.
+        color_dim: The dim whose index determines a rank's color; ``None`` for no colors.
 
     Example:
         >>> render_svg(Layout(mesh=None, nproc_per_node=(2,)))[:4]
@@ -98,10 +100,10 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
     """
     dims = summarize(layout)
     has_key = color_dim is not None
-    sheet = arrange(layout, _HEAD + (_KEY if has_key else 0) + 8)
+    sheet = arrange(layout, HEAD + (_KEY if has_key else 0) + 8)
     classes = {rank: _class(layout, rank, color_dim) for rank in sheet.cells.corners}
     head = _headline(layout)
-    notes = _left_out(layout, sheet)
+    notes = _omissions(layout, sheet)
     legend_width, legend_height = _legend_size(layout, sheet, dims)
     legend_top = sheet.bottom + 28
     below = legend_top + legend_height
@@ -116,29 +118,38 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
     if color_dim is not None:
         key, key_width = _color_key(layout, color_dim)
         width = max(width, key_width + MARGIN)
-    width, height = ceil(width), ceil(last_line + MARGIN)  # no pixel is half the page's
-    described = ". ".join([head, *map(str, dims), *notes])
     used = {*classes.values(), *_key_classes(layout, color_dim)}
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="meshrun" role="img"'
-        f' width="{number(width)}" height="{number(height)}"'
-        f' viewBox="0 0 {number(width)} {number(height)}">',
-        f"<title>{words(head)}</title>",
-        f"<desc>{words(described)}.</desc>",
-        style_sheet(used),
-        '<rect class="page" width="100%" height="100%"/>',  # some viewers draw on black
-        text(MARGIN, _HEAD - 8, head, "head"),
+    body = [
         *key,
         *_frames(sheet),
-        *_boxes(sheet),
+        *boxes(sheet),
         *(_links(layout, sheet) if sheet.arrangement != "grid" else ()),
         *_cells(layout, sheet, classes),
         *(_links(layout, sheet) if sheet.arrangement == "grid" else ()),
         *_legend(layout, sheet, dims, legend_top),
         *(text(MARGIN, below + row * _LEGEND_ROW, note, "soft") for row, note in enumerate(notes)),
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    description = ". ".join([head, *map(str, dims), *notes])
+    size = width, last_line + MARGIN
+    return page(head, f"{description}.", "\n".join(body), size=size, styles=style_sheet(used))
+
+
+def page(head: str, description: str, body: str, *, size: tuple[float, float], styles: str) -> str:
+    """Return an SVG with a heading; ``size`` is rounded up to whole pixels."""
+    width, height = map(ceil, size)
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="meshrun" role="img"'
+            f' width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+            f"<title>{words(head)}</title>",
+            f"<desc>{words(description)}</desc>",
+            styles,
+            '<rect class="page" width="100%" height="100%"/>',  # some viewers have a black page
+            text(MARGIN, HEAD - 8, head, "head"),
+            body,
+            "</svg>\n",
+        )
+    )
 
 
 def _headline(layout: Layout) -> str:
@@ -159,8 +170,8 @@ def _class(layout: Layout, rank: int, color_dim: int | None) -> str:
     return color_class(layout.coordinate(rank)[color_dim], layout.sizes[color_dim])
 
 
-def _left_out(layout: Layout, sheet: Sheet) -> list[str]:
-    """Say which nodes and ranks are not in the picture."""
+def _omissions(layout: Layout, sheet: Sheet) -> list[str]:
+    """Return notes on the nodes and ranks that are not drawn."""
     notes = []
     if sheet.gap is not None:
         first, last = sheet.boxes[-2].node + 1, sheet.boxes[-1].node - 1
@@ -177,11 +188,11 @@ def _left_out(layout: Layout, sheet: Sheet) -> list[str]:
 
 
 def _key_indexes(size: int) -> list[int]:
-    """Return the indexes that have a swatch."""
+    """Return the indexes that the key shows."""
     if size <= len(CATEGORIES):
         return list(range(size))
-    count = min(size, _RAMP_SWATCHES)
-    return [round(step * (size - 1) / (count - 1)) for step in range(count)]
+    shown = min(size, _RAMP_SWATCHES)
+    return [round(step * (size - 1) / (shown - 1)) for step in range(shown)]
 
 
 def _key_classes(layout: Layout, color_dim: int | None) -> set[str]:
@@ -192,9 +203,9 @@ def _key_classes(layout: Layout, color_dim: int | None) -> set[str]:
 
 
 def _color_key(layout: Layout, dim: int) -> tuple[list[str], float]:
-    """Return what says which color is which index, and where it ends."""
+    """Return the key to the colors, and its right edge."""
     size = layout.sizes[dim]
-    y = _HEAD + _KEY / 2
+    y = HEAD + _KEY / 2
     lead = f"color: index in {layout.dim_labels[dim]}"
     parts = [text(MARGIN, y + 4, lead, "soft")]
     x = MARGIN + width_of(lead, 11) + 8
@@ -224,49 +235,53 @@ def _frames(sheet: Sheet) -> Iterator[str]:
         yield text(frame.x + 8, frame.y + 14, domain_label(frame.domain), "soft")
 
 
-def _boxes(sheet: Sheet) -> Iterator[str]:
+def boxes(sheet: Sheet, titles: Mapping[int, str] | None = None) -> Iterator[str]:
+    """Yield a labeled box for each node, with the titles of nodes that have one."""
     for box in sheet.boxes:
-        yield rect(box.x, box.y, box.width, box.height, ' class="box" rx="6"')
+        frame = rect(box.x, box.y, box.width, box.height, ' class="box" rx="6"')
+        title = (titles or {}).get(box.node)
+        yield frame if title is None else f"<g><title>{words(title)}</title>{frame}</g>"
         middle = sheet.cells.height / 2 + 12 if sheet.arrangement == "rows" else 14
         yield text(box.x + 8, box.y + middle, node_label(box.node), "soft")
 
 
 def _cells(layout: Layout, sheet: Sheet, classes: dict[int, str]) -> Iterator[str]:
-    cells = sheet.cells
-    yield "<g>" if cells.detailed else '<g class="small">'
-    size = f'width="{number(cells.width)}" height="{number(cells.height)}" rx="3"'
-    half = cells.width / 2
-    named = layout.dim_labels
-    with_coordinate = cells.detailed and bool(layout.sizes)
-    baseline = 16.0 if with_coordinate else cells.height / 2 + (4.6 if cells.detailed else 3.2)
+    yield "<g>" if sheet.cells.detailed else '<g class="small">'
     for box in sheet.boxes:
         for rank in box.ranks:
-            x, y = cells.corners[rank]
             coordinate = layout.coordinate(rank)
-            pairs = zip(named, coordinate, strict=True)
+            pairs = zip(layout.dim_labels, coordinate, strict=True)
             where = ", ".join(f"{name}={index}" for name, index in pairs)
-            about = f"rank {rank}: node {box.node}, local rank {layout.local_rank(rank)}"
-            hover = f"{about}; {where}" if where else about
-            middle = number(x + half)
-            at = (
-                f'<text class="at" x="{middle}" y="{number(y + 29)}">'
-                f"{coordinate_text(coordinate)}</text>"
-                if with_coordinate
-                else ""
-            )
-            yield (
-                f'<g class="cell {classes[rank]}"><title>{words(hover)}</title>'
-                f'<rect x="{number(x)}" y="{number(y)}" {size}/>'
-                f'<text x="{middle}" y="{number(y + baseline)}">{rank}</text>{at}</g>'
-            )
+            title = f"rank {rank}: node {box.node}, local rank {layout.local_rank(rank)}"
+            title += f"; {where}" if where else ""
+            corner, detail = sheet.cells.corners[rank], coordinate_text(coordinate)
+            yield cell(sheet.cells, corner, classes[rank], title, label=rank, detail=detail)
     yield "</g>"
 
 
-# ---- groups and the legend that counts them --------------------------------------------------
+def cell(
+    cells: Cells, corner: tuple[float, float], name: str, title: str, *, label: int, detail: str
+) -> str:
+    """Return the cell of a rank, with a detail below its label if there is room."""
+    (x, y), half = corner, cells.height / 2
+    middle = number(x + cells.width / 2)
+    baseline, below = half + (4.6 if cells.detailed else 3.2), ""
+    if cells.detailed and detail:
+        baseline = half - 2
+        below = f'<text class="at" x="{middle}" y="{number(y + half + 11)}">{detail}</text>'
+    size = f'width="{number(cells.width)}" height="{number(cells.height)}" rx="3"'
+    return (
+        f'<g class="cell {name}"><title>{words(title)}</title>'
+        f'<rect x="{number(x)}" y="{number(y)}" {size}/>'
+        f'<text x="{middle}" y="{number(y + baseline)}">{label}</text>{below}</g>'
+    )
+
+
+# ---- groups and the legend -------------------------------------------------------------------
 
 
 def _links(layout: Layout, sheet: Sheet) -> Iterator[str]:
-    """Yield what shows the groups of this picture."""
+    """Yield the groups, as this arrangement shows them."""
     if sheet.arrangement == "line":
         yield from _guides_down(sheet)
         for lane in sheet.lanes:
@@ -281,7 +296,7 @@ def _links(layout: Layout, sheet: Sheet) -> Iterator[str]:
 
 
 def _legend(layout: Layout, sheet: Sheet, dims: list[DimSummary], top: float) -> Iterator[str]:
-    """Yield a row a dim: what its groups look like, and how many cross nodes."""
+    """Yield a row for each dim: a sample of its groups, and how many cross nodes."""
     styles = _outline_styles(layout) if sheet.arrangement == "grid" else {}
     for row, dim in enumerate(reversed(dims)):
         y = top + row * _LEGEND_ROW
@@ -306,7 +321,7 @@ _OUTLINED = "outlined: the groups of rank 0"
 
 
 def _legend_size(layout: Layout, sheet: Sheet, dims: list[DimSummary]) -> tuple[float, float]:
-    """Return width and height of what :func:`_legend` draws."""
+    """Return the width and height of the legend."""
     rows = len(dims)
     width = max((width_of(str(dim), 12) + _SAMPLE + 10 for dim in dims), default=0.0)
     if sheet.arrangement == "grid" and _outline_styles(layout):
@@ -319,7 +334,7 @@ def _legend_size(layout: Layout, sheet: Sheet, dims: list[DimSummary]) -> tuple[
 
 
 def _guides_down(sheet: Sheet) -> Iterator[str]:
-    """From each rank down to the last line it has a dot on, so that dots are found again."""
+    """Yield a line from each rank to its lowest dot, to guide the eye."""
     ends: dict[int, float] = {}
     for lane in sheet.lanes:
         for one in lane.lines:
@@ -330,7 +345,7 @@ def _guides_down(sheet: Sheet) -> Iterator[str]:
 
 
 def _lane(layout: Layout, sheet: Sheet, lane: Lane, box: Box | None = None) -> Iterator[str]:
-    """A dim's groups, each as a line with a dot below each of its ranks."""
+    """Yield a dim's groups, each as a line with a dot below each of its ranks."""
     here = [one for one in lane.lines if box is None or one.stops[0] in box.ranks]
     if not here:
         return
@@ -348,7 +363,7 @@ def _lane(layout: Layout, sheet: Sheet, lane: Lane, box: Box | None = None) -> I
 
 
 def _bundles(layout: Layout, sheet: Sheet) -> Iterator[str]:
-    """Groups that cross nodes, as lines beside the rows: those of the same nodes are one line."""
+    """Yield groups that cross nodes as lines beside the rows, one line for each set of nodes."""
     middles = {box.node: box.y + box.height / 2 for box in sheet.boxes}
     ends: dict[int, float] = {}
     for lane in sheet.bundles:
@@ -389,7 +404,7 @@ def _listed(stops: tuple[int, ...]) -> str:
 
 
 def _outline_styles(layout: Layout) -> dict[int, str]:
-    """Return the classes of the outline of each dim that has several groups, fastest first."""
+    """Return the classes of the outline of each dim with several groups, fastest first."""
     counts = {"in": 0, "over": 0}
     styles = {}
     for dim in reversed(range(len(layout.sizes))):
@@ -401,19 +416,19 @@ def _outline_styles(layout: Layout) -> dict[int, str]:
 
 
 def _outline(style: str, x: float, y: float, width: float, height: float) -> str:
-    """Return a rectangle, or its corners for the second dim of those that cross no nodes."""
+    """Return a rectangle, or its corners for the second dim among those within nodes."""
     if style == "in second":
         return corners(x, y, width, height)
     return rect(x, y, width, height, ' rx="4"')
 
 
 def _outlines(layout: Layout, sheet: Sheet) -> Iterator[str]:
-    """Mark the groups of rank 0, which show the pattern where lines would be a thicket."""
+    """Outline the groups of rank 0, which show the pattern; lines would be too many."""
     for place, (dim, style) in enumerate(_outline_styles(layout).items()):
         drawn = [rank for rank in layout.group(dim, 0) if rank in sheet.cells.corners]
         about = f"{layout.dim_labels[dim]}: group of rank 0"
         yield f'<g class="marks"><g class="{style}"><title>{words(about)}</title>'
-        for rank in drawn[1:] if place else drawn:  # rank 0 is in a group of each
+        for rank in drawn[1:] if place else drawn:  # rank 0 is in all of these groups
             x, y = sheet.cells.corners[rank]
             width, height = sheet.cells.width + 3, sheet.cells.height + 3
             yield _outline(style, x - 1.5, y - 1.5, width, height)

@@ -1,6 +1,6 @@
 """The style of an SVG: colors, strokes and fonts, and its basic elements. Pure.
 
-Plain class rules, no ``var()``: what turns SVG into PNG or PDF often knows no CSS variables.
+Plain class rules, no ``var()``: many converters from SVG to PNG or PDF lack CSS variables.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from html import escape
 CATEGORIES = (
     "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#f0e442", "#d55e00", "#cccccc",
 )  # fmt: skip
-"""Okabe and Ito's colors, which people with any color vision can tell apart; their black is a
-light gray here, which stands out from a dark page too."""
+"""Okabe and Ito's colors, distinct for any color vision, with light gray instead of black, so that
+it also stands out on a dark page."""
 RAMP_STEPS = 64
 _RAMP = (
     "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6dcd59", "#b4de2c", "#fde725",
 )  # fmt: skip
-"""viridis without its darkest end, which a dark page would swallow."""
+"""viridis without its darkest end, which would vanish on a dark page."""
 PLAIN = "plain"
-"""Class of a cell that no dim colors."""
+"""Class of a cell without a color."""
 
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NARROW = frozenset(" .,:;!|'iljtfrI()[]-")
@@ -74,7 +74,7 @@ DARK_QUERY = "@media (prefers-color-scheme:dark)"
 
 
 def color_class(index: int | None, size: int) -> str:
-    """Return the class of an index of a dim; a class means one color in every picture."""
+    """Return the class of an index of a dim; a class has the same color in every picture."""
     if index is None:
         return PLAIN
     if size <= len(CATEGORIES):
@@ -109,13 +109,13 @@ def contrast(one: str, other: str) -> float:
 
 
 def style_sheet(color_classes: Iterable[str]) -> str:
-    """Return the ``<style>`` element, with a rule for each class of cells that is used."""
+    """Return the ``<style>`` element, with a rule for each of these classes of cells."""
     fills = ""
     for name in sorted(set(color_classes) - {PLAIN}, key=lambda name: (name[0], int(name[1:]))):
         fill = color(name)
         fills += f".meshrun .{name} rect{{fill:{fill}}}\n"
         fills += f".meshrun .{name} text{{fill:{text_color(fill)}}}\n"
-    # The fills come last: they hold in light and in dark.
+    # The fills come last, as they are the same in light and dark.
     dark = _INKED.format(**_DARK)
     rules = f"{_SHARED}{_INKED.format(**_LIGHT)}{DARK_QUERY}{{\n{dark}}}\n{fills}"
     return f"<style>\n{rules}</style>"
@@ -142,15 +142,15 @@ def number(value: float) -> str:
 
 
 def width_of(text: str, size: float) -> float:
-    """Return about how wide ``text`` is at a font size; rather too wide than too narrow."""
-    # In hundredths of an em of DejaVu Sans, the widest of the usual fonts; whole numbers, as
-    # Python 3.12 adds up floats in another way than those before.
+    """Return an upper estimate of the width of ``text`` at a font size."""
+    # In hundredths of an em of DejaVu Sans, the widest of the usual fonts. Integers, because
+    # Python 3.12 sums floats differently than earlier versions.
     parts = (40 if c in _NARROW else 100 if c in _WIDE or c > "\u02ff" else 65 for c in text)
     return size * sum(parts) / 100
 
 
 def shorten(text: str) -> str:
-    """Return ``text`` with its end left out where it is longer than 24."""
+    """Return ``text``, truncated to 24 characters."""
     return text if len(text) <= 24 else text[:23] + "…"
 
 
@@ -170,12 +170,12 @@ def coordinate_text(coordinate: tuple[int, ...]) -> str:
 
 
 def words(text: str) -> str:
-    """Return ``text`` as XML may hold it."""
+    """Return ``text`` escaped for XML."""
     return escape(_NOT_IN_XML.sub("\ufffd", text))
 
 
 def text(x: float, y: float, content: str, name: str = "") -> str:
-    """Return a ``<text>`` that begins at ``x``, its baseline at ``y``."""
+    """Return a ``<text>`` that starts at ``x``, with its baseline at ``y``."""
     styled = f' class="{name}"' if name else ""
     return f'<text{styled} x="{number(x)}" y="{number(y)}">{words(content)}</text>'
 
@@ -187,7 +187,7 @@ def rect(x: float, y: float, width: float, height: float, extra: str = "") -> st
 
 
 def corners(x: float, y: float, width: float, height: float) -> str:
-    """Return a ``<path>`` of the four corners of a rectangle, a third of its shorter side long."""
+    """Return a ``<path>`` of the corners of a rectangle, with arms a third of its shorter side."""
     arm = min(width, height) / 3
     right, low = x + width, y + height
     ends = ((x, y, 1, 1), (right, y, -1, 1), (right, low, -1, -1), (x, low, 1, -1))
