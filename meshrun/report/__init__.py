@@ -1,1 +1,1 @@
-"""Values -> what people or programs read."""
+"""Values -> texts, tables, JSON and pictures for people and programs."""

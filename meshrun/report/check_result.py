@@ -1,8 +1,9 @@
-"""The report of ``--check``: a table by dim, what was found, and which hosts passed."""
+"""The report of ``--check``: a table of the dims, the findings, and the hosts that passed."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -27,13 +28,10 @@ def render_check(measured: Measured, layout: Layout, findings: Sequence[Finding]
     rows = dim_rows(measured, layout)
     lines = [f"checked {count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}", ""]
     lines += _table(rows, layout)
-    told = (each for rank in measured.ranks for each in rank.unsupported)
-    missing = sorted({each.partition(":")[0] for each in told})
+    missing = {each.partition(":")[0] for rank in measured.ranks for each in rank.unsupported}
     if missing:
-        lines += [
-            "",
-            f"not measured, because the backend does not support it: {', '.join(missing)}",
-        ]
+        names = ", ".join(sorted(missing))
+        lines += ["", f"not measured, because the backend does not support it: {names}"]
     if best := best_bus(rows):
         shown = ", ".join(f"{dim} {show_rate(rate)}" for dim, rate in best.items())
         lines += ["", f"slowest group of each dim, all_reduce at its best size: {shown}"]
@@ -42,18 +40,17 @@ def render_check(measured: Measured, layout: Layout, findings: Sequence[Finding]
     lines.append("")
     lines += [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
     failed = failed_hosts(findings)
-    if failed:
-        passed = [host for host in _hosts(measured) if host not in failed]
-        if passed:
-            hosts = (f"  {line}" for line in hostfile(passed, measured))
-            lines += ["", "hosts that passed:", *hosts]
+    passed = Counter(rank.host for rank in measured.ranks if rank.host not in failed)
+    if failed and passed:
+        hostfile = (f"  {host} slots={ranks}" for host, ranks in passed.items())
+        lines += ["", "hosts that passed:", *hostfile]
     return "\n".join(lines)
 
 
 def check_as_json(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
     """Return the result as JSON."""
     failed = failed_hosts(findings)
-    hosts = _hosts(measured)
+    hosts = dict.fromkeys(rank.host for rank in measured.ranks)
     result = {
         "schema": {"name": "meshrun.check", "version": 1},
         "passed": not findings,
@@ -65,19 +62,13 @@ def check_as_json(measured: Measured, layout: Layout, findings: Sequence[Finding
     return json.dumps(result, indent=2)
 
 
-def hostfile(hosts: Sequence[str], measured: Measured) -> list[str]:
-    """Return lines for ``--hostfile``."""
-    everywhere = [rank.host for rank in measured.ranks]
-    return [f"{host} slots={everywhere.count(host)}" for host in hosts]
-
-
 def _table(rows: Sequence[DimRow], layout: Layout) -> list[str]:
     cells: list[tuple[str, ...]] = [_HEADER]
     for row in rows:
         times = (f"{seconds * 1e3:.3f} ms" for seconds in row.seconds)
-        shown = ",".join(map(str, row.slowest[:6])) + (",..." if len(row.slowest) > 6 else "")
-        alone = len(row.slowest) == layout.world_size
-        slowest = "" if alone else shown
+        slowest = ",".join(map(str, row.slowest[:6])) + (",..." if len(row.slowest) > 6 else "")
+        if len(row.slowest) == layout.world_size:
+            slowest = ""  # the only group
         cells.append((row.dim, row.op, size_of(row.bytes), *times, show_rate(row.bus), slowest))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -87,7 +78,3 @@ def _table(rows: Sequence[DimRow], layout: Layout) -> list[str]:
         ).rstrip()
         for row in cells
     ]
-
-
-def _hosts(measured: Measured) -> list[str]:
-    return list(dict.fromkeys(rank.host for rank in measured.ranks))

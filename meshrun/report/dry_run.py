@@ -25,8 +25,8 @@ from meshrun.report.page import Page, new_table
 from meshrun.wording import count, number_ranges
 
 MOST_ROWS = 64
-"""A plan of more ranks is summed up unless every row is asked for."""
-_MOST_COLUMNS = 8
+"""A plan of more ranks is summarized unless ``--all`` is given."""
+_MAX_COLUMNS = 8
 _FEW = 4
 
 
@@ -35,7 +35,7 @@ def print_dry_run(plan: LaunchPlan, *, every_row: bool = False) -> None:
     small = plan.layout.world_size <= MOST_ROWS
     parts: list[RenderableType] = [Text(line) for line in _head(plan)]
     if plan.rendezvous is not None and plan.rendezvous.least_nodes is not None:
-        from meshrun.report.sizes import sizes_table  # which others need not wait for
+        from meshrun.report.sizes import sizes_table  # slow to import
 
         least, most = plan.rendezvous.least_nodes, plan.rendezvous.nnodes
         parts += [Text("\nsizes"), sizes_table(plan, least=least, most=most)]
@@ -43,9 +43,9 @@ def print_dry_run(plan: LaunchPlan, *, every_row: bool = False) -> None:
         if small and (grid := _grid(plan.layout)) is not None:
             parts += [Text("\nrank at each coordinate"), grid]
         names = communicators(plan.layout, plan.request.groups)
-        told = f"communicators per rank: {len(names)} ({', '.join(names)})"
-        parts += [Text("\ndims"), _dims(plan.layout), Text(told)]
-    parts += _of_this_machine(plan)
+        line = f"communicators per rank: {len(names)} ({', '.join(names)})"
+        parts += [Text("\ndims"), _dims(plan.layout), Text(line)]
+    parts += _devices_here(plan)
     if small:
         parts += [Text("\nworkers"), _workers(plan)]
     elif not every_row:
@@ -92,14 +92,14 @@ def _workers_of_nodes(layout: Layout) -> str:
     counts = layout.nproc_per_node
     if len({*counts}) == 1:
         return f"x {count(counts[0], 'worker')}"
-    few = ", ".join(f"{number:,}" for number in counts[:_MOST_COLUMNS])
-    return f"with {few}{', ..' if len(counts) > _MOST_COLUMNS else ''} workers"
+    few = ", ".join(f"{number:,}" for number in counts[:_MAX_COLUMNS])
+    return f"with {few}{', ..' if len(counts) > _MAX_COLUMNS else ''} workers"
 
 
 def _grid(layout: Layout) -> Table | None:
-    """The mesh with the fastest dim across; ``None`` where it is too wide to be read."""
+    """Return the mesh with the fastest dim across, or ``None`` if it is too wide to read."""
     columns = layout.sizes[-1]
-    if columns > _MOST_COLUMNS:
+    if columns > _MAX_COLUMNS:
         return None
     *outer_labels, last = layout.dim_labels
     place = " ".join(outer_labels)
@@ -140,7 +140,7 @@ def _dims(layout: Layout) -> Table:
     return table
 
 
-def _of_this_machine(plan: LaunchPlan) -> Iterator[RenderableType]:
+def _devices_here(plan: LaunchPlan) -> Iterator[RenderableType]:
     if any(rank.gpu for rank in plan.ranks_of_node()):
         yield from (Text(f"\ngpus of node {plan.node_rank}"), _gpus(plan))
         nics = {rank.gpu.nics for rank in plan.ranks_of_node() if rank.gpu}
@@ -152,7 +152,7 @@ def _of_this_machine(plan: LaunchPlan) -> Iterator[RenderableType]:
 
 
 def _gpus(plan: LaunchPlan) -> Table:
-    """Where the GPU of each rank is; other nodes have others."""
+    """Return the GPU of each rank on this node; those of other nodes are unknown."""
     headers = ("rank", "device", "gpu", "uuid", "numa node", "nearest network card")
     table = new_table(headers, texts=("device", "uuid", "nearest network card"), wrapped=("uuid",))
     for rank in plan.ranks_of_node():
@@ -164,7 +164,7 @@ def _gpus(plan: LaunchPlan) -> Table:
 
 
 def _links(links: GpuLinks) -> Table:
-    """How each pair of GPUs is joined, in the words of ``nvidia-smi topo -m``."""
+    """Return the link between each pair of GPUs, as ``nvidia-smi topo -m`` names it."""
     table = new_table(("cuda", *map(str, range(len(links.pairs)))))
     for gpu, pairs in enumerate(links.pairs):
         table.add_row(str(gpu), *pairs)
@@ -172,7 +172,7 @@ def _links(links: GpuLinks) -> Table:
 
 
 def _weakest_links(plan: LaunchPlan, links: GpuLinks) -> Iterator[str]:
-    """Of each dim, the slowest link that a group on this node has to take."""
+    """Yield the slowest link that the groups of each dim use on this node."""
     layout = plan.layout
     here = set(layout.ranks_of_node(plan.node_rank))
     for index, label in enumerate(layout.dim_labels):
@@ -192,7 +192,7 @@ def _workers(plan: LaunchPlan) -> Table:
 
 
 def _options(plan: LaunchPlan) -> Table:
-    """What was asked for, and whether on the command line or in a variable."""
+    """Return the options that were given, and whether on the command line or in a variable."""
     table = new_table()
     for header in ("option", "value", "from"):
         table.add_column(header, overflow="fold")
@@ -202,7 +202,7 @@ def _options(plan: LaunchPlan) -> Table:
 
 
 def _nodes(plan: LaunchPlan) -> Table:
-    """The first nodes and the last, a row each."""
+    """Return a row for each of the first nodes and for the last one."""
     layout, hosts = plan.layout, plan.request.hosts
     headers = ("node", *_host("host", hosts), "ranks", "first coordinate", "last coordinate")
     table = new_table(headers, texts=("host",))
@@ -230,7 +230,7 @@ def _nodes(plan: LaunchPlan) -> Table:
 
 
 def _host(text: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the text of the column for hosts, if there is one."""
+    """Return the cell of the column for hosts, which exists only if hosts are known."""
     return (text,) if hosts else ()
 
 
@@ -262,7 +262,7 @@ def _cells(plan: LaunchPlan) -> Iterator[tuple[str, ...]]:
 
 
 def _rows(plan: LaunchPlan) -> Iterator[str]:
-    """Every worker in plain columns, which a pipe takes a hundred times faster than a table."""
+    """Yield every worker in plain columns, a hundred times faster than in a rich table."""
     headers = _headers(plan)
     widths = [max(len(header), 8) for header in headers]
     for cells in (headers, *_cells(plan)):

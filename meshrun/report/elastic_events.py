@@ -26,15 +26,15 @@ from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
 from meshrun.supervisor.watcher import Watcher
 
 ENTRY_POINTS = "torchrun.event_log_handlers"
-"""Group in which a package names its ``logging.Handler``, or what makes one."""
+"""Group of entry points for a ``logging.Handler``, or a callable that returns one."""
 _BUILT_IN = ("null", "console", "dynamic_rendezvous")
 
 
 def load_handler(name: str) -> logging.Handler | None:
-    """Return the handler of that name; ``None`` for ``null`` and for ``console``, which is ours.
+    """Return the handler of a plug-in, or ``None`` for a built-in name.
 
     Raises:
-        UsageError: If no package has it, or it cannot be loaded.
+        UsageError: If no package provides the handler, or it cannot be loaded.
     """
     if name in _BUILT_IN:
         return None
@@ -55,7 +55,7 @@ def load_handler(name: str) -> logging.Handler | None:
 
 
 class ElasticEvents(Watcher):
-    """Turns what happens into torch-elastic's records, each one JSON object."""
+    """Turns events into torch-elastic's records, each one a JSON object."""
 
     def __init__(self, plan: LaunchPlan, run_id: str, emit: Callable[[str], None]) -> None:
         self.replan(plan)
@@ -64,10 +64,10 @@ class ElasticEvents(Watcher):
         self._began_ns = self._waits_since_ns = time.monotonic_ns()
         self._waited_ns = 0
         self._generation: int | None = None
-        """The last one whose ranks were started."""
+        """The last generation whose ranks were started."""
 
     def see(self, event: Event, state: State) -> None:
-        """Record the start of a worker, and before the first one, how long nodes took to meet."""
+        """Record the start of a worker and, before the first one, how long nodes took to join."""
         if isinstance(event, AllIdle):
             self._waits_since_ns = event.at_ns
         elif isinstance(event, Met | NextBegins):
@@ -80,11 +80,11 @@ class ElasticEvents(Watcher):
             self._record("START", state, rank=event.rank)
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan as it is known now; the nodes may have met."""
+        """Replace the plan, for example once all nodes have joined."""
         self.plan = plan
 
     def end(self, state: State, result: LaunchResult) -> None:
-        """Record how each worker ended, and the launch."""
+        """Record how each worker and the launch ended."""
         if self._generation is None:
             waited_ms = (time.monotonic_ns() - self._waits_since_ns) / 1e6
             self._record("RENDEZVOUS", state, duration_ms=waited_ms)
@@ -94,15 +94,14 @@ class ElasticEvents(Watcher):
                 continue
             code, signum = split_wait_status(known.exited.wait_status if known.exited else 0)
             exit_code = None if rank not in failed else -signum if signum is not None else code
-            told = known.told_to_end_ns is not None
+            was_stopped = known.told_to_end_ns is not None
+            how, error = "TERMINATED" if was_stopped else "FAILED", None
             if rank not in failed:
-                how, error = "SUCCEEDED", None
+                how = "SUCCEEDED"
             elif known.raised is not None:
-                how = "TERMINATED" if told else "FAILED"
                 error = render_record(known.raised, exit_code or 1)
-            else:
-                how = "TERMINATED" if told else "FAILED"
-                error = None if told else json.dumps({"message": "<NONE>"})
+            elif not was_stopped:
+                error = json.dumps({"message": "<NONE>"})
             self._record(how, state, rank=rank, exit_code=exit_code, raw_error=error)
         if result.exit_code:
             why = str(result.trouble) if result.trouble else None
@@ -128,7 +127,7 @@ class ElasticEvents(Watcher):
         record = {
             "name": f"torchelastic.worker.status.{what}",
             "source": "AGENT" if rank is None else "WORKER",
-            "timestamp": 0,  # torch-elastic leaves it at that
+            "timestamp": 0,  # as in torch-elastic
             "metadata": {
                 "run_id": self._run_id,
                 "global_rank": rank,
@@ -160,7 +159,7 @@ class ElasticEvents(Watcher):
 
 
 def emit_through(handler: logging.Handler) -> Callable[[str], None]:
-    """Return a function that gives a text to ``handler`` as a record of torch-elastic's logger."""
+    """Return a function that passes a text to ``handler`` as a record of torch-elastic's logger."""
 
     def emit(text: str) -> None:
         record = {"name": "torchelastic-events", "msg": text, "levelno": logging.INFO}
@@ -170,7 +169,7 @@ def emit_through(handler: logging.Handler) -> Callable[[str], None]:
 
 
 def make_elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> ElasticEvents | None:
-    """Return what tells torch-elastic's events, if anybody wants them."""
+    """Return a watcher that emits torch-elastic's events, or ``None`` for the handler ``null``."""
     name = plan.request.event_log_handler
     handler = load_handler(name)
     if handler is not None:

@@ -1,9 +1,8 @@
-"""The report of a failed launch, the cause last."""
+"""The report of a failed launch, with the cause in the last lines."""
 
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from collections.abc import Collection, Iterator
 
 from meshrun.protocol.raised import as_torch_prints, describe_raised, headline, lost_connection
@@ -19,8 +18,8 @@ from meshrun.report.message import render_error
 from meshrun.wording import count
 
 _LOST = "lost a connection to a peer as a consequence"
-_OBEYED = ("KeyboardInterrupt", "SystemExit")
-_EXPLAINED = {
+_STOP_EXCEPTIONS = ("KeyboardInterrupt", "SystemExit")
+_SIGNAL_HINTS = {
     signal.SIGKILL: "killed from outside; the kernel logged no out-of-memory kill",
     signal.SIGTERM: "not sent by meshrun",
     signal.SIGSEGV: "a crash in native code",
@@ -34,12 +33,12 @@ _EXPLAINED = {
 def render_failure(
     result: LaunchResult, *, reported_lost: Collection[int] = (), bare: bool = False
 ) -> str:
-    """Return the lines to print after a launch that went wrong; "" after one that went well.
+    """Return the lines to print after a launch that failed; "" if it succeeded.
 
     Args:
         result: The result.
         reported_lost: Ranks whose lost connection was already reported.
-        bare: Whether lines of ranks have no prefix, so that a traceback says itself whose it is.
+        bare: Whether lines of ranks have no prefix, so that a traceback must name its rank.
     """
     return "\n".join(_lines(result, reported_lost, bare))
 
@@ -80,10 +79,10 @@ def _failed(result: LaunchResult, reported_lost: Collection[int], bare: bool) ->
     )
     yield ""
     if first.raised is not None and not first.raised.shown and not _was_quit(first):
-        told = first.raised.traceback.rstrip("\n")
-        yield as_torch_prints(told, first.rank) if bare else told
+        traceback = first.raised.traceback.rstrip("\n")
+        yield as_torch_prints(traceback, first.rank) if bare else traceback
         yield ""
-    yield from _told(first)
+    yield from _evidence(first)
     yield f"error: {describe_rank(first)} {describe_end(first)}"
     at = f"{first.place}, " if first.place and not _was_quit(first) else ""
     after = f", after {count(result.restarts, 'restart')}" if result.restarts else ""
@@ -94,12 +93,14 @@ def _failed(result: LaunchResult, reported_lost: Collection[int], bare: bool) ->
         yield f"       logs are in {result.log_folder}"
 
 
-def _told(first: RankFailure) -> Iterator[str]:
-    """What the rank said last, where no exception says more."""
-    told = (("Python stack at the crash", first.stack), ("last lines of output", first.last_lines))
-    for what, lines in told:
+def _evidence(first: RankFailure) -> Iterator[str]:
+    """Yield the stack of a rank at its crash and its last lines, if they are known."""
+    for title, lines in (
+        ("Python stack at the crash", first.stack),
+        ("last lines of output", first.last_lines),
+    ):
         if lines:
-            yield f"{describe_rank(first)}, {what}:"
+            yield f"{describe_rank(first)}, {title}:"
             yield from (f"    {line}" for line in lines)
             yield ""
 
@@ -110,10 +111,10 @@ def describe_rank(failure: RankFailure) -> str:
 
 
 def describe_end(failure: RankFailure) -> str:
-    """Return how a rank ended, in the words of its exception, its signal or its exit code."""
+    """Return how a rank ended: by its exception, its signal or its exit code."""
     end = describe_exit(failure.exit_code, failure.signum)
     if failure.signum is not None:
-        why = failure.why or _EXPLAINED.get(failure.signum)  # type: ignore[call-overload]
+        why = failure.why or _SIGNAL_HINTS.get(failure.signum)  # type: ignore[call-overload]
         end += f" ({why})" if why else ""
     elif failure.exit_code == 0:
         end = LEFT_EARLY
@@ -124,7 +125,7 @@ def describe_end(failure: RankFailure) -> str:
     if failure.raised.kind == "SystemExit":
         return f"{end}: {headline(failure.raised).removeprefix('SystemExit: ')}"
     if failure.raised.kind == "KeyboardInterrupt" and failure.signum == signal.SIGINT:
-        return describe_raised(failure.raised)  # Python ends by the signal itself
+        return describe_raised(failure.raised)  # after which Python ends by the signal
     why = f" ({failure.why})" if failure.why and failure.signum is None else ""
     end = end if failure.exit_code is None else f"exit code {failure.exit_code}"
     return f"{describe_raised(failure.raised)}{why}, {end}"
@@ -136,24 +137,24 @@ def _was_quit(failure: RankFailure) -> bool:
 
 
 def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
-    """One line for each way in which other ranks ended, however many they were."""
-    ways = Counter(_way(first, failure) for failure in others)
-    for way, number in ways.items():
-        ranks = sorted(failure.rank for failure in others if _way(first, failure) == way)
-        named = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if number > 8 else "")
+    """Yield one line for each way in which other ranks ended."""
+    ways: dict[str, list[int]] = {}
+    for failure in others:
+        ways.setdefault(_way(first, failure), []).append(failure.rank)
+    for way, ranks in ways.items():
+        named = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
         yield (
             f"meshrun: rank {named} {way}"
-            if number == 1
-            else f"meshrun: {number} ranks {way} ({named})"
+            if len(ranks) == 1
+            else f"meshrun: {len(ranks)} ranks {way} ({named})"
         )
 
 
 def _way(first: RankFailure, failure: RankFailure) -> str:
     if failure.is_consequence and failure.raised and lost_connection(failure.raised):
         return _LOST
-    if failure.asked_to_end and (failure.raised is None or failure.raised.kind in _OBEYED):
+    if failure.asked_to_end and (failure.raised is None or failure.raised.kind in _STOP_EXCEPTIONS):
         return "stopped as requested"
-    same = first.raised is not None and failure.raised is not None
-    if same and first.raised.traceback == failure.raised.traceback:  # type: ignore[union-attr]
+    if first.raised and failure.raised and first.raised.traceback == failure.raised.traceback:
         return "failed the same way"
     return describe_end(failure)

@@ -1,4 +1,4 @@
-"""Problems of a layout to know before starting it, worst first. Pure."""
+"""Problems of a layout that are worth knowing before a launch. Pure."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _CHATTY = (
     *("sp", "sequence", "cp", "context", "context_parallel"),
     *("ep", "expert", "etp"),
 )
-"""Dims that talk within every layer, the ones that talk most first: their groups want one node."""
+"""Dims that communicate in every layer, the most frequent first: a group should be on one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that will cost time, and what would help."""
+    """A problem that will cost time, and how to fix it."""
 
     problem: str
     fix: str
 
 
 def find_problems(layout: Layout) -> Iterator[Finding]:
-    """Yield what is wrong with where ranks sit, the worst first.
+    """Yield problems with the placement of ranks, the worst first.
 
-    Where domains are known, groups within one are fast enough.
+    If domains are known, groups within one are fast enough.
     """
     if layout.mesh is None or layout.nnodes == 1:
         return
@@ -65,7 +65,7 @@ def find_problems(layout: Layout) -> Iterator[Finding]:
 
 def _with_last(layout: Layout, name: str, between: Between) -> str | None:
     """Return the mesh with a dim moved to the end if its groups then cross nothing."""
-    assert layout.mesh is not None  # noqa: S101 - the caller has looked
+    assert layout.mesh is not None  # noqa: S101 - the caller has checked
     pairs = [(dim, size) for dim, size in layout.shape.items() if dim != name]
     pairs.append((name, layout.size(name)))
     mesh = MeshSpec(
@@ -76,7 +76,7 @@ def _with_last(layout: Layout, name: str, between: Between) -> str | None:
 
 
 def describe_domains(layout: Layout) -> str:
-    """Return how many domains there are of which size: ``5 of 18 nodes, 1 of 10 nodes``."""
+    """Return the number and size of domains: ``5 of 18 nodes, 1 of 10 nodes``."""
     runs = [(len([*same]), nodes) for nodes, same in groupby(layout.nodes_per_domain)]
     shown = ", ".join(f"{domains:,} of {count(nodes, 'node')}" for domains, nodes in runs[:_FEW])
     rest = sum(domains for domains, _ in runs[_FEW:])
@@ -84,7 +84,7 @@ def describe_domains(layout: Layout) -> str:
 
 
 def describe_spares(plan: LaunchPlan) -> str:
-    """Return which workers no rank is for: ``2 of 8 workers are spare: node 0 has 2``."""
+    """Return how many workers have no rank: ``2 of 8 workers are spare: node 0 has 2``."""
     spares = plan.spares
     total = sum(spare for _, spare in spares)
     shown = ", ".join(f"node {node} has {spare}" for node, spare in spares[:3])
@@ -94,27 +94,27 @@ def describe_spares(plan: LaunchPlan) -> str:
 
 
 def communicators(layout: Layout, options: GroupOptions) -> list[str]:
-    """Return the groups that each rank is in, by their dims, the default one first.
+    """Return the groups of each rank, named by their dims, the default group first.
 
-    A dim over all ranks has the default group, unless it was given a backend or options of its
-    own; a view's dim has the group of any other with the same ranks.
+    A dim over all ranks shares the default group, unless it has its own backend or options; a
+    view's dim shares the group of another dim with the same ranks.
     """
     if layout.mesh is None:
         return []
     found = ["default"]
-    there = set()
-    for index, dim in enumerate(layout.dim_labels):
-        if layout.sizes[index] < layout.world_size or options.has_own(dim):
-            found.append(dim)
-        there.add(layout.axis(index).digits)
-    for flatten in layout.flattens:
-        if layout.size(flatten.name) < layout.world_size or options.has_own(flatten.name):
-            found.append(flatten.name)
-        there.add(layout.axis(flatten.name).digits)
+    existing = set()
+    dims: list[tuple[str, int | str]] = [
+        *((label, index) for index, label in enumerate(layout.dim_labels)),
+        *((flatten.name, flatten.name) for flatten in layout.flattens),
+    ]
+    for name, dim in dims:
+        if layout.size(dim) < layout.world_size or options.has_own(name):
+            found.append(name)
+        existing.add(layout.axis(dim).digits)
     for view in layout.views:
-        for dim in view.mesh.mesh_dim_names or ():
-            digits = layout.axis(dim).digits
-            if digits not in there or options.has_own(dim):
-                found.append(dim)
-                there.add(digits)
+        for name in view.mesh.mesh_dim_names or ():
+            digits = layout.axis(name).digits
+            if digits not in existing or options.has_own(name):
+                found.append(name)
+                existing.add(digits)
     return found

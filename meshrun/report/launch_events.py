@@ -1,7 +1,7 @@
-"""Events of a launch for other programs, one JSON object a line: ``--events``.
+"""Events of a launch for other programs, one JSON object per line: ``--events``.
 
-The classes here are the published schema, ``docs/reference/events.schema.json``. It has a version,
-which increases when a field is removed or changes its meaning.
+The classes here are the published schema, ``docs/reference/events.schema.json``. Its version
+increases when a field is removed or changes its meaning.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from meshrun.supervisor.watcher import Watcher
 
 SCHEMA_NAME = "meshrun.event"
 SCHEMA_VERSION = 1
-_SELDOM_S = 1.0
+_PROGRESS_INTERVAL_S = 1.0
 """The shortest time between two events of progress."""
 
 
@@ -60,14 +60,14 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReady:
-    """A rank begins the program, with its mesh if there is one."""
+    """A rank starts the program, with its mesh if there is one."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A rank reported a further step than any before; at most one a second, and the last."""
+    """A rank reported a higher step than any before; at most one per second, and the last."""
 
     rank: int
     step: int
@@ -114,9 +114,9 @@ class RankLate:
 
     rank: int
     group: str
-    """In whose calls it is late."""
+    """The group in whose calls it is late."""
     share: float
-    """Of the time that the others wait for it; 0 once they no longer do."""
+    """Fraction of the time that the others wait for it; 0 once they no longer do."""
     per_call_s: float
 
 
@@ -134,9 +134,9 @@ class Checked:
     """The check before the program has ended; with --check-first."""
 
     findings: list[str]
-    """What is wrong."""
+    """The problems that were found."""
     hosts: list[str]
-    """Which are to blame."""
+    """The hosts that are to blame."""
     seconds: float
 
 
@@ -160,7 +160,7 @@ class Restarted:
     """The ranks are restarted."""
 
     restarts: int
-    """After failures, so far."""
+    """Restarts after failures so far."""
     rank: int | None
     """The rank that was the cause."""
     why: str
@@ -197,7 +197,7 @@ Record = (
 
 
 def record_name(kind: type) -> str:
-    """Return what a kind of event is called: ``rank_started``."""
+    """Return the published name of a class of events: ``rank_started``."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.__name__).lstrip("_")
 
 
@@ -234,15 +234,15 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
     from_zygote.NodeExcluded: lambda event: NodeExcluded(rank=event.rank, reason=event.reason),
     events.GenerationAborted: lambda event: Aborted(why=event.why),
 }
-"""What is published as it is."""
+"""Internal events that are published, and how to convert them."""
 
 
 class EventLog(Watcher):
-    """Turns what happens into lines.
+    """Turns events into lines of JSON.
 
     Args:
         plan: The launch.
-        run_id: Names it.
+        run_id: The name of the launch.
         emit: Called with each line.
     """
 
@@ -253,17 +253,16 @@ class EventLog(Watcher):
         self._generation = 0
         self._step = -1
         self._last: Progress | None = None
-        """The last progress, while it is not written."""
-        self._told_step_s = 0.0
+        """The last progress, until it is written."""
+        self._progress_written_s = 0.0
 
     def see(self, event: events.Event, state: State) -> None:
-        """Write a line, if the event is a published one."""
+        """Write a line if the event is published."""
         if state.generation > self._generation:
             self._generation, self._step = state.generation, -1
-            cause = state.causes[-1]
-            told = Restarted(restarts=state.restarts, rank=cause.rank, why=cause.description)
-            self._write(told)
-        if isinstance(event, RankExited) and self._last is not None:  # nothing is left untold
+            cause, restarts = state.causes[-1], state.restarts
+            self._write(Restarted(restarts=restarts, rank=cause.rank, why=cause.description))
+        if isinstance(event, RankExited) and self._last is not None:
             self._write(self._last)
             self._last = None
         record = self._record(event)
@@ -271,7 +270,7 @@ class EventLog(Watcher):
             self._write(record)
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan as it is known now; the nodes may have met."""
+        """Replace the plan, for example once all nodes have joined."""
         self.plan = plan
 
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
@@ -297,10 +296,10 @@ class EventLog(Watcher):
         if step <= self._step:
             return None
         self._step, self._last = step, Progress(rank=rank, step=step)
-        if now_s < self._told_step_s + _SELDOM_S:
+        if now_s < self._progress_written_s + _PROGRESS_INTERVAL_S:
             return None
-        told, self._last, self._told_step_s = self._last, None, now_s
-        return told
+        progress, self._last, self._progress_written_s = self._last, None, now_s
+        return progress
 
     def _write(self, record: Record) -> None:
         values = {
@@ -317,7 +316,7 @@ class EventLog(Watcher):
 
 
 def open_event_log(plan: LaunchPlan, run_id: str, path: str, console: Console) -> EventLog:
-    """Return what writes the events to a file; ``-`` is stdout.
+    """Return an event log that appends to a file; ``-`` is stdout.
 
     Raises:
         UsageError: If the path cannot name a file.
@@ -327,7 +326,7 @@ def open_event_log(plan: LaunchPlan, run_id: str, path: str, console: Console) -
         return EventLog(plan, run_id, console.print_record)
     check_target(path, "--events")
     try:
-        # A pipe waits for no reader, and a full one for none either.
+        # O_NONBLOCK: do not wait for a pipe without a reader, or for a full one.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
     except OSError as error:
@@ -337,16 +336,16 @@ def open_event_log(plan: LaunchPlan, run_id: str, path: str, console: Console) -
 
 
 class WholeLines:
-    """Writes whole lines to a file, or a pipe that may be full; lines that do not fit are lost."""
+    """Writes whole lines to a file or pipe; lines that do not fit into a full pipe are lost."""
 
     def __init__(self, fd: int, path: str, note: Callable[[str], None]) -> None:
         self._fd, self._path, self._note = fd, path, note
         self._rest = b""
-        """Of a line that was begun."""
-        self._is_told = False
+        """The rest of a line that was written in part."""
+        self._has_noted_loss = False
 
     def write(self, line: str) -> None:
-        """Write a line if any of it goes at once; what is left of it is written with the next."""
+        """Write a line unless the pipe is full; the rest of a partial one precedes the next."""
         begun, text = self._rest, f"{line}\n".encode()
         written, why = 0, "its reader is slow"
         try:
@@ -355,6 +354,6 @@ class WholeLines:
             why = error.strerror or str(error)
         is_lost = written <= len(begun)
         self._rest = begun[written:] if is_lost else (begun + text)[written:]
-        if is_lost and not self._is_told:
-            self._is_told = True
+        if is_lost and not self._has_noted_loss:
+            self._has_noted_loss = True
             self._note(f"cannot write to {self._path} ({why}); events are lost")

@@ -1,4 +1,4 @@
-"""The live view: inspects the ranks from time to time, and shows their state."""
+"""The live view of ``--status``: samples the ranks periodically and shows their state."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from meshrun.report.status_view import StatusView
 from meshrun.supervisor.watcher import Watcher
 
 _NS = 1_000_000_000
-_ON_TERMINAL_S, _ELSEWHERE_S = 1.0, 30.0
-_AFTER_NEWS_NS = 100_000_000
-"""How soon a change of states is shown."""
-_LEAST_PAUSE = 20
-"""A look takes at most this fraction of the time: the process table may be long."""
+_PANEL_INTERVAL_S, _LINES_INTERVAL_S = 1.0, 30.0
+_CHANGE_DELAY_NS = 100_000_000
+"""How soon a change of phases is shown."""
+_MIN_PAUSE = 20
+"""The pause after a sample, as a multiple of its duration: the process table may be long."""
 
 
 class Live(Watcher):
-    """Shows how the ranks do: a panel on a terminal, lines elsewhere."""
+    """Shows the state of the ranks: in a panel on a terminal, as lines elsewhere."""
 
     def __init__(self, plan: LaunchPlan, console: Console) -> None:
         self._console = console
         self.replan(plan)
         self._on_panel = console.can_show_panel
-        default_s = _ON_TERMINAL_S if self._on_panel else _ELSEWHERE_S
-        self._every_ns = int((plan.request.status_interval_s or default_s) * _NS)
-        self._began_ns = self._looked_ns = time.monotonic_ns()
-        self._next_sample_ns = self._began_ns + (0 if self._on_panel else self._every_ns)
+        default_s = _PANEL_INTERVAL_S if self._on_panel else _LINES_INTERVAL_S
+        self._interval_ns = int((plan.request.status_interval_s or default_s) * _NS)
+        self._began_ns = self._sampled_ns = time.monotonic_ns()
+        self._next_sample_ns = self._began_ns + (0 if self._on_panel else self._interval_ns)
         self._used: dict[int, Usage] = {}
         self._cores: dict[int, float] = {}
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan as it is known now; the nodes may have met."""
+        """Replace the plan, for example once all nodes have joined."""
         self._plan, self._view = plan, StatusView(plan.layout)
         self._gpus = GpuMemory(plan.used_gpus)
 
     def begin(self, reactor: Reactor, state: State) -> None:
-        """Show how the ranks do, from now on."""
+        """Start to show the state."""
         self._state = state
         self._timer = reactor.call_at(self._next_sample_ns, self._show, skips=False)
 
     def see(self, event: Event, state: State) -> None:  # noqa: ARG002
-        """Show before long what has changed, on a panel."""
+        """Update a panel soon if the state has changed."""
         if self._on_panel and state is not self._state:
-            soon_ns = time.monotonic_ns() + _AFTER_NEWS_NS
+            soon_ns = time.monotonic_ns() + _CHANGE_DELAY_NS
             self._timer.move(min(self._timer.at_ns or soon_ns, soon_ns))
         self._state = state
 
@@ -62,7 +62,7 @@ class Live(Watcher):
         if now_ns >= self._next_sample_ns:
             self._sample(state, now_ns)
             took_ns = time.monotonic_ns() - now_ns
-            self._next_sample_ns = now_ns + max(self._every_ns, _LEAST_PAUSE * took_ns)
+            self._next_sample_ns = now_ns + max(self._interval_ns, _MIN_PAUSE * took_ns)
         self._timer.move(self._next_sample_ns)
         status = self._status(state, now_ns)
         if self._on_panel:
@@ -75,13 +75,13 @@ class Live(Watcher):
     def _sample(self, state: State, now_ns: int) -> None:
         pids = [rank.pid for rank in state.ranks.values() if rank.pid and not rank.exited]
         used = usage_of_trees(pids) if pids else {}
-        seconds = (now_ns - self._looked_ns) / _NS
+        seconds = (now_ns - self._sampled_ns) / _NS
         self._cores = {
             pid: max(0.0, use.cpu_s - self._used[pid].cpu_s) / seconds
             for pid, use in used.items()
             if pid in self._used and seconds > 0
         }
-        self._used, self._looked_ns = used, now_ns
+        self._used, self._sampled_ns = used, now_ns
 
     def _status(self, state: State, now_ns: int) -> Status:
         has_mesh = self._plan.layout.mesh is not None

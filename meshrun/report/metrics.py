@@ -1,4 +1,4 @@
-"""What a launch tells Prometheus and probes: ``--metrics``."""
+"""Metrics for Prometheus, and probes: ``--metrics``."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from meshrun.supervisor.watcher import Watcher
 _PHASES: tuple[RankPhase, ...] = (
     "starting", "joining", "running", "hung", "stopped", "ending", "ended", "failed",
 )  # fmt: skip
-_RATE_OVER_S = 60.0
+_RATE_WINDOW_S = 60.0
 
 
 class Metrics(Watcher):
-    """Counts what happens, and serves ``/metrics``, ``/healthz`` and ``/readyz``.
+    """Counts events, and serves ``/metrics``, ``/healthz`` and ``/readyz``.
 
     Args:
         plan: The launch.
-        address: Where to listen: an address of this machine, and a port.
+        address: The address of this machine and the port to listen on.
 
     Raises:
-        UsageError: If the address is none of this machine's.
+        UsageError: If this machine does not have the address.
         HostError: If the port is taken.
     """
 
@@ -52,27 +52,27 @@ class Metrics(Watcher):
         self._beats: dict[int, float] = {}
         self._late: dict[int, RankLate] = {}
         self._history: deque[tuple[float, int]] = deque()
-        """When which step was first reached, for the last minute."""
+        """The times at which new steps were reached in the last minute."""
         self._generation = 0
 
     @property
-    def place(self) -> str:
-        """Where it listens, as a URL."""
+    def url(self) -> str:
+        """The URL of the server."""
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan as it is known now; the nodes may have met."""
+        """Replace the plan, for example once all nodes have joined."""
         self._plan = plan
         self._gpus = GpuMemory(plan.used_gpus)
 
     def begin(self, reactor: Reactor, state: State) -> None:
-        """Serve from now on."""
+        """Start to serve."""
         self._state = state
         HttpServer(self._listener, reactor, self._answer)
 
     def see(self, event: Event, state: State) -> None:
-        """Count an event, and what the state after it says."""
+        """Count an event, and restarts in the state after it."""
         self._count(event)
         self._state = state
         if state.generation > self._generation:
@@ -85,7 +85,7 @@ class Metrics(Watcher):
             self._history.clear()
 
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
-        """Stop to serve."""
+        """Stop serving."""
         self._listener.close()
 
     def _count(self, event: Event) -> None:
@@ -103,7 +103,7 @@ class Metrics(Watcher):
     def _reach(self, step: int, now_s: float) -> None:
         if not self._history or step > self._history[-1][1]:
             self._history.append((now_s, step))
-        while self._history and self._history[0][0] < now_s - _RATE_OVER_S:
+        while self._history and self._history[0][0] < now_s - _RATE_WINDOW_S:
             self._history.popleft()
 
     def _answer(self, path: str, headers: Mapping[str, str]) -> Answer:
@@ -182,7 +182,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _reason(cause: Cause) -> str:
-    """Return one of few words: it is a label."""
+    """Return a reason without details, as each distinct one is a label."""
     if cause.raised is not None:
         return cause.raised.kind
     return "hang" if "no rank made progress" in cause.description else cause.description
@@ -201,7 +201,7 @@ def _samples(value: float | tuple[tuple[Labels, float], ...]) -> tuple[tuple[Lab
 
 
 def serve_metrics(plan: LaunchPlan, address: tuple[str, int], console: Console) -> Metrics:
-    """Return what serves metrics, and say where."""
+    """Return a server of metrics, and print its address."""
     metrics = Metrics(plan, address)
-    console.note(f"metrics are at {metrics.place}/metrics")
+    console.note(f"metrics are at {metrics.url}/metrics")
     return metrics

@@ -20,26 +20,26 @@ from meshrun.wording import number_ranges
 
 SCHEMA_NAME = "meshrun.rank"
 SCHEMA_VERSION = 1
-_MOST_PEERS = 8
-_LATER = "(chosen at launch)"
+_MAX_PEERS = 8
+_CHOSEN_LATER = "(chosen at launch)"
 
 
 def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
-    """Return what the rank's environment has beside the launcher's own, secrets masked."""
+    """Return the variables that a rank has in addition to the launcher's, with masked secrets."""
     rendezvous = plan.rendezvous
     port = plan.store_port
     if rendezvous is not None and rendezvous.backend == "static":
         port = rendezvous.port or 0
     facts = LaunchFacts(
-        run_id=plan.request.rendezvous.run_id or _LATER,
-        master_addr=plan.store_address if rendezvous is None else rendezvous.host or _LATER,
+        run_id=plan.request.rendezvous.run_id or _CHOSEN_LATER,
+        master_addr=plan.store_address if rendezvous is None else rendezvous.host or _CHOSEN_LATER,
         master_port=port,
         run_folder="",
         interface="lo" if rendezvous is None else None,
     )
-    found = rank_environment(plan, rank, facts, os.environ, error_file=_LATER)
+    found = rank_environment(plan, rank, facts, os.environ, error_file=_CHOSEN_LATER)
     if not port:
-        found["MASTER_PORT"] = _LATER
+        found["MASTER_PORT"] = _CHOSEN_LATER
     mask = Mask(os.environ)
     return {
         name: MASK if is_secret(name) else mask.text(value) for name, value in sorted(found.items())
@@ -47,7 +47,7 @@ def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
 
 
 def print_rank(plan: LaunchPlan, rank: int) -> None:
-    """Print all about one rank."""
+    """Print everything about one rank."""
     out = Page()
     shown = plan.rank(rank)
     for line in _head(plan, shown):
@@ -61,7 +61,7 @@ def print_rank(plan: LaunchPlan, rank: int) -> None:
 
 
 def render_rank_json(plan: LaunchPlan, rank: int) -> str:
-    """Return all about one rank as a JSON object."""
+    """Return everything about one rank as a JSON object."""
     layout, shown = plan.layout, plan.rank(rank)
     dims = [*layout.shape, *layout.derived_dims] if layout.mesh else []
     return json.dumps(
@@ -122,6 +122,6 @@ def _peers(layout: Layout, rank: int) -> Table:
             f"{layout.dim_rank(dim, rank)} of {len(group)}",
             *("-" if other is None else str(other) for other in (before, after)),
             str(len({layout.node_rank(other) for other in group})),
-            " ".join(map(str, group[:_MOST_PEERS])) + (" .." if len(group) > _MOST_PEERS else ""),
+            " ".join(map(str, group[:_MAX_PEERS])) + (" .." if len(group) > _MAX_PEERS else ""),
         )
     return table

@@ -21,14 +21,14 @@ class Family:
     """One metric with all its samples."""
 
     name: str
-    """Of a counter without ``_total``."""
+    """For a counter, without ``_total``."""
     kind: Literal["gauge", "counter"]
     help: str
     samples: tuple[tuple[Labels, float], ...]
 
 
 def render_metrics(families: Iterable[Family], *, is_open: bool) -> str:
-    """Return the text, as OpenMetrics if ``is_open``."""
+    """Return the metrics as OpenMetrics if ``is_open``, else in the older format."""
     return "".join(f"{line}\n" for line in _lines(families, is_open))
 
 

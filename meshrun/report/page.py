@@ -1,4 +1,4 @@
-"""The parts of a dry run's pages: a console, and tables of one style."""
+"""The console of a dry run, and the style of its tables."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from meshrun.host.descriptors import is_terminal
 
 _PADDING = 2
 _GAP = _PADDING + 1
-"""Between two columns; the box has a place for a line there."""
+"""Space between two columns, including the one that rich reserves for a line."""
 _FOLDED = 24
+"""Width beyond which texts in a wrapped column are folded."""
 
 
 class Page(Console):
-    """A console that leaves a reader who went away to the caller, instead of exiting with 1."""
+    """A console that raises an error on a broken pipe, instead of exiting with 1."""
 
     def __init__(self) -> None:
-        # Whatever rich makes of a descriptor that only looks like a terminal.
-        plain = None if is_terminal(1) else False
-        super().__init__(highlight=False, soft_wrap=False, force_terminal=plain)
+        # rich may mistake other devices for a terminal.
+        force = None if is_terminal(1) else False
+        super().__init__(highlight=False, soft_wrap=False, force_terminal=force)
 
     def on_broken_pipe(self) -> NoReturn:
-        """Raise what :func:`print` raises."""
+        """Raise the error that :func:`print` raises."""
         raise BrokenPipeError
 
 
 class _Table(Table):
-    """A table that continues below itself if the window is too narrow, its first column repeated.
+    """A table that is split if the window is too narrow, with the first column in each part.
 
-    No header and no value is cut; a column that is too wide alone is folded.
+    No header or value is truncated; a column that is too wide by itself is folded.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield it whole, or its parts."""
+        """Yield the whole table, or its parts."""
         parts = list(self._parts(options.max_width))
         if len(parts) == 1:
             yield from super().__rich_console__(console, options)
@@ -57,7 +58,7 @@ class _Table(Table):
             yield Text(str(self.caption))
 
     def _parts(self, room: int) -> Iterator[list[Column]]:
-        """Yield the columns that stand side by side, the first column before each."""
+        """Yield the columns of each part, each time with the first column."""
         first, *others = self.columns
         part, used = [first], _width(first)
         for column in others:
@@ -76,9 +77,9 @@ def new_table(
     """Return a table without borders, with a line below its headers.
 
     Args:
-        headers: Of its columns.
-        texts: Those over texts, which stand on the left; numbers stand on the right.
-        wrapped: Those over what may take several lines.
+        headers: The headers of its columns.
+        texts: Headers of columns with text, which are left-justified; others are right-justified.
+        wrapped: Headers of columns whose values may take several lines.
     """
     table = _plain_table(_Table)
     for header in headers:
@@ -92,7 +93,7 @@ def _plain_table(kind: type[Table] = Table) -> Table:
 
 
 def _width(column: Column) -> int:
-    """Return how wide a column is to be: where its texts may be folded, not as the longest."""
+    """Return the width of a column, which in a wrapped one may be less than its longest text."""
     header, *cells = (cell_len(str(text)) for text in (column.header, *column.cells))
     widest = max(cells, default=0)
     return max(header, min(widest, _FOLDED) if column.overflow == "fold" else widest)

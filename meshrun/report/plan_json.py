@@ -1,4 +1,4 @@
-"""A plan as JSON for programs; the schema is described in docs/reference/plan-json.md."""
+"""A plan as JSON for programs; docs/reference/plan-json.md describes the schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 
 def render_plan_json(plan: LaunchPlan) -> str:
-    """Return the plan as one JSON object: a line a rank, for eyes and for ``grep``."""
+    """Return the plan as one JSON object with a line per rank, for people and ``grep``."""
     head = json.dumps({"schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION}, **_head(plan)})
     lines = ",\n  ".join(_lines(plan))
     return f'{head[:-1]}, "ranks": [\n  {lines}\n]}}'
@@ -27,8 +27,8 @@ def render_plan_json(plan: LaunchPlan) -> str:
 def _lines(plan: LaunchPlan) -> Iterator[str]:
     """Yield the object of each rank.
 
-    Ranks with one local rank differ in a few numbers alone, except on this machine, whose GPUs are
-    known. Encoding each of them for itself takes five times as long.
+    Ranks with the same local rank differ only in a few numbers, except on this machine, whose GPUs
+    are known. Encoding each rank separately would take five times as long.
     """
     layout = plan.layout
     dims = [tuple(map(str, range(size))) for size in layout.sizes]
@@ -59,7 +59,7 @@ def _rank(rank: RankPlan) -> dict[str, Any]:
 
 
 def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
-    """Return where a GPU is in its machine."""
+    """Return a GPU and its place in the machine."""
     return {
         "index": gpu.index,
         "uuid": gpu.uuid or None,

@@ -26,12 +26,12 @@ def print_plan(
     """Print what would be started, without starting it.
 
     Args:
-        plan: What would be.
+        plan: The plan.
         output_format: ``text``, ``json`` or ``svg``.
-        every_row: Whether text has a row a rank even if there are many.
-        output: The file that gets it instead of stdout.
+        every_row: Whether text has a row per rank even if there are many.
+        output: The file to write to instead of stdout.
         color_dim: The dim that colors the ranks of a picture.
-        rank: Which rank to show alone, as a number or by its coordinate.
+        rank: The only rank to show, as a number or a coordinate.
 
     Raises:
         UsageError: If there is no such dim, or ``output`` cannot name a file.
@@ -66,7 +66,7 @@ def print_plan(
 
 
 def print_text(text: str, output: str | None) -> None:
-    """Print a text as it is, or into the file that is to have it.
+    """Print a text to stdout or, if ``output`` names one, to a file.
 
     Raises:
         UsageError: If ``output`` cannot name a file.
@@ -87,7 +87,7 @@ def _without_secrets(plan: LaunchPlan) -> LaunchPlan:
 
 @contextmanager
 def _stdout_to_file(path: str | None) -> Iterator[None]:
-    """Write what the block prints to a file once it has ended well; ``-`` is stdout as it is."""
+    """Write what the block prints to a file if it succeeds; ``-`` is stdout."""
     if path in (None, "-"):
         yield
         return

@@ -1,4 +1,4 @@
-"""A status line while a launch starts; a note when it fails, restarts or stops."""
+"""Messages about a launch: a status line while it starts, and notes when it fails or restarts."""
 
 from __future__ import annotations
 
@@ -50,22 +50,24 @@ from meshrun.wording import count
 
 
 class StartProgress(Watcher):
-    """Watches a launch: a status line while it starts, a note when it begins to end.
+    """Shows a status line while a launch starts, and notes on what happens to it.
 
     Args:
-        quiet: Whether to say only what nobody else can: another launcher says the rest.
+        plan: The launch.
+        console: Where to print.
+        quiet: Whether another launcher prints what concerns all nodes.
     """
 
     def __init__(self, plan: LaunchPlan, console: Console, *, quiet: bool = False) -> None:
         self._plan, self._console, self._quiet = plan, console, quiet
         self._began_ns = time.monotonic_ns()
-        self._told = False
         self._started = False
-        self._told_kill = self._told_deadline = False
-        self._told_spares = ""
+        self._noted_stop = self._noted_kill = self._noted_deadline = False
+        self._noted_spares = ""
         self.reported_lost: frozenset[int] = frozenset()
-        """Ranks that were said to have lost a connection, in this generation."""
+        """Ranks of this generation whose lost connection was noted."""
         self._survivors: set[int] = set()
+        """Processes that could not be killed and were noted."""
         self._generation = 0
         self._is_checking = bool(plan.request.check_first)
 
@@ -75,11 +77,11 @@ class StartProgress(Watcher):
         return self._plan.node_rank == 0
 
     def replan(self, plan: LaunchPlan) -> None:
-        """The nodes have met: this is the plan now."""
+        """Replace the plan, for example once all nodes have joined."""
         self._plan = plan
 
     def without_shown_lines(self, result: LaunchResult) -> LaunchResult:
-        """Return the result without the first rank's last lines if they were just printed."""
+        """Return the result without the last lines of the first failure if they were just shown."""
         if not result.failures:
             return result
         first, *others = result.failures
@@ -88,36 +90,37 @@ class StartProgress(Watcher):
         return replace(result, failures=(first, *others))
 
     def see(self, event: Event, state: State) -> None:
-        """Take one event and the state after it."""
-        self._tell_oddities(event, state)
+        """Show an event and the state after it."""
+        self._note_conditions(event, state)
         if self._quiet:
             return
-        starts_again = state.generation > self._generation
-        if _is_next(event, state):
-            if starts_again and not self._started:
-                self._tell_unstarted(state)
+        restarts = state.generation > self._generation
+        if _begins_generation(event, state):
+            if restarts and not self._started:
+                self._note_unstarted(state)
             self._began_ns = time.monotonic_ns()
-            self._told = self._started = False
+            self._noted_stop = self._started = False
             self.reported_lost = frozenset()
-        if isinstance(event, SignalArrived) and self._told and state.alive:
-            self._tell_signal(event, state)
-        if state.stopping and not self._told:
-            self._told = True
+        if isinstance(event, SignalArrived) and self._noted_stop and state.alive:
+            self._note_signal(event, state)
+        if state.stopping and not self._noted_stop:
+            self._noted_stop = True
             self._console.set_status("")
-            is_start = isinstance(event, StartFailed) or state.broken is not None
-            is_the_end = is_start and not _count_left(state)
-            if not (starts_again or is_the_end or isinstance(event, MeetingFailed | Checked)):
-                self._console.note(self._news(event, state))
-        if state.stopping and not starts_again:
-            self._tell_end(event, state)
-        if starts_again:
-            self._tell_restart(state)
+            failed_to_start = isinstance(event, StartFailed) or state.broken is not None
+            is_over = failed_to_start and not _count_left(state)
+            if not (restarts or is_over or isinstance(event, MeetingFailed | Checked)):
+                self._console.note(self._describe_stop(event, state))
+        if state.stopping and not restarts:
+            self._show_shutdown(event, state)
+        if restarts:
+            self._note_restart(state)
         if not state.stopping and not self._started:
-            self._tell_start(state)
+            self._show_start(state)
 
-    def _tell_oddities(self, event: Event, state: State) -> None:
+    def _note_conditions(self, event: Event, state: State) -> None:
+        """Note what is worth knowing even on a node that is quiet."""
         if isinstance(event, ZygoteGone) and state.generation == self._generation:
-            self._tell_lost_zygote(event, state)
+            self._note_lost_zygote(event, state)
         if isinstance(event, ZygoteUnsafe):
             self._console.note(f"starting a new interpreter per rank: {event.reason}")
         if isinstance(event, RanksResumed) and not self._quiet:
@@ -126,20 +129,20 @@ class StartProgress(Watcher):
                 f"resumed the ranks; they were suspended with meshrun for {stopped_s:.1f} s"
             )
         if isinstance(event, LeftoversEnded):
-            self._tell_leftovers(event)
+            self._note_leftovers(event)
         if isinstance(event, Checked):
-            self._tell_check(event)
+            self._note_check(event)
         if isinstance(event, LaunchBegan) and self._plan.device.too_few:
             self._console.note(f"the mesh is on the CPU: {self._plan.device.reason}")
         if isinstance(event, LaunchBegan) and not self._plan.node_rank:
             for line in (*self._plan.request.notes, *self._plan.request.rendezvous.notes):
                 self._console.note(line)
-        # What other nodes have is known once they have met, and may change as they come and go.
+        # The spares of all nodes are known each time nodes have met.
         is_planned = isinstance(event, Met if self._plan.rendezvous is not None else LaunchBegan)
         if is_planned and self.is_first_node:
-            self._tell_spares()
+            self._note_spares()
 
-    def _tell_check(self, event: Checked) -> None:
+    def _note_check(self, event: Checked) -> None:
         layout, self._is_checking = self._plan.layout, False
         what = f"{count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"
         speeds = f"; {event.speeds}" if event.speeds else ""
@@ -148,13 +151,13 @@ class StartProgress(Watcher):
         for finding in event.findings:
             self._console.note(f"found: {finding}")
 
-    def _tell_spares(self) -> None:
+    def _note_spares(self) -> None:
         spares = describe_spares(self._plan) if self._plan.spares else ""
-        if spares and spares != self._told_spares:
+        if spares and spares != self._noted_spares:
             self._console.note(spares)
-        self._told_spares = spares
+        self._noted_spares = spares
 
-    def _tell_leftovers(self, event: LeftoversEnded) -> None:
+    def _note_leftovers(self, event: LeftoversEnded) -> None:
         if event.count:
             what = count(event.count, "process")
             self._console.note(f"killed {what} that the ranks left behind")
@@ -171,18 +174,18 @@ class StartProgress(Watcher):
             )
 
     def _take_new(self, pids: list[int]) -> list[int]:
-        """Return those that were not shown yet."""
+        """Return the processes that were not noted yet."""
         new = sorted({*pids} - self._survivors)
         self._survivors.update(new)
         return new
 
-    def _tell_lost_zygote(self, event: ZygoteGone, state: State) -> None:
-        """Say that it ended between two generations, where that costs only time."""
+    def _note_lost_zygote(self, event: ZygoteGone, state: State) -> None:
+        """Note the end of a zygote between two generations, when it costs only time."""
         if not (state.over or state.lost_process or state.phase is Phase.ENDING or state.broken):
             how = describe_exit(*split_wait_status(event.wait_status))
             self._console.note(f"the process that starts the ranks {how}; starting another")
 
-    def _tell_start(self, state: State) -> None:
+    def _show_start(self, state: State) -> None:
         self._started = self._started or all(known.ready for known in state.ranks.values())
         if self._console.shows_status:
             self._console.set_status(self._status(state))
@@ -196,16 +199,16 @@ class StartProgress(Watcher):
         elif self._started and self._has_mesh and self._console.shows_status:
             self._console.note(self._ready())
 
-    def _tell_signal(self, event: SignalArrived, state: State) -> None:
-        """Say what one more signal changes."""
+    def _note_signal(self, event: SignalArrived, state: State) -> None:
+        """Note the effect of a repeated signal."""
         if event.why or (event.signum == signal.SIGTERM and state.sigterm_repeats):
             return
         name = signal_name(event.signum)
-        if state.killed and not self._told_kill:
-            self._told_kill = True
-            self._console.note(f"{name} again: killing {self._victims(state)} now")
+        if state.killed and not self._noted_kill:
+            self._noted_kill = True
+            self._console.note(f"{name} again: killing {self._alive(state)} now")
         elif not state.killed and state.deadline_ns is not None:
-            self._told_deadline = True
+            self._noted_deadline = True
             left_s = round((state.deadline_ns - event.at_ns) / 1e9, 1)
             text = f"killing in {left_s:g} s"
             if len(state.signals) == 2:
@@ -213,23 +216,23 @@ class StartProgress(Watcher):
                 name, text = f"{name} again", f"{text}; {press} again to kill now"
             self._console.note(f"{name}: {text}")
 
-    def _tell_end(self, event: Event, state: State) -> None:
-        """Say who has ended, for as long as ranks may take; and who is ended then."""
+    def _show_shutdown(self, event: Event, state: State) -> None:
+        """Show how many ranks have exited, and note which ones are killed after the timeout."""
         total, left = len(state.ranks), len(state.alive)
-        if isinstance(event, TimePassed) and state.killed and left and not self._told_kill:
-            self._told_kill = True
-            after = "" if self._told_deadline else f" after {state.shutdown_timeout_s:g} s"
-            exited = f"{total - left} of {total} ranks exited"
-            self._console.note(f"timed out{after}: {exited}; killing {self._victims(state)}")
+        exited = f"{total - left} of {total} ranks exited"
+        if isinstance(event, TimePassed) and state.killed and left and not self._noted_kill:
+            self._noted_kill = True
+            after = "" if self._noted_deadline else f" after {state.shutdown_timeout_s:g} s"
+            self._console.note(f"timed out{after}: {exited}; killing {self._alive(state)}")
         if self._console.shows_status and isinstance(event, RankExited | SignalArrived):
-            self._console.set_status(f"{total - left} of {total} ranks exited" if left else "")
+            self._console.set_status(exited if left else "")
 
-    def _tell_restart(self, state: State) -> None:
-        """Say why ranks are restarted, and which of the restarts this is."""
+    def _note_restart(self, state: State) -> None:
+        """Note why ranks are restarted, and how many restarts are left."""
         self._generation = state.generation
         cause = state.causes[-1]
         if not cause.is_failure:
-            return  # it was reported when it happened
+            return  # it was noted when it happened
         who = "" if cause.rank is None else f"{rank_name(self._plan.layout, cause.rank)} "
         which = f"restart {state.restarts} of {state.max_restarts}"
         wait_s, why_wait = back_off(state.causes)
@@ -239,8 +242,8 @@ class StartProgress(Watcher):
         if cause.raised is not None and not cause.raised.shown:
             self._console.print_line(cause.raised.traceback.rstrip("\n").encode(), to_stderr=True)
 
-    def _tell_unstarted(self, state: State) -> None:
-        """Say who left and came before a generation that ended before its ranks were ready."""
+    def _note_unstarted(self, state: State) -> None:
+        """Note the resize before a generation that ended before its ranks were ready."""
         resize = state.causes[-2].resize if len(state.causes) > 1 else None
         if resize is not None and resize.generation == self._generation:
             self._console.note(
@@ -279,7 +282,8 @@ class StartProgress(Watcher):
         what = "built their mesh" if self._has_mesh else "are ready"
         return f"{ready} of {total} ranks {what} ({elapsed})"
 
-    def _news(self, event: Event, state: State) -> str:
+    def _describe_stop(self, event: Event, state: State) -> str:
+        """Return why ranks are stopped, and how many."""
         rest = _count_left(state)
         match event:
             case RankRaised(rank=rank):
@@ -289,10 +293,10 @@ class StartProgress(Watcher):
                 elif lost_connection(event):
                     what = "lost a connection to a peer"
                     self.reported_lost = frozenset({rank})
-                return f"{rank_name(self._plan.layout, rank)} {what}{_ending_others(rest - 1)}"
+                return f"{rank_name(self._plan.layout, rank)} {what}{_stopping_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status):
                 end = describe_exit(*split_wait_status(status))
-                return f"{rank_name(self._plan.layout, rank)} {end}{_ending_others(rest)}"
+                return f"{rank_name(self._plan.layout, rank)} {end}{_stopping_others(rest)}"
             case SignalArrived(signum=signum, why=why):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"
                 if signum == signal.SIGINT and state.shutdown_timeout_s > SECOND_SIGNAL_GRACE_S:
@@ -302,14 +306,14 @@ class StartProgress(Watcher):
                 return f"{why or signal_name(signum)}: {ending if rest else none}"
             case GenerationAborted() | NodeLost():
                 what = event.why if isinstance(event, GenerationAborted) else str(event)
-                return what + _ending_all(rest)
+                return what + _stopping_all(rest)
             case StoreEnded() | ZygoteGone() | StartFailed() if failed := describe_failure(state):
-                return failed + _ending_all(rest)
+                return failed + _stopping_all(rest)
             case _:
                 return f"stopping {count(rest, 'rank')}"
 
-    def _victims(self, state: State) -> str:
-        """Return who is still alive, as people name them: ``both``, ``all 8``, ``dp0 tp* x4``."""
+    def _alive(self, state: State) -> str:
+        """Return the ranks that are still alive: ``both``, ``all 8``, ``dp0 tp* x4``."""
         alive = state.alive
         if len(alive) < len(state.ranks) or len(alive) == 1:
             return merged_label(self._plan.layout, alive)
@@ -317,13 +321,13 @@ class StartProgress(Watcher):
 
 
 def _count_left(state: State) -> int:
-    """Return how many ranks are alive, with those whose start is not heard of yet."""
+    """Return how many ranks are alive or may just have been started."""
     if not state.alive or state.start_error is not None:
         return len(state.alive)
     return sum(known.exited is None for known in state.ranks.values())
 
 
-def _is_next(event: Event, state: State) -> bool:
+def _begins_generation(event: Event, state: State) -> bool:
     """Whether another generation of ranks is about to start."""
     if isinstance(event, NextBegins):
         return True
@@ -333,13 +337,13 @@ def _is_next(event: Event, state: State) -> bool:
 
 
 def describe_resize(resize: Resize, *, verb: str = "runs") -> str:
-    """Return who left and who came, and what became of the mesh."""
+    """Return which nodes left and joined, and how the mesh changed."""
     who = [f"without {', '.join(resize.left)}"] if resize.left else []
     who += [f"with {', '.join(resize.joined)}"] if resize.joined else []
     return f"generation {resize.generation} {verb} {' and '.join(who)}: {resize.shapes}"
 
 
-def _ending_all(number: int) -> str:
+def _stopping_all(number: int) -> str:
     if number < 1:
         return ""
     return "; stopping the rank on this node" if number == 1 else f"; stopping {number} ranks"
@@ -349,7 +353,7 @@ def _processes(pids: list[int]) -> str:
     return f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
 
 
-def _ending_others(number: int) -> str:
+def _stopping_others(number: int) -> str:
     if number < 1:
         return ""
     return "; stopping the other rank" if number == 1 else f"; stopping the other {number} ranks"

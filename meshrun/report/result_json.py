@@ -1,4 +1,4 @@
-"""The result of a launch as JSON, for programs; read back by the Python API."""
+"""Results and errors as JSON, for programs and between processes of meshrun."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _ATTRIBUTES: dict[str, Any] = {
     "message": str, "hint": str | None, "exit_code": ExitCode, "is_told": bool,
     "text": str, "position": _PLACE, "length": _PLACE, "option": str,
 }  # fmt: skip
-"""What errors have, as another machine may say it."""
+"""The attributes of errors, with the types to check in JSON from other machines."""
 _OF_ALL = ("message", "hint", "exit_code", "is_told")
 _OF_A_SPEC = tuple(_ATTRIBUTES)
 
 
 def write_report(result: LaunchResult, path: str) -> None:
-    """Write ``result`` to a file of this user's alone, or to stdout if ``path`` is ``-``.
+    """Write ``result`` to a file that only this user can read, or to stdout if ``path`` is ``-``.
 
     Raises:
-        HostError: If it cannot be written.
-        OSError: If stdout cannot be.
+        HostError: If the file cannot be written.
+        OSError: If stdout cannot be written.
     """
     text = f"{render_result_json(result)}\n"
-    if is_in_private(path):  # a caller's, whose folder others may have exchanged in its TMPDIR
+    if is_in_private(path):  # the caller's, which others might have replaced in its TMPDIR
         try:
             with open(path, "w", opener=open_private) as file:
                 file.write(text)
@@ -45,7 +45,7 @@ def write_report(result: LaunchResult, path: str) -> None:
     else:
         try:
             write_whole(path, text, "--report", is_private=True)
-        except UsageError as error:  # it named a file when the launch began
+        except UsageError as error:  # the path was valid when the launch began
             raise HostError(error.message, hint=error.hint) from error
 
 
@@ -60,7 +60,7 @@ def parse_result_json(text: str) -> LaunchResult:
     """Return the result that :func:`render_result_json` wrote.
 
     Raises:
-        ValueError: If it is not one.
+        ValueError: If the text is not such a result.
     """
     try:
         values = read_json(text)
@@ -74,15 +74,15 @@ def parse_result_json(text: str) -> LaunchResult:
 
 
 def render_error_json(error: MeshrunError) -> str:
-    """Return an error that kept a launch from being made as one JSON object."""
+    """Return an error that prevented a launch as one JSON object."""
     return json.dumps(_error_values(error))
 
 
 def parse_error_json(text: str) -> MeshrunError:
-    """Return the error that :func:`render_error_json` wrote, of its own class, fit to be shown.
+    """Return the error that :func:`render_error_json` wrote, of its own class and printable.
 
     Raises:
-        ValueError: If it is not one.
+        ValueError: If the text is not such an error.
     """
     try:
         return _error(read_json(text))
@@ -96,7 +96,7 @@ def _error_values(error: MeshrunError) -> dict[str, Any]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether JSON has it; typer hangs things of its own on an exception that passes."""
+    """Whether JSON can represent a value; typer adds attributes to exceptions."""
     return value is None or isinstance(value, str | int)
 
 
@@ -107,6 +107,6 @@ def _error(values: dict[str, Any]) -> MeshrunError:
     needed = _OF_A_SPEC if issubclass(kind, SpecError) else _OF_ALL
     values = {"is_told": False, **values}
     known = {name: convert(_ATTRIBUTES[name], values[name], lines) for name in needed}
-    error = kind.__new__(kind, known["message"])  # each class has arguments of its own
+    error = kind.__new__(kind, known["message"])  # without __init__, whose arguments differ
     vars(error).update(known)
     return error

@@ -19,7 +19,7 @@ _FEW = 8
 
 
 def sizes_table(plan: LaunchPlan, *, least: int, most: int) -> Table:
-    """Return a row for each number of nodes, the middle left out where there are many."""
+    """Return a row for each number of nodes; if there are many, the middle is omitted."""
     table = new_table(("nodes", "ranks", "mesh"), texts=("mesh",), wrapped=("mesh",))
     for row in _rows(plan, least, most):
         table.add_row(*row)

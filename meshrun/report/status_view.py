@@ -1,4 +1,4 @@
-"""A status as lines: a grid of ranks if it fits, otherwise one line per state."""
+"""A status as lines: a grid of ranks if it fits, otherwise one line per phase."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STYLES: dict[RankPhase, str] = {
     "ending": "magenta",
     "ended": "dim",
 }
-"""The order is that in which states are named: the worst first."""
+"""In the order in which phases are listed, the worst first."""
 
 
 class StatusView:
@@ -40,7 +40,7 @@ class StatusView:
         self._layout = layout
 
     def __call__(self, status: Status, columns: int, rows: int) -> list[str]:
-        """Return lines for a window of this size; one plain line for a size of 0."""
+        """Return lines for a window of this size; one plain line if ``rows`` is 0."""
         if not rows:
             return [f"status: {self._summary(status)}"]
         console = Console(
@@ -56,7 +56,7 @@ class StatusView:
         with console.capture() as captured:
             console.print(head, no_wrap=True)
             body = self._body(status, console, columns, most - 1)
-            console.print(body, no_wrap=True, width=_WIDE)  # cut at the window, not squeezed
+            console.print(body, no_wrap=True, width=_WIDE)  # cropped to the window, not squeezed
         lines = captured.get().splitlines()
         return lines[: max(1, min(most, rows - 2))]
 
@@ -82,10 +82,10 @@ class StatusView:
                     return grid
         return self._merged(status)
 
-    # ---- a cell a rank ---------------------------------------------------------------------
+    # ---- a cell per rank -------------------------------------------------------------------
 
     def _grid(self, status: Status, detail: int) -> Table:
-        """The last dim is the columns; the others, row by row."""
+        """Return a table with a column for each index of the last dim."""
         layout = self._layout
         sizes = layout.sizes or (layout.world_size,)
         names = layout.mesh_dim_names or ("",) * len(sizes)
@@ -110,7 +110,7 @@ class StatusView:
             return "rank"
         return (" " if any(names) else ",").join(reversed(parts))
 
-    # ---- a line a state --------------------------------------------------------------------
+    # ---- a line per phase ------------------------------------------------------------------
 
     def _merged(self, status: Status) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -127,7 +127,7 @@ class StatusView:
 
 
 def _cell(rank: RankStatus, detail: int) -> Text:
-    """One rank in a few characters, fewer with less detail."""
+    """Return a rank in a few characters, fewer with less detail."""
     if rank.phase not in ("running", "stopped") or rank.cpu is None or rank.memory_bytes is None:
         return Text(rank.phase if detail > 1 else rank.phase[:4], style=_STYLES[rank.phase])
     parts = [f"{100 * rank.cpu:.0f}%"] if rank.phase == "running" else [rank.phase[: 3 + detail]]
@@ -137,7 +137,7 @@ def _cell(rank: RankStatus, detail: int) -> Text:
 
 
 def _spread(values: Iterable[float | None], show: Callable[[float], str]) -> str:
-    """Return the mean of what is known, and its ends where they are apart."""
+    """Return the mean of the known values, and their range if they differ."""
     found = [value for value in values if value is not None]
     if not found:
         return ""
@@ -146,7 +146,7 @@ def _spread(values: Iterable[float | None], show: Callable[[float], str]) -> str
 
 
 def _size(count: float) -> str:
-    """Return bytes in three digits or so: ``1.2G``."""
+    """Return a number of bytes in about three digits: ``1.2G``."""
     for unit in ("K", "M", "G"):
         count /= 1024
         if count < 999.5:

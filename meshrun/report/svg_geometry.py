@@ -1,8 +1,8 @@
 """The positions of nodes, ranks and the lines of groups in an SVG. Pure arithmetic.
 
-Three arrangements, by how much there is to draw: few ranks stand in one line with every group
-below them; more ranks stand a node a row, with groups that cross nodes beside the rows; many
-stand in a grid of nodes, where single lines could not be followed.
+There are three arrangements: few ranks are in one line, with every group below them; more ranks are
+in one row per node, with groups that cross nodes beside the rows; many ranks are in a grid of
+nodes, in which lines could not be followed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from meshrun.wording import count, plural
 
 MARGIN = 16.0
 TRACK = 9.0
-"""From one line of a lane to the next."""
+"""Distance between the lines of a lane."""
 BUNDLE_TRACK = 14.0
 BUNDLE_HEAD = 34.0
 _PAD = 8.0
 _GAP = 4.0
 _LABEL = 20.0
-"""What the name of a node takes above its cells."""
+"""Height of the name of a node above its cells."""
 _IN_LINE = 16
 _IN_ROWS = 16
 _DETAILED = 128
-MOST_RANKS = 4096
-"""Of more ranks the first nodes and the last are drawn."""
+_MAX_RANKS = 4096
+"""If there are more ranks, only the first nodes and the last one are drawn."""
 _FEW_RANKS = 512
 _ASPECT = 1.5
 
@@ -41,7 +41,7 @@ Arrangement = Literal["line", "rows", "grid"]
 
 @dataclass(frozen=True, slots=True)
 class DimSummary:
-    """What a legend says of a dim."""
+    """A dim's row of the legend."""
 
     dim: int
     label: str
@@ -62,13 +62,13 @@ class DimSummary:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A group, or several groups that join the same places, on a track of its own.
+    """A line for a group, or for several groups that connect the same nodes.
 
     Args:
-        stops: What it joins, in order: ranks, or nodes.
-        track: Place among the lines of the dim; lines on one track do not meet.
-        crosses: Whether it joins nodes.
-        groups: How many groups it stands for.
+        stops: The ranks or nodes that it connects, in order.
+        track: Its place among the lines of the dim; lines on the same track do not overlap.
+        crosses: Whether it connects several nodes.
+        groups: The number of groups that it represents.
     """
 
     stops: tuple[int, ...]
@@ -79,7 +79,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node: where it is, and the ranks that are drawn in it."""
+    """The place of a node, and the ranks that are drawn in it."""
 
     node: int
     x: float
@@ -91,7 +91,7 @@ class Box:
 
 @dataclass(slots=True)
 class Cells:
-    """The size of cells, and where they were put."""
+    """The size of cells, and their places."""
 
     detailed: bool
     """Whether they have room for coordinates."""
@@ -100,8 +100,8 @@ class Cells:
     corners: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Upper left corner of the cell of each rank that is drawn."""
 
-    def put(self, ranks: Sequence[int], x: float, y: float, per_row: int) -> None:
-        """Give ranks their corners, from ``x``, ``y`` on."""
+    def place(self, ranks: Sequence[int], x: float, y: float, per_row: int) -> None:
+        """Place the cells of ranks in rows, from ``x``, ``y`` on."""
         for place, rank in enumerate(ranks):
             row, column = divmod(place, per_row)
             self.corners[rank] = (
@@ -110,15 +110,15 @@ class Cells:
             )
 
     def extent(self, count: int, per_row: int) -> tuple[float, float]:
-        """Return width and height of so many cells."""
-        columns = max(1, min(count, per_row))  # a node of spares alone has room for one
+        """Return the width and height of ``count`` cells."""
+        columns = max(1, min(count, per_row))  # a node without ranks has room for one
         rows = max(1, math.ceil(count / max(1, per_row)))
         return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A domain: where it is, around the boxes of its nodes."""
+    """The place of a domain, around the boxes of its nodes."""
 
     domain: int
     x: float
@@ -129,7 +129,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Tracks side by side for the lines of a dim; ``start`` is where the first one is."""
+    """Parallel tracks for the lines of a dim; ``start`` is the place of the first one."""
 
     dim: int
     lines: tuple[Line, ...]
@@ -138,7 +138,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """Everything that has a place."""
+    """The places of everything in a picture."""
 
     arrangement: Arrangement
     cells: Cells
@@ -151,7 +151,7 @@ class Sheet:
     right: float
     bottom: float
     gap: tuple[float, float] | None = None
-    """Middle of the place in the grid that represents the nodes left out."""
+    """Middle of the place in the grid that represents the omitted nodes."""
 
     def middle(self, rank: int) -> float:
         """Return the x in the middle of a rank's cell."""
@@ -159,7 +159,7 @@ class Sheet:
 
 
 def arrange(layout: Layout, top: float) -> Sheet:
-    """Give everything a place below ``top``."""
+    """Return the places of everything, below ``top``."""
     if layout.world_size <= _IN_LINE:
         return _in_line(layout, top)
     if layout.nnodes <= _IN_ROWS and max(layout.nproc_per_node) <= _IN_ROWS:
@@ -183,13 +183,13 @@ def _cells(layout: Layout) -> Cells:
 
 
 def _first_nodes(layout: Layout) -> dict[int, int]:
-    """Return the domain that begins at each node at which one does."""
+    """Return the domains by their first nodes."""
     starts = accumulate(layout.nodes_per_domain[:-1], initial=0)
     return {node: domain for domain, node in enumerate(starts) if layout.nodes_per_domain}
 
 
 def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[Frame, ...]:
-    """Return a frame around the boxes of each domain, which stand in one line or column."""
+    """Return a frame around the boxes of each domain, which are in one line or column."""
     groups: list[list[Box]] = []
     for box in boxes:
         if box.node in domains:
@@ -225,7 +225,7 @@ def _in_line(layout: Layout, top: float) -> Sheet:
         inner, height = cells.extent(len(ranks), len(ranks))
         width = max(inner, width_of(node_label(node), 11)) + 2 * _PAD
         boxes.append(Box(node, x, top, width, _LABEL + height + _PAD, ranks))
-        cells.put(ranks, x + (width - inner) / 2, top + _LABEL, len(ranks))
+        cells.place(ranks, x + (width - inner) / 2, top + _LABEL, len(ranks))
         x += width + 2 * _PAD
     around = _PAD if domains else 0
     lanes, bottom = _stack_lanes(found, top + boxes[0].height + around + 8)
@@ -248,7 +248,7 @@ def _lane_label_width(layout: Layout, dims: Sequence[int]) -> float:
 def _stack_lanes(
     found: Sequence[tuple[int, Sequence[Line]]], y: float
 ) -> tuple[tuple[Lane, ...], float]:
-    """Put the lanes below each other, the fastest dim first, as it is nearest to the ranks."""
+    """Return the lanes below each other, the fastest dim first, and their lower edge."""
     lanes = []
     for dim, lines in reversed(found):
         if lines:
@@ -284,7 +284,7 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
         if node in domains:
             y += _LABEL + (_PAD if node else 0)
         boxes.append(Box(node, left, y, cells_at + inner + _PAD - left, box_height, ranks))
-        cells.put(ranks, cells_at, y + _PAD, _IN_ROWS)
+        cells.place(ranks, cells_at, y + _PAD, _IN_ROWS)
         y += box_height + _PAD
     placed, right = _place_bundles(layout, bundles, left + boxes[0].width + around)
     return Sheet(
@@ -342,7 +342,7 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
                 gap = (x + width / 2, y + height / 2)
                 continue
             boxes.append(Box(node, x, y, width, height, ranks_of[node]))
-            cells.put(ranks_of[node], x + _PAD, y + _LABEL, per_row)
+            cells.place(ranks_of[node], x + _PAD, y + _LABEL, per_row)
         if domain is not None:
             size = grid.frame(len(members))
             frames.append(Frame(domain, MARGIN + left - _PAD, top + above - _LABEL, *size))
@@ -360,38 +360,38 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """A grid of domains, each a grid of nodes; one without a frame where none are known."""
+    """A grid of domains, each a grid of nodes; without domains, one grid without a frame."""
 
     columns: int
     """Nodes side by side in a domain."""
     across: int
     """Domains side by side."""
     most: int
-    """Nodes of the largest domain."""
+    """Nodes in the largest domain."""
     step: tuple[float, float]
-    """From one node to the next, across and down."""
+    """Distance between nodes, across and down."""
     is_framed: bool
 
     @property
     def pitch(self) -> tuple[float, float]:
-        """From one domain to the next, across and down."""
+        """Distance between domains, across and down."""
         wide, high = self.columns * self.step[0], math.ceil(self.most / self.columns) * self.step[1]
         return (wide + 2 * _PAD, high + _LABEL + _PAD) if self.is_framed else (wide, high)
 
     def corner(self, number: int) -> tuple[float, float]:
-        """Return where the first node of a domain is."""
+        """Return the place of the first node of a domain."""
         row, column = divmod(number, self.across)
         inset = (_PAD, _LABEL) if self.is_framed else (0.0, 0.0)
         return column * self.pitch[0] + inset[0], row * self.pitch[1] + inset[1]
 
     def frame(self, nodes: int) -> tuple[float, float]:
-        """Return width and height of the frame around so many nodes."""
+        """Return the width and height of the frame around a number of nodes."""
         rows = math.ceil(nodes / self.columns)
         return min(nodes, self.columns) * self.step[0] + _PAD, rows * self.step[1] + _LABEL
 
 
 def _best_grid(sizes: Sequence[int], width: float, height: float, is_framed: bool) -> _Grid:
-    """Return the grid for a picture that is wider than high."""
+    """Return the grid whose aspect ratio is closest to ``_ASPECT``."""
     most, step = max(sizes), (width + _PAD, height + _PAD)
 
     def badness(grid: _Grid) -> float:
@@ -407,7 +407,7 @@ def _best_grid(sizes: Sequence[int], width: float, height: float, is_framed: boo
 def _drawn_by_domain(
     layout: Layout, nodes: Sequence[int]
 ) -> list[tuple[int | None, list[int | None]]]:
-    """Return each domain with those of its nodes that are drawn; ``None`` for those left out."""
+    """Return each domain with its nodes that are drawn; ``None`` represents the omitted ones."""
     starts = [*_first_nodes(layout)]
     by_domain = groupby(nodes, lambda node: bisect_right(starts, node) - 1 if starts else None)
     groups: list[tuple[int | None, list[int | None]]] = [
@@ -422,17 +422,12 @@ def _drawn_by_domain(
 
 
 def _nodes_to_draw(layout: Layout) -> tuple[list[int], int]:
-    """Return the nodes that are drawn, and the most ranks that are drawn of one."""
-    if layout.world_size <= MOST_RANKS:
-        return list(range(layout.nnodes)), MOST_RANKS
-    count = ranks = 0
-    while count < layout.nnodes and (
-        count == 0 or ranks + layout.nproc_per_node[count] <= _FEW_RANKS
-    ):
-        ranks += layout.nproc_per_node[count]
-        count += 1
-    last = [layout.nnodes - 1] if count < layout.nnodes else []
-    return [*range(count), *last], _FEW_RANKS
+    """Return the nodes that are drawn, and the maximum number of ranks drawn of a node."""
+    if layout.world_size <= _MAX_RANKS:
+        return list(range(layout.nnodes)), _MAX_RANKS
+    first = max(1, bisect_right([*accumulate(layout.nproc_per_node)], _FEW_RANKS))
+    last = [layout.nnodes - 1] if first < layout.nnodes else []
+    return [*range(first), *last], _FEW_RANKS
 
 
 # ---- lines ---------------------------------------------------------------------------------
@@ -454,8 +449,8 @@ def summarize(layout: Layout) -> list[DimSummary]:
 
 
 def lines_of_ranks(layout: Layout, dim: int, ranks: Sequence[int]) -> list[Line]:
-    """Return a line for each group of ``dim`` whose ranks all are in ``ranks``, in their order."""
-    place = {rank: at for at, rank in enumerate(ranks)}
+    """Return a line for each group of ``dim`` whose ranks are all in ``ranks``, in their order."""
+    place = {rank: index for index, rank in enumerate(ranks)}
     groups: dict[int, list[int]] = {}
     for rank in ranks:
         groups.setdefault(layout.source(dim, rank), []).append(rank)
@@ -469,34 +464,34 @@ def lines_of_ranks(layout: Layout, dim: int, ranks: Sequence[int]) -> list[Line]
 
 
 def lines_of_nodes(layout: Layout, dim: int) -> list[Line]:
-    """Return a line for each set of nodes that groups of ``dim`` join."""
+    """Return a line for each set of nodes that groups of ``dim`` connect."""
     counts: Counter[tuple[int, ...]] = Counter()
     for group in layout.groups(dim):
         nodes = tuple(sorted({layout.node_rank(rank) for rank in group}))
         if len(nodes) > 1:
             counts[nodes] += 1
-    joined = sorted(counts)
-    tracks = _tracks([(nodes[0], nodes[-1]) for nodes in joined])
+    connected = sorted(counts)
+    tracks = _tracks([(nodes[0], nodes[-1]) for nodes in connected])
     return [
         Line(nodes, track, crosses=True, groups=counts[nodes])
-        for nodes, track in zip(joined, tracks, strict=True)
+        for nodes, track in zip(connected, tracks, strict=True)
     ]
 
 
 def bundle_heads(layout: Layout, dim: int, lines: Sequence[Line]) -> tuple[str, str]:
-    """Return the text above a dim's bundles: its name, and how many groups each line is."""
+    """Return the text above a dim's bundles: its name, and the number of groups per line."""
     counts = sorted({line.groups for line in lines})
     shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
     return shorten(layout.dim_labels[dim]), f"{shown} group{plural(counts[-1])} each"
 
 
 def track_count(lines: Iterable[Line]) -> int:
-    """Return how many tracks the lines take."""
+    """Return the number of tracks that the lines use."""
     return max((line.track + 1 for line in lines), default=0)
 
 
 def _tracks(spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Give each span, in order of its start, the first track that is free there."""
+    """Return the first free track for each span, in order of their starts."""
     ends: list[int] = []
     tracks = []
     for first, last in spans:

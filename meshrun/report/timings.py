@@ -1,4 +1,4 @@
-"""How long each phase of a start took, for ``--timings``."""
+"""How long each phase of a launch took, for ``--timings``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from meshrun.protocol.result import Timings
 
 
 def render_timings(timings: Timings) -> str:
-    """Return one line a phase, in seconds; phases that were never reached are left out."""
+    """Return one line per phase, in seconds; phases that were not reached are omitted."""
     began = timings.began_ns
     imported = timings.zygote_ready_ns
     steps = [

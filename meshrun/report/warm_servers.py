@@ -11,7 +11,7 @@ from meshrun.wording import count, duration, size
 
 
 def render_servers() -> str:
-    """Return what each warm server of this user is and holds, as a table."""
+    """Return a table of this user's warm servers and what they have imported."""
     place = _place()
     servers, starting = place.servers(), place.starting()
     if not servers and not starting:
@@ -39,7 +39,7 @@ def stop_servers() -> str:
     """End the warm servers of this user, and forget what programs imported.
 
     Returns:
-        How many there were.
+        A message with their number.
 
     Raises:
         HostError: If one does not end.

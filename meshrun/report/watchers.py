@@ -1,4 +1,4 @@
-"""Those that follow a launch because an option asks for it."""
+"""The watchers of a launch that options request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from meshrun.supervisor.watcher import Watcher
 
 
 def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watcher]:
-    """Return those that the request asks for; what nobody asks for is not imported.
+    """Return the requested watchers, without importing the others.
 
     Raises:
         UsageError: If a plug-in or an address does not exist.
-        HostError: If a file or a port is not to be had.
+        HostError: If a file or a port cannot be opened.
     """
     request = plan.request
     found: list[Watcher] = []
