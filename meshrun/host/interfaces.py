@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
@@ -9,6 +10,8 @@ from typing import Any
 
 _NOWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
+_GVISOR = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
+"""What every gVisor calls its version; newer ones have their name in the release, too."""
 
 
 def look_up(name: str) -> list[str]:
@@ -68,6 +71,17 @@ def interface_variables(interface: str | None) -> dict[str, str]:
     if interface is None:
         return {}
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+
+
+def for_ranks(interface: str | None) -> str | None:
+    """Return the interface to which ranks are kept, ``None`` if naming one would part them.
+
+    gloo takes the first address of an interface. gVisor lists them in another order each time, so
+    some ranks would take an IPv4 address and others an IPv6 one, which do not reach each other.
+    """
+    system = os.uname()
+    is_gvisor = "gvisor" in system.release or system.version == _GVISOR
+    return None if is_gvisor else interface
 
 
 def is_address(host: str) -> bool:

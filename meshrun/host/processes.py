@@ -311,6 +311,8 @@ class SignalState(enum.Enum):
     """Its handler runs."""
     DONE = enum.auto()
     """None is pending and no handler runs; also before it is sent."""
+    UNKNOWN = enum.auto()
+    """The kernel does not tell (gVisor)."""
 
 
 def threads_blocking(pid: int, signum: int) -> frozenset[str]:
@@ -352,6 +354,8 @@ def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) 
     found = SignalState.DONE
     if status["State"].startswith(("Z", "X")):
         found = SignalState.GONE
+    elif "SigCgt" not in status:
+        found = SignalState.UNKNOWN
     elif not has(status, "SigCgt") and not has(status, "SigIgn"):
         found = SignalState.UNHANDLED
     elif status["State"].startswith(("T", "t")):

@@ -43,6 +43,7 @@ _WHY_SILENT = {
     SignalState.PENDING: "does not respond: it is blocked in the kernel, or blocks every signal",
     SignalState.RUNNING: "has not responded yet",
     SignalState.DONE: "wrote no stack: the program closed the file meshrun opened for it",
+    SignalState.UNKNOWN: "has not responded",
 }
 
 
@@ -108,6 +109,8 @@ class StackRequests:
             self._offsets[rank] = self._size(rank)
             blocking = threads_blocking(pid, STACK_SIGNAL)
             self._states[rank] = signal_state(pid, STACK_SIGNAL, blocking)
+            if self._states[rank] is SignalState.UNKNOWN and not self._offsets[rank]:
+                self._states[rank] = SignalState.UNHANDLED  # it has not written that it listens
             # The signal would kill a process without a handler.
             if self._states[rank] not in (SignalState.UNHANDLED, SignalState.GONE):
                 send_signal(pid, STACK_SIGNAL)

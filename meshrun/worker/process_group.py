@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ def join_mesh(
     store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}{purpose}")
     if more:  # as torch does with a store that it creates
         store.set_timeout(more["timeout"])
-    with _without_gloo_output():
+    with _without_gloo_output(), _without_dns(env):
         dist.init_process_group(
             backend,
             store=store,
@@ -78,6 +78,15 @@ def join_mesh(
     process.built = built
     built.mesh.__enter__()
     record_settings()
+
+
+def _without_dns(env: Mapping[str, str]) -> AbstractContextManager[None]:
+    """On one node, have gloo take this machine's name from the hosts file, or else loopback.
+
+    It looks the name up where it is told no interface, as in gVisor.
+    """
+    is_named = "GLOO_SOCKET_IFNAME" in env or int(env["GROUP_WORLD_SIZE"]) > 1
+    return nullcontext() if is_named else names_from_files_only()
 
 
 @contextmanager

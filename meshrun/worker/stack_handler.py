@@ -27,6 +27,7 @@ def enable_stack_dumps(fd: int) -> None:
     if hasattr(faulthandler, "register"):  # not on Windows
         try:
             faulthandler.register(STACK_SIGNAL, file=high, all_threads=True)
+            os.write(high, b"\n")  # for a launcher that cannot ask the kernel whether we listen
         except (OSError, RuntimeError, ValueError):  # no such signal (macOS): no stacks then
             pass
     if _crash_fds or not faulthandler.is_enabled():

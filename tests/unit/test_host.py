@@ -1,5 +1,6 @@
 """What this machine is."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from meshrun.errors import UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.devices import accelerator_of_torch
+from meshrun.host.interfaces import for_ranks, interface_variables
 from meshrun.host.sockets import listen_on
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.run_folder import RunFolder
@@ -64,3 +66,20 @@ def test_a_folder_whose_name_is_too_long(
         RunFolder(LogRequest(log_dir=str(tmp_path / log_dir)), run_id)
 
     assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("release", ["4.4.0", "4.19.0-gvisor"])
+def test_in_gvisor_no_interface_is_named_to_gloo(
+    release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lists the addresses of an interface in any order, and gloo takes the first."""
+    real = os.uname()
+    version = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
+    assert for_ranks("lo") == "lo"
+    assert interface_variables(for_ranks("lo"))["GLOO_SOCKET_IFNAME"] == "lo"
+
+    fields = (real.sysname, real.nodename, release, version, real.machine)
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(fields))
+
+    assert for_ranks("lo") is None
+    assert interface_variables(for_ranks("eth0")) == {}

@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.host import processes
 from meshrun.host.processes import SignalState, handles_signal, signal_state
+from meshrun.host.reactor import Reactor
+from meshrun.layout import solve_layout
 from meshrun.protocol.stacks import Dump, Frame, describe, headline, merge, parse_dump, user_place
+from meshrun.supervisor.stack_requests import StackRequests
 from tests.kit import wait_until
 
 
@@ -228,3 +232,48 @@ def test_the_kernel_tells_what_a_process_does_with_a_signal(
         finally:
             process.kill()
     assert signal_state(process.pid, signal.SIGUSR1) is SignalState.GONE
+
+
+def test_who_listens_is_asked_where_the_kernel_tells_nothing_of_signals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As gVisor's does not; the signal would end a process that has no handler."""
+    told = processes.read_status
+
+    def without_signals(path: str) -> dict[str, str]:
+        return {name: value for name, value in told(path).items() if not name.startswith("Sig")}
+
+    monkeypatch.setattr(processes, "read_status", without_signals)
+    said: list[str] = []
+    reactor = Reactor()
+    stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, said.extend)
+    code = (
+        "import sys, time\nfrom meshrun.worker.stack_handler import enable_stack_dumps\n"
+        "if sys.argv[2] == '0': enable_stack_dumps(int(sys.argv[1]))\n"
+        "print('up', flush=True)\ntime.sleep(100)\n"
+    )
+    ranks = []
+    for rank in range(2):
+        fd = stacks.open(rank)
+        command = [sys.executable, "-c", code, str(fd), str(rank)]
+        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[fd]))
+        os.close(fd)
+    try:
+        for each in ranks:
+            assert each.stdout is not None
+            each.stdout.readline()
+        assert signal_state(ranks[0].pid, signal.SIGUSR1) is SignalState.UNKNOWN
+        assert handles_signal(ranks[0].pid, signal.SIGUSR1)
+        stacks.ask({rank: each.pid for rank, each in enumerate(ranks)})
+        while not said:
+            reactor.turn()
+        assert [each.poll() for each in ranks] == [None, None]
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+        stacks.close()
+        reactor.close()
+
+    assert said[0] == "rank 0: <module> at <string>:4"
+    assert any("rank 1: is not running Python that meshrun started" in line for line in said)
