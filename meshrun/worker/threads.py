@@ -39,8 +39,10 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
     if "numpy" in sys.modules and blas != _have["blas"]:
         _have["blas"] = blas
         had = os.environ.get(_SET_BY_THREADPOOLCTL)
-        from threadpoolctl import threadpool_limits
-
+        try:
+            from threadpoolctl import threadpool_limits
+        except ImportError:  # run from a checkout: BLAS keeps its one thread
+            return
         if had is None:  # keep the program's environment unchanged
             os.environ.pop(_SET_BY_THREADPOOLCTL, None)
         threadpool_limits(limits=blas, user_api="blas")

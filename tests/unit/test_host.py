@@ -1,7 +1,9 @@
 """What this machine is."""
 
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,6 +14,7 @@ from meshrun.host.interfaces import for_ranks, interface_variables
 from meshrun.host.sockets import listen_on
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.run_folder import RunFolder
+from meshrun.worker import threads
 
 
 def test_there_is_a_core_to_use() -> None:
@@ -83,3 +86,14 @@ def test_in_gvisor_no_interface_is_named_to_gloo(
 
     assert for_ranks("lo") is None
     assert interface_variables(for_ranks("eth0")) == {}
+
+
+def test_ranks_start_without_the_package_that_gives_blas_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As from a bare checkout, in the environment of somebody else."""
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    monkeypatch.setitem(sys.modules, "numpy", ModuleType("numpy"))
+    monkeypatch.setattr(threads, "_have", {"torch": 7, "blas": 1})
+
+    threads.raise_thread_counts({"OMP_NUM_THREADS": "7"})
