@@ -1,6 +1,6 @@
-"""Restricts a listening socket to some machines: the kernel drops packets from others.
+"""Restriction of a listening socket to known machines: the kernel drops packets from others.
 
-For sockets that other code serves, such as torch's store, which authenticates nobody. A classic
+This is for sockets that other code serves without authentication, such as torch's store. A classic
 BPF filter needs no privilege, and sees each packet before the socket does.
 """
 
@@ -20,16 +20,16 @@ _LOAD, _LOAD_BYTE, _AND, _IF_EQUAL, _GO, _RETURN = 0x20, 0x30, 0x54, 0x15, 0x05,
 _NETWORK_HEADER = 0x1_0000_0000 - 0x10_0000
 _WHOLE = 0xFFFF_FFFF
 _Step = tuple[int, int, int, int]
-"""Code, steps to leave out if true and if false, and a number."""
+"""Code, steps to skip if true, steps to skip if false, and a number."""
 
 
 def admit_only(listener: socket.socket, addresses: Iterable[str]) -> None:
-    """Have the kernel drop packets to a listening socket from all other addresses.
+    """Make the kernel drop packets to a listening socket from all other addresses.
 
-    Connections that wait there already are closed, whoever made them.
+    This also closes all connections that are waiting to be accepted.
 
     Raises:
-        OSError: If this system has no such filters, or it would be too long.
+        OSError: If the system has no such filters, or the filter would be too long.
     """
     if sys.platform != "linux":
         raise OSError(errno.ENOTSUP, "requires Linux")
@@ -47,7 +47,7 @@ def admit_only(listener: socket.socket, addresses: Iterable[str]) -> None:
 
 
 def _build_filter(addresses: Iterable[str]) -> list[_Step]:
-    """Return the steps that let a packet through if it comes from one of ``addresses``."""
+    """Return the steps that accept a packet if it comes from one of ``addresses``."""
     v4, v6 = set[IPv4Address](), set[IPv6Address]()
     for text in addresses:
         address = ip_address(text.partition("%")[0])

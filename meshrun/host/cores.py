@@ -1,4 +1,4 @@
-"""How many cores this process may use: its affinity mask, limited by its cgroup's quota."""
+"""The cores that this process may use: its affinity mask, limited by its cgroup's quota."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def bind_to_cpus(cpus: Collection[int]) -> None:
-    """Keep this process on some logical CPUs; on all, if there are none or the system cannot."""
+    """Bind this process to logical CPUs; do nothing without CPUs or if the system cannot."""
     if cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
 
@@ -21,13 +21,13 @@ def count_usable_cores() -> int:
 
     Source:
         ``cpu.max`` of cgroup v2 (kernel, Documentation/admin-guide/cgroup-v2.rst): quota and
-        period in microseconds, or ``max``; the tightest of the own cgroup and its parents holds.
+        period in microseconds, or ``max``; the lowest of the own cgroup and its parents applies.
     """
     return max(1, math.ceil(min(count_cores()[0], _quota_cores())))
 
 
 def count_cores() -> tuple[int, int]:
-    """Return how many cores this process may run on, and how many the machine has."""
+    """Return (number of cores this process may run on, number of cores of the machine)."""
     return len(allowed_cpus()), os.cpu_count() or 1
 
 

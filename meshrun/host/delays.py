@@ -1,4 +1,4 @@
-"""What holds a process up: other processes on its cores, the hypervisor, the disk."""
+"""Causes of delay of a process: other processes on its cores, the hypervisor, the disk."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """Seconds since the process began; of the machine for ``steal_s``."""
+    """Seconds since a process started; ``steal_s`` is that of the machine since boot."""
 
     cpu_s: float = 0.0
-    """On a core."""
+    """Time on a core."""
     runnable_s: float = 0.0
-    """Ready to run, but without a core."""
+    """Time ready to run, but without a core."""
     disk_s: float = 0.0
-    """Waiting for a disk; 0 unless the kernel counts it (``delayacct``)."""
+    """Time waiting for a disk; 0 unless the kernel counts it (``delayacct``)."""
     steal_s: float = 0.0
-    """Taken by the hypervisor, on all cores."""
+    """Time taken by the hypervisor, summed over all cores."""
 
     def __sub__(self, before: Delays) -> Delays:
         return Delays(
@@ -33,7 +33,7 @@ class Delays:
 
 
 def read_delays(pid: int) -> Delays:
-    """Return them for the main thread of a process; zeros for what cannot be read.
+    """Return the delays of a process's main thread; zeros if they cannot be read.
 
     Source:
         proc(5): ``/proc/PID/schedstat``, field 42 of ``/proc/PID/stat`` and ``/proc/stat``.

@@ -1,4 +1,4 @@
-"""Open files: which are open, whether they can be written, and how many there may be."""
+"""Descriptors: the standard streams, terminals, messages to stderr, and limits of open files."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _COLORED = re.compile("^(?:" + "|".join(_COLORS) + ")", re.MULTILINE)
 
 
 def open_standard_streams() -> None:
-    """Open what is missing of stdin, stdout and stderr on the null device.
+    """Open the null device in place of stdin, stdout and stderr where they are closed.
 
-    A pipe of ours would take the free number otherwise, and ranks would write into it.
+    Otherwise, a pipe of ours would get the free number, and ranks would write into it.
     """
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `fd`
 
 
 def is_terminal(fd: int) -> bool:
-    """Whether a descriptor leads to a terminal that a person may look at.
+    """Return whether a descriptor is a terminal that a person may be looking at.
 
-    mpirun, and ``srun --unbuffered``, give what they start a terminal of its own, and copy from it
-    to wherever their output goes, which may be a file. With ``srun --pty``, stdin is one as well.
+    mpirun and ``srun --unbuffered`` give each process a pseudo-terminal as its output, and copy it
+    to their own output, which may be a file. With ``srun --pty``, stdin is a terminal as well.
     """
     is_copied = "OMPI_COMM_WORLD_RANK" in os.environ
     is_copied |= "SLURM_STEP_ID" in os.environ and not os.isatty(0)
@@ -43,17 +43,17 @@ def is_terminal(fd: int) -> bool:
 
 
 def has_colors(fd: int) -> bool:
-    """Whether a descriptor leads to a terminal that shows colors, to a person who wants them."""
+    """Return whether a descriptor is a terminal with colors, and the user has not disabled them."""
     can = is_terminal(fd) and os.environ.get("TERM", "") not in {"", "dumb"}
     return can and not os.environ.get("NO_COLOR")
 
 
-_spoken: list[Callable[[str], str]] = []
+_formats: list[Callable[[str], str]] = []
 
 
 def set_message_format(render: Callable[[str], str]) -> None:
-    """Have everything that is said from now on rendered first."""
-    _spoken.append(render)
+    """Make :func:`say` print what ``render`` returns for each text from now on."""
+    _formats.append(render)
 
 
 def note(text: str) -> None:
@@ -62,12 +62,12 @@ def note(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print to stderr, ``error:`` and ``hint:`` in color on a terminal.
+    """Print to stderr, with ``error:`` and ``hint:`` in color on a terminal.
 
-    If the terminal hung up or its disk is full, continue.
+    Continue if the terminal has hung up or the disk is full.
     """
-    text = _spoken[-1](text) if _spoken else text
-    if has_colors(2) and not _spoken:
+    text = _formats[-1](text) if _formats else text
+    if has_colors(2) and not _formats:
         text = _COLORED.sub(lambda found: f"\033[{_COLORS[found[0]]}m{found[0]}\033[0m", text)
     try:
         sys.stderr.write(f"{text}\n")
@@ -77,12 +77,12 @@ def say(text: str) -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Have what is held back for a stream that cannot be written go nowhere."""
+    """Redirect a stream that cannot be written to the null device, with what it has buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def is_lost_output(error: Exception) -> TypeGuard[OSError]:
-    """Whether an error means that an open file cannot be written: disk full, terminal closed."""
+    """Return whether an open file cannot be written: disk full, terminal closed."""
     if not isinstance(error, OSError) or error.filename is not None:
         return False
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -114,7 +114,7 @@ def allow_many_descriptors() -> None:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal, as an interactive shell has."""
+    """Return whether this process has a controlling terminal, like an interactive shell."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

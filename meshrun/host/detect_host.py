@@ -25,7 +25,7 @@ def detect_host(
     with_nics: bool = False,
     with_domain: bool = False,
 ) -> HostFacts:
-    """Return the facts of this machine that a plan needs; starts nothing, changes nothing."""
+    """Return the facts about this machine that a plan needs, without side effects."""
     env = os.environ if environment is None else environment
     build = build_of_torch()
     vendor, gpus = visible_gpus(build, env)

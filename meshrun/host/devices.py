@@ -1,4 +1,4 @@
-"""Which accelerator torch was built for, without importing torch."""
+"""The accelerator that torch was built for, without importing torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BUILDS: tuple[Build, ...] = ("hip", "cuda", "xpu")
 
 
 def build_of_torch() -> Build | None:
-    """Return what the installed torch was built for, or ``None``.
+    """Return the platform that the installed torch was built for, or ``None``.
 
     Source:
         ``torch/version.py``, written by torch's build: ``cuda: Optional[str] = '12.8'``.
@@ -30,7 +30,7 @@ def build_of_torch() -> Build | None:
 
 
 def accelerator_of(build: Build | None) -> str | None:
-    """Return the torch device type of a build; one for ROCm calls its devices ``cuda``."""
+    """Return the torch device type of a build; ROCm's is ``cuda``."""
     return "cuda" if build == "hip" else build
 
 

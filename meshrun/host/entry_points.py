@@ -13,7 +13,7 @@ from meshrun.errors import UsageError
 
 
 def files_of_packages() -> Iterator[Path]:
-    """Yield the files that say which entry points the packages on the path have."""
+    """Yield the paths where packages on ``sys.path`` may list their entry points."""
     for folder in dict.fromkeys(sys.path):
         try:
             names = sorted(os.listdir(folder or "."))
@@ -25,9 +25,9 @@ def files_of_packages() -> Iterator[Path]:
 
 
 def entry_points(group: str) -> dict[str, str]:
-    """Return ``module:attribute`` of each entry point of a group, by name; the first of a name.
+    """Return ``module:attribute`` of each entry point of a group, by name; the first one wins.
 
-    ``importlib.metadata`` would tell too, but takes longer to import than this to read.
+    Importing ``importlib.metadata`` would take longer than this.
     """
     found: dict[str, str] = {}
     for path in files_of_packages():
@@ -42,7 +42,7 @@ def entry_points(group: str) -> dict[str, str]:
 
 
 def load(group: str, name: str, value: str) -> Any:
-    """Return what an entry point names.
+    """Return the object that an entry point names.
 
     Raises:
         UsageError: If it cannot be imported.

@@ -1,4 +1,4 @@
-"""A variable as ``/proc/PID/environ`` shows it: as the process began, whatever came later."""
+"""A variable whose value in ``/proc/PID/environ`` can be changed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 
 
 class EnvironVariable:
-    """Made before Python changes the variable; forks may each give it another value.
+    """A variable in the memory that ``/proc/PID/environ`` shows; forks may change their copies.
+
+    Create it before Python changes the variable.
 
     Source:
-        proc(5): ``environ`` is the memory in which the kernel laid the variables down.
+        proc(5): ``environ`` shows the memory to which the kernel wrote the initial environment.
     """
 
     def __init__(self, name: str) -> None:
@@ -21,7 +23,7 @@ class EnvironVariable:
         self._address = self._libc.getenv(os.fsencode(name))
 
     def set(self, value: str) -> None:
-        """Give it a value of the same length as the one that it had, here and as it is seen.
+        """Set a value, as long as the initial one, in ``os.environ`` and ``/proc/PID/environ``.
 
         Raises:
             ValueError: If the lengths differ.

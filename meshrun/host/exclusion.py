@@ -1,4 +1,4 @@
-"""How to have a scheduler leave a node out, as a text to paste."""
+"""Commands that make a scheduler leave a node out, for users to paste."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 
 def node_name(env: Mapping[str, str]) -> str:
-    """Return what the scheduler calls this machine; its host name where there is none.
+    """Return the scheduler's name of this machine, or its host name without a scheduler.
 
-    ``NODE_NAME`` is what pods call it that are told (``spec.nodeName`` of the downward API).
+    ``NODE_NAME`` is the usual variable for ``spec.nodeName`` of Kubernetes' downward API.
     """
     if "KUBERNETES_SERVICE_HOST" in env and env.get("NODE_NAME"):
         return env["NODE_NAME"]
@@ -18,7 +18,7 @@ def node_name(env: Mapping[str, str]) -> str:
 
 
 def how_to_exclude(name: str, env: Mapping[str, str]) -> str:
-    """Return the command or the option that leaves a node out from now on."""
+    """Return the command or option that leaves a node out from now on."""
     quoted = shlex.quote(name)
     if "KUBERNETES_SERVICE_HOST" in env:
         return f"kubectl taint nodes {quoted} meshrun=excluded:NoSchedule"

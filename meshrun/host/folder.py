@@ -1,6 +1,6 @@
-"""A folder held by its descriptor, so that renaming or replacing it changes nothing.
+"""Folders accessed through a descriptor, so that renaming or replacing them has no effect.
 
-If others can write to the folder above it, its path may change at any time.
+If others can write to the parent folder, they can put something else at the path at any time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Folder:
-    """A folder that is there."""
+    """An open folder."""
 
     def __init__(self, path: str, *, above: int | None = None) -> None:
-        """Open it; a link in its place is no folder.
+        """Open a folder, which must not be a link.
 
         Args:
-            path: How others may call it.
-            above: The folder that it is in, if that is held too.
+            path: The path of the folder.
+            above: Descriptor of its parent folder, if that is open.
 
         Raises:
             OSError: If it cannot be opened.
@@ -32,7 +32,7 @@ class Folder:
         self._fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=above)
 
     def fileno(self) -> int:
-        """Return the descriptor that holds it."""
+        """Return the descriptor."""
         return self._fd
 
     @property
@@ -42,29 +42,29 @@ class Folder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether somebody has removed it, so that nothing can be made in it."""
+        """Whether it has been removed, so that nothing can be created in it."""
         return os.fstat(self._fd).st_nlink == 0
 
     def make(self, name: str) -> None:
-        """Make a private folder in it, unless it is there."""
+        """Create a private folder in it, unless it exists."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self._fd)
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file in it, by its whole path; one that is made is private, and links are none.
+        """Open a file in it by its full path; a new file is private.
 
         Raises:
-            OSError: If it cannot be opened.
+            OSError: If it cannot be opened, or is a link.
         """
         name = os.path.relpath(path, self.path)
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file in it another name."""
+        """Rename a file in it."""
         os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def remove(self) -> None:
-        """Remove what is in it, and it too if it still has its name; what cannot go is left."""
+        """Remove its contents, and itself if it is still at its path; ignore errors."""
         for _, folders, files, here in os.fwalk(topdown=False, dir_fd=self._fd):
             for name in (*files, *folders):
                 with contextlib.suppress(OSError):
@@ -73,17 +73,17 @@ class Folder:
             os.rmdir(self.path)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def make_folder(path: str) -> Folder:
-    """Make a private folder and hold it.
+    """Create a private folder and open it.
 
     Raises:
-        OSError: If it cannot be made, or is there.
+        OSError: If it cannot be created, or exists.
     """
     above = os.open(os.path.dirname(path), _OPEN)
     try:
@@ -94,13 +94,13 @@ def make_folder(path: str) -> Folder:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file in a private folder, as an opener for ``open``.
+    """Open a file in a private folder; an opener for ``open``.
 
-    Whoever may write to the folder above can put a folder with links to this user's files in its
-    place, or a link to another folder.
+    Anyone who can write to the parent folder could replace the folder by a link, or by a folder
+    with links to this user's files.
 
     Raises:
-        OSError: If it cannot be opened, is a link, or is in a folder of another user's.
+        OSError: If it cannot be opened, is a link, or is in another user's folder.
     """
     folder = Folder(os.path.dirname(path))
     try:
@@ -112,10 +112,11 @@ def open_private(path: str, flags: int) -> int:
 
 
 def who_else_may_write(path: str) -> str | None:
-    """Return who besides this user and root could put other files in the place of a folder's.
+    """Return who, besides this user and root, could replace files in a folder, if anyone.
 
-    Whoever may write to it or to one above it, unless that is sticky, as ``/tmp`` is. A group made
-    for this user is nobody else. A folder that is not there yet is as those above it.
+    This is anyone who can write to the folder or to one above it, unless that is sticky, like
+    ``/tmp``. The private group of this user does not count. For a folder that does not exist, only
+    those above it count.
     """
     for place in _and_above(os.path.realpath(path)):
         try:
@@ -156,7 +157,7 @@ def _user(uid: int) -> str:
 
 
 def _group_of_others(gid: int) -> str | None:
-    """Return a group in which others may be; root's own is none, nor one made for this user."""
+    """Return the name of a group that may have other members, unless it is root's or private."""
     import grp
     import pwd
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver knows of the health of GPUs."""
+"""The health of GPUs as reported by NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _UNCORRECTED, _SINCE_RESET = ctypes.c_uint(1), ctypes.c_uint(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHealth:
-    """What the driver tells of one GPU; ``None`` and 0 where it does not, as without ECC."""
+    """The health of one GPU; ``None`` or 0 for unsupported values, such as ECC's without ECC."""
 
     gpu: Gpu
     answers: bool = True
-    """Whether the driver reaches it at all."""
+    """Whether the driver can reach it."""
     ecc_errors: int = 0
-    """Uncorrected errors of its memory since its last reset."""
+    """Uncorrected memory errors since its last reset."""
     remap_pending: bool = False
-    """Whether broken rows or pages of its memory are to be replaced at its next reset."""
+    """Whether faulty memory rows or pages will be replaced at its next reset."""
     remap_failed: bool = False
-    """Whether they could not be replaced."""
+    """Whether replacing faulty memory rows has failed."""
     throttle_reasons: int = 0
-    """Why its clocks are low now: bits ``nvmlClocksEventReason*`` of nvml.h."""
+    """Reasons for low clocks at present: bits ``nvmlClocksEventReason*`` of nvml.h."""
     power_limit_w: float | None = None
     power_default_w: float | None = None
     nvlinks: int = 0
@@ -37,7 +37,7 @@ class GpuHealth:
 
 
 def read_health(nvml: Nvml, gpus: Sequence[Gpu]) -> list[GpuHealth]:
-    """Return the health of each GPU; a MIG instance has that of its GPU."""
+    """Return the health of each GPU; for a MIG instance, that of its GPU."""
     return [_read(nvml, gpu) for gpu in gpus]
 
 
@@ -67,7 +67,7 @@ def _read(nvml: Nvml, gpu: Gpu) -> GpuHealth:
 
 
 def _throttle_reasons(nvml: Nvml, gpu: Handle) -> int:
-    for what in ("Event", "Throttle"):  # the name of newer drivers first
+    for what in ("Event", "Throttle"):  # newer drivers use "Event"
         function = f"nvmlDeviceGetCurrentClocks{what}Reasons"
         if (found := nvml.number(function, gpu, kind=ctypes.c_ulonglong)) is not None:
             return found

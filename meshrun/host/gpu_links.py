@@ -9,7 +9,7 @@ from meshrun.host.machine import LEVELS, Gpu, GpuLinks
 from meshrun.host.nvml import Handle, Nvml, open_nvml
 
 MOST_NVLINKS = 36
-"""Of a GPU, ``NVML_NVLINK_MAX_LINKS``."""
+"""Maximum number of NVLinks of a GPU, ``NVML_NVLINK_MAX_LINKS``."""
 _TO_SWITCH = 2
 _LEVEL_OF_NVML = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
@@ -18,7 +18,7 @@ def read_domain(gpus: Sequence[Gpu]) -> str:
     """Return the name of the NVLink domain that these GPUs share with other nodes.
 
     Returns:
-        Nothing without a driver, or if the GPUs are in none, or in several.
+        The name; "" without a driver, or if the GPUs are in no domain or in several.
     """
     with open_nvml() as nvml:
         handles = [nvml.whole_gpu(gpu) for gpu in gpus] if nvml else []
@@ -27,9 +27,7 @@ def read_domain(gpus: Sequence[Gpu]) -> str:
 
 
 def read_gpu_links(gpus: Sequence[Gpu]) -> GpuLinks | None:
-    """Return how some GPUs are joined, in the order in which a launch sees them.
-
-    ``None`` without a driver or GPUs; a link that NVML cannot tell is ``?``.
+    """Return the links between GPUs, in the order of ``gpus``; ``None`` without driver or GPUs.
 
     Source:
         NVML API reference, "Device Queries" and "NvLink Methods".
@@ -67,17 +65,17 @@ def _link(nvml: Nvml, gpus: Sequence[Handle | None], first: int, second: int) ->
 
 
 def _count_nvlinks(nvml: Nvml, one: Handle, other: Handle) -> int:
-    """Count the links that join two GPUs, straight or through switches that both are on."""
+    """Return the number of links between two GPUs, direct or through switches."""
     address = nvml.address(other)
     links = _active_links(nvml, one)
-    straight = sum(remote is not None and remote == address for remote, _ in links)
+    direct = sum(remote is not None and remote == address for remote, _ in links)
     to_switch = sum(kind == _TO_SWITCH for _, kind in links)
     others_to_switch = sum(kind == _TO_SWITCH for _, kind in _active_links(nvml, other))
-    return straight + min(to_switch, others_to_switch)
+    return direct + min(to_switch, others_to_switch)
 
 
 def _active_links(nvml: Nvml, gpu: Handle) -> list[tuple[str | None, int | None]]:
-    """Return the address of the remote end and its kind of each link that is up."""
+    """Return (address of the remote end, kind of the remote end) of each link that is up."""
     found = []
     for link in map(ctypes.c_uint, range(MOST_NVLINKS)):
         if nvlink_state(nvml, gpu, link.value):

@@ -1,4 +1,4 @@
-"""How much memory of each GPU is in use, and who has it."""
+"""The memory in use on each GPU, and the processes that hold it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Holder:
 
     pid: int
     name: str
-    """Empty if the process cannot be seen from here: it is another container's, or has ended."""
+    """Empty if the process is not visible: it is in another container, or has ended."""
     used_bytes: int | None
     is_ours: bool
     """Whether this launch started it."""
@@ -32,7 +32,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """What is in use of a GPU's memory."""
+    """The memory in use on a GPU."""
 
     gpu: Gpu
     used_bytes: int
@@ -44,15 +44,15 @@ class GpuUse:
 
 
 def read_use(
-    nvml: Nvml, gpus: Sequence[Gpu], *, by_whom: bool = True, zygote: int = 0
+    nvml: Nvml, gpus: Sequence[Gpu], *, with_holders: bool = True, zygote: int = 0
 ) -> list[GpuUse]:
-    """Return what is in use of each GPU, and by whom; one that does not answer is left out.
+    """Return the memory in use on each GPU that answers.
 
     Args:
-        nvml: Whom to ask.
-        gpus: Of which GPUs.
-        by_whom: Whether to ask for the processes too.
-        zygote: The process whose children are of this launch, as this process's are; 0 for none.
+        nvml: The library.
+        gpus: The GPUs.
+        with_holders: Whether to list the processes, too.
+        zygote: A process whose descendants belong to this launch, like this process's; 0 for none.
     """
     roots = (os.getpid(), zygote) if zygote else (os.getpid(),)
     found = []
@@ -60,8 +60,8 @@ def read_use(
         handle = nvml.gpu_of(gpu.uuid) if gpu.uuid else None
         used = None if handle is None else nvml.used_bytes(handle)
         if handle is not None and used is not None:
-            asked = nvml.processes(handle) if by_whom else ()
-            holders = tuple(_holder(process, roots) for process in asked)
+            processes = nvml.processes(handle) if with_holders else ()
+            holders = tuple(_holder(process, roots) for process in processes)
             found.append(GpuUse(gpu=gpu, used_bytes=used, holders=holders))
     return found
 

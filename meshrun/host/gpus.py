@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and which of them a process sees, without importing torch."""
+"""The GPUs of this machine, and those that a process sees, without importing torch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def visible_gpus(
     sysfs: Path = Path("/sys"),
     dev: Path = Path("/dev"),
 ) -> tuple[Build | None, tuple[Gpu, ...]]:
-    """Return whose GPUs a process with ``env`` sees, and these by local index.
+    """Return the vendor of the GPUs that a process with ``env`` sees, and the GPUs by local index.
+
+    The order is that of NVML, by PCI address. CUDA's is the same if all GPUs are of one model or
+    ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
 
     Args:
-        build: What torch was built for; ``None`` looks for GPUs of NVIDIA, then of AMD.
-        env: Holds the visibility variables.
-        sysfs: Where the kernel describes the machine.
-        dev: Where the driver's devices are.
-
-    The order is that of NVML, by PCI address; CUDA's is the same if all GPUs are of one model or
-    ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
+        build: The platform that torch was built for; ``None`` looks for NVIDIA's GPUs, then AMD's.
+        env: The environment with the visibility variables.
+        sysfs: The folder in which the kernel describes the machine.
+        dev: The folder of device nodes.
     """
     if build == "xpu":
         return build, _placed(filter_visible(_intel_gpus(sysfs), env.get(XPU)), sysfs)
@@ -45,9 +45,9 @@ def visible_gpus(
 
 
 def filter_visible(present: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that the text of a visibility variable lets through, in its order.
+    """Return the GPUs that the value of a visibility variable selects, in its order.
 
-    The list ends at the first entry that names no device, and an empty text hides all (CUDA
+    The list ends at the first entry that names no device, and an empty value hides all (CUDA
     programming guide, "CUDA environment variables").
     """
     if listed is None or not present:
@@ -62,24 +62,25 @@ def filter_visible(present: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...
 
 
 def match_gpus(present: Sequence[Gpu], entry: str) -> list[Gpu]:
-    """Return the GPUs that an entry of a visibility variable may mean; it should be one.
+    """Return the GPUs that match an entry of a visibility variable; a valid entry matches one.
 
-    A number counts among ``present``. A UUID may be cut short. ``0.1`` is a tile of Intel's GPU 0.
+    A number is an index into ``present``. A UUID may be abbreviated. ``0.1`` is a tile of Intel's
+    GPU 0.
     """
     number, _, tile = entry.partition(".")
     if number.isdecimal() and (not tile or tile.isdecimal()):
         return [replace(gpu, entry=entry) for gpu in present[int(number) : int(number) + 1]]
     if not entry or entry.lstrip("-").isdigit():
         return []
-    if not all(gpu.uuid for gpu in present):  # nobody can tell
+    if not all(gpu.uuid for gpu in present):  # nothing to compare with
         return [Gpu(entry=entry, uuid=entry)]
     return [replace(each, entry=entry) for gpu in present for each in match_uuid(gpu, entry)]
 
 
 def match_uuid(gpu: Gpu, text: str) -> list[Gpu]:
-    """Return a GPU, or those of its MIG instances, whose UUID begins with ``text``.
+    """Return those of a GPU and its MIG instances whose UUID begins with ``text``.
 
-    ``MIG-GPU-UUID/1/0`` is an older name of an instance, which has its GPU's in it.
+    ``MIG-GPU-UUID/1/0`` is an older form of an instance's name, which contains its GPU's UUID.
     """
     names = [*gpu.mig_uuids, *([text] if text.startswith(f"MIG-{gpu.uuid}/") else [])]
     parts = [replace(gpu, entry=name, uuid=name, mig_uuids=()) for name in names]
@@ -91,7 +92,7 @@ def _placed(gpus: Sequence[Gpu], sysfs: Path) -> tuple[Gpu, ...]:
 
 
 def _nvidia_gpus(dev: Path) -> list[Gpu]:
-    """NVML counts what this container may use; without NVML, the device nodes do."""
+    """Return the GPUs that NVML lists for this container, or without NVML, the device nodes."""
     with open_nvml() as nvml:
         if nvml is not None:
             return [_nvidia_gpu(nvml, index, gpu) for index, gpu in enumerate(nvml.gpus())]
@@ -115,29 +116,32 @@ def _nvidia_gpu(nvml: Nvml, index: int, gpu: Handle | None) -> Gpu:
 
 
 def _amd_gpus(sysfs: Path) -> list[Gpu]:
-    """Nodes of the KFD topology with SIMD units are GPUs (kernel, amdkfd)."""
+    """Return the nodes of the KFD topology that have SIMD units (kernel, amdkfd)."""
     nodes = (sysfs / "class/kfd/kfd/topology/nodes").glob("[0-9]*/properties")
     found: list[Gpu] = []
     for node in sorted(nodes, key=lambda node: int(node.parent.name)):
-        told = dict(re.findall(r"^(\w+) (\d+)$", read_text(node), re.MULTILINE))
-        if int(told.get("simd_count", 0)) == 0:
+        properties = {
+            name: int(value)
+            for name, value in re.findall(r"^(\w+) (\d+)$", read_text(node), re.MULTILINE)
+        }
+        if not properties.get("simd_count"):
             continue
-        place, unique = int(told.get("location_id", 0)), int(told.get("unique_id", 0))
-        domain = int(told.get("domain", 0))
+        place, unique = properties.get("location_id", 0), properties.get("unique_id", 0)
+        domain = properties.get("domain", 0)
         address = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
         found.append(
             Gpu(
                 entry=str(len(found)),
                 index=len(found),
                 uuid=f"GPU-{unique:016x}" if unique else "",
-                address=address if "location_id" in told else None,
+                address=address if "location_id" in properties else None,
             )
         )
     return found
 
 
 def _intel_gpus(sysfs: Path) -> list[Gpu]:
-    """Render nodes of Intel's vendor id are GPUs that Level Zero can use."""
+    """Return the render nodes with Intel's vendor id, which Level Zero can use."""
     vendors = (sysfs / "class/drm").glob("renderD*/device/vendor")
     devices = [
         vendor.parent.resolve().name

@@ -1,4 +1,4 @@
-"""A server for GET and HEAD in a reactor: one short answer, then the connection is closed."""
+"""A server of GET and HEAD requests in a reactor; each response closes its connection."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from meshrun.host.reactor import Reactor, Timer
 _MOST_BYTES = 16 * 1024
 _MOST_CLIENTS = 64
 _PAUSE_S = 1.0
-"""How long no client is accepted once there are no descriptors left."""
-_TAKES_NS = 5_000_000_000
-"""How long a client may take to ask and to read."""
+"""How long to stop accepting clients when there are no descriptors left."""
+_TIMEOUT_NS = 5_000_000_000
+"""How long a client may take to send its request and read the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client gets."""
+    """The response to a client."""
 
     body: str
     status: str = "200 OK"
@@ -31,17 +31,17 @@ class Answer:
 class _Client:
     connection: socket.socket
     timer: Timer
-    """Sends it away."""
-    got: bytes = b""
-    left: bytes = b""
+    """Closes the connection."""
+    received: bytes = b""
+    unsent: bytes = b""
 
 
 class HttpServer:
-    """Serves on a socket that listens already.
+    """A server on a listening socket.
 
     Args:
         listener: The socket.
-        reactor: Whoever waits.
+        reactor: The reactor to run in.
         answer: Called with the path and the headers, whose names are in lower case.
     """
 
@@ -53,7 +53,7 @@ class HttpServer:
     ) -> None:
         self._listener, self._reactor, self._answer = listener, reactor, answer
         self._clients: dict[socket.socket, _Client] = {}
-        """The slowest first."""
+        """Ordered by the time of their connection."""
         listener.setblocking(False)
         self._listen()
 
@@ -72,13 +72,13 @@ class HttpServer:
         if len(self._clients) >= _MOST_CLIENTS:
             self._drop_oldest()
         connection.setblocking(False)
-        until_ns = self._reactor.now_ns() + _TAKES_NS
+        until_ns = self._reactor.now_ns() + _TIMEOUT_NS
         timer = self._reactor.call_at(until_ns, partial(self._drop, connection), skips=False)
         client = self._clients[connection] = _Client(connection, timer)
         self._reactor.add_reader(connection, partial(self._read, client))
 
     def _drop_oldest(self) -> bool:
-        """Send the slowest client away, if there is one, so that others are served."""
+        """Drop the oldest client to serve others; return whether there was one."""
         oldest = next(iter(self._clients), None)
         if oldest is not None:
             self._drop(oldest)
@@ -91,13 +91,13 @@ class HttpServer:
             return
         except OSError:
             data = b""
-        client.got += data
-        head, end, _ = client.got.partition(b"\r\n\r\n")
+        client.received += data
+        head, end, _ = client.received.partition(b"\r\n\r\n")
         if end:
-            client.left = self._respond(head.decode("latin-1"))
-            self._reactor.remove(client.connection)  # one that says no more may still read
+            client.unsent = self._respond(head.decode("latin-1"))
+            self._reactor.remove(client.connection)  # it may have shut down its sending side
             self._reactor.add_writer(client.connection, partial(self._write, client))
-        elif not data or len(client.got) > _MOST_BYTES:
+        elif not data or len(client.received) > _MOST_BYTES:
             self._drop(client.connection)
 
     def _respond(self, head: str) -> bytes:
@@ -112,12 +112,12 @@ class HttpServer:
 
     def _write(self, client: _Client) -> None:
         try:
-            client.left = client.left[client.connection.send(client.left) :]
+            client.unsent = client.unsent[client.connection.send(client.unsent) :]
         except BlockingIOError:
             return
         except OSError:
-            client.left = b""
-        if not client.left:
+            client.unsent = b""
+        if not client.unsent:
             self._drop(client.connection)
 
     def _drop(self, connection: socket.socket) -> None:

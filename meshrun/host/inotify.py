@@ -1,4 +1,4 @@
-"""Notices when files grow, without polling where the system supports it (inotify)."""
+"""Notification of writes to files, without polling if the system supports it (inotify)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class WriteNotices(Generic[_Key]):
-    """Tells once of each file that it was written to; then it has to be armed again.
+    """One-time notices of writes to files, to be armed again after each notice.
 
-    A writer of many lines so costs one notice for all that is read at once.
+    Thus many small writes cost only one notice per read.
     """
 
     def __init__(self) -> None:
@@ -29,14 +29,14 @@ class WriteNotices(Generic[_Key]):
         self._keys: dict[int, _Key] = {}
 
     def fileno(self) -> int:
-        """The descriptor to wait for; negative where the system cannot tell."""
+        """Return the descriptor to wait for; negative if the system does not support notices."""
         return self._fd
 
     def arm(self, fd: int, key: _Key) -> bool:
-        """Tell of the next write to an open file; what was written before must be looked for.
+        """Request a notice of the next write to an open file; check for earlier writes yourself.
 
         Returns:
-            Whether a notice will come; otherwise the file has to be looked at from time to time.
+            Whether there will be a notice; if not, the file must be polled.
         """
         if self._fd < 0 or _LIBC is None:
             return False
@@ -47,7 +47,7 @@ class WriteNotices(Generic[_Key]):
         return bool(watch >= 0)
 
     def written(self) -> list[_Key]:
-        """Return the keys of files that were written to since they were armed."""
+        """Return the keys of files that have been written to since they were armed."""
         try:
             data = os.read(self._fd, 64 * 1024)
         except BlockingIOError:

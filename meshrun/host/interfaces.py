@@ -1,4 +1,4 @@
-"""This machine's addresses and interfaces, and which of them face another machine."""
+"""This machine's addresses and interfaces, and those that face other machines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _GVISOR = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 
 
 def look_up(name: str) -> list[str]:
-    """Return the addresses that a name or address leads to, IPv4 first, each once.
+    """Return the distinct addresses of a name or address, IPv4 first.
 
     Raises:
-        OSError: If it leads nowhere, or nobody who knows can be asked.
+        OSError: If it has none, or no name server answers.
         UnicodeError: If it cannot be a name.
     """
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -26,17 +26,17 @@ def look_up(name: str) -> list[str]:
     return list(dict.fromkeys(address_of(entry[4]) for entry in found))
 
 
-def address_of(name: tuple[Any, ...]) -> str:
-    """Return the address in what sockets call a name; a link's own with its interface."""
-    address, zone = str(name[0]), name[3] if len(name) > 3 else 0
+def address_of(sockaddr: tuple[Any, ...]) -> str:
+    """Return the address in a socket address; a link-local one includes its interface."""
+    address, zone = str(sockaddr[0]), sockaddr[3] if len(sockaddr) > 3 else 0
     return f"{address}%{socket.if_indextoname(zone)}" if zone and "%" not in address else address
 
 
 def sockaddr_of(address: str, port: int) -> tuple[Any, ...]:
-    """Return what sockets take for an address and a port: the inverse of :func:`address_of`.
+    """Return the socket address of an address and a port: the inverse of :func:`address_of`.
 
     Raises:
-        OSError: If there is no such interface here.
+        OSError: If this machine does not have the address's interface.
     """
     bare, percent, zone = address.partition("%")
     if not percent:
@@ -45,16 +45,16 @@ def sockaddr_of(address: str, port: int) -> tuple[Any, ...]:
 
 
 def as_seen_by(address: str, own: str) -> str:
-    """Return a link's own address with the interface by which ``own`` reaches that link."""
+    """Return ``address`` with the interface of ``own`` if both are link-local."""
     bare, zone = address.partition("%")[0], own.partition("%")[2]
     return f"{bare}%{zone}" if zone and bare.lower().startswith("fe80:") else address
 
 
 def resolve(name: str) -> list[str]:
-    """Return the addresses that a name or address leads to; none if it leads nowhere.
+    """Return the addresses of a name or address, if any.
 
-    Addresses of loopback are left out: Debian gives a host's own name one, and other hosts that
-    are handed it reach themselves.
+    Loopback addresses are omitted: Debian assigns one to a host's own name, and other hosts that
+    received it would reach themselves.
     """
     try:
         addresses = look_up(name)
@@ -64,9 +64,9 @@ def resolve(name: str) -> list[str]:
 
 
 def interface_variables(interface: str | None) -> dict[str, str]:
-    """Return what keeps gloo and NCCL to an interface.
+    """Return the variables that restrict gloo and NCCL to an interface.
 
-    NCCL would take any whose name begins so; ``=`` means this very name.
+    To NCCL, a name is a prefix unless ``=`` precedes it.
     """
     if interface is None:
         return {}
@@ -85,7 +85,7 @@ def for_ranks(interface: str | None) -> str | None:
 
 
 def is_address(host: str) -> bool:
-    """Whether a text is an address, not a name."""
+    """Return whether a string is an address rather than a name."""
     try:
         ip_address(host.partition("%")[0])
     except ValueError:
@@ -94,12 +94,12 @@ def is_address(host: str) -> bool:
 
 
 def is_unspecified(address: str) -> bool:
-    """Whether who listens on an address listens on all that this machine has."""
+    """Return whether listening on an address means listening on all of this machine's."""
     return is_address(address) and ip_address(address.partition("%")[0]).is_unspecified
 
 
 def own_address_towards(address: str) -> str | None:
-    """Return the address of this machine that others behind ``address`` see; sends nothing."""
+    """Return this machine's address on the route to ``address``, without sending anything."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -110,13 +110,13 @@ def own_address_towards(address: str) -> str | None:
 
 
 def networks_of_interfaces() -> tuple[tuple[str, str], ...]:
-    """Return (interface, network) of each address of this machine, but loopback's and links'."""
+    """Return (interface, network) of each address that is neither loopback nor link-local."""
     found = ((name, str(ip_network(text, strict=False))) for name, text in _addresses_in_networks())
     return tuple(dict.fromkeys(found))
 
 
 def networks_of_addresses() -> tuple[str, ...]:
-    """Return each address of this machine as ``10.0.0.4/16``, but loopback's and links'."""
+    """Return each address that is neither loopback nor link-local, as ``10.0.0.4/16``."""
     return tuple(text for _, text in _addresses_in_networks())
 
 
@@ -133,7 +133,7 @@ def _addresses_in_networks() -> Iterator[tuple[str, str]]:
 
 
 def own_addresses() -> dict[str, str]:
-    """Return the interface of each address of this machine, loopback among them."""
+    """Return the interface of each address of this machine, including loopback."""
     import psutil
 
     return {
@@ -145,14 +145,14 @@ def own_addresses() -> dict[str, str]:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that has an address, or ``None`` if this machine does not have it."""
+    """Return the interface with an address, or ``None`` if this machine does not have it."""
     return own_addresses().get(address.partition("%")[0])
 
 
 def outward_address() -> str | None:
     """Return the address that faces other machines, if there is one.
 
-    That is the one of the default route, else the only one that is not loopback.
+    That is the address of the default route, or else the only one that is not loopback.
     """
     for nowhere in _NOWHERE:
         if (found := own_address_towards(nowhere)) is not None and not is_loopback(found):
@@ -167,5 +167,5 @@ def outward_address() -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address never leaves the machine."""
+    """Return whether an address is a loopback address."""
     return address.startswith("127.") or address == "::1"

@@ -1,4 +1,4 @@
-"""Removes temporary folders of launches that were killed completely.
+"""Temporary folders, and the removal of those whose launches were killed.
 
 The creator of a folder holds a lock on a file in it, which the kernel releases when it exits.
 Folders without such a file, such as log folders, are kept.
@@ -19,26 +19,26 @@ from meshrun.errors import HostError
 from meshrun.host.folder import Folder, make_folder
 
 PREFIX = "meshrun_"
-"""What names of temporary folders begin with."""
+"""The prefix of names of temporary folders."""
 _LOCK = "held"
 _UNFINISHED = f"{_LOCK}.new"
 _NAME = re.compile(PREFIX + "[0-9a-f]{16}")
-_NOBODY_WAITS_S = 3600.0
+_ABANDONED_AFTER_S = 3600.0
 
 
 def temporary_path() -> str:
-    """Return where a new temporary folder may be made."""
+    """Return a path for a new temporary folder."""
     try:
         place = tempfile.gettempdir()
-    except FileNotFoundError:  # a read-only file system: who needs the folder says so
+    except FileNotFoundError:  # a read-only file system: creating the folder will fail
         place = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
     return os.path.join(place, f"{PREFIX}{secrets.token_hex(8)}")
 
 
 def hold(folder: Folder) -> int:
-    """Say that a folder is of no use without this process; return the descriptor that says so.
+    """Lock a folder, so that it is removed after this process; return the lock's descriptor.
 
-    A file system without locks keeps the folder forever; the descriptor is -1 then.
+    On a file system without locks, the descriptor is -1, and the folder is kept.
     """
     try:
         descriptor = folder.open(f"{folder.path}/{_UNFINISHED}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -46,9 +46,9 @@ def hold(folder: Folder) -> int:
         return -1
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # A folder that hosts share may have locks that each host sees alone.
+        # If hosts share the folder, each may see only its own locks.
         os.write(descriptor, os.uname().nodename.encode())
-        folder.rename(_UNFINISHED, _LOCK)  # no one ever sees it without its lock
+        folder.rename(_UNFINISHED, _LOCK)  # the file appears with its lock held
     except OSError:
         os.close(descriptor)
         return -1
@@ -56,17 +56,17 @@ def hold(folder: Folder) -> int:
 
 
 def release(descriptor: int) -> None:
-    """Close what :func:`hold` returned."""
+    """Close the descriptor that :func:`hold` returned."""
     if descriptor >= 0:
         os.close(descriptor)
 
 
 @contextmanager
 def private_folder() -> Iterator[str]:
-    """Give a temporary folder that goes with the block, or after this process.
+    """Provide a temporary folder that is removed after the block, or after this process.
 
     Raises:
-        HostError: If it cannot be made.
+        HostError: If it cannot be created.
     """
     path = temporary_path()
     with writing_to(path):
@@ -82,10 +82,10 @@ def private_folder() -> Iterator[str]:
 
 @contextmanager
 def writing_to(folder: str) -> Iterator[None]:
-    """Say of what fails in the block that a temporary folder cannot be filled.
+    """Report errors of the block as those of writing to a temporary folder.
 
     Raises:
-        HostError: Instead of OSError.
+        HostError: If the block raises an OSError.
     """
     try:
         yield
@@ -97,12 +97,12 @@ def writing_to(folder: str) -> Iterator[None]:
 
 
 def is_in_private(path: str) -> bool:
-    """Whether a path is one in a :func:`private_folder`, whoever may have its place by now."""
+    """Return whether a path is in a folder with the name of a :func:`private_folder`."""
     return _NAME.fullmatch(os.path.basename(os.path.dirname(path))) is not None
 
 
 def is_temporary(path: str) -> bool:
-    """Whether a folder has such a name and belongs to this user."""
+    """Return whether a folder has the name of a temporary folder and belongs to this user."""
     folder = _open_ours(path)
     if folder is not None:
         folder.close()
@@ -110,7 +110,7 @@ def is_temporary(path: str) -> bool:
 
 
 def remove_stale_folders() -> None:
-    """Remove the temporary folders that a process of this user and host held, and no more."""
+    """Remove temporary folders whose processes, of this user on this host, have exited."""
     try:
         with os.scandir(tempfile.gettempdir()) as entries:
             found = [entry.path for entry in entries if entry.name.startswith(PREFIX)]
@@ -121,7 +121,7 @@ def remove_stale_folders() -> None:
 
 
 def remove_if_stale(path: str) -> None:
-    """Remove a temporary folder of this user that a process of this host held, and no more."""
+    """Remove a temporary folder if its process, of this user on this host, has exited."""
     folder = _open_ours(path)
     if folder is None:
         return
@@ -158,8 +158,8 @@ def _is_stale(folder: Folder) -> bool:
 
 
 def _was_never_held(folder: Folder) -> bool:
-    """Whether its creator was killed between making the folder and holding it."""
+    """Return whether the creator was killed between creating and locking the folder."""
     is_named_by_us = _NAME.fullmatch(os.path.basename(folder.path)) is not None
     if not is_named_by_us or not {*os.listdir(folder.fileno())} <= {_UNFINISHED}:
         return False
-    return time.time() - os.stat(folder.fileno()).st_mtime > _NOBODY_WAITS_S
+    return time.time() - os.stat(folder.fileno()).st_mtime > _ABANDONED_AFTER_S

@@ -1,4 +1,4 @@
-"""A rank's log file: created for the rank to write, and closed if it cannot be written."""
+"""Log files of ranks: creating them, and appending to them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from meshrun.errors import HostError
 
 Opener = Callable[[str, int], int]
-"""Opens a file by its path and flags, as ``os.open`` does, wherever the path may lead by then."""
+"""Opens a file by path and flags, like ``os.open``, but protected from replaced folders."""
 
 
 def open_log(path: str, opener: Opener) -> int:
-    """Return a descriptor that appends, so that ranks and their children write over nobody.
+    """Create a log file; return its descriptor, in append mode for ranks that have children.
 
     Raises:
-        HostError: If the file cannot be made.
+        HostError: If the file cannot be created.
     """
     try:
         return opener(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
@@ -27,7 +27,7 @@ def open_log(path: str, opener: Opener) -> int:
 
 
 def append_to_log(path: str, text: str, opener: Opener) -> None:
-    """Put the last words at the end of a file; what cannot be written is left."""
+    """Append a text to a file, ignoring errors."""
     try:
         with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=opener) as file:
             file.write(text)

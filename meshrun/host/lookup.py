@@ -14,12 +14,12 @@ from meshrun.host.reactor import Reactor
 
 
 class Lookup:
-    """Addresses of a name, looked up by a forked child: a resolver may take many seconds.
+    """A lookup of a name in a forked child, as a resolver may take many seconds.
 
     Args:
         host: The name.
-        reactor: Waits for the answer.
-        answered: Called with the addresses, and with why there are none.
+        reactor: The reactor that waits for the answer.
+        answered: Called with the addresses and, if there are none, the reason.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Lookup:
         self._reactor, self._answered = reactor, answered
         self._read, write = os.pipe()
         parent = os.getpid()
-        # Signals are held back, so that none meets the child with our handlers.
+        # Block signals, so that none is delivered to the child while it has our handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._pid = os.fork()
         if self._pid == 0:
@@ -49,7 +49,7 @@ class Lookup:
         self._answered(*(json.loads(text) if text else ([], "the lookup was stopped")))
 
     def close(self) -> None:
-        """End it if it still runs."""
+        """Stop the lookup if it is still running."""
         if self._pid:
             self._reactor.remove(self._read)
             os.close(self._read)

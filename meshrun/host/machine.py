@@ -9,7 +9,7 @@ from itertools import combinations
 from meshrun.host.visibility import CUDA
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""Ways over PCI, the nearest first, as ``nvidia-smi topo`` calls them."""
+"""Names of PCI connections in ``nvidia-smi topo``, nearest first."""
 NEARNESS = ("same switch", "same root", "same NUMA node", "another NUMA node")
 
 
@@ -29,33 +29,33 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What binding has to know of a machine."""
+    """The parts of a machine that matter for binding."""
 
     cpus: tuple[Cpu, ...]
     """The CPUs this process may use; empty if they are unknown."""
     accelerator_nodes: tuple[int | None, ...] = ()
-    """NUMA node of each visible accelerator by local index, ``None`` where it is unknown."""
+    """NUMA node of each visible accelerator by local index, ``None`` if unknown."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """NUMA nodes that have a CPU this process may use, in order."""
+        """NUMA nodes with a CPU that this process may use, in order."""
         return tuple(sorted({cpu.node for cpu in self.cpus}))
 
     def with_accelerators(self, places: Sequence[int]) -> Topology:
-        """Return the machine as seen by who sees only some of its accelerators, in this order."""
+        """Return the topology with only the accelerators at ``places``, in that order."""
         known = self.accelerator_nodes
         return replace(self, accelerator_nodes=tuple(known[place] for place in places))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nics:
-    """Network cards or interfaces that are equally near to a GPU, and nearer than all others."""
+    """The network cards or interfaces nearest to a GPU, all equally near."""
 
     names: tuple[str, ...]
     nearness: str
     """One of ``NEARNESS``."""
     ports: tuple[str, ...] = ()
-    """The port of each RDMA card that has a link, such as ``mlx5_0:1``."""
+    """The linked port of each RDMA card, such as ``mlx5_0:1``."""
 
     def __str__(self) -> str:
         return f"{', '.join(self.names)} ({self.nearness})"
@@ -63,33 +63,33 @@ class Nics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU, or a MIG instance of one, and where it is in the machine."""
+    """A GPU, or a MIG instance of one, and its location in the machine."""
 
     entry: str
-    """What the visibility variable calls it: a number, a UUID or the name of a MIG instance."""
+    """Its entry in a visibility variable: a number, a UUID or the name of a MIG instance."""
     index: int | None = None
-    """Its number in the whole machine, as ``nvidia-smi`` counts; ``None`` if unknown."""
+    """Its number in the whole machine, as in ``nvidia-smi``; ``None`` if unknown."""
     uuid: str = ""
     address: str | None = None
-    """Its PCI address; of a MIG instance that of its GPU."""
+    """Its PCI address; for a MIG instance, that of its GPU."""
     model: str = ""
     mig_uuids: tuple[str, ...] = ()
-    """Its MIG instances."""
+    """UUIDs of its MIG instances."""
     numa_node: int | None = None
     cards: Nics | None = None
-    """The RDMA cards next to it, where they were looked for."""
+    """The RDMA cards nearest to it, if detected."""
     interfaces: Nics | None = None
-    """The network interfaces next to it, likewise."""
+    """The network interfaces nearest to it, if detected."""
 
     @property
     def label(self) -> str:
-        """What people call it: its number, or the name of a MIG instance."""
+        """Its name in messages: its number, or the name of a MIG instance."""
         is_whole = self.index is not None and not self.uuid.startswith("MIG-")
         return str(self.index) if is_whole else self.entry
 
     @property
     def nics(self) -> Nics | None:
-        """What is next to it, RDMA cards first."""
+        """The RDMA cards nearest to it, or else the interfaces."""
         return self.cards or self.interfaces
 
 
@@ -101,13 +101,13 @@ class GpuLinks:
     """``pairs[i][j]`` is ``NV18`` for 18 NVLinks, one of ``LEVELS``, ``X`` for i == j, or ``?``."""
 
     def between(self, places: Sequence[int]) -> GpuLinks:
-        """Return the links between some of the GPUs, in this order."""
+        """Return the links between the GPUs at ``places``, in that order."""
         return GpuLinks(
             pairs=tuple(tuple(self.pairs[one][other] for other in places) for one in places)
         )
 
     def weakest(self, devices: Sequence[int]) -> str | None:
-        """Return the slowest link between any two of some GPUs; ``None`` for fewer than two."""
+        """Return the slowest link between any two of ``devices``; ``None`` for fewer than two."""
         count = len(self.pairs)
         here = [device for device in devices if device < count]
         return self.weakest_of(
@@ -116,7 +116,7 @@ class GpuLinks:
 
     @staticmethod
     def weakest_of(links: Sequence[str]) -> str | None:
-        """Return the slowest of some links."""
+        """Return the slowest of ``links``, ``None`` if there are none."""
         return min(links, key=_strength, default=None)
 
 
@@ -130,32 +130,32 @@ class HostFacts:
     accelerator: str | None
     """torch device type of the accelerator torch was built for, such as ``cuda``, or ``None``."""
     accelerator_count: int
-    """Accelerators visible to this process."""
+    """Number of accelerators visible to this process."""
     visible_devices: tuple[str, ...] | None = None
-    """What the visibility variable lists, or ``None`` if it is not set."""
+    """The entries of the visibility variable, or ``None`` if it is not set."""
     visibility: tuple[str, ...] = (CUDA,)
     """The visibility variable of this machine's accelerators, and others that must agree."""
     gpus: tuple[Gpu, ...] = ()
-    """The visible accelerators by local index, as far as they are known."""
+    """The visible accelerators by local index, as far as known."""
     topology: Topology | None = None
-    """Cores and nodes of the machine, where a plan needs them."""
+    """CPUs and NUMA nodes, if a plan needs them."""
     links: GpuLinks | None = None
-    """Links between its GPUs, where a dry run could find them."""
+    """Links between its GPUs, if requested and known."""
     domain: str = ""
-    """What NVML calls the NVLink domain of this node, where that was looked for."""
+    """NVML's name of this node's NVLink domain, if requested and known."""
     networks: tuple[tuple[str, str], ...] = ()
-    """(interface, network) of each address but loopback's, where they were looked for."""
+    """(interface, network) of each address except loopback and link-local ones, if requested."""
 
 
 UNKNOWN_HOST = HostFacts(hostname="", usable_cores=1, accelerator=None, accelerator_count=0)
-"""A machine elsewhere, of which nothing is known here."""
+"""Another machine, about which nothing is known."""
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list in the kernel's format, in order.
+    """Return the numbers of a CPU list in the kernel's format, in ascending order.
 
     Raises:
-        ValueError: If it is no such list.
+        ValueError: If ``text`` is not such a list.
     """
     cpus: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -1,4 +1,4 @@
-"""What tells machines apart."""
+"""Identity of this machine."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 
 
 def boot_id() -> str:
-    """Return a random text that is the same until the next boot; nothing if unknown."""
+    """Return a random string that changes with each boot; "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
-    except OSError:  # another system than Linux
+    except OSError:  # not Linux
         return ""
 
 
 def own_namespaces() -> list[str]:
-    """Return the namespaces that make a container look like a machine."""
+    """Return the namespaces by which a container appears to be a machine of its own."""
     try:
         return [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
     except OSError:

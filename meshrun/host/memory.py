@@ -1,4 +1,4 @@
-"""Out-of-memory kills, read from the kernel's counters. Linux only."""
+"""Out-of-memory kills, from the kernel's counters. Linux only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from meshrun.wording import count
 
 _FULL_BYTES = 1024 * 1024
 _MOUNTS = {"": "", "memory": "memory"}
-"""Where a cgroup's folder is below ``/sys/fs/cgroup``, by its controller: version 2, version 1."""
+"""Mount points of cgroups below ``/sys/fs/cgroup`` by controller, of version 2 and version 1."""
 
 
 class MemoryWatch:
-    """The kernel's counters as they were when the launch began, to be compared later.
+    """The kernel's counters at the start of the launch, for later comparison.
 
     Source:
         kernel, Documentation/admin-guide/cgroup-v2.rst (``memory.events``) and
@@ -27,7 +27,7 @@ class MemoryWatch:
         self._in_machine = _read_field(proc / "vmstat", "oom_kill")
 
     def why_killed(self) -> str | None:
-        """Return what the kernel says of memory since the beginning, or ``None`` if nothing."""
+        """Return a sentence about out-of-memory kills since the start, ``None`` without any."""
         if self._cgroup is not None and (new := self._count(self._cgroup) - self._in_cgroup) > 0:
             limit = self._limit()
             at = f" of {limit / 2**30:.1f} GiB" if limit else ""
@@ -35,13 +35,13 @@ class MemoryWatch:
             return f"out of memory: {killed}"
         new = _read_field(self._proc / "vmstat", "oom_kill") - self._in_machine
         if new > 0:
-            # Those that reached the limit of somebody else's group count here too.
+            # This includes kills at the limit of other cgroups.
             killed = f"the kernel killed {count(new, 'process')} on this machine meanwhile"
             return f"possibly out of memory: {killed}"
         return None
 
     def _find_cgroup(self) -> Path | None:
-        """Return the folder of this process's cgroup, or of the nearest one above that is seen."""
+        """Return the folder of this process's cgroup, or of its nearest visible ancestor."""
         try:
             lines = (self._proc / "self/cgroup").read_text().splitlines()
         except OSError:
@@ -71,7 +71,7 @@ class MemoryWatch:
         return events or _read_field(folder / "memory.oom_control", "oom_kill")
 
     def _limit(self) -> int | None:
-        assert self._cgroup is not None  # noqa: S101 - the caller has looked
+        assert self._cgroup is not None  # noqa: S101 - checked by the caller
         for name in ("memory.max", "memory.limit_in_bytes"):
             try:
                 limit = int((self._cgroup / name).read_text())
@@ -81,8 +81,8 @@ class MemoryWatch:
         return None
 
 
-def describe_full_shm(path: str = "/dev/shm") -> str | None:  # noqa: S108 - it is only looked at
-    """Return that shared memory is full, if it is."""
+def describe_full_shm(path: str = "/dev/shm") -> str | None:  # noqa: S108 - only inspected
+    """Return a sentence if shared memory is full, else ``None``."""
     try:
         found = os.statvfs(path)
     except OSError:

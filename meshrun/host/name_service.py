@@ -1,8 +1,8 @@
-"""Restricts name lookups to this machine during a start.
+"""Restriction of name lookups to this machine during a start.
 
-torch's store asks for the *name* of each peer it connects to. For ``::ffff:127.0.0.1`` the hosts
-file has no answer, so the question goes to DNS, and a burst of them loses one for five seconds.
-meshrun passes only addresses, so no name is needed while a rank connects.
+torch's store looks up the *name* of each peer it connects to. The hosts file has none for
+``::ffff:127.0.0.1``, so the query goes to DNS; in a burst of them, one may be lost and time out
+after five seconds. meshrun passes only addresses, so a rank needs no names to connect.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _GLIBC_DEFAULT = "dns [!UNAVAIL=return] files"
 
 @contextmanager
 def names_from_files_only() -> Iterator[None]:
-    """Look host names up in the hosts file alone while the block runs.
+    """Look up host names only in the hosts file during the block; with glibc only.
 
     Source:
         ``__nss_configure_lookup`` of glibc's ``<nss.h>``: it replaces the service list of one
-        database for this process. Other C libraries lack it, and there nothing changes.
+        database for this process.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
     if configure is None:

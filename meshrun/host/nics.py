@@ -1,4 +1,4 @@
-"""The network cards and interfaces that are nearest to each GPU."""
+"""The network cards and interfaces nearest to each GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshrun.host.sysfs import device_folder, nearness, read_text
 
 
 def add_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, ...]:
-    """Return GPUs with what is nearest to them: by the way through PCI, then by NUMA node.
+    """Return the GPUs with their nearest cards and interfaces: by PCI path, then by NUMA node.
 
     Source:
         kernel, Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-class-net.
@@ -36,7 +36,7 @@ class _Device:
 
 
 def _devices(folder: Path, port_of: Callable[[Path], str | None]) -> Iterator[_Device]:
-    """Yield each device that is connected; those of software alone have no place."""
+    """Yield each connected device; virtual ones have no ``device`` link."""
     for link in sorted(folder.glob("*/device")):
         if (port := port_of(link.parent)) is not None:
             yield _Device(link.parent.name, link.resolve(), port)
@@ -59,7 +59,7 @@ def _nearest(sysfs: Path, address: str | None, devices: Sequence[_Device]) -> Ni
 
 
 def _active_port(card: Path) -> str | None:
-    """Return the first port of an RDMA card that has a link; 1 if the kernel tells of none."""
+    """Return the first linked port of an RDMA card; port 1 if the kernel lists none."""
     states = {state.parent.name: read_text(state) for state in sorted(card.glob("ports/*/state"))}
     active = [port for port, state in states.items() if "ACTIVE" in state] if states else ["1"]
     return f"{card.name}:{active[0]}" if active else None

@@ -1,8 +1,7 @@
-"""NVIDIA's management library, through ctypes; whatever it cannot tell is ``None`` or empty.
+"""NVIDIA's management library, through ctypes; unavailable values are ``None`` or empty.
 
 Source:
-    nvml.h and the NVML API reference. Structs are given by their size and the offsets of their
-    fields, as the C compiler lays them out on 64-bit Linux.
+    nvml.h and the NVML API reference. Structs have the layout of 64-bit Linux.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from meshrun.host.machine import Gpu
 _LIBRARY = "libnvidia-ml.so.1"
 _NO_SUCH_VALUE = 2**64 - 1
 _MEMORY_V2 = struct.Struct("=I4x4Q")
-"""Version, total, reserved, free, used; the first version counts what the driver reserves as used,
-which is half a gigabyte on an idle H100."""
+"""Version, total, reserved, free, used. Version 1 counts memory reserved by the driver as used:
+half a gigabyte on an idle H100."""
 _MEMORY_V1 = struct.Struct("=3Q")
 """Total, free, used."""
 _FABRIC_V2 = struct.Struct("=I16sIIB3xI")
@@ -35,20 +34,20 @@ _INIT_ERRORS = {
 }
 
 Handle = ctypes.c_void_p
-"""A GPU or a MIG instance, as the library knows it."""
+"""The library's handle of a GPU or a MIG instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has memory on a GPU."""
+    """A process with memory on a GPU."""
 
     pid: int
     used_bytes: int | None
-    """``None`` where the driver does not tell, as for processes of other users in a container."""
+    """``None`` if unavailable, as for processes of other users in a container."""
 
 
 class Nvml:
-    """The library, once it is initialized. Functions that this driver lacks answer nothing."""
+    """The initialized library. Calls of functions that this driver lacks fail."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -61,26 +60,26 @@ class Nvml:
             return False
 
     def number(self, function: str, *arguments: Any, kind: Any = ctypes.c_uint) -> int | None:
-        """Return the one number that a function tells."""
+        """Return the number that a function yields."""
         value = kind(0)
         return value.value if self.call(function, *arguments, ctypes.byref(value)) else None
 
     def numbers(self, function: str, gpu: Handle, count: int) -> tuple[int, ...] | None:
-        """Return the numbers that a function tells of a GPU."""
+        """Return the numbers that a function yields for a GPU."""
         values = [ctypes.c_uint(0) for _ in range(count)]
         if not self.call(function, gpu, *(ctypes.byref(value) for value in values)):
             return None
         return tuple(value.value for value in values)
 
     def text(self, function: str, *arguments: Any, size: int = 96) -> str:
-        """Return the text that a function tells."""
+        """Return the string that a function yields."""
         buffer = ctypes.create_string_buffer(size)
         if not self.call(function, *arguments, buffer, ctypes.c_uint(size)):
             return ""
         return buffer.value.decode(errors="replace")
 
     def gpus(self) -> list[Handle | None]:
-        """Return each GPU that this container may use, ``None`` for one that does not answer."""
+        """Return the GPUs that this container may use, ``None`` for those that do not answer."""
         count = self.number("nvmlDeviceGetCount_v2") or 0
         return [
             self._handle("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index))
@@ -88,7 +87,7 @@ class Nvml:
         ]
 
     def whole_gpu(self, gpu: Gpu) -> Handle | None:
-        """Return a GPU; of a MIG instance, the GPU that it is a part of."""
+        """Return a GPU; for a MIG instance, the GPU that it is a part of."""
         found = None
         if gpu.address is not None:
             found = self._handle("nvmlDeviceGetHandleByPciBusId_v2", gpu.address.encode())
@@ -107,7 +106,7 @@ class Nvml:
         return self.pci_address("nvmlDeviceGetPciInfo_v3", gpu)
 
     def pci_address(self, function: str, *arguments: Any) -> str | None:
-        """Return the PCI address that a function tells.
+        """Return the PCI address that a function yields.
 
         ``nvmlPciInfo_t`` is 68 bytes, with domain, bus and device as unsigned ints from byte 16.
         """
@@ -118,7 +117,7 @@ class Nvml:
         return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
     def mig_instances(self, gpu: Handle) -> list[Handle]:
-        """Return the MIG instances of a GPU; none if MIG is off or the GPU has no such mode."""
+        """Return the MIG instances of a GPU; none if MIG is off or not supported."""
         mode = self.numbers("nvmlDeviceGetMigMode", gpu, 2)
         if mode is None or not mode[0]:
             return []
@@ -128,9 +127,9 @@ class Nvml:
         return [instance for instance in found if instance is not None]
 
     def fabric(self, gpu: Handle) -> str:
-        """Return the NVLink domain of several nodes that a GPU is in: ``<cluster UUID>/<clique>``.
+        """Return the multi-node NVLink domain of a GPU, ``<cluster UUID>/<clique>``, or "".
 
-        GPUs with the same UUID and clique reach each other by NVLink; a GPU whose NVLinks do not
+        GPUs with the same UUID and clique reach each other by NVLink. A GPU whose NVLinks do not
         leave the node has a UUID of zeros.
         """
         size = _FABRIC_V2.size
@@ -142,7 +141,7 @@ class Nvml:
         return f"{uuid.hex()}/{clique}" if is_ready else ""
 
     def used_bytes(self, gpu: Handle) -> int | None:
-        """Return the memory in use, by whomever, without what the driver reserves if it tells."""
+        """Return the memory in use by all processes, without the driver's if it is reported."""
         newer = ctypes.create_string_buffer(_MEMORY_V2.pack(_MEMORY_V2.size | 2 << 24, 0, 0, 0, 0))
         if self.call("nvmlDeviceGetMemoryInfo_v2", gpu, newer):
             return int(_MEMORY_V2.unpack_from(newer.raw)[4])
@@ -152,7 +151,7 @@ class Nvml:
         return None
 
     def processes(self, gpu: Handle) -> list[GpuProcess]:
-        """Return the processes that have memory on a GPU, as far as this container sees them."""
+        """Return the processes with memory on a GPU, as far as visible in this container."""
         found: dict[int, GpuProcess] = {}
         for kind in ("Compute", "Graphics"):
             for version in ("_v3", "_v2"):
@@ -173,7 +172,7 @@ class Nvml:
 
 
 def load_nvml() -> Nvml | None:
-    """Return the library, initialized; ``None`` without a driver, or one that does not answer."""
+    """Return the initialized library; ``None`` without a working driver."""
     try:
         nvml = Nvml(ctypes.CDLL(_LIBRARY))
     except OSError:
@@ -182,7 +181,7 @@ def load_nvml() -> Nvml | None:
 
 
 def why_no_nvml() -> tuple[str, bool]:
-    """Return why :func:`load_nvml` gives nothing, and whether the driver itself does not work."""
+    """Return (why :func:`load_nvml` returns ``None``, whether a driver is installed)."""
     try:
         code = int(ctypes.CDLL(_LIBRARY).nvmlInit_v2())
     except (OSError, AttributeError):
@@ -192,7 +191,7 @@ def why_no_nvml() -> tuple[str, bool]:
 
 @contextmanager
 def open_nvml() -> Iterator[Nvml | None]:
-    """Give the library for a while."""
+    """Provide the library, or ``None``, for the block."""
     nvml = load_nvml()
     try:
         yield nvml
@@ -202,6 +201,6 @@ def open_nvml() -> Iterator[Nvml | None]:
 
 
 def read_driver_version() -> str:
-    """Return the version of NVIDIA's driver, "" if there is none."""
+    """Return the version of NVIDIA's driver, "" without a driver."""
     with open_nvml() as nvml:
         return "" if nvml is None else nvml.text("nvmlSystemGetDriverVersion")

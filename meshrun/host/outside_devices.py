@@ -1,4 +1,4 @@
-"""Devices that packages outside torch bring, which only torch can count."""
+"""Devices added by packages outside torch, which only torch can count."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from meshrun.host.machine import HostFacts
 from meshrun.start import own_command
 
 _TORCHS_OWN = ("mps", "mtia")
-"""Device types of torch's own that only torch can count."""
+"""Built-in device types that only torch can count."""
 
 
 def count_with_torch(facts: HostFacts, kind: str, modules: Sequence[str]) -> HostFacts:
-    """Return the facts with the devices of a type that only torch can count, which takes seconds.
+    """Return the facts with the number of devices that only torch can count, which takes seconds.
 
     Args:
-        facts: What is known without torch.
-        kind: The device type, or ``auto`` for the one that torch has, if none is known yet.
-        modules: What is imported with torch, and may bring devices too.
+        facts: The facts known without torch.
+        kind: The device type, or ``auto`` for torch's accelerator if none is known yet.
+        modules: Modules to import with torch, as they may add devices.
     """
-    if kind == "auto" and (facts.accelerator_count or not _brings_devices()):
+    if kind == "auto" and (facts.accelerator_count or not _may_have_devices()):
         return facts
-    if kind != "auto" and not _brings_devices(kind, modules):
+    if kind != "auto" and not _may_have_devices(kind, modules):
         return replace(facts, accelerator=kind, accelerator_count=0)
     found, count = _ask_torch(kind, modules)
     return replace(facts, accelerator=found or facts.accelerator, accelerator_count=count)
 
 
-def _brings_devices(kind: str = "", modules: Sequence[str] = ()) -> bool:
-    """Whether this torch may have devices that the launcher cannot count.
+def _may_have_devices(kind: str = "", modules: Sequence[str] = ()) -> bool:
+    """Return whether this torch may have devices that the launcher cannot count.
 
-    Packages name their module under the entry point ``torch.backends``, for torch to import it.
+    torch imports modules that packages list as entry points in the group ``torch.backends``.
     """
     if kind in _TORCHS_OWN or modules:
         return True
@@ -44,26 +44,26 @@ def _brings_devices(kind: str = "", modules: Sequence[str] = ()) -> bool:
 
 
 def _ask_torch(kind: str, modules: Sequence[str]) -> tuple[str | None, int]:
-    """Return a device type and how many of them there are, asking torch in a process of its own.
+    """Return (device type, number of devices), as counted by torch in a process of its own.
 
     Args:
-        kind: The device type, or ``auto`` for the one that torch has, if it has one.
-        modules: Imported before.
+        kind: The device type, or ``auto`` for torch's accelerator, if any.
+        modules: Modules to import first.
     """
     import subprocess
 
-    asked = subprocess.run(
+    done = subprocess.run(
         own_command("devices", kind, *modules),
         capture_output=True,
         text=True,
         errors="replace",
         check=False,
     )
-    if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise HostError(
             f"torch could not count {'its' if kind == 'auto' else kind} devices: {last}",
             hint="use a number for --nproc-per-node, or --device cpu",
         )
-    found, count = json.loads(asked.stdout.splitlines()[-1])
+    found, count = json.loads(done.stdout.splitlines()[-1])
     return found, count

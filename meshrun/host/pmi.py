@@ -1,4 +1,4 @@
-"""What the processes of a job tell each other through the process manager that started them."""
+"""Exchange of values between the processes of a job, through their process manager (PMI)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import time
 from collections.abc import Mapping
 
 _LONGEST = 1000
-"""Characters of a value; PMI's own limit is 1024."""
+"""Maximum length of a value; PMI's own limit is 1024."""
 _WAIT_S = 60.0
-"""How long all other processes may take to come."""
+"""How long to wait for the other processes."""
 
 
 def exchange(
     env: Mapping[str, str], value: str, *, wait_s: float = _WAIT_S
 ) -> tuple[str, list[str]] | None:
-    """Return the name of the job's space and each process's value, by rank; collective.
+    """Return the name of the job's key space and each process's value, by rank; a collective.
 
-    ``None`` where no process manager serves this, or it does not answer.
+    Return ``None`` if there is no process manager, or it does not answer.
 
-    ``init`` and ``finalize`` are left to the program, where MPI may begin once. Intel's Hydra alone
-    calls it a failure if a process that asked anything ends without ``finalize``.
+    ``init`` and ``finalize`` are left to the program, as MPI can be initialized only once. Intel's
+    Hydra, unlike others, treats a process that exits without ``finalize`` after a request as
+    failed.
 
     Source:
-        PMI-1's wire protocol, as Hydra and Flux serve it (Flux RFC 13).
+        PMI-1's wire protocol, as served by Hydra and Flux (Flux RFC 13).
     """
     try:
         fd, rank, size = (int(env[f"PMI_{name}"]) for name in ("FD", "RANK", "SIZE"))
@@ -47,7 +48,7 @@ class _Manager:
 
     def exchange(self, rank: int, size: int, value: str) -> tuple[str, list[str]]:
         space = self._ask("cmd=get_my_kvsname")["kvsname"]
-        # Each launch of a script that has several has keys of its own.
+        # Several launches of one script use different keys.
         turn = 0
         while self._get(space, turn, rank) is not None:
             turn += 1

@@ -1,7 +1,7 @@
-"""Process trees: subreapers, parent-death signals, and killing what is left over.
+"""Process trees: subreapers, parent-death signals, and killing leftover processes.
 
-The kernel gives every orphan below a subreaper to it, so a subreaper without children has no
-descendants at all; ``waitpid`` proves that without a look at the process table (prctl(2)).
+Every orphan below a subreaper becomes its child, so a subreaper without children has no descendants
+at all; ``waitpid`` proves that without reading the process table (prctl(2)).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIG
 _KILL_TAKES_S = 10.0
 """How long SIGKILL may take before a process counts as held by the kernel."""
 _SHM_MANAGER = b"torch_shm_manag"
-"""What /proc calls torch's ``torch_shm_manager``, of programs that share tensors by file.
+"""Name in /proc of ``torch_shm_manager``, which torch starts to share tensors by file.
 
-Two seconds after its last client is gone it frees the shared memory that these left, and ends.
+Two seconds after its last client has exited, it frees the shared memory they left, and exits.
 """
 _SHM_MANAGER_TAKES_S = 3.0
 _ON_LINUX = sys.platform == "linux"
@@ -36,18 +36,15 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if _ON_LINUX else None
 
 
 def become_subreaper() -> bool:
-    """Adopt orphans among our descendants; ``False`` where the system cannot (macOS)."""
+    """Adopt orphaned descendants; return ``False`` if the system cannot (macOS)."""
     return _LIBC is not None and _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send ``signum`` to this process when its parent ends.
-
-    A parent that ended before this call would go unnoticed, so it is checked once after it.
-    """
+    """Make the kernel send ``signum`` to this process when its parent ends."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
-    if os.getppid() != parent_pid:
+    if os.getppid() != parent_pid:  # it ended before the call
         os.kill(os.getpid(), signum)
 
 
@@ -55,7 +52,7 @@ def list_children() -> list[int]:
     """Return the process ids of the direct children of this process.
 
     Raises:
-        HostError: If there is no /proc to find them in.
+        HostError: If /proc is not mounted.
     """
     if _ON_LINUX:
         try:
@@ -76,7 +73,7 @@ def list_children() -> list[int]:
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Send a signal to a process that may have ended already."""
+    """Send a signal to a process, which may have ended."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -92,7 +89,7 @@ def send_signal_to_group(pid: int, signum: int) -> None:
 
 
 def _may_signal(pid: int) -> bool:
-    """Whether this user may end a process, as it may not once it runs a setuid program."""
+    """Return whether this user may signal a process, unlike one that runs a setuid program."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -104,17 +101,18 @@ def _may_signal(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What :func:`end_children` found: how many had to be ended, and which could not be."""
+    """The result of :func:`end_children`."""
 
     count: int
+    """Number of processes that had to be ended."""
     survivors: tuple[int, ...] = ()
-    """Those that the kernel holds."""
+    """Processes that survived SIGKILL because the kernel holds them (state D)."""
     denied: tuple[int, ...] = ()
-    """Those that have become another user's."""
+    """Processes that this user may not signal, as they have become another user's."""
 
     @property
     def killed(self) -> int:
-        """How many of them have ended."""
+        """Number of processes that were ended successfully."""
         return self.count - len(self.survivors)
 
 
@@ -125,18 +123,14 @@ def end_children(
 
     Args:
         grace_s: Seconds between the two signals; 0 for SIGKILL at once.
-        deadline_s: Seconds before the first, for helpers that end by themselves with their parent.
-        spare: Children that were there before us and are not ours to end.
-
-    Returns:
-        How many processes had to be ended, the ids of those that outlived SIGKILL because the
-        kernel holds them (state D), and of those that this user may send no signal.
+        deadline_s: Seconds before the first signal, for helpers that exit with their parent.
+        spare: Children that existed before us, and are not ours to end.
     """
-    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # to be waited for
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # for sigtimedwait()
     try:
         return _end_children(grace_s, deadline_s, spare)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> Ended:
@@ -167,13 +161,13 @@ def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> E
 
 
 class _Turn(enum.IntEnum):
-    """Processes that are killed once the others have exited."""
+    """The order in which processes are ended, each group after the one before has exited."""
 
     FIRST = 0
     SHM_MANAGER = 1
-    """Frees what the others left, and then ends by itself."""
+    """Frees the shared memory of the others, and then exits by itself."""
     GUARD = 2
-    """Ends the others should this process be killed meanwhile."""
+    """Ends the others if this process is killed in the meantime."""
 
 
 def _turn(pid: int) -> _Turn:
@@ -181,23 +175,23 @@ def _turn(pid: int) -> _Turn:
 
 
 def is_shm_manager(pid: int) -> bool:
-    """Whether a process is about to end by itself, once it has freed what others left."""
+    """Return whether a process is ``torch_shm_manager``, which exits by itself."""
     return _turn(pid) is _Turn.SHM_MANAGER
 
 
 def is_guard(pid: int) -> bool:
-    """Whether a process ends what is left once the launcher and the zygote have been killed."""
+    """Return whether a process ends leftovers if the launcher and the zygote have been killed."""
     return _turn(pid) is _Turn.GUARD
 
 
 def become_guard() -> None:
-    """Give this process the name by which :func:`end_children` knows to end it last."""
+    """Give this process the name that makes :func:`end_children` end it last."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_NAME, _GUARD, 0, 0, 0)
 
 
 def process_name(pid: int) -> str:
-    """Return the name of a process as it may be printed, "" if there is no such process."""
+    """Return the printable name of a process, "" if there is no such process."""
     name = _name(pid).decode(errors="replace")
     return "".join(each if each.isprintable() else "?" for each in name)
 
@@ -211,7 +205,7 @@ def _name(pid: int) -> bytes:
 
 
 def _reap(spare: frozenset[int]) -> list[int]:
-    """Reap what has ended and return the children that are still alive."""
+    """Reap children that have ended, and return those that are still alive."""
     if not _has_children():
         return []
     alive = []
@@ -245,7 +239,7 @@ def _wait_for_child(timeout_s: float) -> None:
 
 
 def is_below(pid: int, ancestor: int) -> bool:
-    """Whether a process descends from another, as of now."""
+    """Return whether a process is currently a descendant of another."""
     import psutil
 
     try:
@@ -255,7 +249,7 @@ def is_below(pid: int, ancestor: int) -> bool:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether a process is at its end, though its parent may not see it yet.
+    """Return whether a process is exiting, even if its parent cannot reap it yet.
 
     Source:
         proc_pid_stat(5), field ``flags``; PF_EXITING in the kernel's ``include/linux/sched.h``.
@@ -265,14 +259,14 @@ def is_exiting(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal; one that a debugger holds is not."""
+    """Return whether a process is stopped by a signal, not by a debugger."""
     return read_stat(pid)[0] == "T"
 
 
 def is_foreground(fd: int) -> bool:
-    """Whether the shell has given the terminal behind a descriptor to our job, or to our parent's.
+    """Return whether our job, or our parent's, is in the foreground of a terminal.
 
-    The parent's where we have left its session, as what a launch in Python starts has.
+    The parent's counts if we have left its session, like a launch started from Python.
 
     Source:
         Fields 5, 7 and 8 of ``/proc/PID/stat``, proc(5).
@@ -282,15 +276,15 @@ def is_foreground(fd: int) -> bool:
     except OSError:  # not our controlling terminal
         stat = read_stat(os.getppid())
     if len(stat) < 6 or not os.isatty(fd) or int(stat[4]) != os.fstat(fd).st_rdev:
-        return True  # a terminal without jobs
+        return True  # a terminal without job control
     return stat[5] == stat[2]
 
 
 def read_stat(pid: int) -> list[str]:
-    """Return the fields of a process from its state on; that is "" if there is no such process.
+    """Return the fields of a process from its state on; ``[""]`` if there is no such process.
 
     Source:
-        ``/proc/PID/stat``, proc(5): the state is field 3, behind the name, which may have spaces.
+        ``/proc/PID/stat``, proc(5): the state is field 3, after the name, which may have spaces.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -300,23 +294,25 @@ def read_stat(pid: int) -> list[str]:
 
 
 class SignalState(enum.Enum):
-    """What happened to a signal to a process, according to the kernel."""
+    """The state of a signal to a process, according to the kernel."""
 
     GONE = enum.auto()
+    """The process has ended."""
     UNHANDLED = enum.auto()
-    """The process has no handler for it and does not ignore it: it would end the process."""
+    """The process neither handles nor ignores the signal, so it would end the process."""
     STOPPED = enum.auto()
+    """The process is stopped."""
     PENDING = enum.auto()
     RUNNING = enum.auto()
-    """Its handler runs."""
+    """The handler is running."""
     DONE = enum.auto()
-    """None is pending and no handler runs; also before it is sent."""
+    """The signal is not pending and no handler is running; also before it is sent."""
     UNKNOWN = enum.auto()
-    """The kernel does not tell (gVisor)."""
+    """The kernel does not report it (gVisor)."""
 
 
 def threads_blocking(pid: int, signum: int) -> frozenset[str]:
-    """Return the threads of a process that hold a signal back."""
+    """Return the threads of a process that block a signal."""
     bit, found = 1 << (signum - 1), set()
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -328,14 +324,14 @@ def threads_blocking(pid: int, signum: int) -> frozenset[str]:
 
 
 def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) -> SignalState:
-    """Return where a signal to a process is; DONE only where the handler has returned.
+    """Return the state of a signal to a process; DONE only once its handler has returned.
 
     The kernel blocks a signal in the thread that handles it until the handler returns.
 
     Args:
         pid: The process.
         signum: The signal.
-        blocking: Threads that held it back before it was sent.
+        blocking: Threads that blocked it before it was sent.
 
     Source:
         proc_pid_status(5): SigCgt, SigIgn, SigBlk, SigPnd and ShdPnd are masks in hexadecimal.
@@ -368,23 +364,23 @@ def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) 
 
 
 def handles_signal(pid: int, signum: int) -> bool:
-    """Whether a process would live on with a signal: it catches, ignores or holds it back."""
+    """Return whether a process would survive a signal, as it handles, ignores or blocks it."""
     if signum in _HARMLESS or signal_state(pid, signum) is not SignalState.UNHANDLED:
         return True
     return str(pid) in threads_blocking(pid, signum)  # for sigwait()
 
 
 def read_status(path: str) -> dict[str, str]:
-    """Return the fields of a status in /proc (proc_pid_status(5))."""
+    """Return the fields of a status file in /proc (proc_pid_status(5))."""
     with open(path) as file:
         pairs = (line.partition(":") for line in file)
         return {name: value.strip() for name, _, value in pairs}
 
 
 def marked_processes(entry: str) -> list[int]:
-    """Return other processes that began with ``entry`` in their environment, as ``NAME=value``.
+    """Return other processes that started with ``entry``, ``NAME=value``, in their environment.
 
-    A fork shows the environment with which the program of its parent was started (proc(5)).
+    A fork shows the environment with which its parent's program was started (proc(5)).
     """
     found = []
     wanted = os.fsencode(entry)
@@ -394,13 +390,13 @@ def marked_processes(entry: str) -> list[int]:
                 with open(f"/proc/{name}/environ", "rb") as file:
                     if wanted in file.read().split(b"\0"):
                         found.append(int(name))
-            except OSError:  # it has ended, or is somebody else's
+            except OSError:  # it has ended, or belongs to another user
                 continue
     return found
 
 
 def started_at(pid: int) -> str | None:
-    """Return when the kernel started a process, in ticks since boot; ``None`` if it has ended.
+    """Return the start time of a process in ticks since boot; ``None`` if it has ended.
 
     Source:
         Field 22 of ``/proc/PID/stat``, proc(5).

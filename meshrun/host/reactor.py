@@ -1,7 +1,7 @@
-"""One loop for whoever waits: for descriptors, for times, and for parts that look in every turn.
+"""An event loop for descriptors, timers, and functions to call in every turn.
 
-A turn waits until something is ready or due, and then calls what is ready, all that looks in every
-turn, and what is due, in this order.
+A turn waits until something is ready or due. Then it calls the functions of ready descriptors,
+those of every turn, and due timers, in this order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Protocol
 
 Call = Callable[[], object]
 _LONGEST_WAIT_S = 1800.0
-"""The kernel refuses one of months; a turn in which nothing is due does no harm."""
+"""The kernel refuses to wait for months; a turn in which nothing is due does no harm."""
 
 
 class HasFileno(Protocol):
-    """What a descriptor belongs to."""
+    """An object with a descriptor."""
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -29,32 +29,32 @@ class HasFileno(Protocol):
 
 
 class Timer:
-    """A call at a time, which may be moved or cancelled."""
+    """A call at a certain time, which can be moved or cancelled."""
 
     __slots__ = ("_call", "_reactor", "at_ns", "skips")
 
     def __init__(self, reactor: Reactor, at_ns: int | None, call: Call, *, skips: bool) -> None:
         self._reactor, self._call, self.skips = reactor, call, skips
         self.at_ns: int | None = None
-        """When the call comes; ``None`` once it has, or will not."""
+        """The time of the call; ``None`` if it has been made or cancelled."""
         self.move(at_ns)
 
     def move(self, at_ns: int | None) -> None:
-        """Call at this time instead; ``None`` cancels it, until it is moved again."""
+        """Move the call to another time; ``None`` cancels it until it is moved again."""
         if at_ns is not None and at_ns != self.at_ns:
             self._reactor.push(at_ns, self)
         self.at_ns = at_ns
 
     def restart(self, seconds: float) -> None:
-        """Call so long from now instead."""
+        """Move the call to a number of seconds from now."""
         self.move(self._reactor.now_ns() + int(seconds * 1e9))
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the call."""
         self.at_ns = None
 
     def expire(self, now_ns: int) -> None:
-        """Call, if it is due."""
+        """Make the call if it is due."""
         if self.at_ns is not None and self.at_ns <= now_ns:
             self.at_ns = None
             self._call()
@@ -64,8 +64,9 @@ class Reactor:
     """A selector, a clock and a heap of timers.
 
     Args:
-        clock_ns: Returns the time; the machine's monotonic clock unless a test has one of its own.
-        selector: For descriptors that the system's best does not take: regular files.
+        clock_ns: Returns the time; by default the monotonic clock. For tests.
+        selector: The selector, if the default one does not support the descriptors: epoll does
+            not support regular files.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Reactor:
         self._selector = selector or selectors.DefaultSelector()
         self._ready: list[tuple[selectors.SelectorKey, int]] = []
         self._each_turn: list[Call] = []
-        self._dues: list[Callable[[], int | None]] = []
+        self._deadlines: list[Callable[[], int | None]] = []
         self._skips: list[Callable[[int], object]] = []
         self._heap: list[tuple[int, int, Timer]] = []
-        """One entry for each time that a timer was moved to; it counts while that still holds."""
+        """An entry for each time to which a timer was moved, valid while it is the timer's time."""
         self._order = itertools.count()
         self.asleep_ns = self.due_ns = self.now_ns()
-        """When the last wait began, and when it was to end at the latest."""
+        """When the last wait began, and when it should have ended at the latest."""
 
     def now_ns(self) -> int:
         """Return the time."""
@@ -93,7 +94,7 @@ class Reactor:
     # ---- descriptors -----------------------------------------------------------------------
 
     def add_reader(self, fileobj: int | HasFileno, call: Call) -> None:
-        """Call when there is something to read; one for both directions is called once a turn."""
+        """Call when there is something to read; at most once per turn if it is the writer, too."""
         self._set(fileobj, EVENT_READ, call)
 
     def add_writer(self, fileobj: int | HasFileno, call: Call) -> None:
@@ -101,7 +102,7 @@ class Reactor:
         self._set(fileobj, EVENT_WRITE, call)
 
     def remove_writer(self, fileobj: int | HasFileno) -> None:
-        """Do not wait for room any more; no effect if nobody does."""
+        """Stop waiting for room to write; do nothing if it is not being waited for."""
         with contextlib.suppress(KeyError):
             calls = self._selector.get_key(fileobj).data
             if calls.pop(EVENT_WRITE, None) is None:
@@ -112,13 +113,13 @@ class Reactor:
                 self._selector.unregister(fileobj)
 
     def remove(self, fileobj: int | HasFileno) -> None:
-        """Watch it no more, closed or not; no effect if it is not watched."""
-        with contextlib.suppress(KeyError, ValueError):  # a closed one is looked up by its object
+        """Stop watching, even if it is closed; do nothing if it is not being watched."""
+        with contextlib.suppress(KeyError, ValueError):  # a closed one is found by its object
             self._selector.unregister(fileobj).data.clear()
 
     @property
     def watched(self) -> Collection[int | HasFileno]:
-        """All that is watched."""
+        """All objects and descriptors being watched."""
         return [key.fileobj for key in self._selector.get_map().values()]
 
     def _set(self, fileobj: int | HasFileno, event: int, call: Call) -> None:
@@ -131,24 +132,24 @@ class Reactor:
         if not key.events & event:
             self._selector.modify(fileobj, key.events | event, key.data)
 
-    # ---- times -----------------------------------------------------------------------------
+    # ---- timers ----------------------------------------------------------------------------
 
     def call_at(self, at_ns: int | None, call: Call, *, skips: bool = True) -> Timer:
-        """Call once at a time, or when the timer is moved to one.
+        """Call once at a time, or at the time to which the timer is moved.
 
         Args:
-            at_ns: When; ``None`` for not yet.
-            call: What to call.
-            skips: Whether :meth:`skip` moves it, as what limits how long others may take.
+            at_ns: The time; ``None`` if it is not known yet.
+            call: The function to call.
+            skips: Whether :meth:`skip` moves the timer, such as a time limit for others.
         """
         return Timer(self, at_ns, call, skips=skips)
 
     def call_later(self, seconds: float, call: Call) -> Timer:
-        """Call once after so long."""
+        """Call once after a number of seconds."""
         return self.call_at(self.now_ns() + int(seconds * 1e9), call)
 
     def every(self, seconds: float, call: Call) -> Timer:
-        """Call in the next turn, and again so long after each call; time is never skipped."""
+        """Call in the next turn, and again at intervals that :meth:`skip` does not change."""
 
         def again() -> None:
             timer.restart(seconds)
@@ -158,30 +159,30 @@ class Reactor:
         return timer
 
     def each_turn(self, call: Call, *, due: Callable[[], int | None] | None = None) -> None:
-        """Call in every turn, after what was ready, in the order in which this was asked for.
+        """Call in every turn, after ready descriptors, in the order of registration.
 
         Args:
-            call: What to call.
-            due: Returns when there is to be a turn at the latest, for what cannot know before.
+            call: The function to call.
+            due: Returns the latest time of the next turn; called before each wait.
         """
         self._each_turn.append(call)
         if due is not None:
             self.wake_by(due)
 
     def wake_by(self, due: Callable[[], int | None]) -> None:
-        """Have a turn by the time that ``due`` returns, whoever does something in it."""
-        self._dues.append(due)
+        """Start a turn by the time that ``due`` returns before each wait."""
+        self._deadlines.append(due)
 
     def on_skip(self, call: Callable[[int], object]) -> None:
-        """Call with each time that is not to count."""
+        """Call with each duration passed to :meth:`skip`."""
         self._skips.append(call)
 
     def push(self, at_ns: int, timer: Timer) -> None:
-        """For :class:`Timer`: look at it at this time."""
+        """Enter a time of a timer; for :class:`Timer` only."""
         heapq.heappush(self._heap, (at_ns, next(self._order), timer))
 
     def skip(self, lost_ns: int) -> None:
-        """Do not count this time: move what is to come."""
+        """Ignore a duration: postpone the timers that skip, and call :meth:`on_skip` functions."""
         for timer in dict.fromkeys(timer for _, _, timer in sorted(self._heap)):
             if timer.skips and timer.at_ns is not None:
                 timer.move(timer.at_ns + lost_ns)
@@ -190,17 +191,20 @@ class Reactor:
 
     @property
     def next_ns(self) -> int | None:
-        """When there is to be a turn at the latest."""
+        """The latest time of the next turn, ``None`` for no limit."""
         while self._heap and self._heap[0][2].at_ns != self._heap[0][0]:
             heapq.heappop(self._heap)
-        times = [due() for due in self._dues]
+        times = [due() for due in self._deadlines]
         times.append(self._heap[0][0] if self._heap else None)
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     # ---- turns -----------------------------------------------------------------------------
 
     def wait(self, *, least_s: float = 0.0, most_s: float | None = None) -> None:
-        """Wait until something is ready or due, but at least and at most so long."""
+        """Wait until something is ready or due, but at most for ``most_s``.
+
+        Timers that are due do not end the wait before ``least_s``.
+        """
         next_ns, self.asleep_ns = self.next_ns, self.now_ns()
         timeout_s = most_s
         if next_ns is not None:
@@ -214,7 +218,7 @@ class Reactor:
         self.due_ns = min(awake_ns, latest_ns)
 
     def call_ready(self) -> None:
-        """Call what was ready, unless it was removed meanwhile."""
+        """Call the functions of ready descriptors, unless removed in the meantime."""
         ready, self._ready = self._ready, []
         for key, events in ready:
             called: Call | None = None
@@ -225,32 +229,32 @@ class Reactor:
                     call()
 
     def call_due(self) -> None:
-        """Call all that looks in every turn, and then what is due."""
+        """Call the functions of every turn, and then due timers."""
         for call in self._each_turn:
             call()
         now_ns, due = self.now_ns(), []
         while self._heap and self._heap[0][0] <= now_ns:
             at_ns, _, timer = heapq.heappop(self._heap)
-            if timer.at_ns == at_ns:  # else it was moved, and has another place in the order
+            if timer.at_ns == at_ns:  # otherwise it was moved, and has another entry
                 due.append(timer)
         for timer in due:
             timer.expire(now_ns)
 
     def turn(self, *, most_s: float | None = None) -> None:
-        """Wait until something is ready or due, and do it."""
+        """Wait until something is ready or due, and call it."""
         self.wait(most_s=most_s)
         self.call_ready()
         self.call_due()
 
     def poll(self, timeout_s: float | None) -> int:
-        """Wait for descriptors alone, and call what is ready; return how many were."""
+        """Wait only for descriptors, call those that are ready, and return their number."""
         self._ready = self._selector.select(timeout_s)
         count = len(self._ready)
         self.call_ready()
         return count
 
     def run_until(self, done: Callable[[], object], *, timeout_s: float | None = None) -> None:
-        """Take turns until something holds, or for so long."""
+        """Run turns until ``done()`` is true, or for ``timeout_s``."""
         end = self.call_at(None, lambda: None)
         if timeout_s is not None:
             end.restart(timeout_s)
@@ -259,7 +263,7 @@ class Reactor:
         end.cancel()
 
     def close(self) -> None:
-        """Call nothing more; what was watched is the callers' to close."""
+        """Stop all calls; callers close the descriptors."""
         for key in (self._selector.get_map() or {}).values():
             key.data.clear()
         self._selector.close()
@@ -267,9 +271,9 @@ class Reactor:
         self._heap.clear()
 
     def __enter__(self) -> Reactor:
-        """Return it, to be closed at the end of the block."""
+        """Return the reactor, to be closed after the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the reactor."""
         self.close()

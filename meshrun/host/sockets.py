@@ -1,4 +1,4 @@
-"""Sockets that are bound before anything starts, and socket pairs between processes."""
+"""Listening sockets, bound before anything starts, and socket pairs between processes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPAC
 
 
 def listen_on(address: str, port: int) -> socket.socket:
-    """Return a socket that listens on one address of this machine and on no other.
+    """Return a socket that listens on one address of this machine only.
 
-    The port (a free one for 0) stays ours: who connects before anybody serves waits in the queue.
+    The port (a free one for 0) stays ours: clients that connect before it is served are queued.
 
     Raises:
         UsageError: If the address is not one of this machine's, or does not resolve.
-        HostError: If the port is taken.
+        HostError: If the port is in use.
     """
     try:
-        # As bytes where it can be: for text Python loads the tables of international names.
+        # As bytes if possible: for a str, Python loads the tables of international names.
         name = address.encode() if address.isascii() else address
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -32,7 +32,7 @@ def listen_on(address: str, port: int) -> socket.socket:
             f"`{address}` does not resolve to an address: {error.strerror}",
             hint="on one node, remove the address: ranks meet on loopback",
         ) from error
-    # A name may lead to both families; programs more often write 127.0.0.1 than ::1.
+    # A name may have addresses of both families; programs more often connect to 127.0.0.1 than ::1.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     family, kind, _, _, place = found[0]
     listener = socket.socket(family, kind)
@@ -52,15 +52,15 @@ def listen_on(address: str, port: int) -> socket.socket:
             hint="on one node, remove the address: ranks meet on loopback",
         ) from error
     try:
-        _check_way_to(listener)
+        _check_route_to(listener)
     except HostError:
         listener.close()
         raise
     return listener
 
 
-def _check_way_to(listener: socket.socket) -> None:
-    """Check that this machine can connect to itself: a datagram socket knows, and sends nothing."""
+def _check_route_to(listener: socket.socket) -> None:
+    """Check that this machine can connect to its own address, without sending anything."""
     place = listener.getsockname()
     with socket.socket(listener.family, socket.SOCK_DGRAM) as probe:
         try:
@@ -74,14 +74,14 @@ def _check_way_to(listener: socket.socket) -> None:
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets that keep the bounds of each packet."""
+    """Return two connected sockets that preserve message boundaries."""
     return socket.socketpair(socket.AF_UNIX, _PACKETS)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int] | None:
-    """Return process and user at the other end of a local connection, or who made the pair.
+    """Return (pid, uid) of the peer of a local connection, or of the creator of a socket pair.
 
-    ``None`` where the system does not tell (macOS).
+    ``None`` if the system does not support this (macOS).
 
     Source:
         unix(7): SO_PEERCRED is a struct of pid, uid and gid.

@@ -1,4 +1,4 @@
-"""Files of the kernel's description of this machine."""
+"""The kernel's description of this machine: files, and the location of PCI devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def read_text(path: Path) -> str:
-    """Return what a file says, without the line's end; "" if it cannot be read."""
+    """Return the contents of a file without surrounding whitespace; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):
@@ -14,7 +14,7 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """Return the number that a file says, if it says one."""
+    """Return the number in a file, ``None`` if there is none."""
     try:
         return int(read_text(path))
     except ValueError:
@@ -22,20 +22,20 @@ def read_number(path: Path) -> int | None:
 
 
 def device_folder(sysfs: Path, address: str) -> Path:
-    """Return the folder of a device: its path goes from the root complex over bridges to it."""
+    """Return the folder of a device, whose path goes from the root complex through bridges."""
     return (sysfs / "bus/pci/devices" / address.lower()).resolve()
 
 
 def numa_node(sysfs: Path, address: str | None) -> int | None:
-    """Return the NUMA node of a device, ``None`` if that is unknown.
+    """Return the NUMA node of a device, ``None`` if unknown.
 
-    The kernel says -1 for unknown, which is common in virtual machines.
+    The kernel reports -1 for unknown, which is common in virtual machines.
     """
     return None if address is None else numa_node_of(device_folder(sysfs, address))
 
 
 def numa_node_of(device: Path) -> int | None:
-    """Return the NUMA node of the device in a folder, or of the one that it is a part of."""
+    """Return the NUMA node of the device in a folder, or of its nearest parent with one."""
     for folder in (device, *device.parents):
         if (node := read_number(folder / "numa_node")) is not None:
             return node if node >= 0 else None
@@ -43,7 +43,7 @@ def numa_node_of(device: Path) -> int | None:
 
 
 def nearness(one: Path, other: Path) -> int | None:
-    """Return how far two devices are from each other, an index of ``NEARNESS``, if it is known."""
+    """Return the distance of two devices as an index into ``NEARNESS``, ``None`` if unknown."""
     roots = [next((at for at in path.parts if at.startswith("pci")), "") for path in (one, other)]
     if roots[0] and roots[0] == roots[1]:
         below = [path.parts[path.parts.index(roots[0]) + 1 :] for path in (one, other)]

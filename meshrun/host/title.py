@@ -1,4 +1,4 @@
-"""The title of meshrun's own processes in ``ps``, and of its threads in ``top -H``."""
+"""Titles of meshrun's processes in ``ps``, and of its threads in ``top -H``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 from meshrun.host.processes import read_stat
 
 _ARG_START = 48 - 3
-"""Place of fields 48 and 49 of ``/proc/PID/stat``, which begin with the third (proc(5))."""
+"""Index of fields 48 and 49 of ``/proc/PID/stat`` in a list that begins with field 3 (proc(5))."""
 
 
 def set_title(*words: str) -> None:
-    """Show ``meshrun`` and these words; where that cannot be, nothing changes.
+    """Set the title to ``meshrun`` and these words; do nothing if the system cannot.
 
-    They are written over the process's own arguments, of which Python has a copy, and are cut
-    where those end. With a last byte that is not zero, what is read there ends with the title, in
-    place of one empty argument per byte that is left (``get_mm_cmdline`` in the kernel's
+    The title overwrites the process's arguments, of which Python has a copy, and is cut to their
+    length. The last byte is not zero, which makes the kernel end the command line with the title;
+    otherwise, each byte left would show as an empty argument (``get_mm_cmdline`` in
     ``fs/proc/base.c``).
     """
     try:
@@ -37,7 +37,7 @@ def set_title(*words: str) -> None:
 
 
 def name_thread(name: str) -> None:
-    """Give the calling thread a name of up to 15 letters; where that cannot be, change nothing."""
+    """Name the calling thread, with up to 15 letters; do nothing if the system cannot."""
     try:
         with open("/proc/thread-self/comm", "w") as file:
             file.write(name)

@@ -1,6 +1,6 @@
-"""The CPUs, caches, sockets and NUMA nodes of this machine, and where its accelerators are.
+"""The CPUs, caches, sockets and NUMA nodes of this machine, and the nodes of its accelerators.
 
-Whatever cannot be read is filled in with the plainest machine that fits: nothing here raises.
+Unreadable facts are replaced by those of the simplest machine that fits: nothing here raises.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def read_topology(
     allowed: Collection[int] | None = None,
     accelerators: Sequence[str | None] = (),
 ) -> Topology:
-    """Return what binding has to know of this machine.
+    """Return the topology of this machine.
 
     Args:
-        sysfs: Where the kernel describes it.
+        sysfs: The folder in which the kernel describes the machine.
         allowed: Logical CPUs this process may use; its affinity mask if ``None``.
         accelerators: PCI address of each visible accelerator by local index.
 
@@ -72,7 +72,7 @@ def _read_cpu(sysfs: Path, cpu: int, node: int, nodes: Mapping[int, tuple[int, .
 
 
 def _read_cache_sharers(folder: Path) -> tuple[int, ...]:
-    """Return the CPUs that share the highest cache that holds data."""
+    """Return the CPUs that share the highest-level data cache."""
     highest = -1
     sharers: tuple[int, ...] = ()
     try:
@@ -88,9 +88,9 @@ def _read_cache_sharers(folder: Path) -> tuple[int, ...]:
 
 
 def _read_accelerator_node(sysfs: Path, address: str | None, nodes: Collection[int]) -> int | None:
-    """Return the NUMA node of a PCI device, ``None`` if that is unknown and there are several.
+    """Return the NUMA node of a PCI device, ``None`` if it is unknown and there are several.
 
-    torch takes node 0 then; with several nodes, that would crowd every rank onto the first.
+    torch would use node 0, which would crowd every rank onto the first of several nodes.
     """
     if not nodes:
         return 0

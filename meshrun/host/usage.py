@@ -1,4 +1,4 @@
-"""CPU time and memory of processes and everything below them, and GPU memory."""
+"""CPU time and memory of process trees, and memory in use on GPUs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from meshrun.host.nvml import load_nvml
 
 @dataclass(slots=True)
 class Usage:
-    """What a process and all below it use."""
+    """Resources used by a process and its descendants."""
 
     cpu_s: float = 0.0
-    """CPU time since their start, of those that have ended too."""
+    """CPU time since their start, including descendants that have ended."""
     memory_bytes: int = 0
-    """Resident memory; pages that processes share count in each."""
+    """Resident memory; shared pages count for each process."""
     stopped: bool = False
-    """Whether the process itself is stopped, as by SIGSTOP."""
+    """Whether the process itself is stopped, for example by SIGSTOP."""
 
 
 def usage_of_trees(roots: Iterable[int]) -> dict[int, Usage]:
-    """Return what each of some processes and all below it use; one look at the process table."""
+    """Return the resources used by each process tree, reading the process table once."""
     import psutil
 
     parents: dict[int, int] = {}
@@ -50,18 +50,18 @@ def usage_of_trees(roots: Iterable[int]) -> dict[int, Usage]:
 
 
 def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:
-    """Return the CPU time, in seconds, of each of some processes with all below it."""
+    """Return the CPU time of each process tree, in seconds."""
     return {pid: used.cpu_s for pid, used in usage_of_trees(roots).items()}
 
 
 class GpuMemory:
-    """Memory in use on some GPUs, from NVML where there is a driver."""
+    """Memory in use on GPUs, from NVML if there is a driver."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._nvml = load_nvml() if gpus else None
         self._gpus = [gpu.uuid and self._nvml and self._nvml.gpu_of(gpu.uuid) for gpu in gpus]
 
     def used_bytes(self, index: int) -> int | None:
-        """Return what is in use on a GPU, by any process; ``None`` if that is unknown."""
+        """Return the memory in use on a GPU by all processes; ``None`` if unknown."""
         gpu = self._gpus[index] if index < len(self._gpus) else None
         return self._nvml.used_bytes(gpu) if self._nvml and gpu else None

@@ -1,4 +1,4 @@
-"""Which Python files are the user's: neither Python's, nor installed, nor meshrun's."""
+"""Distinction of the user's Python files from Python's, installed ones and meshrun's."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ _IN_PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def _folders(*paths: str) -> tuple[str, ...]:
-    """Return folders as they are named and as they are, each with a slash at its end."""
+    """Return the given and the resolved paths of folders, each with a trailing slash."""
     return tuple(
         {os.path.join(find(path), "") for path in paths for find in (str, os.path.realpath)}
     )
 
 
 LIBRARIES = _folders(*filter(None, map(sysconfig.get_path, _IN_PATHS)))
-"""The folders of Python's own library and of what is installed beside it."""
+"""The folders of Python's standard library and of its installed packages."""
 OURS = _folders(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def is_installed(path: str | None) -> bool:
-    """Whether a file was installed, into this environment or another that Python looks into."""
+    """Return whether a file belongs to an installed package, of this or another environment."""
     return path is not None and any(folder in path for folder in _INSTALLED)
 
 
 def is_users_file(path: str) -> bool:
-    """Whether a module or a frame is the user's by the path it names; ``<string>`` is not."""
+    """Return whether the path of a module or frame is a user's file; ``<string>`` is not."""
     return not (path.startswith(("<", *LIBRARIES, *OURS)) or is_installed(path))

@@ -1,4 +1,4 @@
-"""The variables that choose which devices a process sees: one home for their names."""
+"""The variables that determine which devices a process sees."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 Build = Literal["cuda", "hip", "xpu"]
-"""What a torch was built for."""
+"""The platform that a torch was built for."""
 CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 XPU = "ZE_AFFINITY_MASK"
 OUTSIDE_TORCH = ("ONEAPI_DEVICE_SELECTOR", "HABANA_VISIBLE_MODULES", "ASCEND_RT_VISIBLE_DEVICES")
-"""Those of devices that torch does not know, or of layers below it; meshrun sets none of them."""
+"""Variables of devices unknown to torch, or of layers below it; meshrun sets none of them."""
 
 
 def visibility_variables(vendor: Build | None, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variable that chooses among the GPUs of a vendor, and those that must agree.
+    """Return the variable that selects GPUs of a vendor, and others that must agree with it.
 
-    HIP reads its own variable first, and then the one of CUDA, which some programs read.
+    HIP reads its own variable first, then CUDA's; some programs read only CUDA's.
     """
     if vendor == "xpu":
         return (XPU,)

@@ -1,4 +1,4 @@
-"""Tells which of some files have other content than before."""
+"""Detection of files whose contents have changed."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ from types import SimpleNamespace
 from typing import Any
 
 _LOOK_MS = 1000
-"""How often to look where nothing is announced, as of a file system that others write to."""
+"""How often to check files without notification, such as those on a network file system."""
 _QUIET_MS = 100
-"""A burst of writes has ended after that."""
+"""How long a burst of writes must have paused to count as ended."""
 
 
 _Content = tuple[tuple[int, ...], bytes]
-"""What changes with each writing, and a digest of what is written; empty without a file."""
+"""Metadata that change with each write, and a digest of the contents; empty without a file."""
 _OTHER: _Content = ((0,), b"other")
+"""A value that differs from that of any file."""
 
 
 class WatchedFiles:
-    """Some files, more of which may be added, and what they contain.
+    """A growing set of files with their contents.
 
-    ``watchfiles`` wakes us; what has changed is decided by what the files contain, so that neither
-    a file that is written again as it was, nor a folder that is replaced by another, is an error.
+    ``watchfiles`` only wakes us: the contents decide what has changed, so that rewriting a file
+    unchanged or replacing its folder has no effect.
     """
 
     def __init__(self) -> None:
         self._contents: dict[str, _Content] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of files."""
         return len(self._contents)
 
     def add(self, path: str, mtime_ns: int | None = None) -> None:
-        """Watch a file, too, from now on, or from when it was written at ``mtime_ns``."""
+        """Add a file; it counts as changed if it was modified since ``mtime_ns``."""
         if path in self._contents:
             return
         stamp, content = _read(path)
-        is_as_it_was = mtime_ns is None or (stamp and stamp[0] == mtime_ns)
-        self._contents[path] = (stamp, content) if is_as_it_was else _OTHER
+        is_unchanged = mtime_ns is None or (stamp and stamp[0] == mtime_ns)
+        self._contents[path] = (stamp, content) if is_unchanged else _OTHER
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait until something may have changed, for a moment at most, or until ``done()``."""
+        """Wait until something may have changed, ``done()`` is true, or a second has passed."""
         self._wait(_LOOK_MS, SimpleNamespace(is_set=done))
 
     def beside(self) -> set[str]:
-        """Return all Python files in the folders of those that are watched."""
+        """Return all Python files in the folders of the watched files."""
         found = (glob.glob(os.path.join(glob.escape(at), "*.py")) for at in self._folders())
         return {path for paths in found for path in paths}
 
     def changed(self) -> list[str]:
-        """Return the files that have other content than at the last call, once all is quiet."""
+        """Return the files changed since the last call, once writes have paused."""
         found: dict[str, None] = {}
         while more := self._changed_now():
             found.update(dict.fromkeys(more))
@@ -70,7 +71,7 @@ class WatchedFiles:
                 self._contents[path] = now = _read(path)
                 if now[1] != content:
                     found.append(path)
-                    # Python takes one of the same second and size for that of the new text.
+                    # Python would use it if the new source has the same size and mtime in seconds.
                     with suppress(OSError):
                         os.unlink(cache_from_source(path))
         return found
@@ -95,7 +96,7 @@ class WatchedFiles:
         try:
             with closing(announced):
                 next(announced, None)
-        except (OSError, RuntimeError):  # a folder has gone, or no more can be watched
+        except (OSError, RuntimeError):  # a folder was removed, or the limit of watches is reached
             time.sleep(most_ms / 1000)
 
 
@@ -110,7 +111,7 @@ def _stamp(path: str) -> tuple[int, ...]:
 def _read(path: str) -> _Content:
     stamp = _stamp(path)
     try:
-        # A pipe that was put in a file's place may have no writer, and is not waited for.
+        # Do not block if a pipe without a writer has replaced the file.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return stamp, b""

@@ -1,6 +1,7 @@
-"""Files named on the command line: each appears whole or not at all.
+"""Atomic writes of files named on the command line.
 
-A link stays a link, a pipe or a device takes the text, and what a file had is kept until then.
+A link stays a link, and pipes and devices are written directly. A file keeps its old contents until
+the new ones are complete.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TextIO
 from meshrun.errors import HostError, UsageError
 
 _IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
-"""Why no new file can take the place of one that can be written: of its folder, or as a mount."""
+"""Errors of replacing a file that can still be written in place: of its folder, or of a mount."""
 
 
 def check_target(path: str, option: str) -> None:
@@ -24,7 +25,7 @@ def check_target(path: str, option: str) -> None:
 
     Raises:
         UsageError: If the path cannot name a file.
-        HostError: If it could not be written.
+        HostError: If it would not be writable.
     """
     if _stream_of(path) is not None:
         return
@@ -38,9 +39,10 @@ def write_whole(path: str, text: str, option: str, *, is_private: bool = False) 
 
     Args:
         path: The file.
-        text: What it is to hold.
-        option: Where the path is from.
-        is_private: Whether a new file is for this user alone. It then waits for no reader either.
+        text: The new contents.
+        option: The option that the path is the value of.
+        is_private: Whether only this user may read a new file. A pipe without a reader is then an
+            error, instead of being waited for.
 
     Raises:
         UsageError: If the path cannot name a file.
@@ -63,12 +65,12 @@ def write_whole(path: str, text: str, option: str, *, is_private: bool = False) 
 
 
 def open_nonblocking(path: str, flags: int) -> int:
-    """Open a file without waiting for whoever writes to it, should it be a pipe."""
+    """Open a file without waiting for the writer if it is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _resolve(path: str, option: str) -> str:
-    """Return where a path leads; a pipe without a name is where it is."""
+    """Return the target of a path; for an unnamed pipe in /proc, the path itself."""
     target = os.path.realpath(path)
     if not os.path.exists(target) and os.path.exists(path):
         target = path
@@ -86,14 +88,14 @@ def _resolve(path: str, option: str) -> str:
 
 
 def _planted(path: str) -> str | None:
-    """Return what somebody else put into a folder like ``/tmp``: the file, or a link to it.
+    """Return the file, or a link on the way to it, that another user put into a sticky folder.
 
-    The kernel takes none of it either (fs.protected_symlinks, protected_fifos, protected_regular),
-    but sees no path that is resolved here, and no file that is opened without O_CREAT.
+    The kernel refuses such files, too (fs.protected_symlinks, protected_fifos, protected_regular),
+    but neither for paths resolved here nor for files opened without O_CREAT.
     """
     seen: set[str] = set()
     left = [(os.path.join(os.getcwd(), path), True)]
-    """Paths, and whether each is the file's own, and not that of a folder on the way to it."""
+    """Paths, each with whether it is that of the file, not of a folder on the way to it."""
     while left:
         place, is_file = left.pop()
         while place != (folder := os.path.dirname(place)) and place not in seen:
@@ -101,7 +103,7 @@ def _planted(path: str) -> str | None:
             is_link = os.path.islink(place)
             if (is_link or (is_file and os.path.exists(place))) and _is_of_others(place, folder):
                 return place
-            if is_link:  # one of this user's own may lead to one of theirs
+            if is_link:  # one of this user's links may lead to another user's
                 left.append((os.path.join(folder, os.readlink(place)), is_file))
             place, is_file = folder, False
     return None
@@ -114,7 +116,7 @@ def _is_of_others(place: str, folder: str) -> bool:
 
 
 def _stream_of(path: str) -> TextIO | None:
-    """Return stdout or stderr if the path means it; in a file it appends where that is."""
+    """Return stdout or stderr if the path is the same file, so that output is appended there."""
     if path == "-":
         return sys.stdout
     for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -153,7 +155,7 @@ def _replace(target: str, text: str, mode: int) -> None:
 
 
 def _mode(target: str) -> int | None:
-    """Return the permissions that this user, or root, gave a file that is there."""
+    """Return the permissions of an existing file of this user or root."""
     try:
         found = os.stat(target)
     except FileNotFoundError:

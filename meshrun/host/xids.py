@@ -1,4 +1,4 @@
-"""XIDs: the errors of NVIDIA's GPUs, which its driver writes to the kernel's log."""
+"""XIDs: errors of NVIDIA's GPUs in the kernel log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _KMSG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192
-"""The kernel gives a record a read; one that is longer fails."""
+"""Buffer size: each read returns one record, and fails if the record is longer."""
 _JOURNAL = ("journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--output=cat")
 _JOURNAL_TAKES_S = 10.0
 _XID = re.compile(
@@ -23,14 +23,14 @@ _XID = re.compile(
 )
 _LONGEST = 100
 _FATAL = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 140})
-"""After these a GPU has to be reset or replaced before anything can run on it.
+"""XIDs after which a GPU must be reset or replaced before anything can run on it.
 
 Source:
     NVIDIA, "Analyzing Xid Errors with the Xid Catalog" and "Health Validation, Xid Checks".
 """
 _RECOVERY = 154
 _NEEDS_RECOVERY = re.compile(r" to 0x0*[1-9a-f]", re.IGNORECASE)
-"""In the text of XID 154: from now on the driver wants a reset, a reboot or a drained node."""
+"""A match in the text of XID 154 means that a reset, a reboot or draining the node is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class Xid:
     """An error of a GPU, as in ``NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off``."""
 
     address: str
-    """Of the GPU, without the function: ``0000:3b:00``."""
+    """Address of the GPU, without the function: ``0000:3b:00``."""
     number: int
     text: str
 
     def is_on(self, address: str | None) -> bool:
-        """Whether it is of the GPU with this address."""
+        """Return whether it is an error of the GPU with this address."""
         return address is not None and address.rpartition(".")[0].lower() == self.address
 
     @property
     def is_fatal(self) -> bool:
-        """Whether nothing can run on the GPU until somebody resets or replaces it."""
+        """Whether nothing can run on the GPU until it is reset or replaced."""
         if self.number == _RECOVERY:
             return _NEEDS_RECOVERY.search(self.text) is not None
         return self.number in _FATAL
@@ -58,7 +58,7 @@ class Xid:
 
 
 class XidWatch:
-    """The kernel's log from now on, where this user may read it."""
+    """The kernel log from now on, if this user may read it."""
 
     def __init__(self, path: Path = _KMSG) -> None:
         self._fd: int | None = None
@@ -67,11 +67,11 @@ class XidWatch:
             os.lseek(self._fd, 0, os.SEEK_END)
 
     def read(self) -> list[Xid]:
-        """Return the XIDs since the last time."""
+        """Return the XIDs since the last call."""
         return [] if self._fd is None else list(_find_xids(_read_records(self._fd)))
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -100,8 +100,8 @@ def _read_journal() -> list[Xid] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    has_any = found.returncode == 0 and found.stdout != ""  # a user who may see none gets none
-    return list(_find_xids(found.stdout.splitlines())) if has_any else None
+    is_readable = found.returncode == 0 and found.stdout != ""  # empty without permission
+    return list(_find_xids(found.stdout.splitlines())) if is_readable else None
 
 
 def _read_records(fd: int) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _read_records(fd: int) -> Iterator[str]:
             record = os.read(fd, _RECORD_BYTES)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it was overwritten meanwhile
+        except BrokenPipeError:  # the record was overwritten
             continue
         except OSError:
             return

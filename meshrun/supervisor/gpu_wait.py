@@ -59,14 +59,14 @@ class GpuWait:
         for timer in (self._timer, self._deadline, self._note_timer):
             timer.cancel()
 
-    def _uses_above_limit(self, *, by_whom: bool) -> list[GpuUse]:
+    def _uses_above_limit(self, *, with_holders: bool) -> list[GpuUse]:
         if self._nvml is None or self._limits is None:
             return []
-        uses = read_use(self._nvml, self._gpus, by_whom=by_whom, zygote=self._zygote)
+        uses = read_use(self._nvml, self._gpus, with_holders=with_holders, zygote=self._zygote)
         return [use for use in uses if use.used_bytes > self._limits.limit_bytes]
 
     def _look(self) -> None:
-        if not self._uses_above_limit(by_whom=False):
+        if not self._uses_above_limit(with_holders=False):
             self._finish()
             return
         self._timer.restart(_LOOK_EVERY_S)
@@ -74,12 +74,12 @@ class GpuWait:
     def _note_wait(self) -> None:
         assert self._limits is not None  # noqa: S101 - otherwise, there is no wait
         limit = f"until at most {size(self._limits.limit_bytes)} are in use"
-        for use in self._uses_above_limit(by_whom=True):
+        for use in self._uses_above_limit(with_holders=True):
             self._note(f"waiting {limit}, for up to {self._limits.timeout_s:g} s: {use}")
 
     def _give_up(self) -> None:
         assert self._limits is not None  # noqa: S101
-        for use in self._uses_above_limit(by_whom=True):
+        for use in self._uses_above_limit(with_holders=True):
             self._note(f"restarting after {self._limits.timeout_s:g} s although {use}")
         self._finish()
 
