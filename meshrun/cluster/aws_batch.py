@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.numbers import are_set, read_index, read_number
 
 _NUMBERS = tuple(f"AWS_BATCH_JOB_{name}" for name in ("NUM_NODES", "NODE_INDEX", "MAIN_NODE_INDEX"))
 _ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 
 
-def detect_aws_batch(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_aws_batch(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a node of a multi-node parallel job; ``None`` otherwise.
 
     The main node is node 0, whatever its index; only the others get its address.
@@ -22,6 +20,7 @@ def detect_aws_batch(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         AWS Batch's user guide, environment variables of multi-node parallel jobs.
     """
+    env = here.env
     if not are_set(env, *_NUMBERS):
         return None
     nnodes = read_number(env, _NUMBERS[0], least=1) or 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Task, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, derive_port
 from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 from meshrun.cluster.tasks import place_task
 
@@ -12,7 +12,7 @@ _COUNT = "AZUREML_NODE_COUNT"
 _OLD_ADDRESS = "AZ_BATCH_MASTER_NODE"
 
 
-def detect_azure_ml(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_azure_ml(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a node of a job; ``None`` otherwise.
 
     Many systems set ``NODE_RANK``, ``MASTER_ADDR`` and ``RANK``, but only Azure ML sets
@@ -25,6 +25,7 @@ def detect_azure_ml(env: Mapping[str, str]) -> ClusterFacts | None:
         Azure Machine Learning's documentation, "Distributed GPU training guide"; Azure Batch's,
         "Compute node environment variables", for ``AZ_BATCH_MASTER_NODE``.
     """
+    env = here.env
     nnodes = read_number(env, _COUNT, least=1)
     if nnodes is None:
         return None
@@ -58,7 +59,7 @@ def _task(env: Mapping[str, str], nnodes: int) -> Task | None:
         return None
     if size % nnodes:
         raise invalid(env, "WORLD_SIZE", f"a multiple of the {nnodes} nodes")
-    here = size // nnodes
+    local_size = size // nnodes
     rank = read_index(env, size, "RANK") or 0
-    local_rank = read_index(env, here, "LOCAL_RANK") or 0
-    return place_task(rank, local_rank, size, here, nnodes=nnodes).task
+    local_rank = read_index(env, local_size, "LOCAL_RANK") or 0
+    return place_task(rank, local_rank, size, local_size, nnodes=nnodes).task

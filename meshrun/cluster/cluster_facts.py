@@ -1,12 +1,33 @@
-"""The facts that any scheduler gives a process."""
+"""What detectors may read, and the facts that they return."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NamedTuple
 
 _PORTS = range(20000, 30000)
 """Below the ports that the kernel uses for outgoing connections (from 32768 on Linux)."""
+
+
+def _cannot_read(path: str) -> str:
+    raise FileNotFoundError(2, "No such file or directory", path)
+
+
+class Surroundings(NamedTuple):
+    """Everything a detector may look at."""
+
+    env: Mapping[str, str]
+    hostname: str
+    """This machine's own name; a pod's includes its number."""
+    terminal: bool | None = None
+    """Whether this process has a controlling terminal, ``None`` if unknown.
+
+    The tasks of a step inside an ``srun --pty`` shell inherit its variables, but have no terminal.
+    """
+    read: Callable[[str], str] = _cannot_read
+    """Returns the text of a small file, such as a list of hosts, or raises an ``OSError``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

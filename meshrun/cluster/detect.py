@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from meshrun.cluster.aws_batch import detect_aws_batch
 from meshrun.cluster.azure_ml import detect_azure_ml
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.determined import detect_determined
 from meshrun.cluster.dstack import detect_dstack
 from meshrun.cluster.flux import detect_flux
@@ -35,53 +34,36 @@ from meshrun.cluster.vertex import detect_vertex
 from meshrun.cluster.volcano import detect_volcano
 from meshrun.errors import UsageError
 
-
-def _cannot_read(path: str) -> str:
-    raise FileNotFoundError(2, "No such file or directory", path)
-
-
-class Surroundings(NamedTuple):
-    """Everything a detector may look at."""
-
-    env: Mapping[str, str]
-    hostname: str
-    """This machine's own name; a pod's includes its number."""
-    terminal: bool | None = None
-    """Whether this process has a controlling terminal, ``None`` if unknown."""
-    read: Callable[[str], str] = _cannot_read
-    """Returns the text of a small file, such as a list of hosts, or raises an ``OSError``."""
-
-
 Detector = Callable[[Surroundings], ClusterFacts | None]
 
 DETECTORS: tuple[Detector, ...] = (
-    lambda here: detect_jsrun(here.env, here.hostname, here.read),
-    lambda here: detect_openmpi(here.env),
-    lambda here: detect_prrte(here.env),
-    lambda here: detect_mvapich(here.env),
-    lambda here: detect_hydra(here.env),
-    lambda here: detect_skypilot(here.env),
-    lambda here: detect_dstack(here.env),
-    lambda here: detect_ray(here.env),
-    lambda here: detect_flux(here.env),
-    lambda here: detect_step(here.env, terminal=here.terminal),
-    lambda here: detect_pals(here.env),
-    lambda here: detect_sagemaker(here.env),
-    lambda here: detect_azure_ml(here.env),
-    lambda here: detect_vertex(here.env),
-    lambda here: detect_determined(here.env, here.read),
-    lambda here: detect_trainer(here.env),
-    lambda here: detect_pytorch_job(here.env, here.hostname),
-    lambda here: detect_volcano(here.env, here.hostname),
-    lambda here: detect_tpu(here.env),
-    lambda here: detect_leader_worker_set(here.env),
-    lambda here: detect_indexed_job(here.env, here.hostname),
-    lambda here: detect_aws_batch(here.env),
-    lambda here: detect_shell(here.env, terminal=here.terminal),
-    lambda here: detect_lsf(here.env, here.hostname),
-    lambda here: detect_pbs(here.env, here.hostname, here.read),
-    lambda here: detect_gridengine(here.env, here.hostname, here.read),
-    lambda here: detect_pmi(here.env),
+    detect_jsrun,
+    detect_openmpi,
+    detect_prrte,
+    detect_mvapich,
+    detect_hydra,
+    detect_skypilot,
+    detect_dstack,
+    detect_ray,
+    detect_flux,
+    detect_step,
+    detect_pals,
+    detect_sagemaker,
+    detect_azure_ml,
+    detect_vertex,
+    detect_determined,
+    detect_trainer,
+    detect_pytorch_job,
+    detect_volcano,
+    detect_tpu,
+    detect_leader_worker_set,
+    detect_indexed_job,
+    detect_aws_batch,
+    detect_shell,
+    detect_lsf,
+    detect_pbs,
+    detect_gridengine,
+    detect_pmi,
 )
 """Innermost first: jsrun also sets Open MPI's variables, mpirun starts its daemons with srun and in
 any job, SkyPilot and dstack run on Ray, Kubernetes and Slurm, Ray's workers inherit the variables
@@ -89,22 +71,11 @@ of whatever started the cluster, Slurm and Flux set the variables of PALS, Slurm
 pods, every TrainJob and JobSet consists of Indexed Jobs, and a shell is outermost."""
 
 
-def detect_cluster(
-    env: Mapping[str, str],
-    *,
-    hostname: str,
-    terminal: bool | None = None,
-    read: Callable[[str], str] = _cannot_read,
-    plug_ins: Iterable[Detector] = (),
-) -> ClusterFacts | None:
+def detect_cluster(here: Surroundings, plug_ins: Iterable[Detector] = ()) -> ClusterFacts | None:
     """Return the facts of the scheduler or launcher that started this process.
 
     Args:
-        env: The environment.
-        hostname: This machine's own name; a pod's includes its number.
-        terminal: Whether this process has a controlling terminal, ``None`` if unknown. It
-            distinguishes a shell of ``srun --pty`` from the tasks of a step started in it.
-        read: Returns the text of a small file, or raises an ``OSError``.
+        here: The surroundings of this process.
         plug_ins: Additional detectors, which come first.
 
     Returns:
@@ -117,9 +88,9 @@ def detect_cluster(
     found: ClusterFacts | None = None
     around: list[ClusterFacts] = []
     for detect in (*plug_ins, *DETECTORS):
-        recorded = _RecordingEnv(env)
-        here = Surroundings(recorded, hostname, terminal, read)
-        facts = detect(here) if found is None else _or_none(detect, here)
+        recorded = _RecordingEnv(here.env)
+        recording = here._replace(env=recorded)
+        facts = detect(recording) if found is None else _or_none(detect, recording)
         if facts is None:
             continue
         facts = replace(facts, variables=recorded.found())
@@ -131,7 +102,7 @@ def detect_cluster(
         return None
     _check_alone(found, around)
     notes = [f"{outer.system}: {outer.evidence}, around {found.system}" for outer in around]
-    return _with_hosts(replace(found, notes=(*found.notes, *notes)), around, hostname)
+    return _with_hosts(replace(found, notes=(*found.notes, *notes)), around, here.hostname)
 
 
 class _RecordingEnv(Mapping[str, str]):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 
-from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_hosts
 from meshrun.cluster.json_values import index_in, names_in
 from meshrun.errors import UsageError
 
 _FILE = "/run/determined/info/rendezvous.json"
 
 
-def detect_determined(env: Mapping[str, str], read: Callable[[str], str]) -> ClusterFacts | None:
+def detect_determined(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a container of a trial; ``None`` otherwise.
 
     Raises:
@@ -21,10 +20,11 @@ def detect_determined(env: Mapping[str, str], read: Callable[[str], str]) -> Clu
     Source:
         determined's ``_info.py``, ``RendezvousInfo``: written before any user code runs.
     """
+    env = here.env
     if env.get("DET_TASK_TYPE") != "TRIAL" or not env.get("DET_ALLOCATION_ID"):
         return None
     try:
-        found = json.loads(read(_FILE))
+        found = json.loads(here.read(_FILE))
     except (OSError, ValueError, RecursionError) as error:
         raise _broken(f"cannot be read: {error}") from None
     hosts = names_in(found.get("container_addrs")) if isinstance(found, dict) else ()

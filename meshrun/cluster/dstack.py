@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 
 
-def detect_dstack(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_dstack(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a node of a task; ``None`` otherwise.
 
     Raises:
@@ -17,6 +15,7 @@ def detect_dstack(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         dstack's documentation, "System environment variables", and its runner.
     """
+    env = here.env
     if not are_set(env, "DSTACK_NODE_RANK", "DSTACK_NODES_NUM"):
         return None
     nnodes = read_number(env, "DSTACK_NODES_NUM", least=1) or 1

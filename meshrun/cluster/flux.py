@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 from meshrun.cluster.tasks import place_task
 
@@ -13,7 +11,7 @@ _VARIABLES = (
 )
 
 
-def detect_flux(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_flux(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a task of a Flux job; ``None`` otherwise.
 
     The shell of ``flux alloc`` and the script of ``flux batch`` have none of these variables.
@@ -24,6 +22,7 @@ def detect_flux(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         flux-environment(7), "job environment".
     """
+    env = here.env
     if not are_set(env, *_VARIABLES):
         return None
     size = read_number(env, "FLUX_JOB_SIZE", least=1) or 1
@@ -33,8 +32,8 @@ def detect_flux(env: Mapping[str, str]) -> ClusterFacts | None:
     rank = read_index(env, size, "FLUX_TASK_RANK") or 0
     local_rank = read_index(env, size, "FLUX_TASK_LOCAL_ID") or 0
     # No variable has the number of tasks on this node: if nodes differ, it is at least this.
-    here = max(size // nnodes, local_rank + 1)
-    task, _, node_rank = place_task(rank, local_rank, size, here, nnodes=nnodes)
+    local_size = max(size // nnodes, local_rank + 1)
+    task, _, node_rank = place_task(rank, local_rank, size, local_size, nnodes=nnodes)
     job_id = env["FLUX_JOB_ID"]
     return ClusterFacts(
         system="Flux",

@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 from functools import partial
 
-from meshrun.cluster.cluster_facts import ClusterFacts
-from meshrun.cluster.detect import Detector, Surroundings, detect_cluster
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
+from meshrun.cluster.detect import Detector, detect_cluster
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import has_terminal
 from meshrun.host.entry_points import entry_points, load
@@ -32,10 +32,7 @@ def detect_here(*, together: bool) -> ClusterFacts | None:
         UsageError: If a variable or a plug-in is invalid.
     """
     facts = detect_cluster(
-        os.environ,
-        hostname=os.uname().nodename,
-        terminal=has_terminal(),
-        read=_read,
+        Surroundings(os.environ, os.uname().nodename, has_terminal(), _read),
         plug_ins=tuple(
             partial(_ask_plug_in, name, load(PLUG_INS, name, value))
             for name, value in entry_points(PLUG_INS).items()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
 from meshrun.cluster.numbers import read_index, read_number
 from meshrun.cluster.tasks import read_task
 from meshrun.errors import UsageError
 
 
-def detect_hydra(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_hydra(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a process that Hydra started; ``None`` otherwise.
 
     Many systems set ``PMI_RANK`` and ``PMI_SIZE``; only Hydra sets the other two.
@@ -21,6 +19,7 @@ def detect_hydra(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         MPICH 4.0.2 and Intel MPI 2021.18; only the latter sets ``I_MPI_HYDRA_UUID``.
     """
+    env = here.env
     if not (env.get("MPI_LOCALRANKID") or env.get("MPI_LOCALNRANKS")):
         return None
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -42,12 +41,13 @@ def detect_hydra(env: Mapping[str, str]) -> ClusterFacts | None:
     )
 
 
-def detect_pmi(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_pmi(here: Surroundings) -> ClusterFacts | None:
     """Refuse to run as one of several processes with only PMI's variables.
 
     Raises:
         UsageError: If this is one: nothing shows which processes share a node.
     """
+    env = here.env
     size = read_number(env, "PMI_SIZE", least=1)
     rank = read_index(env, size, "PMI_RANK")
     if rank is None or size is None or size == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from meshrun.cluster.cluster_facts import ClusterFacts
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
 
 
 def hosts_in(path: str | None, read: Callable[[str], str]) -> tuple[str, ...]:
@@ -25,13 +25,12 @@ def place_of(hostname: str, hosts: Sequence[str]) -> int | None:
 
 def describe_shell(
     system: str,
+    here: Surroundings,
     *,
     evidence: str,
     job_id: str,
-    hostname: str,
     hosts: tuple[str, ...] = (),
     path: str | None = None,
-    read: Callable[[str], str] | None = None,
     node_rank: int | None = None,
     starter: str = "ssh",
 ) -> ClusterFacts:
@@ -39,22 +38,21 @@ def describe_shell(
 
     Args:
         system: Name of the scheduler.
+        here: The surroundings of this process.
         evidence: How it was recognized.
         job_id: An id of the job.
-        hostname: This machine's name.
         hosts: The hosts of the job; if empty, they are read from ``path``.
         path: The file that lists the hosts.
-        read: Reads a file.
         node_rank: Index of this host, used if ``hosts`` does not contain it.
         starter: The command that starts a process on a host.
     """
-    hosts = hosts or (hosts_in(path, read) if read else ())
+    hosts = hosts or hosts_in(path, here.read)
     why = "this is a script or shell of the job"
     if not hosts:
         why = (
             f"{path} cannot be read, or names no host" if path else "nothing names the job's hosts"
         )
-    place = place_of(hostname, hosts)
+    place = place_of(here.hostname, hosts)
     return ClusterFacts(  # noqa: S604 - starts nothing
         system=system,
         evidence=evidence,

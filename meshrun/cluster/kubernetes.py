@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.numbers import are_set, read_index, read_number
 
 _TRAINER = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR",
@@ -14,7 +13,7 @@ _PYTORCH_JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _POD_OF_PYTORCH_JOB = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 
 
-def detect_trainer(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_trainer(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a node of a Kubeflow TrainJob.
 
     meshrun reads its variables as options anyway. Detecting it here prevents its Indexed Job from
@@ -23,6 +22,7 @@ def detect_trainer(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         Kubeflow Trainer v2, the torch plugin.
     """
+    env = here.env
     if not all(env.get(name) for name in _TRAINER):
         return None
     nnodes = env["PET_NNODES"]
@@ -39,13 +39,14 @@ def detect_trainer(env: Mapping[str, str]) -> ClusterFacts | None:
     )
 
 
-def detect_pytorch_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
+def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a pod of a Kubeflow PyTorchJob, whose RANK and WORLD_SIZE count pods.
 
     Source:
         Kubeflow training operator v1, ``SetPodEnv`` of its PyTorchJob.
     """
-    pod = _POD_OF_PYTORCH_JOB.fullmatch(hostname.partition(".")[0])
+    env = here.env
+    pod = _POD_OF_PYTORCH_JOB.fullmatch(here.hostname.partition(".")[0])
     if pod is None or not env.get("KUBERNETES_SERVICE_HOST") or env.get("LOCAL_RANK"):
         return None
     address = env.get("MASTER_ADDR", "")
@@ -60,13 +61,14 @@ def detect_pytorch_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | 
         job_id=pod["job"],
         nnodes=nnodes,
         node_rank=node_rank,
-        head=(hostname if address == "localhost" else address,),  # the first pod gets localhost
+        # The first pod's MASTER_ADDR is localhost.
+        head=(here.hostname if address == "localhost" else address,),
         port=read_number(env, "MASTER_PORT"),
         notes=("here RANK and WORLD_SIZE count pods, not processes",),
     )
 
 
-def detect_leader_worker_set(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_leader_worker_set(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a pod in a group of a LeaderWorkerSet.
 
     Raises:
@@ -75,6 +77,7 @@ def detect_leader_worker_set(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         LeaderWorkerSet's documentation, labels and environment variables.
     """
+    env = here.env
     nnodes = read_number(env, "LWS_GROUP_SIZE", least=1)
     node_rank = read_index(env, nnodes, "LWS_WORKER_INDEX")
     leader = env.get("LWS_LEADER_ADDRESS")
@@ -92,7 +95,7 @@ def detect_leader_worker_set(env: Mapping[str, str]) -> ClusterFacts | None:
     )
 
 
-def detect_indexed_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
+def detect_indexed_job(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a pod of an Indexed Job, by itself or in a JobSet.
 
     The number of pods is unknown.
@@ -100,10 +103,11 @@ def detect_indexed_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | 
     Source:
         Kubernetes, "Indexed Job"; JobSet, "DNS hostnames for pods".
     """
+    env = here.env
     node_rank = read_number(env, "JOB_COMPLETION_INDEX")
     if node_rank is None:
         return None
-    name, dot, domain = hostname.partition(".")
+    name, dot, domain = here.hostname.partition(".")
     job, dash, index = name.rpartition("-")
     jobset = env.get("JOBSET_NAME")
     head: tuple[str, ...] = ()

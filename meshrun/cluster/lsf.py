@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.job_shell import describe_shell, hosts_in, place_of
 from meshrun.cluster.numbers import invalid
 from meshrun.cluster.tasks import read_task
 
 
-def detect_jsrun(
-    env: Mapping[str, str], hostname: str, read: Callable[[str], str]
-) -> ClusterFacts | None:
+def detect_jsrun(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a task that ``jsrun`` started; ``None`` otherwise.
 
     Raises:
@@ -23,13 +20,14 @@ def detect_jsrun(
         IBM's Job Step Manager, ``JSM_NAMESPACE_*``; LSF's reference, ``LSB_DJOB_RANKFILE``, whose
         first line is the node that runs the script and no tasks.
     """
+    env = here.env
     names = (f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     placed = read_task(env, *names)
     if placed is None:
         return None
     task, nnodes, node_rank = placed
-    hosts = hosts_in(env.get("LSB_DJOB_RANKFILE"), read)[1:]
-    place = place_of(hostname, hosts)
+    hosts = hosts_in(env.get("LSB_DJOB_RANKFILE"), here.read)[1:]
+    place = place_of(here.hostname, hosts)
     if len(hosts) != nnodes or place is None:
         hosts = ()
     elif node_rank != place:
@@ -52,7 +50,7 @@ def detect_jsrun(
     )
 
 
-def detect_lsf(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
+def detect_lsf(here: Surroundings) -> ClusterFacts | None:
     """Return the hosts of a job; ``None`` outside one.
 
     Raises:
@@ -61,6 +59,7 @@ def detect_lsf(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
     Source:
         LSF's reference: ``LSB_MCPU_HOSTS`` is ``host slots host slots ...``; blaunch(8).
     """
+    env = here.env
     if not (env.get("LSB_JOBID") and env.get("LSB_MCPU_HOSTS")):
         return None
     words = env["LSB_MCPU_HOSTS"].split()
@@ -69,9 +68,9 @@ def detect_lsf(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
     index = env.get("LSB_JOBINDEX", "")
     return describe_shell(
         "LSF",
+        here,
         evidence=f"job {env['LSB_JOBID']} (LSB_JOBID, LSB_MCPU_HOSTS)",
         job_id=f"{env['LSB_JOBID']}.{index}" if index else env["LSB_JOBID"],
         hosts=tuple(dict.fromkeys(words[::2])),
-        hostname=hostname,
         starter="blaunch",
     )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
 from meshrun.cluster.tasks import read_task
 
 
-def detect_mvapich(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_mvapich(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a process of MVAPICH; ``None`` otherwise.
 
     Raises:
@@ -17,6 +15,7 @@ def detect_mvapich(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         MVAPICH2's user guide, and ``mpispawn.c``.
     """
+    env = here.env
     names = (f"MV2_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     placed = read_task(env, *names)
     if placed is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.numbers import read_number
 from meshrun.cluster.tasks import read_task
 
@@ -14,7 +14,7 @@ _NAMESPACE = re.compile(r"prterun-(?P<host>[\w.-]+)-\d+@\d+")
 _ONE_A_NODE = "mpirun -npernode 1 --bind-to none meshrun ..."
 
 
-def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_openmpi(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a process that ``mpirun`` started; ``None`` otherwise.
 
     No variable has the node rank: ``OMPI_COMM_WORLD_NODE_RANK`` is the rank within the node.
@@ -25,6 +25,7 @@ def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         mpirun(1), environment; Open MPI 4.1 for ``OMPI_MCA_orte_*``.
     """
+    env = here.env
     nnodes = read_number(env, "OMPI_MCA_orte_num_nodes", least=1)
     names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     placed = read_task(env, *names, nnodes=nnodes)  # Open MPI 5 has no variable for nnodes
@@ -47,7 +48,7 @@ def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
     )
 
 
-def detect_prrte(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_prrte(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a process that ``prterun`` started without an MPI's variables.
 
     The number of processes is unknown.
@@ -58,6 +59,7 @@ def detect_prrte(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         PRRTE, ``setup_fork`` of its schizo components for ``PRTE_LAUNCHED``; PMIx, ``PMIX_RANK``.
     """
+    env = here.env
     rank = read_number(env, "PMIX_RANK")
     if rank is None or not env.get("PRTE_LAUNCHED") or not env.get("PMIX_NAMESPACE"):
         return None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.numbers import are_set, read_number
 from meshrun.cluster.tasks import read_task
 
 
-def detect_pals(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_pals(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a process that PALS started; ``None`` otherwise.
 
     Slurm's plug-in ``mpi/cray_shasta`` and Flux's ``cray-pals`` set these variables, too, so Slurm
@@ -23,6 +22,7 @@ def detect_pals(env: Mapping[str, str]) -> ClusterFacts | None:
         Slurm's ``mpi/cray_shasta`` and flux-coral2's ``cray-pals`` for the names; HPE Cray PALS,
         ``mpiexec``.
     """
+    env = here.env
     if not are_set(env, "PALS_APID", "PALS_RANKID", "PALS_NODEID"):
         return None
     local = "PALS" if env.get("PALS_LOCAL_SIZE") else "PMI"

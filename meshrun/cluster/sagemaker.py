@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_hosts
 from meshrun.cluster.json_values import names_in, read_json
 from meshrun.cluster.numbers import are_set, invalid
 
 
-def detect_sagemaker(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_sagemaker(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a container of a training job; ``None`` otherwise.
 
     Raises:
@@ -19,6 +17,7 @@ def detect_sagemaker(env: Mapping[str, str]) -> ClusterFacts | None:
         sagemaker-training-toolkit, ``ENVIRONMENT_VARIABLES.md``; SageMaker's documentation for
         ``TRAINING_JOB_NAME``.
     """
+    env = here.env
     if not are_set(env, "SM_HOSTS", "SM_CURRENT_HOST"):
         return None
     hosts = names_in(read_json(env, "SM_HOSTS"))

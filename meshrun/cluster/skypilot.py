@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 
 
-def detect_skypilot(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_skypilot(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a node of a SkyPilot task; ``None`` otherwise.
 
     Raises:
@@ -17,6 +15,7 @@ def detect_skypilot(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         SkyPilot's documentation, "Environment Variables and Secrets".
     """
+    env = here.env
     hosts = tuple(env.get("SKYPILOT_NODE_IPS", "").split())
     nnodes = read_number(env, "SKYPILOT_NUM_NODES", least=1) or len(hosts) or None
     node_rank = read_index(env, nnodes, "SKYPILOT_NODE_RANK")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Task, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, derive_port
 from meshrun.cluster.numbers import invalid, read_index, read_number
 from meshrun.cluster.slurm_lists import expand_counts, expand_hosts
 from meshrun.errors import UsageError
@@ -16,13 +16,8 @@ _RUN = "srun --ntasks-per-node=1 meshrun ..."
 _T = TypeVar("_T")
 
 
-def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> ClusterFacts | None:
+def detect_step(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a task that ``srun`` started; ``None`` otherwise.
-
-    Args:
-        env: The environment.
-        terminal: Whether this process has a controlling terminal, ``None`` if unknown. Tasks of a
-            step inside an ``srun --pty`` shell inherit its variables, but have no terminal.
 
     Raises:
         UsageError: If a variable is invalid.
@@ -30,7 +25,8 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
     Source:
         srun(1), output environment variables; Slurm 22.05 for when each is set.
     """
-    if not env.get("SLURM_JOB_ID") or _why_no_task(env, terminal) is not None:
+    env = here.env
+    if not env.get("SLURM_JOB_ID") or _why_no_task(here) is not None:
         return None
     hosts = _expanded(env, ("SLURM_STEP_NODELIST", "SLURM_NODELIST"), expand_hosts)
     counts = _expanded(env, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), expand_counts)
@@ -54,15 +50,15 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
             f" the step's {nnodes} nodes and {world_size} tasks"
         )
     hosts, counts = _in_node_order(env, hosts, counts)
-    here = counts[node_rank]
-    local_rank = read_index(env, here, "SLURM_LOCALID") or 0
+    local_size = counts[node_rank]
+    local_rank = read_index(env, local_size, "SLURM_LOCALID") or 0
     job, step = env["SLURM_JOB_ID"], _step(env)
     job_id = f"{job}.{step}"
     task = Task(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
-        local_world_size=here,
+        local_world_size=local_size,
         per_node=counts,
         in_blocks=_in_blocks(env) and rank == sum(counts[:node_rank]) + local_rank,
     )
@@ -83,14 +79,15 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
     )
 
 
-def detect_shell(env: Mapping[str, str], *, terminal: bool | None = None) -> ClusterFacts | None:
+def detect_shell(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a shell or batch script of a job that is not a task; else ``None``.
 
     Raises:
         UsageError: If a variable is invalid.
     """
+    env = here.env
     job = env.get("SLURM_JOB_ID")
-    why = _why_no_task(env, terminal) if job else None
+    why = _why_no_task(here) if job else None
     if why is None:
         return None
     components = _components(env)
@@ -143,8 +140,9 @@ def _in_node_order(
     return tuple(numbered), tuple(count_of[host] for host in numbered)
 
 
-def _why_no_task(env: Mapping[str, str], terminal: bool | None) -> str | None:
+def _why_no_task(here: Surroundings) -> str | None:
     """Return why a process of a job is not a task of a step, ``None`` if it is one."""
+    env = here.env
     step = _step(env)
     if step is None:
         # A batch script has SLURM_PROCID 0, like a task.
@@ -153,7 +151,7 @@ def _why_no_task(env: Mapping[str, str], terminal: bool | None) -> str | None:
         return f"{seen} without SLURM_STEP_ID: {kind}"
     if step >= _SPECIAL_STEPS:
         return f"SLURM_STEP_ID {step}: a batch script or an interactive shell"
-    if env.get("SLURM_PTY_PORT") and terminal is not False:
+    if env.get("SLURM_PTY_PORT") and here.terminal is not False:
         return "SLURM_PTY_PORT: a shell of `srun --pty`"
     if _is_left_from_another_job(env):
         return f"SLURM_STEP_ID {step} of another job: a batch script submitted by a task"

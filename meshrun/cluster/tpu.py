@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
 
 
-def detect_tpu(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_tpu(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a pod of a TPU slice; ``None`` otherwise.
 
     Raises:
@@ -18,6 +16,7 @@ def detect_tpu(env: Mapping[str, str]) -> ClusterFacts | None:
         GKE's documentation, "About TPUs in GKE", ``TPU_WORKER_ID`` and ``TPU_WORKER_HOSTNAMES``;
         "Multislice" for ``MEGASCALE_*``.
     """
+    env = here.env
     if not are_set(env, "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"):
         return None
     names = env["TPU_WORKER_HOSTNAMES"].split(",")

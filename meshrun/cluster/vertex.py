@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_hosts
 from meshrun.cluster.json_values import index_in, names_in, read_json
 from meshrun.cluster.numbers import invalid
 
@@ -13,7 +11,7 @@ _POOLS = ("workerpool0", "workerpool1")
 """The primary replica and the workers; the other pools are parameter servers or evaluators."""
 
 
-def detect_vertex(env: Mapping[str, str]) -> ClusterFacts | None:
+def detect_vertex(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a replica that trains; ``None`` otherwise.
 
     Raises:
@@ -22,6 +20,7 @@ def detect_vertex(env: Mapping[str, str]) -> ClusterFacts | None:
     Source:
         Vertex AI's documentation, "Distributed training", format of ``CLUSTER_SPEC``.
     """
+    env = here.env
     if "workerpool" not in env.get("CLUSTER_SPEC", ""):
         return None
     spec = read_json(env, "CLUSTER_SPEC")

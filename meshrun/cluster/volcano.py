@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_hosts
 from meshrun.cluster.numbers import invalid, read_number
 
 _OF_ONE_LAUNCH = ("MASTER", "WORKER")
 """Tasks that together form one launch, in node order; any other task is a launch of its own."""
 
 
-def detect_volcano(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
+def detect_volcano(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a pod of a job; ``None`` otherwise.
 
     The pod's name shows its task; ``VC_TASK_INDEX`` is its index within the task.
@@ -23,9 +21,10 @@ def detect_volcano(env: Mapping[str, str], hostname: str) -> ClusterFacts | None
         Volcano's plug-ins: ``env`` for ``VC_TASK_INDEX``, ``svc`` for ``VC_<TASK>_HOSTS``,
         ``pytorch`` for which tasks form one launch.
     """
+    env = here.env
     if read_number(env, "VC_TASK_INDEX") is None:
         return None
-    own = hostname.partition(".")[0]
+    own = here.hostname.partition(".")[0]
     tasks = {
         name.removeprefix("VC_").removesuffix("_HOSTS"): tuple(env[name].split(","))
         for name in env

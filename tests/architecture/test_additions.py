@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from meshrun import app
-from meshrun.cluster import detect
+from meshrun.cluster import Surroundings, detect
 from meshrun.cluster.cluster_facts import ClusterFacts
 from meshrun.errors import MeshrunError
 from meshrun.host.machine import HostFacts
@@ -38,7 +38,7 @@ def test_the_examples_of_additions_apply() -> None:
 def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its nodes are planned for, and the plan says who told of them."""
 
-    def detect_lsf(here: detect.Surroundings) -> ClusterFacts | None:
+    def detect_lsf(here: Surroundings) -> ClusterFacts | None:
         hosts = tuple(here.env.get("LSB_HOSTS", "").split())
         if not hosts:
             return None

@@ -41,8 +41,10 @@ def test_slurm_hands_out_gpus(slurm: Slurm) -> None:
 def test_slurm_says_the_switches_of_a_node(slurm: Slurm) -> None:
     """What is read from it is the leaf switch, with those above it."""
     ask = (
-        "import os; from meshrun.cluster.slurm import detect_step;"
-        " print(detect_step(os.environ).domain, os.environ['SLURM_TOPOLOGY_ADDR_PATTERN'])"
+        "import os; from meshrun.cluster import Surroundings;"
+        " from meshrun.cluster.slurm import detect_step;"
+        " found = detect_step(Surroundings(os.environ, 'here'));"
+        " print(found.domain, os.environ['SLURM_TOPOLOGY_ADDR_PATTERN'])"
     )
     told = slurm.srun("--nodes=3", "--ntasks-per-node=1", sys.executable, "-c", ask)
 

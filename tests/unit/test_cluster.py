@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from meshrun.cluster import ClusterFacts, Task, derive_port, detect_cluster
+from meshrun.cluster import ClusterFacts, Surroundings, Task, derive_port, detect_cluster
 from meshrun.errors import UsageError
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
@@ -61,15 +61,15 @@ def read(path: str) -> str:
 
 
 def detect(env: dict[str, str], hostname: str = "here", **more: bool) -> ClusterFacts:
-    facts = detect_cluster(env, hostname=hostname, read=read, **more)
+    facts = detect_cluster(Surroundings(env, hostname=hostname, read=read, **more))
     assert facts is not None
     return facts
 
 
 def test_nothing_is_found_in_nothing() -> None:
     """Nor in the variables of a launcher."""
-    assert detect_cluster({}, hostname="here") is None
-    assert detect_cluster({"RANK": "0", "WORLD_SIZE": "2"}, hostname="here") is None
+    assert detect_cluster(Surroundings({}, hostname="here")) is None
+    assert detect_cluster(Surroundings({"RANK": "0", "WORLD_SIZE": "2"}, hostname="here")) is None
 
 
 def test_a_task_of_a_slurm_step() -> None:
@@ -429,16 +429,16 @@ def test_half_of_the_variables(env: dict[str, str], hostname: str, names: list[s
     """As where only some got into a container: an error that names those, and never a launch."""
     for name in names:
         with pytest.raises(UsageError, match=rf"set without .*{name}"):
-            detect_cluster({**env, name: ""}, hostname=hostname, read=read)
+            detect_cluster(Surroundings({**env, name: ""}, hostname=hostname, read=read))
 
 
 def test_pmi_alone_is_no_launch() -> None:
     """Something started several processes, and nothing says where they are; it is told once."""
     with pytest.raises(UsageError, match="PMI_RANK 1 of PMI_SIZE 4") as error:
-        detect_cluster({"PMI_RANK": "1", "PMI_SIZE": "4"}, hostname="here")
+        detect_cluster(Surroundings({"PMI_RANK": "1", "PMI_SIZE": "4"}, hostname="here"))
 
     assert error.value.is_told
-    assert detect_cluster({"PMI_RANK": "0", "PMI_SIZE": "1"}, hostname="here") is None
+    assert detect_cluster(Surroundings({"PMI_RANK": "0", "PMI_SIZE": "1"}, hostname="here")) is None
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_pmi_alone_is_no_launch() -> None:
 )
 def test_names_that_many_use_are_not_enough(env: dict[str, str]) -> None:
     """A second variable tells whose they are."""
-    assert detect_cluster(env, hostname="here", read=read) is None
+    assert detect_cluster(Surroundings(env, hostname="here", read=read)) is None
 
 
 def test_one_process_inside_several_is_told() -> None:
@@ -464,7 +464,7 @@ def test_one_process_inside_several_is_told() -> None:
     with pytest.raises(
         UsageError, match=r"Open MPI started 1 process .*, but Slurm around it started 4"
     ):
-        detect_cluster({**STEP, **alone}, hostname="here")
+        detect_cluster(Surroundings({**STEP, **alone}, hostname="here"))
 
     assert detect({**SALLOC, **alone}).system == "Open MPI"
 
@@ -481,9 +481,10 @@ def test_slurm_in_pods_and_mpirun_in_slurm() -> None:
 
 def test_a_rank_in_a_pod_is_no_pod_of_a_pytorch_job() -> None:
     """A launcher there sets LOCAL_RANK too, and another MASTER_ADDR is another job's."""
-    assert detect_cluster({**PYTORCH_JOB, "LOCAL_RANK": "0"}, hostname="mnist-worker-1") is None
-    assert detect_cluster(PYTORCH_JOB, hostname="other-worker-1") is None
-    assert detect_cluster(PYTORCH_JOB, hostname="laptop") is None
+    in_rank = {**PYTORCH_JOB, "LOCAL_RANK": "0"}
+    assert detect_cluster(Surroundings(in_rank, hostname="mnist-worker-1")) is None
+    assert detect_cluster(Surroundings(PYTORCH_JOB, hostname="other-worker-1")) is None
+    assert detect_cluster(Surroundings(PYTORCH_JOB, hostname="laptop")) is None
 
 
 @pytest.mark.parametrize(
@@ -527,14 +528,14 @@ def test_a_rank_in_a_pod_is_no_pod_of_a_pytorch_job() -> None:
 def test_a_broken_variable_is_named(env: dict[str, str], name: str, value: str) -> None:
     """With what it holds, whatever that is."""
     with pytest.raises(UsageError, match=f"{name}.*`{re.escape(value)}`"):
-        detect_cluster({**env, name: value}, hostname="here", read=read)
+        detect_cluster(Surroundings({**env, name: value}, hostname="here", read=read))
 
 
 def test_half_a_slurm_step_is_told() -> None:
     """As when only some variables got into a container."""
     env = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}
     with pytest.raises(UsageError, match="SLURM_STEP_NUM_TASKS, SLURM_NODEID"):
-        detect_cluster(env, hostname="here")
+        detect_cluster(Surroundings(env, hostname="here"))
 
 
 REAL = [STEP, BATCH, SALLOC, MPI, SKY, TRAINER, PYTORCH_JOB, GROUP, HYDRA, INTEL, MPI_5, PRRTE,
@@ -556,7 +557,7 @@ def test_whatever_the_environment_holds(
     """There are facts that agree with themselves, nothing, or an error that says what is wrong."""
     env = {name: value for each in [*real, changed] for name, value in each.items()}
     try:
-        facts = detect_cluster(env, hostname=hostname, read=read)
+        facts = detect_cluster(Surroundings(env, hostname=hostname, read=read))
     except UsageError as error:
         assert any(name in error.message for name in env), error
         return
