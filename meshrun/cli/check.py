@@ -23,7 +23,7 @@ _MODES = ("quick", "full")
 _FOUND_EXIT_CODE = 1
 
 
-def check_program(options: Options, words: tuple[str, ...]) -> Program:
+def read_check_program(options: Options, words: tuple[str, ...]) -> Program:
     """Return the program that ranks run in place of the user's.
 
     Raises:

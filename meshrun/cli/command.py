@@ -50,6 +50,7 @@ class _Command(TyperCommand):
     """Accepts options in every spelling that torchrun accepts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line, and keep its words for other processes."""
         takes_value: dict[str, bool] = {}
         torchrun_flags: set[str] = set()
         for parameter in self.params:
@@ -115,8 +116,8 @@ def make_app(table: type[Options]) -> typer.Typer:
         try:
             return run(options, line, context.obj)
         except MeshrunError as error:
-            named = f"{getattr(error, 'option', '')} {error.message}"
-            error.message += options.variables_behind(named)
+            message = f"{getattr(error, 'option', '')} {error.message}"
+            error.message += options.variables_behind(message)
             if options.exit_code == "torchrun" and error.exit_code != UsageError.exit_code:
                 error.exit_code = 1
             raise
@@ -138,13 +139,13 @@ def make_app(table: type[Options]) -> typer.Typer:
             for name, hint in hints.items()
         ]
     )
-    made = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    made.command(
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(
         cls=_Command,
         context_settings={"allow_interspersed_args": False},
         add_help_option=False,
     )(command)
-    return made
+    return app
 
 
 def _information(table: type[Options], options: Options, line: CommandLine) -> str | None:

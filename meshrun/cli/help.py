@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -39,8 +39,6 @@ _COLUMN, _BRIEF_COLUMN = 34, 26
 """Columns at which descriptions start."""
 _MAX_WIDTH = 110
 
-_Emphasis = Callable[[str], str]
-
 
 def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
     """Return a page of help, as wide as the terminal.
@@ -54,49 +52,47 @@ def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
         UsageError: If there is no such topic.
     """
     width = max(min(shutil.get_terminal_size().columns, _MAX_WIDTH), _COLUMN + 20)
-    is_colored = has_colors(1)
-
-    def emphasized(text: str) -> str:
-        return f"\033[1m{text}\033[0m" if is_colored else text
-
     if topic in TOPICS:
         panels = TOPICS[topic]
-        parts = [*_panels(table, panels, width, emphasized)]
-        return "\n\n".join([*parts, f"Docs: {DOCS}/{_page_of(panels[0])}"])
+        return "\n\n".join([*_panels(table, panels, width), f"Docs: {DOCS}/{_page_of(panels[0])}"])
     if topic not in ("-h", "--help"):
-        return _details(_find(table, topic), width, emphasized)
-    parts = [ABOUT, _usage(emphasized), _examples(emphasized)]
+        return _details(_find(table, topic), width)
+    parts = [ABOUT, _usage(), _examples()]
     if topic == "-h":
-        return "\n\n".join([*parts, _common_options(table, emphasized), _more("--help")])
+        return "\n\n".join([*parts, _common_options(table), _more("--help")])
     everything = dict.fromkeys(row.panel for row in table.rows())
     return "\n\n".join(
         [
             *parts,
             _fill(SCRIPT, width),
-            *_panels(table, everything, width, emphasized),
+            *_panels(table, everything, width),
             _fill(ENVIRONMENT, width),
             _more("-h"),
         ]
     )
 
 
-def _usage(emphasized: _Emphasis) -> str:
-    return f"{emphasized('Usage:')} " + "\n       ".join(f"meshrun {words}" for words in SYNOPSIS)
+def _bold(text: str) -> str:
+    return f"\033[1m{text}\033[0m" if has_colors(1) else text
 
 
-def _examples(emphasized: _Emphasis) -> str:
+def _usage() -> str:
+    return f"{_bold('Usage:')} " + "\n       ".join(f"meshrun {words}" for words in SYNOPSIS)
+
+
+def _examples() -> str:
     longest = max(map(len, EXAMPLES))
     lines = (f"  {words.ljust(longest)}  # {why}" for words, why in EXAMPLES.items())
-    return "\n".join([emphasized("Examples:"), *lines])
+    return "\n".join([_bold("Examples:"), *lines])
 
 
-def _common_options(table: type[ParsedOptions], emphasized: _Emphasis) -> str:
-    lines = [emphasized("Common options:")]
+def _common_options(table: type[ParsedOptions]) -> str:
+    lines = [_bold("Common options:")]
     for row in table.rows():
         if row.brief:
             text = row.brief + _default(row)
             fitting = text if len(text) <= 80 - _BRIEF_COLUMN else row.brief
-            lines.append(_beside(row, [fitting], _BRIEF_COLUMN, emphasized))
+            lines.append(_beside(row, [fitting], _BRIEF_COLUMN))
     return "\n".join(lines)
 
 
@@ -112,28 +108,25 @@ def _more(other: str) -> str:
     return f"More:\n  {f'meshrun {other}'.ljust(23)}{what}\n{topics}\n  {DOCS}"
 
 
-def _panels(
-    table: type[ParsedOptions], panels: Iterable[str], width: int, emphasized: _Emphasis
-) -> Iterator[str]:
+def _panels(table: type[ParsedOptions], panels: Iterable[str], width: int) -> Iterator[str]:
     for panel in panels:
         rows = (row for row in table.rows() if row.panel == panel)
-        entries = (_entry(row, width, emphasized) for row in rows)
-        yield "\n".join([emphasized(f"{panel}:"), *entries])
+        yield "\n".join([_bold(f"{panel}:"), *(_entry(row, width) for row in rows)])
 
 
-def _entry(row: Option[Any], width: int, emphasized: _Emphasis) -> str:
-    """Return an option's flags, with its help beside or below them."""
+def _entry(row: Option[Any], width: int) -> str:
     lines = _fill(row.help + _default(row), width - _COLUMN).splitlines()
-    return _beside(row, lines, _COLUMN, emphasized)
+    return _beside(row, lines, _COLUMN)
 
 
-def _beside(row: Option[Any], lines: list[str], column: int, emphasized: _Emphasis) -> str:
+def _beside(row: Option[Any], lines: list[str], column: int) -> str:
+    """Return an option's flags, with lines of text beside or below them."""
     flags = ", ".join(row.flags)
-    begin = f"{'  ' if row.short else '      '}{flags} {row.metavar}".rstrip()
-    if len(begin) < column - 1:
-        begin = begin.ljust(column) + lines.pop(0)
+    first = f"{'  ' if row.short else '      '}{flags} {row.metavar}".rstrip()
+    if len(first) < column - 1:
+        first = first.ljust(column) + lines.pop(0)
     return "\n".join(
-        [begin.replace(flags, emphasized(flags), 1), *(" " * column + line for line in lines)]
+        [first.replace(flags, _bold(flags), 1), *(" " * column + line for line in lines)]
     )
 
 
@@ -156,9 +149,9 @@ def _find(table: type[ParsedOptions], topic: str) -> Option[Any]:
     return names[name]
 
 
-def _details(row: Option[Any], width: int, emphasized: _Emphasis) -> str:
+def _details(row: Option[Any], width: int) -> str:
     """Return what the reference says about an option, with the addresses of its pages."""
-    flags = f"{emphasized(', '.join(row.flags))} {row.metavar}".rstrip()
+    flags = f"{_bold(', '.join(row.flags))} {row.metavar}".rstrip()
     text = LINK.sub(r"\1", _POINTER.sub("", f"{row.help} {row.details}"))
     lines = [*_fill(" ".join(text.split()), width - 4).splitlines(), ""]
     if row.takes_value:

@@ -56,11 +56,16 @@ def check_other_options(options: Options) -> None:
     Raises:
         UsageError: If one cannot be parsed, or is given without the option that it needs.
     """
-    for row in (Options.submit_arg, Options.submit_patch, Options.image):
-        if options.submit is None and options.is_typed(row):
-            raise UsageError(f"{row.flag} requires --submit")
+    _require(options, Options.submit, Options.submit_arg, Options.submit_patch, Options.image)
     _ = options.monitor_interval, options.exit_barrier_timeout, options.format
     check_variables(options)
+
+
+def _require(options: Options, needed: Option[Any], *rows: Option[Any]) -> None:
+    """Raise an error if one of ``rows`` is typed without the option that it needs."""
+    for row in rows:
+        if options.is_typed(row) and options.value(needed) in (None, False):
+            raise UsageError(f"{row.flag} requires {needed.flag}")
 
 
 def read_program(options: Options, words: Sequence[str]) -> Program:
@@ -127,6 +132,9 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
     stop_signals, unknown = options.signals_to_handle or (STOP_SIGNALS, ())
     flattens, views = _derived(options)
     nnodes, least_nodes = _nodes(options)
+    _require(options, Options.node_history, Options.max_node_failures)
+    _require(options, Options.stragglers, Options.straggler_time)
+    _require(options, Options.warm, Options.warm_idle)
     return LaunchRequest(
         program=program,
         mesh=_mesh(options),
@@ -148,10 +156,10 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         else grace_s,
         start_timeout_s=_zero_if_debugging(options, options.start_timeout),
         hang_timeout_s=_zero_if_debugging(options, options.hang_timeout),
-        straggler_time_s=_straggler_time(options),
+        straggler_time_s=options.straggler_time if options.stragglers else None,
         node_timeout_s=options.node_timeout,
         preload=(*options.preload, *_PRELOAD),
-        warm_idle_s=_warm_idle(options),
+        warm_idle_s=options.warm_idle if options.warm and IN_RANK not in options.env else None,
         role=options.role or Options.role.default,
         max_restarts=_zero_if_debugging(options, options.max_restarts),
         gpu_memory_wait=options.gpu_memory_wait,
@@ -170,7 +178,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         events=options.events,
         metrics=options.metrics,
         node_history=options.node_history,
-        max_node_failures=_max_node_failures(options),
+        max_node_failures=options.max_node_failures,
         event_log_handler=options.event_log_handler or Options.event_log_handler.default,
         rendezvous=_rendezvous(options, least_nodes),
         reach=_reach(options),
@@ -292,12 +300,6 @@ def _mesh(options: Options) -> MeshSpec | None:
         raise
 
 
-def _max_node_failures(options: Options) -> int | None:
-    if options.is_typed(Options.max_node_failures) and options.node_history is None:
-        raise UsageError("--max-node-failures requires --node-history")
-    return options.max_node_failures
-
-
 def _check_first(options: Options, program: Program) -> tuple[str, ...]:
     if not options.check_first:
         return ()
@@ -332,7 +334,7 @@ def _renumber(options: Options) -> bool:
             "--place auto requires --intra-node or --intra-domain",
             hint="for example: --intra-node tp",
         )
-    return bool(options.place == "auto")
+    return options.place == "auto"
 
 
 def _forwarded(options: Options, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
@@ -363,22 +365,6 @@ def _status_interval(options: Options) -> float | None:
     if interval_s is not None and not options.status:
         raise UsageError("--status-interval requires --status")
     return interval_s
-
-
-def _warm_idle(options: Options) -> float | None:
-    if options.warm:
-        return None if IN_RANK in options.env else options.warm_idle
-    if options.is_typed(Options.warm_idle):
-        raise UsageError("--warm-idle requires --warm")
-    return None
-
-
-def _straggler_time(options: Options) -> float | None:
-    if options.stragglers:
-        return options.straggler_time
-    if options.is_typed(Options.straggler_time):
-        raise UsageError("--straggler-time requires --stragglers")
-    return None
 
 
 def _groups(options: Options) -> GroupOptions:

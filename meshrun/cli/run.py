@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshrun.cli.check import check_mesh, check_program, check_requirements
+from meshrun.cli.check import check_mesh, check_requirements, read_check_program
 from meshrun.cli.end import end_as, end_by_signal, leave_report
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
@@ -57,7 +57,7 @@ def run(options: Options, line: CommandLine, invocation: Invocation) -> int:
     is_launch = not options.dry_run and options.submit is None
     with _notifying_other_nodes(options) if is_launch else nullcontext():
         check_other_options(options)
-        read = check_program if options.check else read_program
+        read = read_check_program if options.check else read_program
         program = read(options, line.program)
         request = with_hosts(build_request(options, program), options)
         check_requirements(options, request)
