@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.errors import HostError
-from meshrun.host.descriptors import note
 from meshrun.host.leftovers import remove_if_stale
+from meshrun.host.stderr import note
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import Reach, Remote
 from meshrun.protocol.printable import one_line

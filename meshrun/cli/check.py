@@ -12,9 +12,9 @@ from meshrun.check.requirements import check_dims
 from meshrun.cli.end import end_by_signal
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
-from meshrun.host.descriptors import note
 from meshrun.host.folder import open_private
 from meshrun.host.leftovers import private_folder
+from meshrun.host.stderr import note
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 

@@ -20,7 +20,8 @@ from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine, requested_help, spell_out, spell_out_known
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
-from meshrun.host.descriptors import discard_output, is_lost_output, open_standard_streams, say
+from meshrun.host.descriptors import is_lost_output, open_standard_streams
+from meshrun.host.stderr import discard_output, say
 from meshrun.plan.parse import parse_flag
 from meshrun.protocol.step_end import report_end
 

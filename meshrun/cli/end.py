@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.errors import HostError
-from meshrun.host.descriptors import note
+from meshrun.host.stderr import note
 
 if TYPE_CHECKING:
     from meshrun.protocol.result import LaunchResult

@@ -10,8 +10,8 @@ from meshrun import __version__
 from meshrun.cli.end import end_as, leave_report
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
-from meshrun.host.descriptors import note
 from meshrun.host.detect_host import detect_host
+from meshrun.host.stderr import note
 from meshrun.host.title import set_title
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest

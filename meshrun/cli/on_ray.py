@@ -12,8 +12,8 @@ from meshrun.cli.options import Options
 from meshrun.cli.submit import check_job
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
-from meshrun.host.descriptors import note
 from meshrun.host.machine import UNKNOWN_HOST
+from meshrun.host.stderr import note
 from meshrun.host.visibility import CUDA, HIP, OUTSIDE_TORCH, ROCR, XPU
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest

@@ -14,9 +14,9 @@ from meshrun.cli.options import Options
 from meshrun.cli.parsers import text_of_file
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, UsageError
-from meshrun.host.descriptors import note
 from meshrun.host.devices import accelerator_of_torch
 from meshrun.host.machine import UNKNOWN_HOST
+from meshrun.host.stderr import note
 from meshrun.plan.masking import Mask
 from meshrun.plan.parse import parse_choice
 from meshrun.plan.plan import build_plan

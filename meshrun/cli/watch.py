@@ -16,9 +16,9 @@ from meshrun.cli.invocation import Invocation
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, ProgramError, UsageError
-from meshrun.host.descriptors import note, say
 from meshrun.host.folder import open_private
 from meshrun.host.leftovers import private_folder
+from meshrun.host.stderr import note, say
 from meshrun.host.title import set_title
 from meshrun.host.watched_files import WatchedFiles
 from meshrun.plan.request import LaunchRequest

@@ -1,22 +1,17 @@
-"""Descriptors: the standard streams, terminals, messages to stderr, and limits of open files."""
+"""Descriptors of this process: the standard streams, its terminal, and the limit of open files."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import resource
-import sys
-from collections.abc import Callable
-from typing import TextIO, TypeGuard
+from typing import TypeGuard
 
 from meshrun.errors import HostError
 
 _MANY = 65536
 _USUAL = 1024
 """Open files that a shell usually allows."""
-_COLORS = {"error:": "1;31", "hint:": "1;36"}
-_COLORED = re.compile("^(?:" + "|".join(_COLORS) + ")", re.MULTILINE)
 
 
 def open_standard_streams() -> None:
@@ -29,56 +24,6 @@ def open_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `fd`
-
-
-def is_terminal(fd: int) -> bool:
-    """Return whether a descriptor is a terminal that a person may be looking at.
-
-    mpirun and ``srun --unbuffered`` give each process a pseudo-terminal as its output, and copy it
-    to their own output, which may be a file. With ``srun --pty``, stdin is a terminal as well.
-    """
-    is_copied = "OMPI_COMM_WORLD_RANK" in os.environ
-    is_copied |= "SLURM_STEP_ID" in os.environ and not os.isatty(0)
-    return os.isatty(fd) and not is_copied
-
-
-def has_colors(fd: int) -> bool:
-    """Return whether a descriptor is a terminal with colors, and the user has not disabled them."""
-    can = is_terminal(fd) and os.environ.get("TERM", "") not in {"", "dumb"}
-    return can and not os.environ.get("NO_COLOR")
-
-
-_formats: list[Callable[[str], str]] = []
-
-
-def set_message_format(render: Callable[[str], str]) -> None:
-    """Make :func:`say` print what ``render`` returns for each text from now on."""
-    _formats.append(render)
-
-
-def note(text: str) -> None:
-    """Print a message of meshrun's own to stderr, as :func:`say` does."""
-    say(f"meshrun: {text}")
-
-
-def say(text: str) -> None:
-    """Print to stderr, with ``error:`` and ``hint:`` in color on a terminal.
-
-    Continue if the terminal has hung up or the disk is full.
-    """
-    text = _formats[-1](text) if _formats else text
-    if has_colors(2) and not _formats:
-        text = _COLORED.sub(lambda found: f"\033[{_COLORS[found[0]]}m{found[0]}\033[0m", text)
-    try:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-    except OSError:
-        discard_output(sys.stderr)
-
-
-def discard_output(stream: TextIO) -> None:
-    """Redirect a stream that cannot be written to the null device, with what it has buffered."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def is_lost_output(error: Exception) -> TypeGuard[OSError]:

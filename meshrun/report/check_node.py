@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from meshrun.errors import HostError
-from meshrun.host.descriptors import note
+from meshrun.host.stderr import note
 from meshrun.plan.plan import LaunchPlan
 
 

@@ -16,11 +16,11 @@ from typing import IO
 from meshrun.cluster.numbers import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
 from meshrun.errors import HostError, NodeLostError, UsageError
-from meshrun.host.descriptors import note
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
+from meshrun.host.stderr import note
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name

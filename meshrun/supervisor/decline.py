@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.host.descriptors import note
+from meshrun.host.stderr import note
 from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_rendezvous
 from meshrun.plan.request import LaunchRequest
 
