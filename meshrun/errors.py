@@ -12,8 +12,8 @@ class MeshrunError(Exception):
     """
 
     exit_code = 1
-    is_told = False
-    """Whether another process of the same job reports it."""
+    is_reported_elsewhere = False
+    """Whether another process of the same job reports this error."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

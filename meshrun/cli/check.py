@@ -109,8 +109,8 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
         for host, why in failed_hosts(findings).items():
             record_failure(request.node_history, host, "", f"--check found: {why}", note)
     render = {"json": check_as_json, "svg": render_check_svg}.get(options.format, render_check)
-    text = render(measured, layout, findings)
-    print_text(text if text.endswith("\n") else f"{text}\n", options.output)
-    if options.format == "svg" and options.output not in (None, "-"):  # a table is seen at once
+    text = render(measured, layout, findings).rstrip("\n")
+    print_text(f"{text}\n", options.output)
+    if options.format == "svg" and options.output not in (None, "-"):  # also show the table
         print_text(f"{render_check(measured, layout, findings)}\n", None)
     return _FOUND_EXIT_CODE if findings else 0

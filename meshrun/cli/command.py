@@ -181,7 +181,7 @@ typer_app = make_app(Options)
 
 
 def _print_error(error: MeshrunError) -> None:
-    if not error.is_told:
+    if not error.is_reported_elsewhere:
         from meshrun.report.message import render_error
 
         say(render_error(error, is_end=isinstance(error, RendezvousError)))

@@ -48,7 +48,7 @@ def become_rank(options: Options, request: LaunchRequest) -> NoReturn:
         check_program(request.program)
         plan = app.plan(_sized(request, facts, task), check_host=False)
     except MeshrunError as error:
-        error.is_told = task.rank > 0
+        error.is_reported_elsewhere = task.rank > 0
         raise
     if request.mesh is not None:
         groups = format_group_options(request.groups)
@@ -80,11 +80,9 @@ def _sized(request: LaunchRequest, facts: ClusterFacts, task: Task) -> LaunchReq
         ("--nproc-per-node", request.nproc_per_node, task.local_world_size),
     ):
         if requested is not None and found is not None and requested not in (found, counts):
-            error = UsageError(
+            raise UsageError(
                 f"{flag} {requested}, but {facts.system} started {found} ({facts.evidence})",
                 hint=f"remove {flag}: with --per-task the scheduler decides",
             )
-            error.is_told = task.rank > 0
-            raise error
     rendezvous = replace(request.rendezvous, master_addr="0.0.0.0")  # noqa: S104 - only in the plan
     return replace(request, nnodes=len(counts), nproc_per_node=counts, rendezvous=rendezvous)

@@ -232,15 +232,13 @@ def _launch_here(
     set_title("launcher", *sys.argv[1:])
     quiet, console = invocation.is_quiet, Console(is_json=plan.request.console.is_json)
     progress = StartProgress(plan, console, quiet=quiet)
-    command = command_for_others(line)
+    all_are_started = invocation.hosts_present or _scheduler_starts_all(cluster, request)
     result = app.launch(
         plan,
         console,
         watchers=[progress],
         began_ns=invocation.began_ns,
-        paste=None
-        if invocation.hosts_present or _scheduler_starts_all(cluster, request)
-        else command,
+        paste=None if all_are_started else command_for_others(line),
         caller=invocation.caller,
     )
     if options.timings and not quiet:

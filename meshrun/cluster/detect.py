@@ -152,7 +152,7 @@ def _check_alone(found: ClusterFacts, around: list[ClusterFacts]) -> None:
                 f" ({found.variables[0][0]}, {outer.variables[0][0]}, ...); --nnodes 1 launches on"
                 " this node alone",
             )
-            error.is_told = bool(outer.node_rank or (outer.task and outer.task.rank))
+            error.is_reported_elsewhere = bool(outer.node_rank or (outer.task and outer.task.rank))
             raise error
 
 

@@ -57,5 +57,5 @@ def detect_pmi(here: Surroundings) -> ClusterFacts | None:
         hint="start one meshrun per node with --nnodes, --node-rank and --rdzv-endpoint, or unset"
         " PMI_RANK and PMI_SIZE if they are left over from another job",
     )
-    error.is_told = rank > 0
+    error.is_reported_elsewhere = rank > 0
     raise error

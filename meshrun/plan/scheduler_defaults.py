@@ -47,7 +47,7 @@ def fit_to_cluster(
             hint=f"pass --nnodes N, with one process on each node: {facts.one_a_node}; or"
             " --nnodes 1 for a launch in each process",
         )
-        error.is_told = bool(facts.node_rank)
+        error.is_reported_elsewhere = bool(facts.node_rank)
         raise error
     nnodes = request.nnodes or facts.nnodes or 1
     if facts.nnodes is not None and (rendezvous.least_nodes or nnodes) > facts.nnodes:
@@ -181,7 +181,7 @@ def _check_address_known(facts: ClusterFacts, node_rank: int | None) -> None:
         hint="pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"
         + _if_stale(facts),
     )
-    error.is_told = bool(facts.task and facts.task.rank)
+    error.is_reported_elsewhere = bool(facts.task and facts.task.rank)
     raise error
 
 
@@ -303,7 +303,7 @@ def _check_launchers(facts: ClusterFacts) -> None:
         hint=facts.one_a_node,
     )
     # If tasks per node differ but are unknown, only some tasks notice: one per node reports it.
-    error.is_told = bool(task.rank if task.per_node else task.local_rank)
+    error.is_reported_elsewhere = bool(task.rank if task.per_node else task.local_rank)
     raise error
 
 

@@ -20,11 +20,11 @@ SCHEMA_NAME = "meshrun.result"
 SCHEMA_VERSION = 1
 _PLACE = Annotated[int, Within(0, 1 << 16)]
 _ATTRIBUTES: dict[str, Any] = {
-    "message": str, "hint": str | None, "exit_code": ExitCode, "is_told": bool,
+    "message": str, "hint": str | None, "exit_code": ExitCode, "is_reported_elsewhere": bool,
     "text": str, "position": _PLACE, "length": _PLACE, "option": str,
 }  # fmt: skip
 """The attributes of errors, with the types to check in JSON from other machines."""
-_OF_ALL = ("message", "hint", "exit_code", "is_told")
+_OF_ALL = ("message", "hint", "exit_code", "is_reported_elsewhere")
 _OF_A_SPEC = tuple(_ATTRIBUTES)
 
 
@@ -105,7 +105,7 @@ def _error(values: dict[str, Any]) -> MeshrunError:
     if not (isinstance(kind, type) and issubclass(kind, MeshrunError)):
         kind = MeshrunError
     needed = _OF_A_SPEC if issubclass(kind, SpecError) else _OF_ALL
-    values = {"is_told": False, **values}
+    values = {"is_reported_elsewhere": False, **values}
     known = {name: convert(_ATTRIBUTES[name], values[name], lines) for name in needed}
     error = kind.__new__(kind, known["message"])  # without __init__, whose arguments differ
     vars(error).update(known)

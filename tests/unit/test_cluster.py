@@ -437,7 +437,7 @@ def test_pmi_alone_is_no_launch() -> None:
     with pytest.raises(UsageError, match="PMI_RANK 1 of PMI_SIZE 4") as error:
         detect_cluster(Surroundings({"PMI_RANK": "1", "PMI_SIZE": "4"}, hostname="here"))
 
-    assert error.value.is_told
+    assert error.value.is_reported_elsewhere
     assert detect_cluster(Surroundings({"PMI_RANK": "0", "PMI_SIZE": "1"}, hostname="here")) is None
 
 

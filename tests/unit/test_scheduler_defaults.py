@@ -212,7 +212,7 @@ def test_what_holds_for_all_tasks_is_told_by_the_first(rank: int) -> None:
     with pytest.raises(UsageError, match="8 times on this node") as error:
         fitted(replace(SLURM, nnodes=1, task=task))
 
-    assert error.value.is_told == (rank > 0)
+    assert error.value.is_reported_elsewhere == (rank > 0)
 
 
 def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
