@@ -20,24 +20,26 @@ from meshrun.rendezvous.handshake import (
 from meshrun.rendezvous.messages import Beat, Message, MessageError, Parting, decode, encode
 
 BEAT_S = 1.0
-"""How often each side says that it is there, in a launch of up to 500 nodes."""
+"""How often each side sends a heartbeat, in a launch of up to 500 nodes."""
 _RTO_MAX_MS = 44
-"""Of <netinet/tcp.h>, from Linux 6.15 on: the longest pause before a lost packet is sent again."""
+"""TCP_RTO_MAX_MS of <netinet/tcp.h> from Linux 6.15 on: the longest delay before a lost packet is
+retransmitted."""
 _A_DAY_MS = 86_400_000
 _CHUNK = 64 * 1024
 _DRIFT = 1e-4
-"""How fast two clocks may drift apart, so that a later round trip counts though it was longer."""
+"""How fast two clocks may drift apart, so that a later round trip may count although it is longer.
+"""
 _TRIPS = 2
-"""Round trips after which the clock at the other end is known well enough."""
+"""How many round trips suffice to know the peer's clock."""
 
 
 class Connection:
-    """A connected socket, owned by this object.
+    """A connected socket, which this object owns.
 
     Args:
         connection: The socket.
-        handshake: This end's side of it.
-        beat_s: How often to say that this end is there; seldom where there are thousands.
+        handshake: This side of the handshake.
+        beat_s: The interval of heartbeats, longer with thousands of nodes.
     """
 
     def __init__(
@@ -52,84 +54,84 @@ class Connection:
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(OSError):  # an older kernel
-            # Pauses double each time. With three packets of ten lost they grew longer than a node
-            # may be silent, in 1 connection of 16 within 100 s; so, none was over 8 s.
+            # The delay doubles each time. At 30 % packet loss it exceeded --node-timeout in 1 of 16
+            # connections within 100 s; with this limit, no silence was longer than 8 s.
             self._socket.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, 1000)
-            # The kernel gives up after 15 pauses, now 13 s; --node-timeout says when we do.
+            # The kernel gives up after 15 retransmissions, now 13 s; --node-timeout is our limit.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _A_DAY_MS)
         self._handshake = handshake
-        self._has_ended = False
+        self._is_shut_down = False
         self._line = bytearray()
         self._out = bytearray()
         self._reader: FrameReader | None = None
         self._writer: FrameWriter | None = None
         self._waiting: list[Message] = []
         self.their_address = _their_address(connection)
-        """The other end's address, as seen from here."""
-        self._parting = "it closed the connection"
-        """What the other end said of why it would close it."""
+        """The peer's address, as seen from here."""
+        self._why_closing = "it closed the connection"
+        """Why the peer closes the connection; its Parting may give a better reason."""
         self.closed: str | None = None
-        """Why nothing more will come, once that is so."""
+        """Why nothing more will arrive, once that is so."""
         self.is_silent = False
-        """Whether one end has given the other up, having heard nothing from it for too long."""
+        """Whether one side has dropped the other for its silence."""
         self.was_refused = False
-        """Whether the other end could not prove that it belongs here."""
+        """Whether the peer could not prove that it belongs to this launch."""
         self.is_foreign = False
-        """Whether what listens at the other end is no coordinator of this launch."""
+        """Whether the peer, which listens, is not a coordinator of this launch."""
         self.is_other_launch = False
-        """Whether the other end is a launcher, of another launch or with another secret."""
+        """Whether the peer is a launcher of another launch, or with another secret."""
         self.began_ns = self.received_ns = time.monotonic_ns()
-        """When it was made, and when the last whole message of the other end's had come."""
+        """When it was connected, and when the last whole message arrived."""
         self._idle_ns: int | None = None
-        self._told_ns = self.received_ns
-        """How long ranks at the other end had been idle, and when that was reported."""
+        self._idle_at_ns = self.received_ns
+        """How long the peer's ranks had been idle at which time."""
         self.ahead_ns = 0
-        """By how much the other end's monotonic clock is ahead of ours, if known."""
+        """How far the peer's monotonic clock is ahead of ours, once known."""
         self._shortest_at_ns = 0
         self._shortest_trip_ns: int | None = None
         self._trips = 0
-        self._beats_ns = int(beat_s * 1e9)
-        self._silent_ns = 2 * self._beats_ns
-        """After so long it is not known any more what the other end does."""
+        self._interval_ns = int(beat_s * 1e9)
+        self._silent_ns = 2 * self._interval_ns
+        """The silence after which the peer's state is unknown."""
         self._next_beat_ns = self.began_ns
         self._own_idle_s: float | None = None
-        if beat_s > BEAT_S:  # not all at once
-            self._next_beat_ns += int(random.random() * self._beats_ns)  # noqa: S311 - no secret
+        if beat_s > BEAT_S:  # spread them
+            self._next_beat_ns += int(random.random() * self._interval_ns)  # noqa: S311 - no secret
         if isinstance(handshake, CoordinatorHandshake):
             self._out += handshake.greeting
 
     def fileno(self) -> int:
-        """Return its descriptor."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     @property
     def is_open(self) -> bool:
-        """Whether the other end has proved what it is."""
+        """Whether the handshake is done, and the connection not closed."""
         return self._writer is not None and self.closed is None
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether something waits for room in the kernel's buffer."""
+        """Whether data waits for room in the kernel's buffer."""
         return bool(self._out) and self.closed is None
 
     @property
     def own_address(self) -> str:
-        """The address of this machine by which the other end reaches it."""
+        """The address of this machine at which the peer reaches it."""
         return address_of(self._socket.getsockname())
 
     @property
     def active_ns(self) -> int | None:
-        """When ranks at the other end, or beyond it, last made progress, by our clock.
+        """When the ranks that the peer reports on last made progress, by our clock.
 
-        Of a launcher that says nothing, and may be stopped, it is not known that they are idle.
+        The ranks of a silent launcher, which may be suspended, do not count as idle.
         """
         now_ns = time.monotonic_ns()
         if self._idle_ns is not None:
-            return max(self._told_ns, now_ns - self._silent_ns) - self._idle_ns
+            return max(self._idle_at_ns, now_ns - self._silent_ns) - self._idle_ns
         return now_ns if now_ns - self.received_ns > self._silent_ns else None
 
     def send(self, message: Message) -> None:
-        """Send a message, or keep it until the handshake is done."""
+        """Send a message, after the handshake if that is not done yet."""
         if self._writer is None:
             self._waiting.append(message)
         else:
@@ -137,19 +139,19 @@ class Connection:
         self.flush()
 
     def send_text(self, text: bytes) -> None:
-        """Send a message that was encoded for many, once the handshake is done."""
+        """Send a message that was encoded for many, if the handshake is done."""
         if self._writer is not None:
             self._out += self._writer.frame(text)
             self.flush()
 
     def _refuse(self, reason: str) -> None:
-        """Tell an unauthenticated peer why it is rejected."""
+        """Send an unauthenticated peer the reason for its rejection."""
         self.was_refused = True
         self._out += refusal(reason)
         self.flush()
 
     def flush(self) -> None:
-        """Write what there is room for."""
+        """Write as much as the kernel takes."""
         if self.closed is not None or not self._out:
             return
         try:
@@ -157,10 +159,10 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
-            self._out.clear()  # what it said before it went is still to be read
+            self._out.clear()  # the peer is gone, but its last messages are still to be read
 
     def receive(self) -> list[Message]:
-        """Return what has come; after that :attr:`closed` may be set."""
+        """Return the messages that have arrived; :attr:`closed` may be set after that."""
         messages: list[Message] = []
         while self.closed is None:
             try:
@@ -168,12 +170,12 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 break
             except ConnectionError:
-                received = b""  # a reset is an end too: it had not read all that was said
+                received = b""  # a reset is an end too: the peer had unread data
             except OSError as error:
                 self.close(error.strerror or str(error))
                 break
             if not received:
-                self.close(self._parting)
+                self.close(self._why_closing)
                 break
             try:
                 messages += self._read(received)
@@ -186,12 +188,12 @@ class Connection:
             except (FrameError, MessageError) as error:
                 self.close(str(error))
             if len(received) < _CHUNK:
-                break  # of more, and of the end, the reactor tells
+                break  # the reactor reports more data, and the end
         self.flush()
         return messages
 
     def give_up_if_silent(self, timeout_s: float) -> str:
-        """Return why to close it if nothing came for so long, having sent that; "" otherwise."""
+        """Return why to drop a peer that was silent for too long, and send it that; else ""."""
         silent_s = (time.monotonic_ns() - self.received_ns) / 1e9
         if silent_s <= timeout_s:
             return ""
@@ -201,27 +203,28 @@ class Connection:
         return why
 
     def beat(self, *, idle_s: float | None = None) -> bool:
-        """Say that this launcher is there, if that is due; return whether it was said.
+        """Send a heartbeat, if one is due; return whether it was sent.
 
-        Where beats are seldom, a participant that knows the other clock answers them alone.
+        With a long interval, a participant that knows the coordinator's clock only answers its
+        heartbeats.
         """
         self._own_idle_s = idle_s
         if not self.is_open:
             return False
         now_ns = time.monotonic_ns()
-        if self._beats_ns > BEAT_S * 1e9:
+        if self._interval_ns > BEAT_S * 1e9:
             if now_ns < self._next_beat_ns:
                 return False
-            self._next_beat_ns = now_ns + self._beats_ns
+            self._next_beat_ns = now_ns + self._interval_ns
             if self._trips >= _TRIPS and isinstance(self._handshake, ParticipantHandshake):
                 return False
         self.send(Beat(at_ns=now_ns, idle_s=idle_s))
         return True
 
-    def _heard(self, beat: Beat) -> None:
+    def _take_beat(self, beat: Beat) -> None:
         now_ns = time.monotonic_ns()
         if beat.idle_s is not None:
-            self._idle_ns, self._told_ns = int(beat.idle_s * 1e9), now_ns
+            self._idle_ns, self._idle_at_ns = int(beat.idle_s * 1e9), now_ns
         if beat.echo_ns is None:
             self.send(Beat(at_ns=now_ns, echo_ns=beat.at_ns, idle_s=self._own_idle_s))
             return
@@ -235,20 +238,20 @@ class Connection:
 
     @property
     def unsure_ns(self) -> int:
-        """By how much that may be wrong."""
+        """The error of :attr:`ahead_ns`."""
         age_ns = time.monotonic_ns() - self._shortest_at_ns
         return (self._shortest_trip_ns or 0) // 2 + int(_DRIFT * age_ns)
 
     def end_writing(self) -> None:
-        """Say that nothing more will come, once all is written."""
+        """Shut down the writing side, once everything is written."""
         self.flush()
-        if self.closed is None and not self._out and not self._has_ended:
-            self._has_ended = True
+        if self.closed is None and not self._out and not self._is_shut_down:
+            self._is_shut_down = True
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
     def close(self, why: str) -> None:
-        """Close it; the first reason counts."""
+        """Close the connection; the first reason counts."""
         if self.closed is None:
             self.closed = why
             self._socket.close()
@@ -262,19 +265,19 @@ class Connection:
                     raise HandshakeError("what answers there is not a meshrun launcher")
                 return []
             self._line, received = bytearray(), bytes(rest)
-            self._shake(bytes(line))
+            self._continue_handshake(bytes(line))
         messages = [decode(text) for text in self._reader.feed(received)]
         if messages:
             self.received_ns = time.monotonic_ns()
         for message in messages:
             if isinstance(message, Beat):
-                self._heard(message)
+                self._take_beat(message)
             elif isinstance(message, Parting):
                 self.is_silent = True
-                self._parting = f"it dropped this node: {message.why}"
+                self._why_closing = f"it dropped this node: {message.why}"
         return messages
 
-    def _shake(self, line: bytes) -> None:
+    def _continue_handshake(self, line: bytes) -> None:
         if isinstance(self._handshake, CoordinatorHandshake):
             reply, key = self._handshake.answer(line)
             self._out += reply

@@ -46,13 +46,17 @@ _SPARE = "this node is a spare: it joins when another node is lost or the mesh h
 
 
 class Coordinator:
-    """Node 0, which keeps listening; nodes go by a number that they keep, whatever their rank.
+    """Node 0, which keeps listening; a node keeps its number here even if its node rank changes.
 
-    With a fixed number of nodes, a lost one ends the launch unless ranks may start again. In an
-    elastic launch every node that comes or goes ends the round, and the next has other nodes.
+    With a fixed number of nodes, a lost node ends the launch unless a restart is left. In an
+    elastic launch, each change of the nodes ends the round, and the next one has other nodes.
 
     Args:
-        infos: What each node said of itself, this one first.
+        node: This node.
+        connections: The connections to the other nodes, by number.
+        infos: The Join of each node, this one's first.
+        listener: The socket to which other nodes connect.
+        run_id: The name of the launch.
     """
 
     def __init__(
@@ -74,23 +78,23 @@ class Coordinator:
         )
         self._counter = itertools.count(len(infos))
         self._spares: dict[int, Connection] = {}
-        self._told: set[int] = set()
-        """Spares that know that they are."""
+        self._notified: set[int] = set()
+        """Spares that know that they are spares."""
         self._numbers: tuple[int, ...] = ()
-        """Of the nodes of the last generation, in node order."""
+        """The nodes of the last generation, in node order."""
         self._failures: list[tuple[str, str]] = []
-        """On which host each generation failed that did, and how."""
-        self._left_out: dict[str, HostError] = {}
-        """Hosts that do not take part any more, and why."""
+        """The host and the description of each failure; "" if no single host failed."""
+        self._excluded: dict[str, HostError] = {}
+        """Hosts that may no longer take part, and why."""
         self._ran: dict[int, str] = {}
-        """Hosts of the last generation of ranks, by number."""
+        """The hosts of the last generation, by number."""
         self._causes: list[Cause] = []
-        self._wish: int | None = 0
-        """The generation that is to begin once enough nodes are there."""
+        self._pending: int | None = 0
+        """The generation that begins once there are enough nodes."""
         self._deadline: Deadline | None = None
-        """How long others are waited for, while they are too few."""
+        """How long to wait for more nodes, while there are too few."""
         self.store_listener: socket.socket | None = None
-        """For the store of this generation's ranks; ranks of another cannot meet it."""
+        """The socket of this generation's store, which ranks of another one cannot reach."""
         self._bound, port = address_of(listener.getsockname()), listener.getsockname()[1]
         known = (connection.own_address for connection in connections.values())
         is_any = is_unspecified(self._bound)
@@ -98,7 +102,7 @@ class Coordinator:
         self._endpoint = format_endpoint(self._address, port)
         self._beats = hub.reactor.every(BEAT_S, self._beat)
         self._reach: Reachability | None = None
-        """Tries whether the next node can be reached."""
+        """Tests whether the next node can be reached."""
         self._over = False
         self._loss = ""
         self._error: MeshrunError = RendezvousError("")
@@ -118,18 +122,18 @@ class Coordinator:
         )
         self._regroup()
 
-    # ---- the launch's own wishes -----------------------------------------------------------
+    # ---- messages of this node -------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Do what this node's own launch says, and pass on what concerns the others."""
+        """Carry out a message of this node's own launch, and send the others what they need."""
         match message:
             case Begin():
                 self._causes.append(message.cause)
-                self._blame(message.cause)
-                self._wish = message.generation
+                self._exclude_failing_node(message.cause)
+                self._pending = message.generation
                 self._regroup()
             case Over():
-                self._wish, self._over = None, True
+                self._pending, self._over = None, True
                 self._round.is_ending = True
                 self._send_all(message)
                 self._hub.events.append(over_event(message))
@@ -145,7 +149,7 @@ class Coordinator:
     # ---- time ------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Say that this node is there, and look whether others are silent or missing too long."""
+        """Send heartbeats, and check whether nodes are silent or missing for too long."""
         now_ns, activity = time.monotonic_ns(), self._hub.activity
         activity.elsewhere_ns = latest(*(each.active_ns for each in self._connections.values()))
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
@@ -160,11 +164,11 @@ class Coordinator:
                 self._hub.update(connection)
             if now_ns - connection.received_ns > timeout_s * 1e9:
                 self._lose_spare(number, "it stopped responding")
-        self._unauthenticated.look()
-        if self._deadline is not None and self._wish is not None:
-            self._wait_on(self._deadline)
+        self._unauthenticated.check()
+        if self._deadline is not None and self._pending is not None:
+            self._check_deadline(self._deadline)
 
-    def _wait_on(self, deadline: Deadline) -> None:
+    def _check_deadline(self, deadline: Deadline) -> None:
         if deadline.is_over:
             is_elastic = self._config.is_elastic
             lost = f"{self._loss}; " if self._loss and not is_elastic else ""
@@ -182,21 +186,20 @@ class Coordinator:
             self._send_all(Waiting(text=text, has_begun=True))
 
     def _fail(self, error: MeshrunError) -> None:
-        self._wish = None
-        if not self._causes:  # nobody has a place yet
+        self._pending = None
+        if not self._causes:  # no node has been welcomed yet
             self._send_all(Refused.of(error))
         self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
-    # ---- who comes and goes ----------------------------------------------------------------
+    # ---- nodes that join and leave ---------------------------------------------------------
 
     def _on_ready(self, number: int) -> None:
-        """A node has said something, or is gone."""
         connection = self._connections.get(number) or self._spares.get(number)
         if connection is None:
             return
-        said, is_spare = connection.receive(), number in self._spares
-        if not is_spare:  # what one still says of ranks that it had is old news
-            for message in said:
+        messages, is_spare = connection.receive(), number in self._spares
+        if not is_spare:  # a spare can only report on ranks that it had before
+            for message in messages:
                 self._round.receive(number, connection, message)
         if connection.closed is None:
             self._hub.update(connection)
@@ -205,22 +208,22 @@ class Coordinator:
         else:
             self._lose(number, connection.closed)
 
-    def _on_join(self, connection: Connection, said: Sequence[Message]) -> None:
-        info = next((message for message in said if isinstance(message, Join | GaveUp)), None)
+    def _on_join(self, connection: Connection, messages: Sequence[Message]) -> None:
+        info = next((message for message in messages if isinstance(message, Join | GaveUp)), None)
         if info is None or connection.closed is not None:
             connection.close("it gave up")
         elif isinstance(info, GaveUp):
             self._unauthenticated.reject(connection, info.as_error())
         else:
             try:
-                self._let_in(connection, info)
-            except MeshrunError as error:  # it was started differently
+                self._admit(connection, info)
+            except MeshrunError as error:
                 self._unauthenticated.reject(connection, error)
 
-    def _let_in(self, connection: Connection, info: Join) -> None:
+    def _admit(self, connection: Connection, info: Join) -> None:
         check_settings(self._nodes.infos[OWN], info)
-        if (left_out := self._left_out.get(info.host)) is not None:
-            raise left_out
+        if (error := self._excluded.get(info.host)) is not None:
+            raise error
         if not self._config.is_elastic:
             self._check_place(info)
         before = self._nodes.of_launcher(info.launcher)
@@ -232,7 +235,7 @@ class Coordinator:
         self._nodes.add(number, info)
         self._spares[number] = connection
         self._hub.add(connection, partial(self._on_ready, number))
-        if self._wish is not None:
+        if self._pending is not None:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
         elif not (
@@ -240,12 +243,12 @@ class Coordinator:
         ):
             self._grow(info.host)
 
-    def _blame(self, cause: Cause) -> None:
-        """Leave a node out after two failures in a row on it that no other had."""
+    def _exclude_failing_node(self, cause: Cause) -> None:
+        """Exclude a node after two failures in a row on it that no other node had."""
         rank, number = cause.rank, self._failed_on(cause)
         info = None if number is None else self._nodes.infos.get(number)
         if info is None or number is None:
-            self._failures.append(("", ""))  # on no one node
+            self._failures.append(("", ""))
             return
         what = cause.description.removeprefix(f"on {info.host}, ")
         self._failures.append((info.host, what))
@@ -257,7 +260,7 @@ class Coordinator:
             return
         what = what if rank is None else f"rank {rank} {what}"
         why = f"the last two failures were on {info.host} and on no other node: {what}"
-        self._left_out[info.host] = error = HostError(
+        self._excluded[info.host] = error = HostError(
             f"{why}; the other nodes continue without it",
             hint="check the devices, disk and memory of this host; the launch no longer accepts it",
         )
@@ -267,21 +270,21 @@ class Coordinator:
         self._nodes.remove(number)
 
     def _failed_on(self, cause: Cause) -> int | None:
-        """Return the number of the node that a failure came from, of a rank or of none."""
+        """Return the number of the node that failed, whether a rank did or something else."""
         rank, layout = cause.rank, self._nodes.layout
         if layout is None or not cause.is_failure:
             return None
         if rank is not None:
             return self._numbers[layout.node_rank(rank)]
-        told = [
+        failed = [
             number
             for number, outcome in self._round.outcomes.items()
             if outcome.failure and not outcome.is_hung
         ]
-        return told[0] if len(told) == 1 else None
+        return failed[0] if len(failed) == 1 else None
 
     def _check_place(self, info: Join) -> None:
-        """Check that a node is missing for which this one may stand."""
+        """Check that a node is missing whose place this one may take."""
         for number in find_silent(self._nodes.on_host(info.host), self._connections, self._every_s):
             self._lose(number, "its launcher restarted")
         free, count = self._nodes.free_places, self._nodes.most
@@ -301,7 +304,7 @@ class Coordinator:
         """End this generation if the next would have more ranks."""
         before, choice = self._nodes.layout, self._choose()
         if before is None or choice is None or choice.layout.world_size <= before.world_size:
-            self._tell_spares()
+            self._notify_spares()
             return
         self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
 
@@ -330,7 +333,7 @@ class Coordinator:
             self._hub.note(f"lost spare node {host}: {why}")
 
     def _change(self, why: str) -> None:
-        """End this generation of ranks everywhere, for another with other nodes."""
+        """End this generation on every node, as the next one has other nodes."""
         self._end_for(why)
         self._hub.events.append(
             GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns(), resizes=True)
@@ -339,7 +342,7 @@ class Coordinator:
     def _end_for(self, why: str) -> None:
         self._round.end(End(generation=self._round.generation, why=why, signum=0))
 
-    # ---- who takes part --------------------------------------------------------------------
+    # ---- nodes that take part --------------------------------------------------------------
 
     def _choose(self) -> Choice | None:
         try:
@@ -349,25 +352,25 @@ class Coordinator:
             return None
 
     def _regroup(self) -> None:
-        """Begin the generation that is wished for, or wait for nodes."""
-        generation, choice = self._wish, self._choose()
+        """Begin the pending generation, or wait for nodes."""
+        generation, choice = self._pending, self._choose()
         if generation is None:
             return
         if choice is None:
             if len(self._nodes.infos) >= self._nodes.most:
-                self._fail(self._error)  # no other node would help
+                self._fail(self._error)  # more nodes would not help
             elif self._deadline is None:
                 self._deadline = self._hub.deadline(self._config.return_s)
             return
-        self._wish = self._deadline = None
+        self._pending = self._deadline = None
         if list(choice.participants) == list(self._ran):
             self._continue(generation)
         else:
             self._begin(generation, choice)
-        self._tell_spares()
+        self._notify_spares()
 
     def _continue(self, generation: int) -> None:
-        """Begin the next generation with the nodes of the last."""
+        """Begin the next generation with the same nodes."""
         cause = self._causes[-1]
         self._round.broadcast(Begin(generation=generation, cause=cause))
         self._begin_round(generation)
@@ -385,7 +388,7 @@ class Coordinator:
         )
 
     def _begin(self, generation: int, choice: Choice) -> None:
-        """Tell everybody their places, and start."""
+        """Begin a generation with other nodes: send each its place."""
         nodes, before = self._nodes, self._nodes.layout
         previous = {**before.to_dict(), "generation": generation - 1} if before else {}
         nodes.apply(choice)
@@ -405,7 +408,7 @@ class Coordinator:
         connections = {**self._connections, **self._spares}
         self._connections = {number: connections[number] for number in runs if number != OWN}
         self._spares = {number: connections[number] for number in choice.spares}
-        self._told -= runs.keys()
+        self._notified -= runs.keys()
         self._begin_round(generation)
         self._open_store()
         if before is None and self._connections and not self._config.is_elastic:
@@ -423,7 +426,7 @@ class Coordinator:
         self._hub.events.append(own.met(store_address=self._address, own_address=self._address))
 
     def _welcome(self, previous: dict[str, Any]) -> Welcome:
-        """Return what this node would be told; the others are told the same of all."""
+        """Return the Welcome for this node; that of the others differs only in their own place."""
         assert self.store_listener is not None  # noqa: S101 - it was just opened
         nodes = self._nodes
         infos = [nodes.infos[number] for number in self._numbers]
@@ -435,14 +438,17 @@ class Coordinator:
             roles=[info.role for info in infos],
             run_id=self._run_id,
             store_port=self.store_listener.getsockname()[1],
-            # Tracebacks of long ago are of no use, and would make this longer each time.
+            # Old tracebacks are useless, and would make each message longer than the last.
             causes=[replace(each, raised=None) for each in self._causes[:-1]] + self._causes[-1:],
             previous=previous,
         )
 
     def _port_of(self, number: int) -> tuple[str, int]:
-        """Return where a node may be tried by the one before it: address, "" for ours, and port."""
-        if self._reach is None or self._causes:  # once is enough
+        """Return the address and port at which the preceding node tests whether it can reach one.
+
+        The address is "" for this node's, and the port 0 if there is nothing to test.
+        """
+        if self._reach is None or self._causes:  # tested already
             return "", 0
         if number == OWN:
             return "", self._reach.port
@@ -455,15 +461,15 @@ class Coordinator:
         connections, nodes = self._connections.values(), self._nodes.infos.values()
         restrict_to_nodes(self.store_listener, connections, nodes, self._hub)
 
-    def _tell_spares(self) -> None:
-        for number in self._spares.keys() - self._told:
-            self._told.add(number)
+    def _notify_spares(self) -> None:
+        for number in self._spares.keys() - self._notified:
+            self._notified.add(number)
             self._spares[number].send(Waiting(text=_SPARE, has_begun=True))
             self._hub.update(self._spares[number])
             self._hub.note(f"{self._nodes.infos[number].host} is a spare")
 
     def close(self) -> None:
-        """Have what was said arrive, as far as the others still listen, and let them go."""
+        """Close all connections, once the other nodes have read everything."""
         self._beats.cancel()
         self._unauthenticated.close("the launch has ended")
         self._listener.close()

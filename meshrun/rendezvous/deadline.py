@@ -1,4 +1,4 @@
-"""A time limit for a wait, and when to report that it continues."""
+"""A time limit for a wait, with regular notes while it lasts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _NOTE_EVERY_S = 5.0
 
 
 class Deadline:
-    """One wait, from now on.
+    """A time limit that begins now.
 
     Args:
-        lost_ns: Returns how long this process has been stopped so far, which does not count.
+        timeout_s: The limit.
+        lost_ns: Returns how long this process has been suspended so far, which does not count.
     """
 
     def __init__(self, timeout_s: float, lost_ns: Callable[[], int] = int) -> None:
@@ -24,21 +25,21 @@ class Deadline:
 
     @property
     def waited_s(self) -> float:
-        """How long it has lasted."""
+        """How long the wait has lasted."""
         lost_ns = self._lost_ns() - self._lost_before_ns
         return (time.monotonic_ns() - self._began_ns - lost_ns) / 1e9
 
     def __str__(self) -> str:
-        """How long it has lasted, and may: ``3 of 600 s``."""
+        """Return how long the wait has lasted, and may last: ``3 of 600 s``."""
         return f"{self.waited_s:.0f} of {self.timeout_s:.0f} s"
 
     @property
     def is_over(self) -> bool:
-        """Whether that is long enough."""
+        """Whether the limit is reached."""
         return self.waited_s >= self.timeout_s
 
     def note_is_due(self) -> bool:
-        """Return whether it is time for another word to people; then the next one is due later."""
+        """Return whether it is time to print a note; if so, schedule the next one."""
         now_ns = time.monotonic_ns()
         if now_ns < self._next_note_ns:
             return False

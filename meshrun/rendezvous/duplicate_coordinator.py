@@ -1,4 +1,4 @@
-"""Detects a second node 0: probes an endpoint that is not an address of this machine."""
+"""Detects a second node 0 by probing an endpoint that is not an address of this machine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.this_node import ThisNode
 
 _ANSWER_TAKES_S = 3600.0
-"""How much longer than joining it probes: the listener gives up first, with a better error."""
+"""How long it probes after the join timeout: the lobby gives up first, with a better error."""
 
 
 class DuplicateCoordinator:
-    """Connects to the endpoint as a participant would, until it gets an answer.
+    """Connects to the endpoint like a participant until it gets an answer.
 
-    That may be this node itself, where the address is a translated or a service's one; the node
-    recognizes its own message. Nothing is printed of the tries: most endpoints never answer.
+    The answer may come from this node itself, behind a translated address or that of a service;
+    the lobby then recognizes its own message. Failed attempts print nothing, as most endpoints
+    never answer.
     """
 
     def __init__(self, node: ThisNode) -> None:
@@ -30,7 +31,7 @@ class DuplicateCoordinator:
         )
 
     def refusal(self) -> MeshrunError | None:
-        """Return what another first node has said, if there is one."""
+        """Return the refusal by another node 0, if there is one."""
         while self._hub.events:
             if isinstance(news := self._hub.events.popleft(), MeetingFailed):
                 return news.error

@@ -1,4 +1,4 @@
-"""Whether the endpoint is an address of this machine, and which. Pure."""
+"""Whether the endpoint is an address of this machine, and which one. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _LOCAL = ("localhost", "localhost.localdomain")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the first node is said to be."""
+    """The endpoint as seen from this machine."""
 
     host: str
     addresses: tuple[str, ...]
-    """All that its name leads to."""
+    """The addresses that its name resolves to."""
     own: tuple[str, ...]
-    """Those of them that this machine has."""
+    """Those of this machine."""
     facing: tuple[str, ...]
-    """Its addresses that other nodes can reach; loopback only if requested."""
+    """Those of this machine that other nodes can reach; loopback only if requested."""
     is_ours: bool
-    """Whether it leads to this machine."""
+    """Whether it is an address or the name of this machine."""
 
 
 def classify_endpoint(
     host: str, addresses: Sequence[str], *, own_addresses: Collection[str], own_name: str
 ) -> Endpoint:
-    """Return what an endpoint is to this machine."""
+    """Return the endpoint as seen from this machine."""
     own = tuple(each for each in addresses if each.partition("%")[0] in own_addresses)
     facing = tuple(each for each in own if not is_loopback(each))
     if not facing and host in (*_LOCAL, *own):
@@ -43,5 +43,5 @@ def classify_endpoint(
 
 
 def is_same_name(host: str, other: str) -> bool:
-    """Return whether two names are of one machine, with or without their domain."""
+    """Return whether two names denote one machine, with or without their domain."""
     return host.partition(".")[0] == other.partition(".")[0]

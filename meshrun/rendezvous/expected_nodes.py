@@ -11,23 +11,23 @@ from meshrun.rendezvous.messages import Join
 from meshrun.wording import count
 
 PROGRAM_FILE = "the file of the program"
-"""The part of a program that is left out where it was not found."""
+"""The part of a program that a node leaves out if it did not find the file."""
 _NOTHING = ["", "not given"]
 _MOST_NAMED = 8
 
 
 class TooMany(UsageError):
-    """One node too many; the others continue without it."""
+    """A node joined a launch that is complete; the others continue without it."""
 
 
 @dataclass(slots=True)
 class ExpectedNodes:
-    """The nodes of a launch until all are there.
+    """The nodes of a launch until all have joined.
 
     Args:
-        nnodes: How many there are to be, or may be.
-        least: How many are enough, where it is not known which come.
-        hosts: Their names in node order, where a scheduler says them.
+        nnodes: How many nodes the launch has, or may have.
+        least: How many are enough, if the number is not fixed.
+        hosts: Their names in node order, if a scheduler knows them.
         own: The coordinator itself, node 0.
     """
 
@@ -36,22 +36,23 @@ class ExpectedNodes:
     least: int | None = None
     hosts: tuple[str, ...] = ()
     joined: dict[int, Join] = field(default_factory=dict)
-    """By the number of the connection."""
+    """The other nodes, by the number of the connection."""
     _by_host: dict[str, set[int]] = field(default_factory=dict)
     _by_rank: dict[int, int] = field(default_factory=dict)
     left_out: int = 0
-    """How many are no longer awaited: they reported that they cannot take part."""
+    """How many nodes reported that they cannot take part, and are no longer expected."""
 
     def join(self, number: int, info: Join) -> None:
-        """Take a node in.
+        """Add a node.
 
         Raises:
-            TooMany: If all are there already.
-            UsageError: If the launch cannot be, as nodes were started differently.
+            TooMany: If all have already joined.
+            UsageError: If it was started differently, which ends the launch.
         """
         if len(self.joined) + 1 >= self.nnodes:
+            names = list_names(self._names())
             raise TooMany(
-                f"all {count(self.nnodes, 'node')} have already joined: {_listed(self._names())}",
+                f"all {count(self.nnodes, 'node')} have already joined: {names}",
                 hint=f"to add a node, use --nnodes {self.nnodes + 1} on every node",
             )
         self._check_rank(info)
@@ -62,7 +63,7 @@ class ExpectedNodes:
             self._by_rank[info.node_rank] = number
 
     def leave(self, number: int) -> None:
-        """A node that had joined is gone."""
+        """Remove a node, if it has joined."""
         info = self.joined.pop(number, None)
         if info is not None:
             self._by_host[info.host].discard(number)
@@ -70,22 +71,22 @@ class ExpectedNodes:
                 del self._by_rank[info.node_rank]
 
     def on_host(self, host: str) -> tuple[int, ...]:
-        """Return which have joined from a host."""
+        """Return the connections of nodes that have joined from a host."""
         return tuple(self._by_host.get(host, ()))
 
     @property
     def is_complete(self) -> bool:
-        """Whether every node is there that is waited for."""
+        """Whether every expected node has joined."""
         return len(self.joined) + 1 + self.left_out >= self.nnodes
 
     def order(self) -> list[int]:
-        """Return the connections' numbers in node order, from node 1 on, of those that are there.
+        """Return the numbers of the connections in node order, from node 1 on.
 
-        Nodes that were told their rank have it; the others fill the gaps domain by domain, that of
-        node 0 first, and by their names, as people count: ``node2`` before ``node10``.
+        Nodes with a node rank keep it. The others fill the gaps domain by domain, that of node 0
+        first, and by name in natural order: ``node2`` before ``node10``.
         """
-        told = {info.node_rank: number for number, info in self.joined.items()}
-        told.pop(None, None)
+        ranked = {info.node_rank: number for number, info in self.joined.items()}
+        ranked.pop(None, None)
         free = iter(
             sorted(
                 (number for number, info in self.joined.items() if info.node_rank is None),
@@ -93,39 +94,39 @@ class ExpectedNodes:
             )
         )
         ranks = range(1, self.nnodes)
-        order = (told[rank] if rank in told else next(free, None) for rank in ranks)
+        order = (ranked[rank] if rank in ranked else next(free, None) for rank in ranks)
         return [number for number in order if number is not None]
 
     def _by_domain(self, info: Join) -> tuple[object, ...]:
         return info.domain != self.own.domain, natural(info.domain), natural(info.host)
 
     def missing(self) -> str:
-        """Return who is missing, in words: ``2 of 4 nodes have joined; missing: sl3, sl4``."""
+        """Return a description such as ``2 of 4 nodes joined; missing: sl3, sl4``."""
         present = 1 + len(self.joined)
         if self.least is not None:
             few = f"{self.least} to" if present >= self.least else "at least"
             most = self.nnodes if present >= self.least else self.least
-            return f"{present} of {few} {count(most, 'node')} joined ({_listed(self._names())})"
-        there = f"{present} of {count(self.nnodes, 'node')} joined"
-        if listed := self._missing_names():
-            return f"{there}; missing: {_listed(listed)}"
-        return f"{there} ({_listed(self._names())}); {self.left} missing"
+            return f"{present} of {few} {count(most, 'node')} joined ({list_names(self._names())})"
+        joined = f"{present} of {count(self.nnodes, 'node')} joined"
+        if missing := self._missing_names():
+            return f"{joined}; missing: {list_names(missing)}"
+        return f"{joined} ({list_names(self._names())}); {self.left} missing"
 
     def _missing_names(self) -> list[str]:
         """Return the names or numbers of missing nodes, if they can be determined."""
-        told = {info.node_rank for info in self.joined.values()} | {0}
-        if None not in told:
-            ranks = [rank for rank in range(self.nnodes) if rank not in told]
+        taken = {info.node_rank for info in self.joined.values()} | {0}
+        if None not in taken:
+            ranks = [rank for rank in range(self.nnodes) if rank not in taken]
             return [
                 self.hosts[rank] if rank < len(self.hosts) else f"node {rank}" for rank in ranks
             ]
-        there = {_short(host) for host in self._names()}
-        missing = [host for host in self.hosts if _short(host) not in there]
+        present = {_short(host) for host in self._names()}
+        missing = [host for host in self.hosts if _short(host) not in present]
         return missing if len(missing) == self.left else []
 
     @property
     def left(self) -> int:
-        """How many are missing."""
+        """How many nodes are missing."""
         return max(0, (self.least or self.nnodes) - 1 - len(self.joined))
 
     def _names(self) -> list[str]:
@@ -150,7 +151,7 @@ class ExpectedNodes:
 
 
 def check_settings(first: Join, info: Join) -> None:
-    """Check that a node was started as the first one was.
+    """Check that a node has the same settings as the first one.
 
     Raises:
         UsageError: With the setting that differs.
@@ -167,7 +168,7 @@ def check_settings(first: Join, info: Join) -> None:
 
 
 def _check_program(first: Join, info: Join) -> None:
-    """Check that a node runs the program of the first one, if both sent it and have one role."""
+    """Check that two nodes run the same program, if both sent it and have the same role."""
     if first.role != info.role or not (first.program and info.program):
         return
     for part in dict.fromkeys([*first.program, *info.program]):
@@ -176,7 +177,7 @@ def _check_program(first: Join, info: Join) -> None:
             continue
         theirs, ours = (one_line(" ".join(each[1:])) for each in (other, own))
         shown = f"is {theirs} on {info.host}, but {ours} on {first.host}"
-        if theirs == ours:  # a secret, or too long to be shown to where they differ
+        if theirs == ours:  # a secret, or cut off before the difference
             shown = f"({ours}) differs between {info.host} and {first.host}"
         raise UsageError(
             f"{one_line(part)} {shown}, the first node",
@@ -186,7 +187,7 @@ def _check_program(first: Join, info: Join) -> None:
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a key by which names sort as people count: ``node2`` before ``node10``."""
+    """Return a key that sorts names in natural order: ``node2`` before ``node10``."""
     parts = re.split(r"(\d+)", text)
     return tuple(
         (1, int(part), part) if index % 2 else (0, 0, part) for index, part in enumerate(parts)
@@ -202,7 +203,8 @@ def _short(host: str) -> str:
     return host.partition(".")[0]
 
 
-def _listed(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
+    """Return the first eight names, and how many more there are."""
     shown = names[:_MOST_NAMED]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return ", ".join(shown) + more

@@ -1,7 +1,7 @@
 """Frames between launchers, signed with the key of the connection. Pure.
 
-A frame is its length (4 bytes, big endian), HMAC-SHA256 over direction, number and text, and the
-text. Numbers count up from 0, so that none can be left out, repeated or sent back.
+A frame consists of its length (4 bytes, big endian), an HMAC-SHA256 of direction, number and text,
+and the text. Frames are numbered from 0, so that none can be dropped, repeated or reflected.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import hmac
 import struct
 
 LONGEST = 16 * 1024 * 1024
-"""Bytes of the longest text; thousands of failed ranks fit."""
+"""Bytes of the longest text; a report of thousands of failed ranks fits."""
 _LENGTH = struct.Struct(">I")
-_MARK = hashlib.sha256().digest_size
+_MAC_BYTES = hashlib.sha256().digest_size
 
 
 class FrameError(Exception):
-    """What was received is not a frame of the other end's."""
+    """The received data is not a frame from the peer."""
 
 
 class FrameWriter:
-    """Makes the frames of one direction.
+    """Writes the frames of one direction.
 
     Args:
-        direction: Another text for each of the two directions.
+        key: The key of the connection.
+        direction: A different text for each of the two directions.
     """
 
     def __init__(self, key: bytes, direction: str) -> None:
@@ -32,13 +33,13 @@ class FrameWriter:
 
     def frame(self, text: bytes) -> bytes:
         """Return the next frame."""
-        mark = _mark(self._key, self._direction, self._number, text)
+        mac = _mac(self._key, self._direction, self._number, text)
         self._number += 1
-        return _LENGTH.pack(len(text)) + mark + text
+        return _LENGTH.pack(len(text)) + mac + text
 
 
 class FrameReader:
-    """Takes bytes as they come, and gives whole texts; see :class:`FrameWriter`."""
+    """Splits received bytes into texts; see :class:`FrameWriter`."""
 
     def __init__(self, key: bytes, direction: str) -> None:
         self._key, self._direction, self._number = key, direction, 0
@@ -48,7 +49,7 @@ class FrameReader:
         """Return the texts that ``received`` completes.
 
         Raises:
-            FrameError: If a mark is wrong or a frame too long; nothing more can be read then.
+            FrameError: If a MAC is wrong or a frame too long; nothing more can be read then.
         """
         self._bytes += received
         texts = []
@@ -56,20 +57,21 @@ class FrameReader:
             (length,) = _LENGTH.unpack_from(self._bytes)
             if length > LONGEST:
                 raise FrameError(f"a frame of {length} bytes, over {LONGEST}")
-            end = _LENGTH.size + _MARK + length
+            begin = _LENGTH.size + _MAC_BYTES
+            end = begin + length
             if len(self._bytes) < end:
                 break
-            mark = bytes(self._bytes[_LENGTH.size : _LENGTH.size + _MARK])
-            text = bytes(self._bytes[_LENGTH.size + _MARK : end])
+            mac = bytes(self._bytes[_LENGTH.size : begin])
+            text = bytes(self._bytes[begin:end])
             del self._bytes[:end]
-            expected = _mark(self._key, self._direction, self._number, text)
-            if not hmac.compare_digest(mark, expected):
+            expected = _mac(self._key, self._direction, self._number, text)
+            if not hmac.compare_digest(mac, expected):
                 raise FrameError("a frame that is not signed with this launch's key")
             self._number += 1
             texts.append(text)
         return texts
 
 
-def _mark(key: bytes, direction: str, number: int, text: bytes) -> bytes:
-    place = f"{direction} {number} ".encode()
-    return hmac.digest(key, place + text, "sha256")
+def _mac(key: bytes, direction: str, number: int, text: bytes) -> bytes:
+    prefix = f"{direction} {number} ".encode()
+    return hmac.digest(key, prefix + text, "sha256")

@@ -1,8 +1,7 @@
 """How two launchers prove to each other that they know the secret. Pure.
 
-Lines of JSON, before any frame: the coordinator's greeting with a random number, the
-participant's number and proof, the coordinator's proof. Neither proof can be used in another
-conversation.
+Before any frame, they exchange lines of JSON: the coordinator's greeting with a nonce, the
+participant's nonce and proof, the coordinator's proof. No proof is valid for another connection.
 """
 
 from __future__ import annotations
@@ -15,23 +14,24 @@ from typing import Any
 from meshrun.protocol.printable import one_line
 
 VERSION = 4
-"""Of what launchers say to each other; launchers of another one do not talk."""
+"""The version of the protocol between launchers; launchers with different versions do not connect.
+"""
 LONGEST_LINE = 1024
 
 
 class HandshakeError(Exception):
-    """The other end is not a launcher of this launch; the text describes it."""
+    """The peer is not a launcher of this launch; the text says why."""
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text))
 
 
 class OtherLaunch(HandshakeError):
-    """The other end is a launcher that does not know the secret."""
+    """The peer is a launcher that does not know the secret."""
 
 
 class CoordinatorHandshake:
-    """The side that listens: sends :attr:`greeting`, takes one line, answers with one."""
+    """The listening side: sends :attr:`greeting`, then answers one line with one line."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -39,15 +39,15 @@ class CoordinatorHandshake:
         self.greeting = _line({"meshrun": VERSION, "nonce": self._nonce})
 
     def answer(self, line: bytes) -> tuple[bytes, bytes]:
-        """Return (the line to send, the key of the conversation).
+        """Return (the line to send, the key of the connection).
 
         Raises:
             HandshakeError: If the participant does not know the secret.
         """
-        said = _read(line)
-        nonces = f"{self._nonce} {_text(said, 'nonce')}"
+        values = _read(line)
+        nonces = f"{self._nonce} {_text(values, 'nonce')}"
         if not hmac.compare_digest(
-            _proof(self._secret, "participant", nonces), _text(said, "proof")
+            _proof(self._secret, "participant", nonces), _text(values, "proof")
         ):
             raise OtherLaunch("it belongs to another launch or has a different secret")
         reply = _line({"proof": _proof(self._secret, "coordinator", nonces)})
@@ -55,7 +55,7 @@ class CoordinatorHandshake:
 
 
 class ParticipantHandshake:
-    """The side that connects: takes the greeting, answers it, takes the proof."""
+    """The connecting side: answers the greeting, then checks the coordinator's proof."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -63,44 +63,44 @@ class ParticipantHandshake:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the greeting has come and was answered."""
+        """Whether the greeting was answered."""
         return bool(self._nonces)
 
     def answer(self, greeting: bytes) -> bytes:
         """Return the line to send.
 
         Raises:
-            HandshakeError: If the other end is no launcher, or of another version.
+            HandshakeError: If the peer is not a launcher, or has another version.
         """
-        said = _read(greeting)
-        version = said.get("meshrun")
+        values = _read(greeting)
+        version = values.get("meshrun")
         if version != VERSION:
             raise HandshakeError(
                 f"its meshrun speaks protocol version {version!r}, but this one speaks {VERSION}"
             )
         nonce = secrets.token_hex(16)
-        self._nonces = f"{_text(said, 'nonce')} {nonce}"
+        self._nonces = f"{_text(values, 'nonce')} {nonce}"
         proof = _proof(self._secret, "participant", self._nonces)
         return _line({"nonce": nonce, "proof": proof})
 
     def finish(self, line: bytes) -> bytes:
-        """Return the key of the conversation.
+        """Return the key of the connection.
 
         Raises:
             HandshakeError: If the coordinator refused, or does not know the secret itself.
         """
-        said = _read(line)
-        if "refused" in said:
-            raise HandshakeError(_text(said, "refused"))
+        values = _read(line)
+        if "refused" in values:
+            raise HandshakeError(_text(values, "refused"))
         if not hmac.compare_digest(
-            _proof(self._secret, "coordinator", self._nonces), _text(said, "proof")
+            _proof(self._secret, "coordinator", self._nonces), _text(values, "proof")
         ):
             raise HandshakeError("it does not have this launch's secret")
         return _key(self._secret, self._nonces)
 
 
 def refusal(reason: str) -> bytes:
-    """Return the line that tells a participant why it is not let in."""
+    """Return the line that rejects a participant."""
     return _line({"refused": reason})
 
 

@@ -25,17 +25,18 @@ from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 _OTHER_LAUNCH_S = 5.0
-"""How long those that cannot join are not taken for those that are missing."""
+"""After this long, launchers that cannot join are assumed to be the missing nodes."""
 
 
 class Lobby:
-    """Node 0 of a launch until all have joined; then a coordinator takes over.
+    """Node 0 of a launch until all nodes have joined; then a coordinator takes over.
 
     Args:
-        nnodes: How many there are to be, where not as many as there may be.
-        listener: Where the others connect.
+        node: This node.
+        nnodes: How many nodes are expected, if not as many as the launch may have.
+        listener: The socket to which the others connect.
         run_id: The name of the launch, which the others receive.
-        hand_over: Called with the coordinator once every node is there.
+        hand_over: Called with the coordinator once every node has joined.
         duplicate: Probes for another node 0.
     """
 
@@ -62,15 +63,15 @@ class Lobby:
         )
         self._every_s = beat_s(config.nnodes, config.node_timeout_s)
         self._connections: dict[int, Connection] = {}
-        """To those who have said what they are."""
+        """Connections that have sent a Join."""
         self._counter = itertools.count()
         self._deadline = self._hub.deadline(config.timeout_s)
         self._last_call: Deadline | None = None
-        """How long others may still come, once those who are there are enough."""
+        """How long more nodes may still join, once enough have."""
         self._beats = hub.reactor.every(BEAT_S, self._beat)
         self._failure: MeshrunError | None = None
-        self._left_to_tell = config.nnodes - 1
-        """How many have not heard of the failure."""
+        self._left_to_notify = config.nnodes - 1
+        """How many nodes have not been notified of the failure."""
         self._has_shown_command = False
         self._unauthenticated = Unauthenticated(
             listener,
@@ -82,54 +83,54 @@ class Lobby:
         )
 
     def begin(self) -> None:
-        """Look whether anybody is missing: a range of nodes may end at one."""
+        """Start at once if this node is the only one."""
         if self._expected.is_complete:
             self._meet()
 
     def send(self, message: Message) -> None:
-        """There is nobody to be told yet."""
+        """Do nothing: no other node takes part yet."""
 
     def give_up(self, notice: GaveUp) -> None:
-        """Tell nodes that have joined, or connect meanwhile, that the launch failed."""
+        """Notify nodes, as they join, that the launch has failed."""
         self._fail(notice.as_error())
 
     @property
     def all_notified(self) -> bool:
-        """Whether all have been told that there will be no launch."""
-        return self._left_to_tell <= 0
+        """Whether all nodes have been notified of the failure."""
+        return self._left_to_notify <= 0
 
     def _beat(self) -> None:
-        """Say that this node is there, and look whether others are silent or missing too long."""
+        """Send heartbeats, and check whether nodes are silent or missing for too long."""
         if self._duplicate is not None and (error := self._duplicate.refusal()) is not None:
             self._stop_probing()
             self._fail(error)
         now_ns = time.monotonic_ns()
-        self._unauthenticated.look()
+        self._unauthenticated.check()
         for number, connection in list(self._connections.items()):
             if connection.beat():
                 self._hub.update(connection)
             if now_ns - connection.received_ns > self._config.node_timeout_s * 1e9:
                 self._drop(number, "it stopped responding")
         if self._failure is None:
-            self._wait_on()
+            self._check_deadlines()
 
-    def _wait_on(self) -> None:
+    def _check_deadlines(self) -> None:
         if not self._are_enough or self._config.last_call_s is None:
             self._last_call = None
         elif self._last_call is None:
             self._last_call = self._hub.deadline(self._config.last_call_s)
         is_last = self._last_call is not None and self._last_call.is_over
         if self._are_enough and (is_last or self._deadline.is_over):
-            self._meet()  # who is missing may come later
+            self._meet()  # missing nodes may join later
         elif self._deadline.is_over:
-            self._left_to_tell = 0  # all are as late
+            self._left_to_notify = 0  # their own timeouts expire too
             self._fail(
                 RendezvousError(
                     f"after {self._config.timeout_s:.0f} s {self._expected.missing()}",
-                    hint=self._doubt(),
+                    hint=self._hint(),
                 )
             )
-        elif 0 < self._expected.left <= len(others := self._of_other_launches()):
+        elif 0 < self._expected.left <= len(others := self._foreign_launchers()):
             self._fail(
                 RendezvousError(
                     f"{self._expected.missing()}, but {', '.join(others[:8])} has a different"
@@ -141,9 +142,9 @@ class Lobby:
         elif self._deadline.note_is_due():
             self._note_missing()
 
-    def _doubt(self) -> str:
-        """Return what may be wrong if nodes are missing in the end."""
-        if self._duplicate is not None:  # it has not reached itself there, nor anybody else
+    def _hint(self) -> str:
+        """Return what may be wrong if nodes are still missing at the end."""
+        if self._duplicate is not None:  # nothing answers at the endpoint, not even this node
             return (
                 f"{self._config.endpoint} is not an address of {self._info.host}, which is"
                 " node 0: on every node, pass --rdzv-endpoint HOST:PORT with an address of"
@@ -155,8 +156,8 @@ class Lobby:
             " MESHRUN_SECRET are the same"
         )
 
-    def _of_other_launches(self) -> list[str]:
-        """Return where launchers are that seem to be meant for this launch, and cannot join it."""
+    def _foreign_launchers(self) -> list[str]:
+        """Return the addresses of launchers that try to join but have another id or secret."""
         config = self._config
         wait_s = config.node_timeout_s if config.is_secret else _OTHER_LAUNCH_S
         return self._unauthenticated.foreign_launchers(wait_s)
@@ -173,13 +174,13 @@ class Lobby:
     def _note_missing(self) -> None:
         deadline = self._last_call or self._deadline
         text = f"waiting at {self._endpoint()}: {self._expected.missing()} ({deadline})"
-        self._tell_all(text)
+        self._notify_all(text)
         if self._config.paste is not None and not self._has_shown_command:
             self._has_shown_command = True
             command = self._config.paste.replace("ENDPOINT", self._endpoint(), 1)
             self._hub.note(f"on each other node: {command}")
 
-    def _tell_all(self, text: str) -> None:
+    def _notify_all(self, text: str) -> None:
         self._hub.note(text)
         message = encode(Waiting(text=text))
         for connection in self._connections.values():
@@ -193,27 +194,27 @@ class Lobby:
             address = self._config.host or self._info.host
         return format_endpoint(address, port)
 
-    def _on_join(self, connection: Connection, said: list[Message]) -> None:
+    def _on_join(self, connection: Connection, messages: list[Message]) -> None:
         number = next(self._counter)
         self._connections[number] = connection
         if connection.closed is None:
             self._hub.add(connection, partial(self._on_ready, number))
-        self._handle(number, connection, said)
+        self._handle(number, connection, messages)
 
     def _on_ready(self, number: int) -> None:
         connection = self._connections.get(number)
         if connection is not None:
             self._handle(number, connection, connection.receive())
 
-    def _handle(self, number: int, connection: Connection, said: list[Message]) -> None:
-        for message in said:
-            if number not in self._connections:  # what it said before has ended it
+    def _handle(self, number: int, connection: Connection, messages: list[Message]) -> None:
+        for message in messages:
+            if number not in self._connections:  # an earlier message has closed it
                 return
             if self._failure is not None and isinstance(message, Join | GaveUp):
                 self._refuse(number, self._failure)
-                self._left_to_tell -= 1
+                self._left_to_notify -= 1
             elif isinstance(message, Join):
-                self._take_in(number, message)
+                self._admit(number, message)
             elif isinstance(message, GaveUp) and self._config.is_elastic:
                 self._refuse(number, message.as_error())  # it waits for an answer
                 self._drop(number, message.reason)
@@ -226,9 +227,9 @@ class Lobby:
             else:
                 self._hub.update(connection)
 
-    def _take_in(self, number: int, info: Join) -> None:
+    def _admit(self, number: int, info: Join) -> None:
         if info.probe and info.probe == self._info.probe:
-            self._stop_probing()  # it has reached itself
+            self._stop_probing()  # the probe has reached this node itself
             return
         if number in self._expected.joined:
             self._drop(number, "it joined twice")
@@ -239,7 +240,7 @@ class Lobby:
             self._drop(earlier, "its host reconnected")
         is_late = self._config.is_elastic and self._config.last_call_s is None
         if is_late and info.node_rank is None:
-            self._drop(number, "the first nodes are about to start")  # it tries again
+            self._drop(number, "the first nodes are about to start")  # it retries
             return
         try:
             self._expected.join(number, info)
@@ -251,8 +252,8 @@ class Lobby:
             self._meet()
 
     def _continue_without(self, notice: GaveUp) -> None:
-        """In an elastic launch, continue without a node that failed before it joined."""
-        self._tell_all(f"{notice.host} cannot take part: {notice.reason}")
+        """Continue an elastic launch without a node that failed before it joined."""
+        self._notify_all(f"{notice.host} cannot take part: {notice.reason}")
         self._expected.left_out += self._config.last_call_s is None
         if self._are_enough and self._expected.is_complete:
             self._meet()
@@ -280,7 +281,6 @@ class Lobby:
             duplicate.close()
 
     def _drop(self, number: int, why: str) -> None:
-        """Close a connection."""
         self._hub.close(self._connections.pop(number), why)
         self._expected.leave(number)
 
@@ -290,7 +290,7 @@ class Lobby:
         self._failure = error
         for number in self._connections:
             self._refuse(number, error)
-            self._left_to_tell -= 1
+            self._left_to_notify -= 1
         self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def _refuse(self, number: int, error: MeshrunError) -> None:
@@ -299,7 +299,7 @@ class Lobby:
         self._hub.update(connection)
 
     def close(self) -> None:
-        """Tell those who wait that there will be no launch."""
+        """Notify the nodes that have joined, and close all connections."""
         self._beats.cancel()
         self._stop_probing()
         self._fail(RendezvousError(f"{self._info.host} exited before all nodes had joined"))

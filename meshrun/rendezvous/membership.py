@@ -11,31 +11,32 @@ from meshrun.layout import Layout, solve_layout
 from meshrun.layout.domains import domains_of, split_nodes
 from meshrun.plan.plan import solve_request
 from meshrun.plan.request import LaunchRequest
+from meshrun.rendezvous.expected_nodes import list_names
 from meshrun.rendezvous.messages import Join
 
 Fit = Callable[[Sequence[Join]], Layout]
-"""Solves the mesh over nodes by what they said; raises a MeshrunError if it does not."""
+"""Solves the mesh for nodes; raises a MeshrunError if it does not fit them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Who takes part."""
+    """Which nodes take part in a generation."""
 
     participants: tuple[int, ...]
-    """Numbers of nodes, in node order."""
+    """The numbers of these nodes, in node order."""
     spares: tuple[int, ...]
     layout: Layout
 
 
 @dataclass(slots=True)
 class Membership:
-    """The nodes that are there.
+    """The nodes that are connected.
 
     Args:
         fit: Solves the mesh.
-        least: How many must be there.
+        least: How many nodes are required.
         most: How many may take part.
-        infos: What each said of itself, by a number that it keeps; the coordinator's own first.
+        infos: The Join of each node by its permanent number, the coordinator's first.
     """
 
     fit: Fit
@@ -43,13 +44,13 @@ class Membership:
     most: int
     infos: dict[int, Join]
     layout: Layout | None = None
-    """Of those that take part now."""
+    """The layout over the nodes that take part now."""
     _places: list[int | None] = field(init=False)
-    """By node rank; ``None`` where a node was lost."""
+    """The numbers of nodes by node rank; ``None`` for a lost node."""
     _rank_of: dict[int, int] = field(init=False)
     _free: set[int] = field(default_factory=set)
     _spares: dict[int, None] = field(default_factory=dict)
-    """In the order in which they came."""
+    """Numbers of nodes, in the order in which they joined."""
     _by_host: dict[str, set[int]] = field(default_factory=dict)
     _by_launcher: dict[str, int] = field(default_factory=dict)
 
@@ -60,39 +61,39 @@ class Membership:
 
     @property
     def hosts(self) -> list[str]:
-        """Names of those that take part, in node order."""
+        """The host names of nodes that take part, in node order."""
         return [self.infos[number].host for number in self.participants]
 
     @property
     def free_places(self) -> Collection[int]:
-        """Node ranks of which the node was lost."""
+        """The node ranks of lost nodes."""
         return self._free
 
     @property
     def participants(self) -> list[int]:
-        """Numbers of those that take part, in node order."""
+        """The numbers of nodes that take part, in node order."""
         return [number for number in self._places if number is not None]
 
     def rank(self, number: int) -> int:
-        """Return the place of a node that takes part."""
+        """Return the node rank of a node that takes part."""
         return self._rank_of[number]
 
     def on_host(self, host: str) -> Collection[int]:
-        """Return which nodes are on a host."""
+        """Return the nodes on a host."""
         return self._by_host.get(host, ())
 
     def of_launcher(self, launcher: str) -> int | None:
-        """Return which node a launcher is, if it has said which launcher it is."""
+        """Return the node of a launcher, if that launcher has an id and is known."""
         return self._by_launcher.get(launcher) if launcher else None
 
     def add(self, number: int, info: Join) -> None:
-        """Add a node, as a spare until nodes are chosen again."""
+        """Add a node, as a spare until the next choice."""
         self.infos[number] = info
         self._index(number, info)
         self._spares[number] = None
 
     def remove(self, number: int) -> None:
-        """Remove a node; its place is kept for another."""
+        """Remove a node; another may take its place."""
         info = self.infos.pop(number)
         self._by_host[info.host].discard(number)
         if self._by_launcher.get(info.launcher) == number:
@@ -115,7 +116,7 @@ class Membership:
         self._free = set()
 
     def can_do_without(self, number: int) -> bool:
-        """Return whether the others are enough without a node that takes part."""
+        """Return whether the launch can continue without a node that takes part."""
         place = self.rank(number)
         self._places[place] = None
         try:
@@ -127,28 +128,28 @@ class Membership:
         return True
 
     def choose(self) -> Choice:
-        """Return who should take part: as many as may and the mesh can use, in stable places.
+        """Return which nodes should take part: as many as the mesh can use, in stable places.
 
         Raises:
-            MeshrunError: If too few are there, or the mesh does not fit any number of them.
+            MeshrunError: If there are too few, or the mesh does not fit any number of them.
         """
         waiting = dict(self._spares)
-        told: dict[int | None, int] = {}
+        ranked: dict[int | None, int] = {}
         for spare in waiting:
-            told.setdefault(self.infos[spare].node_rank, spare)
+            ranked.setdefault(self.infos[spare].node_rank, spare)
         order: list[int] = []
         for place, number in enumerate(self._places):
             if number is not None:
                 order.append(number)
             elif waiting:
-                meant = told.get(place, -1)
+                meant = ranked.get(place, -1)
                 order.append(meant if meant in waiting else next(iter(waiting)))
                 del waiting[order[-1]]
         order += waiting
         if len(order) < self.least:
             raise MeshrunError(self.describe())
         chosen = order[: self.most]
-        if self.least == self.most:  # whatever the mesh has for each of them
+        if self.least == self.most:  # all take part, even without ranks
             layout = self.fit([self.infos[number] for number in chosen])
             spares = tuple(order[self.most :])
             return Choice(participants=tuple(chosen), spares=spares, layout=layout)
@@ -165,26 +166,25 @@ class Membership:
             if used == chosen:
                 spares = tuple(number for number in order if number not in chosen)
                 return Choice(participants=tuple(chosen), spares=spares, layout=layout)
-            # The mesh needs no more; the first node is the coordinator.
+            # The mesh needs fewer nodes; the first one is the coordinator, and stays.
             chosen = used if chosen[0] in used else chosen[: len(used)]
         raise why or MeshrunError(self.describe())
 
     def apply(self, choice: Choice) -> None:
-        """Make it so."""
+        """Make a choice the current membership."""
         self._place(choice.participants)
         self._spares = dict.fromkeys(choice.spares)
         self.layout = choice.layout
 
     def describe(self) -> str:
-        """Return who is there, in words."""
+        """Return a description such as ``1 of at least 2 nodes joined (a)``."""
         hosts = [info.host for info in self.infos.values()]
-        listed = ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
         need = f"at least {self.least}" if self.least < self.most else str(self.least)
-        return f"{len(hosts)} of {need} nodes joined ({listed})"
+        return f"{len(hosts)} of {need} nodes joined ({list_names(hosts)})"
 
 
 def fit_without_mesh(nodes: Sequence[Join]) -> Layout:
-    """Return the layout of ranks without a mesh over nodes."""
+    """Return the layout of a launch without a mesh over nodes."""
     return solve_layout(None, nnodes=len(nodes), nproc_per_node=[node.nproc for node in nodes])
 
 
@@ -192,12 +192,12 @@ def fit_nodes(request: LaunchRequest, nodes: Sequence[Join]) -> Layout:
     """Return the layout of a launch over nodes.
 
     Raises:
-        LayoutError: If there is none.
+        LayoutError: If the mesh does not fit.
     """
     workers: Sequence[int] = [node.nproc for node in nodes]
-    asked = request.nproc_per_node
-    if isinstance(asked, tuple) and len(asked) == len(nodes):
-        workers = asked
+    requested = request.nproc_per_node
+    if isinstance(requested, tuple) and len(requested) == len(nodes):
+        workers = requested
     domains = domains_of([node.domain for node in nodes])
     if request.domain_size:
         domains = split_nodes(len(nodes), min(request.domain_size, len(nodes)))
@@ -213,7 +213,7 @@ def fit_nodes(request: LaunchRequest, nodes: Sequence[Join]) -> Layout:
 
 
 def _check_domains(size: int, domains: Sequence[int], nodes: Sequence[Join]) -> None:
-    """Check that nodes that ``--domain-size`` puts together report the same NVLink domain.
+    """Check that nodes which ``--domain-size`` puts together report the same NVLink domain.
 
     Raises:
         LayoutError: With two nodes that do not.
@@ -234,7 +234,7 @@ def _check_domains(size: int, domains: Sequence[int], nodes: Sequence[Join]) -> 
 
 
 def _apart(nodes: Sequence[Join]) -> str:
-    """Return which nodes of one domain do not follow each other, if any: in words."""
+    """Return a description of nodes of one domain that are not consecutive; "" if none."""
     last: dict[str, int] = {}
     for rank, node in enumerate(nodes):
         if node.domain and last.setdefault(node.domain, rank) < rank - 1:
@@ -245,7 +245,7 @@ def _apart(nodes: Sequence[Join]) -> str:
 
 
 def describe_shapes(before: Layout | None, after: Layout) -> str:
-    """Return what changes from one layout to the next: ``dp 3 -> 4``."""
+    """Return the changes from one layout to the next: ``dp 3 -> 4``."""
     if before is None:
         return str(after.mesh) if after.mesh else f"{after.world_size} ranks"
     if after.mesh is None or before.mesh is None:

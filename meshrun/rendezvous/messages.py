@@ -1,7 +1,7 @@
-"""The messages between launchers, as values, and as JSON. Pure. Times are the sender's.
+"""The messages between launchers, as values and as JSON. Pure. Times are by the sender's clock.
 
-What comes is checked and made fit to be shown as it is decoded, so nothing else has to look again
-at what another machine said: annotations say what a value may be.
+Annotations say which values are valid. Decoding validates them, and sanitizes texts for display, so
+that no other code has to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from meshrun.wording import count
 
 
 def _layout(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a layout, or none at all."""
+    """Return the values of a valid layout, or an empty dict."""
     try:
         ranks = Layout.from_dict(values).world_size if values else 0
     except MeshrunError as error:
@@ -39,7 +39,7 @@ def _layout(values: dict[str, Any]) -> dict[str, Any]:
 
 
 _LONGEST_DRAWN = 64
-"""The most characters of a run id that a coordinator may have drawn."""
+"""The most characters of a run id that a coordinator may have generated."""
 Generation = Annotated[int, Within(0, 2**31)]
 NodeRank = Annotated[int, Within(0, MAX_RANKS - 1)]
 Workers = Annotated[int, Within(0, MAX_RANKS)]
@@ -49,56 +49,56 @@ OpenPort = Annotated[int, Within(0, 65_535)]
 
 
 class MessageError(Exception):
-    """A text is no message."""
+    """A text is not a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Participant to coordinator, first: who it is and what it is about to start."""
+    """Participant to coordinator, first: which node it is, and what it is about to start."""
 
     host: Line
     node_rank: NodeRank | None
-    """Which node it was told to be, if it was."""
+    """The value of ``--node-rank``, if given."""
     nproc: Workers
     settings: dict[str, str]
-    """What must be the same on every node, by the name of the option."""
+    """Settings that must be the same on every node, by the name of the option."""
     program: dict[str, list[str]] = field(default_factory=dict)
-    """What it runs, part by part: what has to be the same, and how that is shown to people.
+    """The program, part by part: a value that must be the same, and how to display it.
 
     Empty if the other nodes may run anything.
     """
     reach_port: OpenPort = 0
-    """Where another node may try whether it reaches this one."""
+    """The port on which another node may test whether it reaches this one."""
     probe: str = ""
-    """Random, by which a node 0 that probes the endpoint recognizes itself."""
+    """A random text by which a node 0 that probes the endpoint recognizes itself."""
     role: str = "default"
-    """What ``--role`` calls its workers."""
+    """The value of ``--role``."""
     domain: Line = ""
-    """What its NVLink domain is called, where that matters and it knows."""
+    """The name of its NVLink domain, if that matters and is known."""
     launcher: str = ""
-    """Tells this launcher from all others, so that it is known when it comes again."""
+    """An id by which a launcher is recognized when it reconnects."""
     addresses: list[Line] = field(default_factory=list)
-    """IPv6 addresses of its machine: which one a connection comes from may differ and change."""
+    """The IPv6 addresses of its machine; its connections may come from any of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """To participants, while nodes are missing."""
+    """To participants: the launch waits for nodes, or this node is a spare."""
 
     text: Line
     has_begun: bool = False
-    """Whether nodes have met before, and this one takes part once there is need of it."""
+    """Whether the launch has begun, so that this node takes part once it is needed."""
 
 
 class Refused(Trouble):
-    """To a participant: it has no place in this launch, or the launch cannot be."""
+    """To a participant: it has no place in this launch, or the launch has failed."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """To a participant: all nodes are there; in an elastic launch, whenever that changes."""
+    """To a participant: all nodes have joined, or the nodes of an elastic launch have changed."""
 
     node_rank: NodeRank
     hosts: list[Line]
@@ -106,18 +106,18 @@ class Welcome:
     nproc_per_node: list[Workers]
     nodes_per_domain: list[Workers] = field(default_factory=list)
     roles: list[str] = field(default_factory=list)
-    """What each node calls its workers, in node order."""
+    """The ``--role`` of each node, in node order."""
     run_id: str
     store_port: Port
-    """Where the ranks' store is, on the coordinator."""
+    """The port of the ranks' store, on the coordinator."""
     next_address: str = ""
-    """Address of the next node, to check that it can be reached; "" for the coordinator's."""
+    """The address of the next node, to test whether it can be reached; "" for the coordinator's."""
     next_port: OpenPort = 0
-    """Which port is open there, if any."""
+    """The open port of the next node."""
     causes: list[Cause] = field(default_factory=list)
-    """Why each generation of ranks before this one ended."""
+    """Why each generation before this one ended."""
     previous: Annotated[dict[str, Any], _layout] = field(default_factory=dict)
-    """The layout of the one before, if there was one."""
+    """The layout of the generation before this one; empty for the first."""
 
     def __post_init__(self) -> None:
         nodes, ranks = len(self.hosts), sum(self.nproc_per_node)
@@ -128,11 +128,11 @@ class Welcome:
             raise ValueError(f"{len(domains)} domains of {sum(domains)} nodes, not {nodes}")
 
     def met(self, *, store_address: str, own_address: str, ahead_ns: int = 0) -> Met:
-        """Return the news for this node's launch.
+        """Return the event for this node's launch.
 
         Args:
-            store_address: Of the coordinator, as this node reaches it.
-            own_address: Of this node, as the coordinator reaches it.
+            store_address: The address at which this node reaches the coordinator.
+            own_address: The address at which the coordinator reaches this node.
             ahead_ns: How far the coordinator's clock is ahead of this node's.
         """
         return Met(
@@ -151,10 +151,10 @@ class Welcome:
         )
 
     def check(self, info: Join, run_id: str | None) -> None:
-        """Check that it is for the node that sent ``info``.
+        """Check that this is for the node that sent ``info``.
 
         Raises:
-            RendezvousError: If it is for another, or would have this one do what nobody asked for.
+            RendezvousError: If it is for another node, or of another launch.
         """
         own = (info.host, info.nproc)
         found = (self.hosts[self.node_rank], self.nproc_per_node[self.node_rank])
@@ -170,63 +170,63 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """Both ways, about once a second: I am there."""
+    """A heartbeat, in both directions, about once a second."""
 
     at_ns: Time
     echo_ns: Time | None = None
-    """Time of the beat that this answers, by the other end's clock."""
+    """The time of the heartbeat that this answers, by the peer's clock."""
     idle_s: Annotated[float, Within(0, 10**9)] | None = None
-    """For how long no rank of the sender has made progress, if it measures that."""
+    """How long no rank of the sender has made progress, if it measures that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WithOutcome:
     generation: Generation
     outcome: NodeOutcome
-    """What is known so far."""
+    """The node's report so far."""
 
     @property
     def last_rank(self) -> int:
-        """The highest rank it tells of; -1 for none."""
+        """The highest rank in it; -1 for none."""
         outcome = self.outcome
         return max((*outcome.ranks, *outcome.evidence, *outcome.calls), default=-1)
 
 
 class Failed(_WithOutcome):
-    """Participant to coordinator: a generation failed; all ranks are to stop."""
+    """Participant to coordinator: a generation failed here, so all ranks must stop."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Both ways, before a connection is closed: why this end gives the other one up."""
+    """In both directions, before a connection is closed: why the sender drops the peer."""
 
     why: Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """To participants: end the ranks of this generation."""
+    """To participants: stop the ranks of this generation."""
 
     generation: Generation
     why: Line
-    """Which node, and what happened, as text."""
+    """What happened on which node, as text."""
     signum: Signum
     is_hung: bool = False
-    """Whether no rank makes progress, so that the stacks of all are shown."""
+    """Whether no rank makes progress, so that all nodes print stacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Participant to coordinator: its ranks finished, and wait for their peers."""
+    """Participant to coordinator: its ranks have finished, and wait for their peers."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayLeave:
-    """To participants: every rank's program has ended."""
+    """To participants: the programs of all ranks have finished, so ranks may exit."""
 
     generation: Generation
 
@@ -251,7 +251,7 @@ class Begin:
 
     generation: Generation
     cause: Cause
-    """Why the one before ended."""
+    """Why the previous generation ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +262,7 @@ class Over:
     signum: Signum | None
     preempted: bool
     headline: Line
-    """What decided it, in one line; "" if all went well."""
+    """The cause in one line; "" if the launch succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,11 +274,11 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskTimes:
-    """To participants: when have ranks begun their last collectives?"""
+    """To participants: report when ranks began their last collectives."""
 
     generation: Generation
     late: list[Rank] = field(default_factory=list)
-    """Ranks of any node that were late when last asked: what holds them up?"""
+    """Ranks of any node that were late at the previous request: report what delays them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,11 +288,11 @@ class Times:
     generation: Generation
     answers: list[RankTimes]
     why: dict[Rank, Line] = field(default_factory=dict)
-    """What holds up those of its ranks that are late, as far as can be seen."""
+    """What delays its late ranks, as far as it can tell."""
 
     @property
     def last_rank(self) -> int:
-        """The highest rank it tells of; -1 for none."""
+        """The highest rank in it; -1 for none."""
         groups = (group.ranks for answer in self.answers for group in answer.groups)
         ranks = (answer.rank for answer in self.answers)
         return max((*ranks, *chain(*groups), *self.why), default=-1)
@@ -303,7 +303,7 @@ Message = (
     | MayLeave | Idle | Leave | Begin | Over | Where | AskTimes | Times
 )  # fmt: skip
 _OF_ONE_NODE = ("node_rank", "next_address", "next_port")
-"""What differs between the nodes that are welcomed."""
+"""The fields of a Welcome that differ between nodes."""
 _SHARED = b'["Welcome", {"shared"'
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
@@ -314,16 +314,16 @@ def encode(message: Message) -> bytes:
         return SharedWelcome(message).encode(
             message.node_rank, message.next_address, message.next_port
         )
-    if isinstance(message, Beat):  # thousands a second; a third of the time of asdict()
+    if isinstance(message, Beat):  # thousands per second, in a third of the time of asdict()
         values = {"at_ns": message.at_ns, "echo_ns": message.echo_ns, "idle_s": message.idle_s}
         return pack(Beat, values)
     return pack(type(message), asdict(message))
 
 
 class SharedWelcome:
-    """What all nodes are told alike when they have met: encoded once, and compressed.
+    """The fields of a Welcome that are the same for all nodes, encoded once and compressed.
 
-    A launch of 10,000 nodes has as many of these messages, each with all names: 2 GB otherwise.
+    Otherwise, the 10,000 messages to 10,000 nodes, each with all host names, would take 2 GB.
     """
 
     def __init__(self, welcome: Welcome) -> None:
@@ -332,7 +332,7 @@ class SharedWelcome:
         self._text = base64.b64encode(zlib.compress(shared.encode())).decode()
 
     def encode(self, node_rank: int, next_address: str, next_port: int) -> bytes:
-        """Return the message to one node as text."""
+        """Return the Welcome for one node as text."""
         own = (node_rank, next_address, next_port)
         values = dict(zip(_OF_ONE_NODE, own, strict=True))
         return pack(Welcome, {"shared": self._text, **values})
@@ -342,7 +342,7 @@ def decode(text: bytes) -> Message:
     """Return the message in ``text``.
 
     Raises:
-        MessageError: If it is none.
+        MessageError: If it is not a message.
     """
     try:
         if text.startswith(_SHARED):

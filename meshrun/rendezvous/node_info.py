@@ -1,4 +1,4 @@
-"""What a node writes to torch's store, where others can write too: checked when read."""
+"""A node's entry in torch's store, validated when read, as anyone may have written it."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class NodeInfo:
     address: Annotated[str, _address]
     port: Port
     secret: Annotated[str, _secret]
-    """Drawn for this launch."""
+    """Generated for this launch."""
 
     def to_text(self) -> str:
-        """Return it as it stands in the store."""
+        """Return the entry as text."""
         return pack(NodeInfo, asdict(self)).decode()
 
 
 def read_info(text: bytes, key: str) -> NodeInfo:
-    """Return what ``text`` says of a node, found under ``key``.
+    """Return the entry in ``text``, found under ``key``.
 
     Raises:
-        RendezvousError: If it is none.
+        RendezvousError: If it is not an entry.
     """
     try:
         return cast("NodeInfo", unpack(text, {NodeInfo.__name__: NodeInfo}))
@@ -53,7 +53,7 @@ def read_info(text: bytes, key: str) -> NodeInfo:
 
 
 def foreign(text: bytes, key: str, wanted: str) -> RendezvousError:
-    """Return the error of a value that no launcher has written."""
+    """Return the error for a value that no launcher wrote."""
     return RendezvousError(
         f"torch's store holds {text[:40]!r} under `{key}`, expected {wanted}",
         hint="something else may be writing to that store, such as a node with another version of"

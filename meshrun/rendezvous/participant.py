@@ -49,17 +49,18 @@ _CONNECT_S = 5.0
 _FIRST_GREETING_S = 3.0
 _GREETING_S = 10.0
 _REFUSED_LONG_S = 10.0
-"""After which it is not only that node 0 was started a little later."""
+"""After this long, node 0 was not merely started a little later."""
 _FOREIGN_S = 5.0
-"""How long what answers may be none of this launch: one before it may still be ending."""
+"""How long another launch may answer at the endpoint: an earlier one may still be ending."""
 
 
 class Participant:
-    """A node of a launch that is not the first.
+    """Any node of a launch but node 0.
 
     Args:
-        addresses: Of the coordinator, where they are known; otherwise looked up repeatedly, since
-            a name may take a while to appear.
+        node: This node.
+        addresses: Those of the coordinator, if known; otherwise its name is looked up before each
+            attempt, as it may take a while to appear.
     """
 
     def __init__(self, node: ThisNode, addresses: tuple[str, ...] = ()) -> None:
@@ -71,40 +72,40 @@ class Participant:
         self._connecting: socket.socket | None = None
         self._connection: Connection | None = None
         self._own = ""
-        """The coordinator's address, if this machine has it itself, and that is no loopback."""
-        self._tried = "not tried yet"
+        """The coordinator's address, if this machine itself has it, and it is not a loopback."""
+        self._failed_attempt = "not tried yet"
         """Why the last attempt to reach the coordinator failed."""
         self._refused: Deadline | None = None
-        """Since when each try was refused: the machine is there, and nothing listens."""
+        """Since when every attempt was refused: the machine is up, but nothing listens."""
         self._noted = ""
         self._deadline = self._hub.deadline(node.config.timeout_s)
         self._next_try = reactor.call_at(time.monotonic_ns(), self._try, skips=False)
         self._end_of_try = reactor.call_at(None, self._give_up, skips=False)
         self._beats = reactor.every(BEAT_S, self._beat)
         self._gave_up: GaveUp | None = None
-        self._misled: Deadline | None = None
+        self._foreign: Deadline | None = None
         """How long something other than our coordinator may answer at the endpoint."""
         self._is_known = False
         """Whether the coordinator has answered once."""
-        self._is_aside = False
-        """Whether it asks at the other port, where node 0 is if the endpoint's was taken."""
+        self._uses_fallback = False
+        """Whether it tries the port on which node 0 reports that the endpoint's port is taken."""
         self._met = self._over = self._failed = False
         self._is_idle = False
-        """Whether nothing is left here of the last generation of ranks."""
+        """Whether nothing is left here of the last generation."""
         self._is_spare = False
         self._lost = ""
-        """Why the coordinator was lost, while a node of an elastic launch tries to return."""
+        """Why the coordinator was lost, while this node of an elastic launch reconnects."""
         self._reach: Reachability | None = None
         self._coordinator_host = ""
 
-    # ---- the launch's own wishes -----------------------------------------------------------
+    # ---- messages of this node -------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Pass on what this node's own launch says."""
+        """Send the coordinator a message of this node's own launch."""
         if isinstance(message, Idle):
             self._is_idle = True
             if self._lost:
-                self._come_back()
+                self._reconnect()
         if self._connection is not None and self._met:
             self._connection.send(message)
             self._update()
@@ -112,7 +113,7 @@ class Participant:
             self._over = True
 
     def give_up(self, notice: GaveUp) -> None:
-        """Tell the coordinator, as soon as it answers, that this node will not take part."""
+        """Notify the coordinator, as soon as it answers, that this node will not take part."""
         self._gave_up = notice
         if self._connection is not None:
             self._connection.send(notice)
@@ -120,28 +121,28 @@ class Participant:
 
     @property
     def all_notified(self) -> bool:
-        """Whether the coordinator has answered to that."""
+        """Whether the coordinator has answered that notice."""
         return self._failed
 
     def _beat(self) -> None:
-        """Say that this node is there, and look whether the coordinator is silent for too long."""
+        """Send a heartbeat, and check whether the coordinator is silent or missing for too long."""
         if self._connection is not None and self._connection.is_open:
             self._hub.activity.elsewhere_ns = self._connection.active_ns
             self._connection.beat(idle_s=self._hub.activity.idle_s)
             self._update()
             if why := self._connection.give_up_if_silent(self._config.node_timeout_s):
                 self._drop(why)
-        elif not (self._met or self._failed):  # once let in, it is the coordinator who gives up
-            self._look_for_coordinator()
+        elif not (self._met or self._failed):  # a connected coordinator has its own timeout
+            self._check_deadlines()
 
-    def _look_for_coordinator(self) -> None:
+    def _check_deadlines(self) -> None:
         if self._lost and not (self._is_idle or self._is_spare):
-            return  # its own ranks are to end first
+            return  # this node's own ranks end first
         place = self._config.endpoint
-        if self._misled is not None and self._misled.is_over:
+        if self._foreign is not None and self._foreign.is_over:
             self._fail(
                 RendezvousError(
-                    f"cannot join node 0 at {place}: {self._tried}",
+                    f"cannot join node 0 at {place}: {self._failed_attempt}",
                     hint="another program or launch may be using the port; check that --rdzv-id"
                     f"{self._own_id()} and MESHRUN_SECRET are the same on every node",
                 )
@@ -150,19 +151,19 @@ class Participant:
             self._fail(
                 RendezvousError(
                     f"cannot join node 0 at {place} within {self._deadline.timeout_s:.0f} s:"
-                    f" {self._tried}",
-                    hint=self._doubt(),
+                    f" {self._failed_attempt}",
+                    hint=self._hint(),
                 )
             )
         elif self._deadline.note_is_due():
             is_long = self._refused is not None and self._refused.is_over
             doubt = "; its launcher has not started yet or has exited" if is_long else ""
             self._hub.note(
-                f"waiting for node 0 at {place}: {self._tried}{doubt} ({self._deadline})"
+                f"waiting for node 0 at {place}: {self._failed_attempt}{doubt} ({self._deadline})"
             )
 
-    def _doubt(self) -> str:
-        """Return what may be wrong if node 0 was not reached in the end."""
+    def _hint(self) -> str:
+        """Return what may be wrong if node 0 was never reached."""
         if self._own:
             return (
                 f"{self._own} is an address of this machine, which is not node 0: set"
@@ -182,12 +183,12 @@ class Participant:
         given = self._config.run_id
         return f" (here {one_line(given, 80)})" if given else ""
 
-    # ---- getting there ---------------------------------------------------------------------
+    # ---- connecting ------------------------------------------------------------------------
 
     def _try(self) -> None:
         if self._met or self._failed:
             return
-        self._is_aside = self._misled is not None and not self._is_aside
+        self._uses_fallback = self._foreign is not None and not self._uses_fallback
         if self._addresses:
             self._connect(self._addresses.pop(0))
             return
@@ -195,7 +196,7 @@ class Participant:
 
     @property
     def _port(self) -> int:
-        return fallback_port(self._secret) if self._is_aside else self._config.port or 0
+        return fallback_port(self._secret) if self._uses_fallback else self._config.port or 0
 
     def _looked_up(self, addresses: list[str], why: str) -> None:
         self._addresses = addresses
@@ -232,7 +233,7 @@ class Participant:
             connection.close()
             self._not_connected(os.strerror(code))
             return
-        self._end_of_try.restart(_GREETING_S if self._misled is not None else _FIRST_GREETING_S)
+        self._end_of_try.restart(_GREETING_S if self._foreign is not None else _FIRST_GREETING_S)
         self._connection = Connection(
             connection,
             ParticipantHandshake(self._secret),
@@ -244,7 +245,7 @@ class Participant:
         self._connection.send(self._gave_up or self._info)
         self._hub.add(self._connection, self._on_ready)
 
-    def _not_connected(self, why: str, *, misled_s: float | None = None) -> None:
+    def _not_connected(self, why: str, *, foreign_s: float | None = None) -> None:
         if self._lost and why == os.strerror(errno.ECONNREFUSED):
             who = f"node 0 ({self._coordinator_host})" if self._coordinator_host else "node 0"
             self._fail(
@@ -255,8 +256,8 @@ class Participant:
                 )
             )
             return
-        if self._is_aside:  # nobody is there, as is usual
-            self._try_later(self._tried)
+        if self._uses_fallback:  # usually, nothing listens there
+            self._try_later(self._failed_attempt)
             return
         if why != os.strerror(errno.ECONNREFUSED):
             self._refused = None
@@ -264,17 +265,17 @@ class Participant:
             self._refused = self._refused or self._hub.deadline(_REFUSED_LONG_S)
             if (refused_s := self._refused.waited_s) >= 1:
                 why += f" for {refused_s:.0f} s"
-        if misled_s is None:
-            self._misled = None
-        elif self._misled is None or self._misled.timeout_s != misled_s:
-            self._misled = self._hub.deadline(misled_s)
+        if foreign_s is None:
+            self._foreign = None
+        elif self._foreign is None or self._foreign.timeout_s != foreign_s:
+            self._foreign = self._hub.deadline(foreign_s)
         place = format_endpoint(self._address, self._port)
         if self._own == self._address:
             why += ", and the address belongs to this machine"
         self._try_later(why if place == self._config.endpoint else f"{place}: {why}")
 
     def _give_up(self) -> None:
-        """The present try takes too long."""
+        """End the current attempt, which takes too long."""
         if self._connecting is not None:
             self._hub.reactor.remove(self._connecting)
             self._connecting.close()
@@ -283,22 +284,22 @@ class Participant:
         elif self._connection is not None and not self._connection.is_open:
             self._drop(
                 "it accepts connections but does not answer like a meshrun launcher",
-                misled_s=self._config.node_timeout_s,
+                foreign_s=self._config.node_timeout_s,
             )
 
     def _try_later(self, why: str) -> None:
-        self._tried = why
+        self._failed_attempt = why
         self._end_of_try.cancel()
         self._next_try.restart(_RETRY_S)
 
-    # ---- hearing ---------------------------------------------------------------------------
+    # ---- receiving -------------------------------------------------------------------------
 
     def _on_ready(self) -> None:
         connection = self._connection
         if connection is None:
             return
         for message in connection.receive():
-            self._hear(message)
+            self._receive(message)
         if connection.is_open:
             self._end_of_try.cancel()
             self._is_known = True
@@ -312,9 +313,9 @@ class Participant:
             self._is_spare, self._lost = True, ""
         self._hub.note(message.text)
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         now_ns = time.monotonic_ns()
-        news = self._hub.events
+        events = self._hub.events
         match message:
             case Waiting():
                 self._wait(message)
@@ -323,26 +324,28 @@ class Participant:
             case Welcome() if self._gave_up is None:
                 self._welcome(message)
             case End():
-                news.append(generation_aborted(message))
+                events.append(generation_aborted(message))
             case MayLeave():
-                news.append(OthersFinished(at_ns=now_ns))
+                events.append(OthersFinished(at_ns=now_ns))
             case AskTimes():
-                news.append(TimesRequested(generation=message.generation, late=message.late))
+                events.append(TimesRequested(generation=message.generation, late=message.late))
             case Begin():
                 self._take_part()
-                news.append(
+                events.append(
                     NextBegins(
-                        generation=message.generation, cause=self._ours(message.cause), at_ns=now_ns
+                        generation=message.generation,
+                        cause=self._by_own_clock(message.cause),
+                        at_ns=now_ns,
                     )
                 )
             case Over():
                 self._over = True
-                news.append(over_event(message))
+                events.append(over_event(message))
             case Where():
                 self._where(message.why)
 
     def _welcome(self, welcome: Welcome) -> None:
-        assert self._connection is not None  # noqa: S101 - it was heard on it
+        assert self._connection is not None  # noqa: S101 - it came over this connection
         try:
             welcome.check(self._info, self._config.run_id)
         except MeshrunError as error:
@@ -367,12 +370,12 @@ class Participant:
         self._is_idle = self._is_spare = False
         self._lost = ""
 
-    def _ours(self, cause: Cause) -> Cause:
+    def _by_own_clock(self, cause: Cause) -> Cause:
         """Return a cause with its times by this machine's clock."""
         return cause.shifted(0 if self._connection is None else -self._connection.ahead_ns)
 
-    def _drop(self, why: str, *, misled_s: float | None = None) -> None:
-        """Close the connection; for ``misled_s``, something else may answer at the endpoint."""
+    def _drop(self, why: str, *, foreign_s: float | None = None) -> None:
+        """Close the connection; for ``foreign_s``, something else may answer at the endpoint."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._hub.close(connection, why)
@@ -380,16 +383,16 @@ class Participant:
             return
         is_silent = connection is not None and connection.is_silent
         if self._config.is_elastic and (self._met or self._is_spare):
-            self._return_later(why, is_silent=is_silent)
+            self._reconnect_later(why, is_silent=is_silent)
         elif self._met:
             self._lose_coordinator(why, is_silent=is_silent)
         else:
-            if self._is_known:  # and is gone: it is not waited for as if it were to come
+            if self._is_known:  # it has been there: wait less than for a late one
                 known_s = min(self._deadline.timeout_s, self._config.node_timeout_s)
                 self._deadline = self._hub.deadline(known_s)
             is_foreign = connection is not None and connection.is_foreign
-            self._not_connected(why, misled_s=_FOREIGN_S if is_foreign else misled_s)
-            if why != self._noted and not self._is_aside:
+            self._not_connected(why, foreign_s=_FOREIGN_S if is_foreign else foreign_s)
+            if why != self._noted and not self._uses_fallback:
                 self._noted = why
                 self._hub.note(f"node 0 at {self._config.endpoint}: {why}; retrying")
 
@@ -399,18 +402,18 @@ class Participant:
             NodeLost(node_rank=0, host=host, why=why, at_ns=now_ns, is_silent=is_silent)
         )
 
-    # ---- coming back to an elastic launch --------------------------------------------------
+    # ---- reconnecting to an elastic launch -------------------------------------------------
 
-    def _return_later(self, why: str, *, is_silent: bool) -> None:
-        """Come back once nothing is left here."""
-        self._lost = self._tried = why
+    def _reconnect_later(self, why: str, *, is_silent: bool) -> None:
+        """Reconnect once nothing of the last generation is left here."""
+        self._lost = self._failed_attempt = why
         if self._met:
             self._met = False
             self._lose_coordinator(why, is_silent=is_silent)
         if self._is_idle or self._is_spare:
-            self._come_back()
+            self._reconnect()
 
-    def _come_back(self) -> None:
+    def _reconnect(self) -> None:
         self._hub.note(
             f"reconnecting to node 0 at {self._config.endpoint}, up to"
             f" {self._config.return_s:.0f} s"
@@ -430,7 +433,7 @@ class Participant:
             self._hub.update(self._connection)
 
     def close(self) -> None:
-        """Let go of the coordinator."""
+        """Close the connection to the coordinator."""
         for timer in (self._beats, self._next_try, self._end_of_try):
             timer.cancel()
         if self._reach is not None:

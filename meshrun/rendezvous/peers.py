@@ -42,21 +42,22 @@ from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.torch_negotiation import EVERYWHERE, TorchNegotiation, listen_outward
 
 _IMPORT_TAKES_S = 8.0
-"""Of torch, in the process that writes to its store."""
+"""How long importing torch takes in the process that writes to its store."""
 
 
 class Peers:
     """The launchers of the other nodes.
 
     Args:
-        is_open: Whether its secret is no more than the command.
-        negotiate: Has torch's rendezvous begun, where one is asked for.
+        node: This node.
+        is_open: Whether the launch has no secret beyond its command line.
+        negotiate: Starts torch's rendezvous, for backends that need it.
     """
 
     def __init__(
         self, node: ThisNode, *, negotiate: Callable[[Negotiate], None], is_open: bool = False
     ) -> None:
-        if node.config.backend == "c10d":  # torch's knows no --node-rank either
+        if node.config.backend == "c10d":  # it ignores --node-rank, as torch's does
             node = replace(node, info=replace(node.info, node_rank=None))
         self._node, self._hub = node, node.hub
         self._negotiate, self._is_open = negotiate, is_open
@@ -80,14 +81,14 @@ class Peers:
 
     @property
     def listener(self) -> socket.socket | None:
-        """The coordinator's socket, which the ranks' store takes over once all have met."""
+        """The coordinator's socket; once all nodes have joined, that of the ranks' store."""
         if isinstance(self._side, Coordinator):
             return self._side.store_listener
         return self._listener
 
     @property
-    def _has_told(self) -> bool:
-        """Whether nobody is left to whom torch's store is to say that this node gave up."""
+    def _is_declined(self) -> bool:
+        """Whether no node is left to notify through torch's store that this one gave up."""
         return self._side is not None or self._negotiation is None or self._negotiation.all_notified
 
     @property
@@ -96,17 +97,17 @@ class Peers:
         return bool(self._hub.events)
 
     def events(self) -> Iterator[FromNodes]:
-        """Yield what has happened, in order."""
+        """Yield the queued events, in order."""
         while self._hub.events:
             yield self._hub.events.popleft()
 
     def send(self, message: Message) -> None:
-        """Tell the others what this node's launch has to say."""
+        """Send the other nodes a message of this node's launch."""
         if self._side is not None:
             self._side.send(message)
 
     def give_up(self, notice: GaveUp) -> None:
-        """Tell the others that this node will not take part, before all have met."""
+        """Notify the other nodes, before all have joined, that this one will not take part."""
         self._gave_up = notice
         if isinstance(self._side, NameResolver | Lobby | Participant):
             self._side.give_up(notice)
@@ -115,24 +116,24 @@ class Peers:
 
     @property
     def least_stay_s(self) -> float:
-        """How long it takes at least to tell the others of a failure before the meeting."""
+        """How long it takes at least to notify the others that this node gave up."""
         return _IMPORT_TAKES_S if self._side is None and self._negotiation is not None else 0.0
 
     @property
     def all_notified(self) -> bool:
-        """Whether all others that can be told of a failure before the meeting have been."""
+        """Whether all others that can be notified of a failure to join have been."""
         side = self._side
-        return self._has_told and (
+        return self._is_declined and (
             not isinstance(side, NameResolver | Lobby | Participant) or side.all_notified
         )
 
     def start_negotiation(self) -> None:
-        """Begin torch's rendezvous, if there is to be one and it is known where."""
+        """Start torch's rendezvous, if there is one and its endpoint is known."""
         if self._negotiation is not None and self._side is None:
             self._negotiation.start()
 
     def receive(self, event: FromNegotiation) -> None:
-        """Take the news of torch's rendezvous."""
+        """Handle a message of the process that runs torch's rendezvous."""
         match event:
             case NegotiationWaits(text=text):
                 self._hub.note(one_line(text))
@@ -149,7 +150,7 @@ class Peers:
                 self._connect_as_negotiated(event)
 
     def _connect_as_negotiated(self, found: Negotiated) -> None:
-        """torch's rendezvous is done: the launchers connect."""
+        """Connect to the other launchers, as torch's rendezvous is done."""
         if self._negotiation is None or self._side is not None:
             return
         listener = self._negotiation.take_listener()
@@ -161,14 +162,14 @@ class Peers:
             secret=hashlib.sha256(self._node.secret + found.secret.encode()).digest(),
         )
         if found.node_rank == 0 and listener is not None:
-            self._be_coordinator(listener, nnodes=found.nnodes)
+            self._become_coordinator(listener, nnodes=found.nnodes)
             return
         if listener is not None:
             listener.close()
-        self._be_participant((self._config.host or "",))
+        self._become_participant((self._config.host or "",))
 
     def close(self) -> None:
-        """Have what was said arrive, and let go."""
+        """Send what is left to send, and close all connections."""
         if self._negotiation is not None:
             self._negotiation.close()
         if self._side is not None:
@@ -176,23 +177,23 @@ class Peers:
         if self._listener is not None:
             self._listener.close()
 
-    # ---- which side ------------------------------------------------------------------------
+    # ---- coordinator or participant --------------------------------------------------------
 
     def _begin(self) -> None:
         config = self._config
         if config.listener is not None:
-            self._be_coordinator(socket.socket(fileno=config.listener))
+            self._become_coordinator(socket.socket(fileno=config.listener))
         elif config.host is None and config.asks_torch:
             self._ask_torch(None)
         elif config.host is None:
-            self._be_coordinator(listen_outward(config))
+            self._become_coordinator(listen_outward(config))
         elif config.is_first is False and not config.asks_torch:
-            self._be_participant(self._addresses_of_coordinator())
+            self._become_participant(self._addresses_of_coordinator())
         else:
             self._side = NameResolver(config, self._hub, found=self._found, fail=self._fail)
 
     def _found(self, addresses: list[str], why: str) -> bool:
-        """Choose a side, if it is known where the name leads; it may come to lead here."""
+        """Choose a side, unless the name must resolve first; return whether one was chosen."""
         config = self._config
         addresses = list(dict.fromkeys([*addresses, *filter(is_address, config.coordinators)]))
         host, own_name = (config.host or "").strip("[]"), socket.gethostname()
@@ -215,14 +216,14 @@ class Peers:
             self._ask_torch(endpoint)
             return
         if config.is_first is None and not endpoint.is_ours:
-            self._be_participant(endpoint.addresses)
+            self._become_participant(endpoint.addresses)
             return
         place = self._place_to_listen(endpoint, why)
         try:
             listener = listen_on(place, config.port or DEFAULT_PORT)
         except HostError as error:
             if config.is_first is None:
-                self._be_participant(endpoint.own or endpoint.addresses)  # of another launcher here
+                self._become_participant(endpoint.own or endpoint.addresses)  # of a launcher here
                 return
             port = config.port or DEFAULT_PORT
             error.hint = (
@@ -230,23 +231,28 @@ class Peers:
                 " or use another port in --rdzv-endpoint, the same on every node"
             )
             self._fail(error)
-            self._refuse_aside(place, error)
+            self._refuse_on_fallback_port(place, error)
         else:
-            self._be_coordinator(listener, probes=not endpoint.is_ours)
+            self._become_coordinator(listener, probes=not endpoint.is_ours)
 
-    def _refuse_aside(self, place: str, error: MeshrunError) -> None:
-        """Tell the others at another port, where they ask once the endpoint's is not ours."""
+    def _refuse_on_fallback_port(self, place: str, error: MeshrunError) -> None:
+        """Refuse the other nodes on the port that they try if the endpoint's is not ours."""
         with contextlib.suppress(MeshrunError):
             listener = listen_on(place, fallback_port(self._node.secret))
             self._gave_up = self._gave_up or GaveUp.of(self._node.info.host, error)
-            self._be_coordinator(listener)
+            self._become_coordinator(listener)
 
     def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
-        """Return the address that node 0 listens on; ``why`` says why its name leads nowhere."""
+        """Return the address on which node 0 listens.
+
+        Args:
+            endpoint: The endpoint as seen from here.
+            why: Why its name does not resolve, if it does not.
+        """
         config, addresses = self._config, endpoint.addresses
         if endpoint.facing:
             return endpoint.facing[0]
-        if endpoint.is_ours:  # its own name leads to loopback, as Debian writes it
+        if endpoint.is_ours:  # its own name resolves to a loopback address, as on Debian
             return config.local_addr or outward_address() or EVERYWHERE
         if config.coordinators and all(map(is_address, config.coordinators)):
             raise RendezvousError(
@@ -275,13 +281,13 @@ class Peers:
             self._negotiation.start()
 
     def _addresses_of_coordinator(self) -> tuple[str, ...]:
-        """Return a scheduler's addresses of them, without those that this machine has too."""
+        """Return a scheduler's addresses of node 0, without those that this machine has too."""
         coordinators, own = filter(is_address, self._config.coordinators), own_addresses()
         return tuple(
             coordinator for coordinator in coordinators if coordinator.partition("%")[0] not in own
         )
 
-    def _be_coordinator(
+    def _become_coordinator(
         self, listener: socket.socket, *, nnodes: int | None = None, probes: bool = False
     ) -> None:
         self._listener = listener
@@ -296,23 +302,23 @@ class Peers:
         if probes:
             node = replace(node, info=replace(node.info, probe=secrets.token_hex(8)))
             duplicate = DuplicateCoordinator(node)
-        self._side = room = Lobby(
+        self._side = lobby = Lobby(
             node,
             nnodes=nnodes or self._config.present or self._config.nnodes,
             listener=listener,
             run_id=self._config.run_id or secrets.token_hex(8),
-            hand_over=self._be_coordinator_of,
+            hand_over=self._take_over,
             duplicate=duplicate,
         )
         if self._gave_up is not None:
-            room.give_up(self._gave_up)
+            lobby.give_up(self._gave_up)
         else:
-            room.begin()
+            lobby.begin()
 
-    def _be_coordinator_of(self, coordinator: Coordinator) -> None:
+    def _take_over(self, coordinator: Coordinator) -> None:
         self._side = coordinator
 
-    def _be_participant(self, addresses: tuple[str, ...]) -> None:
+    def _become_participant(self, addresses: tuple[str, ...]) -> None:
         self._side = participant = Participant(self._node, addresses)
         if self._gave_up is not None:
             participant.give_up(self._gave_up)

@@ -1,11 +1,12 @@
-"""Tests whether nodes reach each other on arbitrary ports, which ranks need.
+"""Tests whether nodes reach each other on arbitrary ports, as ranks need to.
 
-Each launcher opens one port for a moment and tries that of the next node. Nothing is said over it;
-where a firewall is between, it is told, rather than that ranks wait for each other in silence.
+Each launcher opens a port for a while and connects to that of the next node, without sending data.
+If a firewall is in between, a note says so; otherwise, ranks would wait for each other in silence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -19,7 +20,7 @@ _OPEN_S = 30.0
 
 
 class Reachability:
-    """A port of this node's that another one tries, and a try of another's."""
+    """An open port of this node's, and a test of another node's."""
 
     def __init__(self, address: str, hub: Connections) -> None:
         self._hub = hub
@@ -28,10 +29,10 @@ class Reachability:
         self._listener: socket.socket | None = None
         try:
             self._listener = listen_on(address, 0)
-        except MeshrunError:  # nobody tries it then
+        except MeshrunError:  # the other node then skips its test
             return
-        hub.reactor.add_reader(self._listener, self._answer)
-        hub.reactor.call_later(_OPEN_S, self._shut)
+        hub.reactor.add_reader(self._listener, self._accept)
+        hub.reactor.call_later(_OPEN_S, self._stop_listening)
 
     @property
     def port(self) -> int:
@@ -39,12 +40,12 @@ class Reachability:
         return 0 if self._listener is None else int(self._listener.getsockname()[1])
 
     def probe(self, host: str, address: str, port: int) -> None:
-        """Find out whether a port that is open on another node can be reached.
+        """Test whether an open port of another node can be reached.
 
         Args:
-            host: What people call it.
-            address: Where it is.
-            port: Which one is open there; 0 for none.
+            host: The node's host name.
+            address: Its address.
+            port: The open port; 0 for none.
         """
         if not (port and is_address(address)):
             return
@@ -56,32 +57,29 @@ class Reachability:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._tell(error.strerror or str(error))
+            self._report(error.strerror or str(error))
             return
-        self._hub.reactor.add_writer(self._trying, self._came_through)
+        self._hub.reactor.add_writer(self._trying, self._connected)
         self._hub.reactor.call_later(_TRY_S, self._give_up)
 
     def _give_up(self) -> None:
         if self._trying is not None:
-            self._tell(f"no answer within {_TRY_S:g} s")
+            self._report(f"no answer within {_TRY_S:g} s")
 
-    def _answer(self) -> None:
+    def _accept(self) -> None:
         if self._listener is not None:
-            try:
+            with contextlib.suppress(OSError):  # gone already
                 self._listener.accept()[0].close()
-            except OSError:  # gone already
-                pass
 
-    def _came_through(self) -> None:
+    def _connected(self) -> None:
         if self._trying is None:
             return
-        code = self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            self._tell(os.strerror(code))
+        if code := self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._report(os.strerror(code))
         else:
             self._stop_trying()
 
-    def _tell(self, why: str) -> None:
+    def _report(self, why: str) -> None:
         self._stop_trying()
         self._hub.note(
             f"this node cannot reach {self._other}, where a launcher listens: {why}; check for"
@@ -91,18 +89,18 @@ class Reachability:
 
     def _stop_trying(self) -> None:
         trying, self._trying = self._trying, None
-        self._let_go(trying)
+        self._close(trying)
 
-    def _shut(self) -> None:
+    def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
-        self._let_go(listener)
+        self._close(listener)
 
-    def _let_go(self, each: socket.socket | None) -> None:
+    def _close(self, each: socket.socket | None) -> None:
         if each is not None:
             self._hub.reactor.remove(each)
             each.close()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close both sockets."""
         self._stop_trying()
-        self._shut()
+        self._stop_listening()

@@ -18,7 +18,10 @@ class NameResolver:
     """A node that does not know yet whether it is the coordinator.
 
     Args:
-        found: Called with the addresses and why there are none; returns whether that is enough.
+        config: Has the name, and the time limit.
+        hub: Has the reactor.
+        found: Called with the addresses, and why there are none; returns whether that suffices.
+        fail: Called if the name does not resolve in time.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class NameResolver:
             self._retry.restart(_RETRY_S)
 
     def _try_again(self) -> None:
-        """Look again, say what is waited for, or give up."""
+        """Look the name up again, and note the wait; or give up."""
         config, waited_s = self._config, self._deadline.waited_s
         if self._deadline.is_over:
             self._fail(
@@ -63,17 +66,17 @@ class NameResolver:
         self._look_up()
 
     def send(self, message: Message) -> None:
-        """There is nobody to be told yet."""
+        """Do nothing: the other nodes are still unknown."""
 
     @property
     def all_notified(self) -> bool:
-        """Whether nobody is left who is to be told that this node gave up."""
+        """Whether all nodes have been notified that this one gave up."""
         return False
 
     def give_up(self, notice: GaveUp) -> None:
-        """It is not known yet whom to tell."""
+        """Do nothing: the other nodes are still unknown."""
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop the lookup."""
         self._retry.cancel()
         self._lookup.close()

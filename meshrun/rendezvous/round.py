@@ -1,4 +1,4 @@
-"""One generation of ranks on all nodes, as node 0 hears of it."""
+"""One generation on all nodes, as reported to the coordinator."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ OWN = 0
 
 
 class Round:
-    """What the nodes have said of one generation, and what follows from it for all.
+    """The nodes' reports on one generation, and what follows from them for all.
 
     Args:
-        connections: To the other nodes by number; whoever loses one takes it out.
+        generation: Its number.
+        connections: To the other nodes, by number; the owner removes lost ones.
+        world_size: The number of ranks.
+        hub: Watches the connections.
     """
 
     def __init__(
@@ -55,14 +58,14 @@ class Round:
         self._finished: set[int] = set()
         self._idle: set[int] = set()
         self.is_ending = False
-        """Whether the nodes were told to end their ranks."""
+        """Whether the nodes have been asked to stop their ranks."""
         self.is_done = False
-        """Whether every program has ended."""
+        """Whether every program has finished."""
         self.is_all_idle = False
-        """Whether nothing is left on any node, so that what comes next was asked for."""
+        """Whether nothing is left on any node; this node then decides what comes next."""
 
     def send(self, message: Message) -> None:
-        """Do what this node's own launch says, and pass on what concerns the others."""
+        """Carry out a message of this node's own launch, and send the others what they need."""
         match message:
             case Failed():
                 self._fail(OWN, message.outcome)
@@ -76,7 +79,7 @@ class Round:
                 self.broadcast(message)
 
     def receive(self, number: int, connection: Connection, message: Message) -> None:
-        """Take what another node says; of other generations it is old news."""
+        """Handle another node's message, unless it is about another generation."""
         if getattr(message, "generation", None) != self.generation:
             return
         match message:
@@ -99,12 +102,12 @@ class Round:
                     TimesReported(answers=answers, unsure_ns=connection.unsure_ns, why=message.why)
                 )
 
-    def _keep(self, number: int, connection: Connection, said: Failed | Idle) -> NodeOutcome:
-        outcome = self.outcomes[number] = said.outcome.shifted(-connection.ahead_ns)
+    def _keep(self, number: int, connection: Connection, report: Failed | Idle) -> NodeOutcome:
+        outcome = self.outcomes[number] = report.outcome.shifted(-connection.ahead_ns)
         return outcome
 
     def _fail(self, number: int, outcome: NodeOutcome) -> None:
-        """A node failed: stop the ranks of all others, once."""
+        """Stop the ranks of all other nodes, once, as one node failed."""
         end = End(
             generation=self.generation,
             why=outcome.headline or "a rank failed",
@@ -115,7 +118,7 @@ class Round:
             self._hub.events.append(generation_aborted(end))
 
     def end(self, end: End, *, but: int = OWN) -> bool:
-        """Tell the nodes to end their ranks, once; return whether they had not been told yet."""
+        """Ask the nodes, once, to stop their ranks; return whether this was the first time."""
         if self.is_ending:
             return False
         self.is_ending = True
@@ -129,19 +132,19 @@ class Round:
             self._hub.events.append(OthersFinished(at_ns=time.monotonic_ns()))
 
     def advance(self) -> None:
-        """Once nothing is left on any node, ask this one what comes next."""
+        """Request this node's decision once nothing is left on any node."""
         if self._are_all(self._idle):
             self.is_all_idle = True
-            self._idle.discard(OWN)  # it is asked once
+            self._idle.discard(OWN)  # request it once
             outcomes = tuple(self.outcomes.values())
             self._hub.events.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
 
     def _are_all(self, numbers: set[int]) -> bool:
-        """Return whether these are all nodes; those that were lost may be among them."""
+        """Return whether these are all nodes; lost ones may be among them."""
         return len(numbers) > len(self.connections) and numbers >= {OWN, *self.connections}
 
     def broadcast(self, message: Message, *, but: int = OWN) -> None:
-        """Tell all other nodes, or all but one."""
+        """Send a message to all other nodes, or to all but one."""
         text = encode(message)
         for number, connection in self.connections.items():
             if number != but:
@@ -150,12 +153,12 @@ class Round:
 
 
 def generation_aborted(end: End) -> GenerationAborted:
-    """Return the news that this generation is to end."""
+    """Return the event for the end of this generation."""
     return GenerationAborted(
         why=end.why, signum=end.signum, is_hung=end.is_hung, at_ns=time.monotonic_ns()
     )
 
 
 def over_event(message: Over) -> LaunchOver:
-    """Return the news that the launch has ended."""
+    """Return the event for the end of the launch."""
     return LaunchOver(**asdict(message), at_ns=time.monotonic_ns())

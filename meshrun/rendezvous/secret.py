@@ -1,4 +1,4 @@
-"""The secret of a launch: where it is from, how it is stretched, and whether it is weak."""
+"""The secret of a launch: where it comes from, how it is stretched, and whether it is weak."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.wording import count
 
 _SHORT = 16
-"""Characters of a secret that can be found by guessing."""
+"""A secret of fewer characters can be guessed."""
 _LONG = 32
-"""Length of a generated secret, longer than people choose."""
+"""The length of a generated secret, which is longer than those that people choose."""
 _ROUNDS = 600_000
 _DRAW = "head -c 32 /dev/urandom | base64"
 
 
 def find_secret(env: Mapping[str, str], config: RendezvousConfig) -> bytes:
-    """Return the secret of this launch, if there is one.
+    """Return the key that the launchers share, derived from the secret and the run id.
 
-    Without a secret, the name of the launch keeps launches apart that meet by mistake. One that a
-    person has thought of is stretched, so that each guess at it costs whoever has heard a proof.
+    Without a secret, the run id keeps apart launches that meet by mistake. A short secret is
+    stretched, so that each guess is costly for somebody who has recorded a proof.
 
     Raises:
         HostError: If ``MESHRUN_SECRET_FILE`` cannot be read, or is empty.
@@ -36,7 +36,7 @@ def find_secret(env: Mapping[str, str], config: RendezvousConfig) -> bytes:
 
 
 def read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
-    """Return the secret as it was given; "" for none.
+    """Return the secret as the user set it; "" for none.
 
     Raises:
         HostError: If ``MESHRUN_SECRET_FILE`` cannot be read, or is empty.
@@ -58,19 +58,19 @@ def read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
 
 
 def secret_warnings(env: Mapping[str, str], config: RendezvousConfig) -> list[str]:
-    """Return warnings about a secret that can be read."""
-    doubts = []
+    """Return warnings about a secret that is weak, or that other users can read."""
+    warnings = []
     text, path = read_secret(env, config), env.get("MESHRUN_SECRET_FILE")
     if 0 < len(text) < _SHORT:
-        doubts.append(
+        warnings.append(
             f"the secret has only {count(len(text), 'character')} and could be guessed by whoever"
             f" impersonates the first node; `{_DRAW}` generates one of 44"
         )
     if path and not env.get("MESHRUN_SECRET"):
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            doubts.append(
+            warnings.append(
                 f"MESHRUN_SECRET_FILE `{path}` is accessible to other users (mode {mode:04o});"
                 f" run `chmod 600 {path}`"
             )
-    return doubts
+    return warnings

@@ -16,11 +16,11 @@ from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.messages import Join
 
 _MOST_ADDRESSES = 16
-"""That a node may name."""
+"""How many addresses a node may list."""
 
 
 def addresses_to_name() -> list[str]:
-    """Return the IPv6 addresses from which ranks of this machine may connect to the store."""
+    """Return the IPv6 addresses from which this machine's ranks may connect to the store."""
     return [each for each in own_addresses() if _is_v6(each) and each != "::1"][:_MOST_ADDRESSES]
 
 
@@ -30,7 +30,7 @@ def restrict_to_nodes(
     nodes: Iterable[Join],
     hub: Connections,
 ) -> None:
-    """Let only this node, the peers of ``connections``, and what else they are called connect."""
+    """Accept connections only from this node and the others, by any of their addresses."""
     if is_on(os.environ.get("MESHRUN_OPEN_STORE")):
         return
     theirs = {connection.their_address for connection in connections if connection.their_address}

@@ -1,4 +1,4 @@
-"""What each part of the rendezvous knows of its own launcher."""
+"""What each part of the rendezvous needs to know about its own launcher."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from meshrun.rendezvous.messages import Join
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThisNode:
-    """This launcher, for the lobby, the coordinator and the participant alike."""
+    """This launcher, as the lobby, the coordinator and the participant see it."""
 
     config: RendezvousConfig
     """Where the nodes meet, how many there may be, and how long they may take."""
     info: Join
-    """What it says of itself."""
+    """Its own Join message."""
     secret: bytes
-    """What only launchers of this launch know."""
+    """The key that only launchers of this launch know."""
     hub: Connections
-    """Where connections are watched."""
+    """Watches its connections."""
     where: Callable[[str], None] = lambda _: None
-    """Called with a reason when the coordinator asks for where this node's ranks are."""
+    """Called with a reason when the coordinator requests the stacks of this node's ranks."""
     fit: Fit = fit_without_mesh
-    """Solves the mesh over nodes."""
+    """Solves the mesh for the nodes."""

@@ -1,7 +1,7 @@
 """Finds node 0 through torch's own rendezvous, in a separate process.
 
-It determines only which node is first and where its launcher listens; the launchers do the
-rest. torch's handlers start threads, so none runs in the zygote.
+It only determines which node is node 0 and where its launcher listens; the launchers do the rest.
+torch's handlers start threads, so they cannot run in the zygote.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ if TYPE_CHECKING:
     from torch.distributed import Store
     from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 
-_TELL_EVERY_S = 5.0
-_TELL_FIRST_S = 3.0
+_NOTE_EVERY_S = 5.0
+_FIRST_NOTE_S = 3.0
 _ANSWERS_S = 3.0
-"""How long the machine of the first node may take to accept a connection."""
+"""How long the machine of node 0 may take to accept a connection."""
 
 
 def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None) -> NoReturn:
-    """Meet the other nodes, tell the launcher, and stay until ended: others may still be reading.
+    """Meet the other nodes, report it, and wait to be killed: others may still read the store.
 
     Args:
-        order: How to meet.
-        reports: Where the launcher hears of it.
-        program_path: The folder of what the ranks run; a backend imports nothing from there.
+        order: The parameters of the rendezvous.
+        reports: The socket for reports to the launcher.
+        program_path: The folder of the ranks' program; a backend imports nothing from there.
     """
     if sys.path[:1] == [program_path]:
         del sys.path[0]
     set_title("rendezvous", order.backend)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torch makes another, open to all
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torch opens another to everyone
     began = time.monotonic()
     last = "no other node responded"
 
-    def say(text: str) -> None:
+    def note(text: str) -> None:
         nonlocal last
         last = text
         waited = f" ({time.monotonic() - began:.0f} of {order.timeout_s:.0f} s)"
-        _tell(reports, NegotiationWaits(text=text + waited))
+        _report(reports, NegotiationWaits(text=text + waited))
 
     def fail(text: str, **hint: str) -> None:
-        _tell(reports, NegotiationFailed(text=text, at_ns=time.monotonic_ns(), **hint))
+        _report(reports, NegotiationFailed(text=text, at_ns=time.monotonic_ns(), **hint))
 
     try:
         handler = make_handler(order)
         store = store_of(handler)
-        _tell(reports, find_running(order, store) or _meet(order, handler, store, reports, say))
-        if hasattr(handler, "_stop_heartbeats"):  # they would complain as soon as the host ends
+        _report(reports, find_running(order, store) or _meet(order, handler, store, reports, note))
+        if hasattr(handler, "_stop_heartbeats"):  # they log errors as soon as the host exits
             handler._stop_heartbeats()
     except BaseException as error:
         if type(error).__name__ == "RendezvousTimeoutError":
@@ -85,11 +85,11 @@ def _meet(
     handler: Any,
     store: Store | None,
     reports: socket.socket,
-    say: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> Negotiated:
     done = threading.Event()
-    _in_background(_tell_who_waits, order, done, say)
-    _in_background(watch_for_declines, order, handler, done, partial(_tell, reports))
+    _in_background(_note_wait, order, done, note)
+    _in_background(watch_for_declines, order, handler, done, partial(_report, reports))
     found = handler.next_rendezvous()
     done.set()
     met = _exchange(order, found)
@@ -99,7 +99,7 @@ def _meet(
 
 
 def _hint(order: Negotiate, error: BaseException) -> str:
-    """Return what to try after an error that is not for want of other nodes."""
+    """Return what to try after an error other than a timeout."""
     if isinstance(error, RendezvousError) and error.hint:
         return error.hint
     place = format_endpoint(order.endpoint_host, order.endpoint_port)
@@ -126,22 +126,22 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip(": ") + because
 
 
-def _tell(reports: socket.socket, event: Any) -> None:
+def _report(reports: socket.socket, event: Any) -> None:
     with contextlib.suppress(OSError):
         reports.send(codec.encode(event))
 
 
-def _tell_who_waits(order: Negotiate, done: threading.Event, say: Any) -> None:
-    wait_s = _TELL_FIRST_S
+def _note_wait(order: Negotiate, done: threading.Event, note: Callable[[str], None]) -> None:
+    wait_s = _FIRST_NOTE_S
     while not done.wait(wait_s):
-        wait_s = _TELL_EVERY_S
+        wait_s = _NOTE_EVERY_S
         place = format_endpoint(order.endpoint_host, order.endpoint_port)
         few = "" if order.least_nodes == order.nnodes else "at least "
-        say(f"waiting for {few}{order.least_nodes} nodes through {order.backend} at {place}")
+        note(f"waiting for {few}{order.least_nodes} nodes through {order.backend} at {place}")
 
 
 def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
-    """Tell the others where this node's launcher listens, and learn who is the first."""
+    """Publish where this node's launcher listens, and learn which node is node 0."""
     from torch.distributed import PrefixStore
 
     store, rank, world_size = found.store, found.rank, found.world_size
@@ -157,7 +157,7 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
     ranks = sorted(range(world_size), key=lambda other: (natural(infos[other].host), other))
     coordinator = infos[ranks[0]]
     address = coordinator.address
-    if is_unspecified(address):  # it could not tell which of its addresses the others see
+    if is_unspecified(address):  # it does not know which of its addresses the others reach
         if rank == ranks[0]:
             known = [each.address for each in infos if not is_unspecified(each.address)]
             seen = [own_address_towards(each) or address for each in known]
@@ -175,26 +175,26 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
 
 
 def announce_running(order: Negotiate, store: Store | None, met: Negotiated) -> None:
-    """Write where this node, the first one, listens, for nodes that are started later."""
+    """Write where this node, node 0, listens, for nodes that start later."""
     if store is None:
         return
     info = NodeInfo(
         host=order.host, address=met.coordinator_address, port=order.port, secret=met.secret
     )
-    with contextlib.suppress(Exception):  # all others have met
+    with contextlib.suppress(Exception):  # the launch can do without it
         store.set(_running_key(order), info.to_text())
 
 
 def find_running(order: Negotiate, store: Store | None) -> Negotiated | None:
-    """Return where the first node of this launch listens, if the launch already runs.
+    """Return where node 0 of this launch listens, if the launch is already running.
 
-    Without it, a node that is started again would meet nobody but others of its kind, and run
-    the program a second time beside the nodes that are left.
+    Otherwise, nodes that are started again would only meet each other, and run the program a second
+    time beside the nodes that are left.
     """
     if store is None:
         return None
     key = _running_key(order)
-    with contextlib.suppress(Exception):  # what others wrote, or the first node is gone
+    with contextlib.suppress(Exception):  # somebody else wrote it, or node 0 is gone
         if text := read(store, key):
             info = read_info(text, key)
             socket.create_connection((info.address, info.port), timeout=_ANSWERS_S).close()

@@ -1,9 +1,9 @@
-"""Tells nodes that wait in torch's rendezvous that this one failed, through torch's store.
+"""Notifies nodes that wait in torch's rendezvous that this one failed, through torch's store.
 
-    start.py decline < a Negotiate and a GaveUp, one a line
+    start.py decline < a Negotiate and a GaveUp, one per line
 
-That takes torch, which the launcher has not, so it is a process of its own. What it writes changes
-all the time: a text that stays is of a launch before, on a server that outlived it.
+This needs torch, which the launcher does not import, so it runs in a separate process. The text
+that it writes changes constantly: one that does not is left over from an earlier launch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class DeclineProcess:
     """The process, as the launcher sees it.
 
     Args:
-        reactor: Has a turn once the process has exited.
+        order: The parameters of the rendezvous.
+        notice: The message to the other nodes.
+        reactor: Notices the end of the process.
     """
 
     def __init__(self, order: Negotiate, notice: GaveUp, reactor: Reactor) -> None:
@@ -50,32 +52,32 @@ class DeclineProcess:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        lines, self._said = (
+        lines, self._output = (
             cast("IO[bytes]", pipe) for pipe in (self._process.stdin, self._process.stdout)
         )
         with contextlib.suppress(OSError), lines:
             lines.write(codec.encode(order) + b"\n" + encode(notice) + b"\n")
-        reactor.add_reader(self._said, self._read)
+        reactor.add_reader(self._output, self._read)
 
     def _read(self) -> None:
-        if not os.read(self._said.fileno(), 4096):
+        if not os.read(self._output.fileno(), 4096):
             self.close()
 
     @property
     def all_notified(self) -> bool:
-        """Whether all have heard it, or it cannot be told."""
-        return self._said.closed
+        """Whether all nodes have received the notice, or none can."""
+        return self._output.closed
 
     def close(self) -> None:
-        """Tell nobody any more."""
-        self._reactor.remove(self._said)
-        self._said.close()
+        """Kill the process."""
+        self._reactor.remove(self._output)
+        self._output.close()
         self._process.kill()
         self._process.wait()
 
 
 def main(_known_at_start: object = None) -> None:
-    """Say it until all others have heard it, or the launcher has had enough of it."""
+    """Write the notice until all other nodes have received it, or the launcher kills us."""
     from meshrun.rendezvous.torch_handler import make_handler
 
     die_with_parent(os.getppid())
@@ -85,23 +87,23 @@ def main(_known_at_start: object = None) -> None:
     store = store_of(make_handler(order))
     if store is None:
         return
-    key, told = _keys(order)
-    before, drawn = store.add(told, 0), secrets.token_hex(4)
+    key, counter = _keys(order)
+    before, nonce = store.add(counter, 0), secrets.token_hex(4)
     for count in itertools.count():
-        store.set(key, f"{drawn}.{count} {text}")
-        if store.add(told, 0) - before >= order.nnodes - 1:
+        store.set(key, f"{nonce}.{count} {text}")
+        if store.add(counter, 0) - before >= order.nnodes - 1:
             return
         time.sleep(_EVERY_S)
 
 
 def watch_for_declines(
-    order: Negotiate, handler: Any, done: threading.Event, tell: Callable[[GaveUp], None]
+    order: Negotiate, handler: Any, done: threading.Event, report: Callable[[GaveUp], None]
 ) -> None:
-    """While torch's rendezvous waits: call ``tell`` once a node says that it gives up."""
-    with contextlib.suppress(Exception):  # the rendezvous itself tells what is wrong with the store
+    """Call ``report`` if a node gives up while torch's rendezvous waits."""
+    with contextlib.suppress(Exception):  # the rendezvous itself reports errors of the store
         if (store := store_of(handler)) is None:
             return
-        key, told = _keys(order)
+        key, counter = _keys(order)
         first = read(store, key)
         while not done.wait(_EVERY_S):
             if (text := read(store, key)) in (b"", first):
@@ -109,19 +111,19 @@ def watch_for_declines(
             with contextlib.suppress(MessageError):
                 notice = decode(text.partition(b" ")[2])
                 if isinstance(notice, GaveUp):
-                    tell(notice)
-                    store.add(told, 1)
+                    report(notice)
+                    store.add(counter, 1)
                     return
 
 
 def store_of(handler: Any) -> Store | None:
-    """Return the store that nodes meet through, before they have met; ``None`` if it has none.
+    """Return the store through which a handler's nodes meet; ``None`` if it has none.
 
     torch has no public name for it (2.13).
     """
     store = getattr(handler, "_store", None)
     if store is not None:
-        with contextlib.suppress(Exception):  # not every kind can be
+        with contextlib.suppress(Exception):  # not every kind of store can
             store = store.clone()
         return cast("Store", store)
     rendezvous: Any = getattr(handler, "_rdzv_impl", None)
@@ -133,12 +135,12 @@ def store_of(handler: Any) -> Store | None:
 
 
 def _keys(order: Negotiate) -> tuple[str, str]:
-    """Return where it is said, and where those that have heard it are counted."""
+    """Return the keys of the notice, and of the count of nodes that have received it."""
     return f"meshrun/{order.run_id}/gave up", f"meshrun/{order.run_id}/told"
 
 
 def read(store: Store, key: str) -> bytes:
-    """Return what stands under ``key``; nothing if nothing does."""
+    """Return the value under ``key``; empty if there is none."""
     with contextlib.suppress(Exception):  # etcd's fails if there is no key at all
         return store.get(key) if store.check([key]) else b""
     return b""

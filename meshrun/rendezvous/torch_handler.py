@@ -1,8 +1,8 @@
-"""torch's rendezvous handler for an order, or a plug-in's: safe from others' pickles, and quick.
+"""Makes torch's rendezvous handler, or a plug-in's, safe from others' pickles, and fast.
 
-A pickle can call any function, and others can write to torch's store. And torch's handler checks
-for other nodes once a second; a few nodes may look more often without more load on the store than
-many would be.
+Anyone can write to torch's store, and a pickle can call any function. Also, torch's handler checks
+for other nodes only once a second; a few nodes can check more often without more load on the store
+than many nodes would cause.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.codec import Negotiate
 
-_LOOKS_A_SECOND = 64
+_CHECKS_PER_S = 64
 """By all nodes together."""
 _LEAST_S = 0.05
 _TORCHS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
@@ -59,7 +59,7 @@ def make_handler(order: Negotiate) -> Any:
 
 
 class PickleFilter:
-    """Stands for the module ``pickle`` where torch's rendezvous looks it up."""
+    """Replaces the module ``pickle`` in torch's rendezvous."""
 
     PickleError = pickle.PickleError
     dumps = staticmethod(pickle.dumps)
@@ -69,7 +69,7 @@ class PickleFilter:
         """Return the state of a rendezvous.
 
         Raises:
-            pickle.UnpicklingError: If it is none, or has anything else in it.
+            pickle.UnpicklingError: If it is not one, or contains anything else.
         """
         try:
             state = _Reader(io.BytesIO(data)).load()
@@ -88,15 +88,14 @@ class _Reader(pickle.Unpickler):
 
 
 def _quicken(handler: Any, nnodes: int) -> None:
-    """Have a handler of torch look as often as so few nodes may.
+    """Have torch's handler check for other nodes as often as their number allows.
 
     torch 2.13 has no option for it: ``_DistributedRendezvousOpExecutor.run`` sleeps for a second
-    between two looks, and what was read is read again only after another. A handler that has none
-    of this is left as it is.
+    between two checks, and caches the state for another second. Other handlers stay as they are.
     """
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    period_s = min(1.0, max(_LEAST_S, nnodes / _LOOKS_A_SECOND))
+    period_s = min(1.0, max(_LEAST_S, nnodes / _CHECKS_PER_S))
     holder: Any = getattr(handler, "_state_holder", None)
     if not hasattr(holder, "_cache_duration") or not hasattr(dynamic_rendezvous, "_delay"):
         return

@@ -19,13 +19,17 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the coordinator's own address 
 
 
 class TorchNegotiation:
-    """What torch's rendezvous is started with, and again if its process has to be.
+    """Starts torch's rendezvous, again if its process is replaced.
 
     Args:
-        endpoint: That as it looks from here; ``None`` if nobody said where.
+        config: Has the backend and its parameters.
+        endpoint: The endpoint as seen from here; ``None`` if there is none.
+        host: This node's host name.
+        start: Sends the order to the zygote.
+        reactor: The loop's reactor.
 
     Raises:
-        MeshrunError: If nothing can be listened on.
+        MeshrunError: If no socket can be opened.
     """
 
     def __init__(
@@ -56,25 +60,25 @@ class TorchNegotiation:
         )
 
     def start(self) -> None:
-        """Have torch's rendezvous started."""
+        """Start torch's rendezvous."""
         self._start(self._order)
 
     def give_up(self, notice: GaveUp) -> None:
-        """Have the others told that this node will not take part."""
+        """Notify the other nodes that this one will not take part."""
         self._declining = self._declining or DeclineProcess(self._order, notice, self._reactor)
 
     @property
     def all_notified(self) -> bool:
-        """Whether nobody is left who is to be told that."""
+        """Whether all nodes have received that notice, or there is none."""
         return self._declining is None or self._declining.all_notified
 
     def take_listener(self) -> socket.socket | None:
-        """Return where this launcher listens, for the caller to close."""
+        """Return this launcher's socket, which the caller closes."""
         own, self._own = self._own, None
         return own
 
     def close(self) -> None:
-        """Let go of what is not taken."""
+        """Close the socket if it was not taken, and end the process that notifies the others."""
         if self._own is not None:
             self._own.close()
         if self._declining is not None:
@@ -82,7 +86,7 @@ class TorchNegotiation:
 
 
 def listen_outward(config: RendezvousConfig) -> socket.socket:
-    """Return a socket that others can reach, where nobody said an endpoint."""
+    """Return a socket that other nodes can reach, without an endpoint."""
     place = config.local_addr or outward_address() or EVERYWHERE
     if config.port is not None:
         return listen_on(place, config.port)

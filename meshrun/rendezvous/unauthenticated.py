@@ -18,27 +18,30 @@ from meshrun.rendezvous.messages import Beat, Message, Refused
 
 _PROOF_WITHIN_S = 10.0
 _MOST = 512
-"""Connections that have said nothing yet; for another one has to go, or it waits in the queue."""
+"""How many unauthenticated connections may be open; another one replaces one of them or waits in
+the kernel's queue."""
 _MOST_OF_ONE = 16
-"""Of one origin, while others wait."""
+"""How many of them may come from one origin while others wait."""
 _YOUNG_S = 0.5
-"""How long one may always stay that is not of an origin with more."""
-_TAKEN_AT_ONCE = 32
-"""Before those who have said something are heard again."""
-_MOST_TOLD = 20
+"""How long a connection is safe unless its origin has too many."""
+_ACCEPTED_AT_ONCE = 32
+"""How many connections are accepted before others are served again."""
+_MOST_REPORTED = 20
 _TRIES = 3
-"""So often a launcher that means to join comes again although it is not let in."""
+"""After this many rejections, a launcher is assumed to try to join."""
 
 
 class Unauthenticated:
-    """Those who have connected and said nothing yet.
+    """The connections that have not authenticated yet.
 
     Args:
-        listener: Where nodes connect; the caller closes it.
-        most: How many may come at once, where that is more than otherwise.
-        every_s: How often beats go to those who belong to the launch.
-        on_join: Called with the link, no longer watched and perhaps closed, and the first that it
-            says once it has proved what it is.
+        listener: The socket to which nodes connect; the caller closes it.
+        secret: The key that nodes must prove to know.
+        hub: Watches the connections.
+        most: How many nodes may connect at once, if more than usual.
+        every_s: The interval of heartbeats on these connections.
+        on_join: Called with an authenticated connection, no longer watched and perhaps closed, and
+            with its first messages.
     """
 
     def __init__(
@@ -55,13 +58,13 @@ class Unauthenticated:
         self._on_join = on_join
         self._every_s, self._most = every_s, max(_MOST, most)
         self._connections: dict[int, Connection] = {}
-        """The oldest first."""
+        """By number, the oldest first."""
         self._by_origin: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
         self._counter = itertools.count()
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         """Rejected connections that were reported."""
         self._others: dict[str, tuple[int, int]] = {}
-        """Addresses of launchers that do not know the secret: since when, and how often."""
+        """Origins of launchers without the secret: since when, and how many connections."""
         self._is_listening = False
         listener.setblocking(False)
         self._listen()
@@ -76,15 +79,15 @@ class Unauthenticated:
             self._is_listening = False
             self._hub.reactor.remove(self._listener)
 
-    def look(self) -> None:
-        """Once a beat: close connections that do not say what they are."""
+    def check(self) -> None:
+        """Close connections that do not authenticate in time; called at each heartbeat."""
         for number, connection in list(self._connections.items()):
             if _age_s(connection) > _PROOF_WITHIN_S:
                 self._drop(number, "it did not identify itself")
         self._listen()
 
     def _accept(self) -> None:
-        for _ in range(_TAKEN_AT_ONCE):
+        for _ in range(_ACCEPTED_AT_ONCE):
             if len(self._connections) >= self._most and not self._make_room():
                 self._pause()
                 return
@@ -92,9 +95,9 @@ class Unauthenticated:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
-            except OSError as error:  # out of descriptors: those that wait stay in the queue
+            except OSError as error:  # out of descriptors; the connection stays in the queue
                 if not self._make_room():
-                    self._tell("a connection", f"could not be accepted: {error.strerror}")
+                    self._report("a connection", f"could not be accepted: {error.strerror}")
                     self._pause()
                     return
             else:
@@ -102,7 +105,10 @@ class Unauthenticated:
                 self._watch(Connection(connection, handshake, beat_s=self._every_s))
 
     def _make_room(self) -> bool:
-        """Send the oldest away: of the origin that has most, or else of all, but no young one."""
+        """Close the oldest connection, of an origin with too many if there is one, or of all.
+
+        Without such an origin, a young connection is not closed. Return whether one was.
+        """
         crowd = max(self._by_origin.values(), key=len, default={})
         is_crowd = len(crowd) > _MOST_OF_ONE
         number, connection = next(
@@ -122,17 +128,18 @@ class Unauthenticated:
         connection = self._connections.get(number)
         if connection is None:
             return
-        said: list[Message] = [each for each in connection.receive() if not isinstance(each, Beat)]
-        if said:
-            self._hub.drop(self._take_out(number))
-            self._on_join(connection, said)
+        messages: list[Message] = [
+            each for each in connection.receive() if not isinstance(each, Beat)
+        ]
+        if messages:
+            self._hub.drop(self._remove(number))
+            self._on_join(connection, messages)
         elif connection.closed is not None:
             self._drop(number, connection.closed)
         else:
             self._hub.update(connection)
 
-    def _take_out(self, number: int) -> Connection:
-        """There is room for another."""
+    def _remove(self, number: int) -> Connection:
         connection = self._connections.pop(number)
         origin = _origin(connection)
         del self._by_origin[origin][number]
@@ -142,7 +149,7 @@ class Unauthenticated:
         return connection
 
     def foreign_launchers(self, for_s: float) -> list[str]:
-        """Return where launchers are that have not known the secret for so long."""
+        """Return the addresses of launchers that have tried without the secret for ``for_s``."""
         until_ns = time.monotonic_ns() - int(for_s * 1e9)
         return [
             address
@@ -151,13 +158,13 @@ class Unauthenticated:
         ]
 
     def reject(self, connection: Connection, error: MeshrunError) -> None:
-        """Tell one who came why it cannot stay, and see it go."""
+        """Send an authenticated node the reason why it cannot join, and wait until it closes."""
         connection.send(Refused.of(error))
         if connection.closed is None:
             self._watch(connection)
 
     def _drop(self, number: int, why: str) -> None:
-        connection = self._take_out(number)
+        connection = self._remove(number)
         self._hub.close(connection, why)
         if connection.is_other_launch:
             since_ns, count = self._others.get(
@@ -165,13 +172,13 @@ class Unauthenticated:
             )
             self._others[origin] = since_ns, count + 1
         if connection.was_refused:
-            self._tell(connection.their_address, f"was rejected: {why}")
+            self._report(connection.their_address, f"was rejected: {why}")
 
-    def _tell(self, who: str, what: str) -> None:
-        if (who, what) in self._told or len(self._told) > _MOST_TOLD:
+    def _report(self, who: str, what: str) -> None:
+        if (who, what) in self._reported or len(self._reported) > _MOST_REPORTED:
             return
-        self._told.add((who, what))
-        is_last = len(self._told) > _MOST_TOLD
+        self._reported.add((who, what))
+        is_last = len(self._reported) > _MOST_REPORTED
         self._hub.note("not reporting further rejected connections" if is_last else f"{who} {what}")
 
     def close(self, why: str) -> None:
@@ -188,7 +195,7 @@ def _age_s(connection: Connection) -> float:
 
 
 def _origin(connection: Connection) -> str:
-    """Return what all addresses have in common that one machine may have."""
+    """Return the IPv4 address or IPv6 /64 network that a connection comes from."""
     address = ip_address(connection.their_address.partition("%")[0] or "::")
     if isinstance(address, IPv4Address):
         return str(address)

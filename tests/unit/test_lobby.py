@@ -153,7 +153,7 @@ def test_strangers_do_not_keep_participants_out(
     parties: Parties, monkeypatch: pytest.MonkeyPatch, origins: int
 ) -> None:
     """They say nothing and come again when sent away: a node gets in before their time is over."""
-    for name, number in (("_MOST", 20), ("_MOST_OF_ONE", 4), ("_TAKEN_AT_ONCE", 4)):
+    for name, number in (("_MOST", 20), ("_MOST_OF_ONE", 4), ("_ACCEPTED_AT_ONCE", 4)):
         monkeypatch.setattr(f"meshrun.rendezvous.unauthenticated.{name}", number)
     coordinator = parties.coordinator(2)
 

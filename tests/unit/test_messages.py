@@ -319,7 +319,7 @@ def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, val
         node = ThisNode(config=config, info=info("node1"), secret=b"s", hub=hub)
         participant = Participant(node, ("127.0.0.1",))
         participant._connection = near
-        participant._hear(said)
+        participant._receive(said)
         as_participant, hub.events = [*hub.events], deque()
         coordinator = Round(0, {1: far}, world_size=4, hub=hub)
         coordinator.receive(1, far, said)

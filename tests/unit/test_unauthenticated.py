@@ -43,9 +43,9 @@ def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
             with no_more_descriptors():
                 assert turn() == 1
                 assert turn() == 0
-                unauthenticated.look()
+                unauthenticated.check()
                 turn()
-            unauthenticated.look()
+            unauthenticated.check()
             while turn():  # accepts, then greets
                 pass
 
