@@ -11,7 +11,7 @@ from meshrun.cluster.detect import Detector, detect_cluster
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import has_terminal
 from meshrun.host.entry_points import entry_points, load
-from meshrun.host.interfaces import networks_of_addresses
+from meshrun.host.interfaces import addresses_with_prefixes
 from meshrun.host.machine_id import boot_id
 from meshrun.host.pmi import exchange
 
@@ -89,7 +89,7 @@ def _ask_peers(facts: ClusterFacts) -> ClusterFacts:
     own = Peer(
         machine=f"{boot_id()}/{host}",
         host=host,
-        addresses=networks_of_addresses()[:_MOST_ADDRESSES],
+        addresses=addresses_with_prefixes()[:_MOST_ADDRESSES],
         secret=secrets.token_hex(32),
     )
     found = exchange(os.environ, format_peer(own))

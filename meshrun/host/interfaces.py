@@ -11,7 +11,7 @@ from typing import Any
 _NOWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
 _GVISOR = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
-"""What every gVisor calls its version; newer ones have their name in the release, too."""
+"""The kernel version that gVisor reports; newer ones also have `gvisor` in the release."""
 
 
 def look_up(name: str) -> list[str]:
@@ -44,7 +44,7 @@ def sockaddr_of(address: str, port: int) -> tuple[Any, ...]:
     return bare, port, 0, int(zone) if zone.isdecimal() else socket.if_nametoindex(zone)
 
 
-def as_seen_by(address: str, own: str) -> str:
+def with_interface_of(address: str, own: str) -> str:
     """Return ``address`` with the interface of ``own`` if both are link-local."""
     bare, zone = address.partition("%")[0], own.partition("%")[2]
     return f"{bare}%{zone}" if zone and bare.lower().startswith("fe80:") else address
@@ -73,11 +73,11 @@ def interface_variables(interface: str | None) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
-def for_ranks(interface: str | None) -> str | None:
-    """Return the interface to which ranks are kept, ``None`` if naming one would part them.
+def interface_for_ranks(interface: str | None) -> str | None:
+    """Return the interface to restrict ranks to; ``None`` in gVisor, for no restriction.
 
-    gloo takes the first address of an interface. gVisor lists them in another order each time, so
-    some ranks would take an IPv4 address and others an IPv6 one, which do not reach each other.
+    gloo uses the first address of an interface. gVisor lists them in a different order each time,
+    so some ranks would use an IPv4 address and others an IPv6 one, which cannot connect.
     """
     system = os.uname()
     is_gvisor = "gvisor" in system.release or system.version == _GVISOR
@@ -115,7 +115,7 @@ def networks_of_interfaces() -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys(found))
 
 
-def networks_of_addresses() -> tuple[str, ...]:
+def addresses_with_prefixes() -> tuple[str, ...]:
     """Return each address that is neither loopback nor link-local, as ``10.0.0.4/16``."""
     return tuple(text for _, text in _addresses_in_networks())
 
@@ -162,8 +162,8 @@ def outward_address() -> str | None:
         for address in own_addresses()
         if not is_loopback(address) and not address.lower().startswith("fe80")
     ]
-    fourth = [address for address in outward if ":" not in address] or outward
-    return fourth[0] if len(fourth) == 1 else None
+    preferred = [address for address in outward if ":" not in address] or outward
+    return preferred[0] if len(preferred) == 1 else None
 
 
 def is_loopback(address: str) -> bool:

@@ -98,7 +98,7 @@ def place(
     if locality.in_domain and not locality.nodes_per_domain:
         raise LayoutError(
             f"--intra-domain {','.join(within)}: no domains are known",
-            hint="say how many consecutive nodes share one, such as --domain-size 18",
+            hint="pass the number of consecutive nodes that share one, such as --domain-size 18",
         )
     straight = Placement(mesh=solved, nproc_per_node=fill(slots, solved.known_size))
     if _first_crossing(straight, locality) is None:

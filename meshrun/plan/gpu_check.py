@@ -52,7 +52,7 @@ def unfit_gpus(findings: Sequence[GpuFinding], gpus: Sequence[Gpu]) -> HostError
     return HostError(
         f"--check-gpus: {len(unfit)} of {count(len(gpus), 'GPU')} failed the check:"
         f" {', '.join(unfit)}",
-        hint="leave them out with --gpus, or repair them as the lines above say",
+        hint="leave them out with --gpus, or repair them as described above",
     )
 
 

@@ -73,29 +73,29 @@ def _plain(entry: str) -> str:
 
 
 def choose_gpus(
-    asked: Sequence[str] | None, facts: HostFacts, *, check_host: bool = True
+    requested: Sequence[str] | None, facts: HostFacts, *, check_host: bool = True
 ) -> HostFacts:
     """Return the facts about this machine with only the requested GPUs.
 
     Args:
-        asked: The entries of ``--gpus``; ``None`` for all visible GPUs.
+        requested: The entries of ``--gpus``; ``None`` for all visible GPUs.
         facts: This machine.
         check_host: Whether a machine without GPUs is an error; a dry run may plan for another.
 
     Raises:
         UsageError: If a GPU does not exist, or two entries name the same one.
     """
-    if asked is None:
+    if requested is None:
         return facts
     if not facts.gpus and not check_host:
         return replace(
             facts,
             accelerator=facts.accelerator or "cuda",
-            accelerator_count=len(asked),
-            visible_devices=tuple(asked),
-            gpus=tuple(Gpu(entry=entry) for entry in asked),
+            accelerator_count=len(requested),
+            visible_devices=tuple(requested),
+            gpus=tuple(Gpu(entry=entry) for entry in requested),
         )
-    chosen = [(entry, *_find(entry, facts)) for entry in asked]
+    chosen = [(entry, *_find(entry, facts)) for entry in requested]
     for place, (entry, _, gpu) in enumerate(chosen):
         for other, _, same in chosen[:place]:
             if (gpu.entry, gpu.uuid) == (same.entry, same.uuid):
@@ -173,21 +173,21 @@ def _not_here(entry: str, facts: HostFacts, hint: str) -> UsageError:
     return UsageError(f"--gpus {entry}: no such GPU: {where}", hint=hint)
 
 
-def check_enough(asked: Sequence[str], workers: int, device: DeviceChoice) -> None:
+def check_enough(requested: Sequence[str], workers: int, device: DeviceChoice) -> None:
     """Check that the mesh is on the requested GPUs, and that each worker gets one.
 
     Raises:
         LayoutError: If there are fewer GPUs than workers.
         UsageError: If the mesh is on another device.
     """
-    if len(asked) < workers:
+    if len(requested) < workers:
         raise LayoutError(
-            f"{workers} workers need {workers} GPUs, but --gpus {','.join(asked)} names"
-            f" {len(asked)}",
-            hint=f"use at most {count(len(asked), 'worker')} per node, or name more GPUs",
+            f"{workers} workers need {workers} GPUs, but --gpus {','.join(requested)} names"
+            f" {len(requested)}",
+            hint=f"use at most {count(len(requested), 'worker')} per node, or name more GPUs",
         )
     if device.type not in _ARE_GPUS:
         raise UsageError(
-            f"--gpus {','.join(asked)}: the mesh is on {device.type} ({device.reason})",
+            f"--gpus {','.join(requested)}: the mesh is on {device.type} ({device.reason})",
             hint=f"remove --gpus or --device {device.type}, and check what torch was built for",
         )

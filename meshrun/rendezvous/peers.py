@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
-from meshrun.host.interfaces import as_seen_by, is_address, outward_address, own_addresses
+from meshrun.host.interfaces import is_address, outward_address, own_addresses, with_interface_of
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,
@@ -154,7 +154,7 @@ class Peers:
         if self._negotiation is None or self._side is not None:
             return
         listener = self._negotiation.take_listener()
-        seen = as_seen_by(found.coordinator_address, self._config.host or "")
+        seen = with_interface_of(found.coordinator_address, self._config.host or "")
         self._node = replace(
             self._node,
             config=meet_at(self._config, replace(found, coordinator_address=seen)),

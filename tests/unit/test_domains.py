@@ -297,7 +297,7 @@ def test_nothing_is_renumbered_that_is_right_already() -> None:
          "a block size that divides 4 fills every domain; an inferred size, such as dp=-1, leaves"
          " the rest of a domain spare"),
         ("dp=4,tp=8", {"intra_domain": ["tp"]}, "--intra-domain tp: no domains are known",
-         "say how many consecutive nodes share one, such as --domain-size 18"),
+         "pass the number of consecutive nodes that share one, such as --domain-size 18"),
         ("dp=4,tp=8", {"intra_domain": ["pp"], "domain_size": 4},
          "--intra-domain: mesh `dp=4,tp=8` has no dim `pp`", "use a dim of the mesh: `dp`, `tp`"),
         ("dp=4,tp=8", {"intra_domain": ["tp", "tp"], "domain_size": 4},
