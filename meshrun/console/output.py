@@ -32,7 +32,8 @@ _READ_BYTES = 64 * 1024
 _READ_BYTES_COLLAPSING = 8 * 1024
 """So that no rank gets far ahead of the others, whose equal lines become one."""
 _LEAST_COLUMNS = 20
-_TAIL_BYTES = 4096
+_TAIL_BYTES = 16384
+"""Of a rank's stderr; C++ prints a stack of some kilobytes after the error that ends it."""
 _POLL_EVERY_NS = 100_000_000
 """How often to read files for which the system sends no notifications."""
 

@@ -25,6 +25,8 @@ _NO_THREADS = "possibly at a limit: see `ulimit -u`, `ulimit -v` and pids.max of
 _MOST_RANKS = 16
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """From gloo's ``tcp/pair.cc``."""
+_IN_A_THREAD = re.compile(r"what\(\): .*?\b((?:CUDA|NCCL) error\b.+)")
+"""Printed by C++ when a thread of torch's, such as NCCL's watchdog, ends the process."""
 
 
 def gather(
@@ -54,10 +56,17 @@ def gather(
             or _why(verdict, memory, why_empty)
             or _why_mismatched(verdict, output, monitor, place)
             or (monitor.why if verdict.rank == monitor.gave_up else None)
-            or (why_gpu(verdict) if verdict.rank in state.ranks else None)
-            or "",
+            or "; ".join(
+                filter(None, (_why_terminated(verdict, output), _why_gpu(state, verdict, why_gpu)))
+            ),
         )
     return found
+
+
+def _why_gpu(
+    state: State, verdict: Verdict, why_gpu: Callable[[Verdict], str | None]
+) -> str | None:
+    return why_gpu(verdict) if verdict.rank in state.ranks else None  # others report their own
 
 
 def _why_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | None:
@@ -67,15 +76,26 @@ def _why_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | N
 
 def _why_mismatched(verdict: Verdict, output: Output, monitor: Monitor, place: str) -> str | None:
     """Return what gloo reported if it aborted a rank that received more than it expected."""
-    output_text = (
-        "\n".join(output.last_lines(verdict.rank)) if verdict.signum == signal.SIGABRT else ""
-    )
-    found = _MISMATCH.search(output_text)
+    found = _MISMATCH.search(_output_of_abort(verdict, output))
     if found is None:
         return None
     peers = monitor.describe_peers(verdict.rank, place)
     text = f"a peer sent {found[1]} bytes where {found[2]} were expected: the ranks call different"
     return f"{text} collectives, or one with different shapes{peers and f'; {peers}'}"
+
+
+def _why_terminated(verdict: Verdict, output: Output) -> str | None:
+    """Return the error of CUDA or NCCL for which a thread of torch's ended the rank, if it did.
+
+    It may come before the main thread's exception, which waits for the GPU less often.
+    """
+    found = _IN_A_THREAD.findall(_output_of_abort(verdict, output))
+    return found[-1].strip() if found and verdict.raised is None else None
+
+
+def _output_of_abort(verdict: Verdict, output: Output) -> str:
+    """Return the last lines of a rank that SIGABRT killed."""
+    return "\n".join(output.last_lines(verdict.rank)) if verdict.signum == signal.SIGABRT else ""
 
 
 def _why(verdict: Verdict, memory: MemoryWatch, why_empty: Callable[[int], str]) -> str | None:

@@ -127,3 +127,39 @@ def test_a_folder_that_goes_while_ranks_run_hides_nothing(
     said = run(here, "fork", "import os, shutil\nshutil.rmtree(os.getcwd())")
 
     assert f"{here}/raises.py:4 in <module>, on " in said.splitlines()[-1]
+
+
+_OF_NCCLS_WATCHDOG = """\
+[rank0]:[E1125 10:00:00 ProcessGroupNCCL.cpp:2057] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process \
+group watchdog thread terminated with exception: CUDA error: {error}
+{stack}
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with \
+exception: CUDA error: {error}
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+{stack}
+Exception raised from run at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2063:
+{stack}
+"""
+_STACK = "".join(
+    f"frame #{number}: c10::Error::Error(c10::SourceLocation, std::__cxx11::basic_string<char, "
+    f"std::char_traits<char>, std::allocator<char> >) + 0x{number:x}0 (0x7f00 in /torch/lib/libc)\n"
+    for number in range(16)
+)
+
+
+def test_an_error_of_a_gpu_that_nccls_watchdog_met_first_is_the_cause(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """It ends the process before the program has looked; the stacks of C++ follow the error."""
+    error = "an illegal memory access was encountered"
+    program = tmp_path / "aborts.py"
+    text = _OF_NCCLS_WATCHDOG.format(error=error, stack=_STACK)
+    program.write_text(
+        f"import os, sys\nsys.stderr.write({text!r})\nsys.stderr.flush()\nos.abort()\n"
+    )
+    ours = run_meshrun(program)
+
+    assert ours.returncode == 134
+    (said,) = [line for line in ours.stderr.splitlines() if line.startswith("error: ")]
+    assert said.startswith(f"error: rank 0 was killed by SIGABRT (CUDA error: {error})")
