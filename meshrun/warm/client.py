@@ -1,4 +1,4 @@
-"""The launcher's side of warm servers: finds one for a run, has it fork, and leaves one behind."""
+"""The launcher's side of warm servers: finds one for a run, and leaves one for the next."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
 from meshrun.start import own_command
-from meshrun.warm.identity import Mismatch, Server, Wanted, mismatch, this_interpreter
-from meshrun.warm.inherited import fixed_by_parent, is_supported, read_inherited
+from meshrun.warm.identity import Mismatch, Requirements, Server, find_mismatch, this_interpreter
+from meshrun.warm.inherited import (
+    fixed_by_parent,
+    is_supported,
+    leader_of_session,
+    read_inherited,
+)
 from meshrun.warm.place import Place, stop_server, usual_place
-from meshrun.warm.session import leader_of_session
 from meshrun.warm.warm_messages import (
     Assignment,
-    Charge,
     Dismiss,
     Message,
     StartZygote,
     ZygoteEnded,
     ZygoteForked,
+    ZygoteSpec,
     decode,
     encode,
 )
@@ -39,62 +43,61 @@ from meshrun.worker.sys_path import first_path, holds, on_path
 from meshrun.zygote.guard import LAUNCH_MARK, kill_marked
 
 _ANSWERS_WITHIN_S = 10.0
-_WOKEN_EVERY_S = 0.2
-_PACKET = 64 * 1024
-_PROCESSES = 2
-"""Whose descriptors the keeper sends: the zygote's and its own."""
+_WAKE_KEEPER_EVERY_S = 0.2
+_PACKET_BYTES = 64 * 1024
+_PIDFDS = 2
+"""The keeper sends pidfds of the zygote and of itself."""
 _TITLE = " " * 200
 """Room for the titles of the processes that are forked from a server."""
 _NO_MARK = "0" * 16
-_NOT_FROM_IT = "starting fresh, not from the warm server"
+_STARTING_FRESH = "starting fresh, not from the warm server"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmZygote:
-    """A zygote that a warm server has forked, as its keeper describes it."""
+    """A zygote that a warm server has forked."""
 
     pid: int
-    _process: int
-    """A descriptor of it."""
+    _pidfd: int
     _keeper: socket.socket
-    _keeper_process: int
+    _keeper_pidfd: int
     _mark: str
 
     def kill(self) -> None:
-        """End it at once; the kernel ends its ranks."""
-        _send_signal(self._process, signal.SIGKILL)
+        """Kill the zygote; the kernel then kills its ranks."""
+        _send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> tuple[int, Ended]:
         """Wait until nothing of it is left; return its wait status, and what could not be ended."""
-        ended = self._hear()
+        ended = self._receive()
         with suppress(OSError):
             self._keeper.send(encode(Dismiss()))
-            self._hear()  # its end
+            self._receive()  # the connection closes
         if not isinstance(ended, ZygoteEnded):  # the keeper was killed
             self.kill()
             kill_marked(self._mark)
             ended = ZygoteEnded(wait_status=signal.SIGKILL, survivors=[], denied=[])
         self._keeper.close()
-        os.close(self._process)
-        os.close(self._keeper_process)
+        os.close(self._pidfd)
+        os.close(self._keeper_pidfd)
         return ended.wait_status, Ended(0, tuple(ended.survivors), tuple(ended.denied))
 
-    def _hear(self) -> Message | None:
-        """Return what the keeper says, ``None`` at its end; one that was stopped is woken."""
+    def _receive(self) -> Message | None:
+        """Return the keeper's next message, ``None`` at its end; wake it if it is stopped."""
         while True:
             with suppress(TimeoutError):
                 return _receive(self._keeper)[0]
-            _send_signal(self._keeper_process, signal.SIGCONT)
+            _send_signal(self._keeper_pidfd, signal.SIGCONT)
 
 
 class WarmRun:
     """A run of a program from a warm server, if there is one; if not, it leaves one behind.
 
     Args:
-        program: What ranks run.
-        preload: Modules that they share.
-        idle_s: How long a server that is left waits for the next run.
-        note: Tells the user.
+        program: The program that ranks run.
+        preload: Modules that the ranks share.
+        idle_s: How long a new server waits for the next run.
+        note: Prints a note for the user.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class WarmRun:
         self._place: Place | None = None
         self._settings = EarlySettings()
         self._used = 0
-        """The process id of the server that this run is from; 0 for none."""
+        """The process id of the server that this run was started from; 0 for none."""
         if not is_supported():
             note("--warm needs Linux; starting without it")
             return
@@ -120,7 +123,7 @@ class WarmRun:
         except (OSError, SyntaxError, ValueError, SystemExit) as error:
             if self._place is None:
                 note(f"--warm has no effect: {error}")
-            return  # else the zygote will say what is wrong with the program
+            return  # the zygote reports what is wrong with the program
         for name, where in self._settings.unclear.items():
             if is_read_at_import(name):
                 note(f"--warm has no effect: {where} sets {name} to a value known only at run time")
@@ -128,7 +131,7 @@ class WarmRun:
 
     @property
     def learn_to(self) -> str:
-        """Return the file in which a rank says at its end what it imported; "" for none."""
+        """The file to which a rank writes what it imported; "" for none."""
         if self._place is None or self._program.target.startswith("meshrun."):
             return ""
         return self._place.learnt(self._program)
@@ -136,11 +139,11 @@ class WarmRun:
     def start_zygote(
         self, fds: Sequence[int], *, mark: str, stdin: int | None
     ) -> WarmZygote | None:
-        """Have a server fork a zygote; ``None`` if there is none that is as good as a fresh start.
+        """Make a server fork a zygote; ``None`` if no server equals a fresh start.
 
         Args:
-            fds: The zygote's ends of control and reports, and the file of its stacks.
-            mark: Of the launch.
+            fds: The zygote's ends of the control and reports sockets, and the file of its stacks.
+            mark: The mark of the launch.
             stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
         """
         try:
@@ -149,7 +152,7 @@ class WarmRun:
             return None
         if server is None:
             return None
-        charge = Charge(
+        spec = ZygoteSpec(
             kind=self._program.kind,
             target=self._program.target,
             args=list(self._program.args),
@@ -158,7 +161,7 @@ class WarmRun:
         )
         try:
             with _standard_input(stdin) as opened:
-                answer = self._ask(server, charge, (opened, 1, 2, *fds))
+                answer = self._request(server, spec, (opened, 1, 2, *fds))
         except (OSError, ValueError):
             answer = None
         if isinstance(answer, WarmZygote):
@@ -167,11 +170,11 @@ class WarmRun:
         if answer is None:
             self._note(f"the warm server (process {server.pid}) did not answer; starting fresh")
         else:
-            self._note(f"{_NOT_FROM_IT}: {answer.why}")
+            self._note(f"{_STARTING_FRESH}: {answer.reason}")
         return None
 
     def leave_server(self) -> None:
-        """See to it that the next run of this program finds a server."""
+        """Start a server for the next run of this program, unless there is one."""
         if self._place is None:
             return
         try:
@@ -180,23 +183,23 @@ class WarmRun:
             self._note(f"no warm server was left: {error.strerror}")
 
     def _leave_server(self, place: Place) -> None:
-        wanted = self._wanted()
+        required = self._requirements()
         for found in place.servers():
-            unlike = mismatch(found.server, wanted)
-            if unlike is None and found.server.pid != self._used:  # else it has been looked at
-                unlike = place.changed_library(found.server)
-            if unlike is None:
+            mismatch = find_mismatch(found.server, required)
+            if mismatch is None and found.server.pid != self._used:  # which was checked before
+                mismatch = place.changed_library(found.server)
+            if mismatch is None:
                 return
-            if unlike.is_forever:
+            if mismatch.is_permanent:
                 stop_server(place, found.server.pid)
         learnt = self._learnt()
         assignment = Assignment(
             place=place.path,
-            modules=list(wanted.modules),
+            modules=list(required.modules),
             own_files=learnt.own_files,
             changed=learnt.changed,
             refused=self._refusal(),
-            environment=dict(wanted.environment),
+            environment=dict(required.environment),
             idle_s=self._idle_s,
             session=leader_of_session(os.getpid()),
         )
@@ -209,43 +212,43 @@ class WarmRun:
                 pass_fds=(text,),
                 start_new_session=True,
                 cwd="/",
-                env={**wanted.environment, LAUNCH_MARK: _NO_MARK},
+                env={**required.environment, LAUNCH_MARK: _NO_MARK},
             )
-        process.returncode = 0  # which nobody waits for
+        process.returncode = 0  # nobody waits for it
         place.begin(process.pid)
         self._note(
             f"leaving a warm server for the next run; it ends after {duration(self._idle_s)} idle"
         )
 
-    # ---- finding one -----------------------------------------------------------------------
+    # ---- finding a server ------------------------------------------------------------------
 
     def _find(self) -> Server | None:
-        """Return the server that is asked to fork, whose libraries are looked at meanwhile."""
+        """Return the matching server; whether its libraries have changed is checked as it forks."""
         if self._place is None:
             return None
-        wanted = self._wanted()
+        required = self._requirements()
         near: list[tuple[int, str]] = []
         for found in self._place.servers():
-            unlike = mismatch(found.server, wanted)
-            if unlike is None and is_stopped(found.server.pid):
+            mismatch = find_mismatch(found.server, required)
+            if mismatch is None and is_stopped(found.server.pid):
                 self._note(
                     f"starting fresh: the warm server (process {found.server.pid}) is stopped"
                 )
                 return None
-            if unlike is None:
+            if mismatch is None:
                 return found.server
-            if unlike.distance is not None:
-                near.append((unlike.distance, unlike.why))
+            if mismatch.distance is not None:
+                near.append((mismatch.distance, mismatch.reason))
         if near:
-            self._note(f"{_NOT_FROM_IT}: {min(near)[1]}")
-        elif why := self._place.take_why():
-            self._note(f"starting fresh: no warm server was left: {why}")
+            self._note(f"{_STARTING_FRESH}: {min(near)[1]}")
+        elif reason := self._place.take_reason():
+            self._note(f"starting fresh: no warm server was left: {reason}")
         return None
 
-    def _wanted(self) -> Wanted:
+    def _requirements(self) -> Requirements:
         learnt = self._learnt()
         environment = {**zygote_environment(os.environ), **self._settings.values}
-        return Wanted(
+        return Requirements(
             interpreter=this_interpreter(),
             fixed=fixed_by_parent(),
             modules=tuple(dict.fromkeys((*self._installed_preload(), *learnt.modules))),
@@ -257,7 +260,7 @@ class WarmRun:
         )
 
     def _learnt(self) -> Learnt:
-        """Return what the program imported, if forks of a process that did can run it."""
+        """Return what the program imported, unless forks of a process with it cannot run it."""
         nothing = Learnt(modules=[], changed=[], own_files=[])
         if not self.learn_to:
             return nothing
@@ -275,39 +278,39 @@ class WarmRun:
         return f"{self.learn_to}.refused" if self.learn_to else ""
 
     def _installed_preload(self) -> Iterator[str]:
-        """Yield what was named to be shared and is not the user's own, which may change."""
+        """Yield the modules to share that are installed; the user's own may change."""
         for name in self._preload:
             with suppress(Exception):
                 spec = importlib.machinery.PathFinder.find_spec(name.partition(".")[0])
                 if spec is not None and is_installed(spec.origin):
                     yield name
 
-    # ---- asking it -------------------------------------------------------------------------
+    # ---- forking a zygote ------------------------------------------------------------------
 
-    def _ask(
-        self, server: Server, charge: Charge, fds: Sequence[int]
+    def _request(
+        self, server: Server, spec: ZygoteSpec, fds: Sequence[int]
     ) -> WarmZygote | Mismatch | None:
-        """Have a server fork; return the zygote, or which library changed, or neither."""
+        """Return the zygote that a server forks, the library that has changed, or neither."""
         assert self._place is not None  # noqa: S101
         connection = self._place.connect(server.pid, _ANSWERS_WITHIN_S)
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with _in_memory(encode(charge)) as text:
+            with _in_memory(encode(spec)) as text:
                 socket.send_fds(connection, [encode(StartZygote())], [text, folder, *fds])
-            unlike = self._place.changed_library(server)
-            forked, processes = _receive(connection)
-            if not isinstance(forked, ZygoteForked) or len(processes) != _PROCESSES:
-                for process in processes:
-                    os.close(process)
+            mismatch = self._place.changed_library(server)
+            forked, pidfds = _receive(connection)
+            if not isinstance(forked, ZygoteForked) or len(pidfds) != _PIDFDS:
+                for pidfd in pidfds:
+                    os.close(pidfd)
                 connection.close()
-                return unlike
-            connection.settimeout(_WOKEN_EVERY_S)
-            process, keeper = processes
-            zygote = WarmZygote(forked.pid, process, connection, keeper, charge.mark)
-            if unlike is not None:
+                return mismatch
+            connection.settimeout(_WAKE_KEEPER_EVERY_S)
+            pidfd, keeper_pidfd = pidfds
+            zygote = WarmZygote(forked.pid, pidfd, connection, keeper_pidfd, spec.mark)
+            if mismatch is not None:
                 zygote.kill()
                 zygote.wait()
-            return unlike or zygote
+            return mismatch or zygote
         except OSError:
             connection.close()
             raise
@@ -315,21 +318,21 @@ class WarmRun:
             os.close(folder)
 
 
-def _send_signal(process: int, signum: int) -> None:
+def _send_signal(pidfd: int, signum: int) -> None:
     with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(process, signum)
+        signal.pidfd_send_signal(pidfd, signum)
 
 
 def _receive(connection: socket.socket) -> tuple[Message | None, list[int]]:
     try:
-        packet, fds, _, _ = socket.recv_fds(connection, _PACKET, _PROCESSES)
+        packet, fds, _, _ = socket.recv_fds(connection, _PACKET_BYTES, _PIDFDS)
         return (decode(packet) if packet else None), fds
     except (ConnectionError, ValueError):
         return None, []
 
 
 def _absolute(environment: dict[str, str]) -> dict[str, str]:
-    """Return variables that mean the same in whatever folder the interpreter is started."""
+    """Make ``PYTHONPATH`` independent of the folder in which the interpreter is started."""
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
     return environment
@@ -349,7 +352,7 @@ def _standard_input(stdin: int | None) -> Iterator[int]:
 
 @contextmanager
 def _in_memory(text: bytes) -> Iterator[int]:
-    """Give a descriptor of a file without a name that holds a text."""
+    """Yield a descriptor of a file in memory that contains a text."""
     with open(os.memfd_create("meshrun"), "wb") as file:
         file.write(text)
         file.flush()

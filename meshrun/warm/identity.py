@@ -1,4 +1,4 @@
-"""When a warm server is as good as a new interpreter that would import the same modules."""
+"""Decides whether a warm server equals a new interpreter that imports the same modules."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from meshrun.worker.early_settings import is_read_at_import
 from meshrun.worker.learnt import Stat, stat_of
 
 BASE = ("torch", "torch.distributed.device_mesh")
-"""What every zygote imports, of whatever program."""
+"""What every zygote imports, for any program."""
 _FOR_PYTHON = ("PYTHON", "LD_", "LC_", "GLIBC_", "MALLOC_")
-"""How variables begin that the interpreter, the loader or the C library reads at its start."""
+"""Prefixes of variables that the interpreter, the loader or the C library reads at its start."""
 _LANGUAGE = ("LANG", "LANGUAGE")
 _OURS = "MESHRUN_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file of a program, as far as a change of it could change what libraries do."""
+    """The parts of a program's file on which libraries may depend when they are imported."""
 
     stat: Stat | None
     words: list[str] | None
@@ -34,17 +34,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """What a warm server writes about itself, once it has imported what it holds."""
+    """A warm server's description of itself, written once it has imported its modules."""
 
     pid: int
     born: str
-    """When the kernel started it, so that nobody else has its id."""
+    """When the kernel started it, which tells it from a later process with its id."""
     began: float
     """When it was started, in seconds since the epoch."""
     idle_s: float
     interpreter: str
     fixed: dict[str, str]
-    """What it has from its parent and cannot be given."""
+    """What it has inherited and cannot change, as of :func:`fixed_by_parent`."""
     base: list[str]
     """Packages that importing torch alone has imported."""
     extra: list[str]
@@ -54,18 +54,18 @@ class Server:
     read: list[str]
     """Variables that Python code read while it was imported."""
     sources: dict[str, Source]
-    """The files of the program that the further packages are for."""
+    """The files of the program for which the further packages were imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a launch needs a server to be."""
+class Requirements:
+    """What a launch requires of a server."""
 
     interpreter: str
     fixed: Mapping[str, str]
     modules: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables as the program has them when it imports its libraries."""
+    """The variables when the program imports its libraries."""
     own_files: Collection[str] = field(default=())
     changed: Collection[str] = field(default=())
     """Variables that the program set when it last ran."""
@@ -75,86 +75,88 @@ class Wanted:
 class Mismatch:
     """Why a server cannot be used."""
 
-    why: str
+    reason: str
     distance: int | None = None
-    """How far it is from being the server that one would expect; ``None`` if it is another."""
-    is_forever: bool = False
-    """Whether no launch can use it any more."""
+    """How much differs, for a server that the user may expect to be used; otherwise ``None``."""
+    is_permanent: bool = False
+    """Whether no launch can use the server any longer."""
 
 
-def mismatch(server: Server, wanted: Wanted) -> Mismatch | None:
-    """Return why a server is not what a launch needs; ``None`` if it is, unless a library changed.
+def find_mismatch(server: Server, required: Requirements) -> Mismatch | None:
+    """Return why a server does not meet the requirements of a launch, or ``None``.
 
-    Those have thousands of files: :func:`changed_library` looks at them.
+    Changes of libraries, which have thousands of files, are left to :func:`changed_library`.
     """
     reasons = chain(
-        _other_process(server, wanted), _other_variables(server, wanted), _changed_program(server)
+        _other_process(server, required),
+        _other_variables(server, required),
+        _changed_program(server),
     )
     return next(reasons, None)
 
 
 def changed_library(files: Mapping[str, Any]) -> Mismatch | None:
-    """Return which file a server had loaded before it was changed, if any.
+    """Return the first file that has changed since a server loaded it, if there is one.
 
     Args:
-        files: What :func:`loaded_files` returned there; checked as it is compared.
+        files: What :func:`loaded_files` returned in the server; its values are not trusted.
     """
     for path, before in files.items():
         if not isinstance(before, list | tuple) or stat_of(path) != tuple(before):
-            return Mismatch(f"`{path}` has changed", distance=0, is_forever=True)
+            return Mismatch(f"`{path}` has changed", distance=0, is_permanent=True)
     return None
 
 
-def _other_process(server: Server, wanted: Wanted) -> Iterator[Mismatch]:
-    if server.interpreter != wanted.interpreter:
+def _other_process(server: Server, required: Requirements) -> Iterator[Mismatch]:
+    if server.interpreter != required.interpreter:
         yield Mismatch("it has a different interpreter")
-    if packages(wanted.modules) - {*server.base} != {*server.extra}:
+    if packages(required.modules) - {*server.base} != {*server.extra}:
         yield Mismatch("it holds different packages")
-    if server.extra and not server.sources.keys() >= {*wanted.own_files}:
+    if server.extra and not server.sources.keys() >= {*required.own_files}:
         yield Mismatch("it holds the packages of another program")
-    for name, value in wanted.fixed.items():
+    for name, value in required.fixed.items():
         if server.fixed.get(name) != value:
             yield Mismatch(f"it has a different {name}", distance=1)
 
 
-def _other_variables(server: Server, wanted: Wanted) -> Iterator[Mismatch]:
-    asked = digests(wanted.environment, server.read)
-    names = asked.keys() | server.environment.keys()
-    other = [each for each in sorted(names) if asked.get(each) != server.environment.get(each)]
+def _other_variables(server: Server, required: Requirements) -> Iterator[Mismatch]:
+    now = digests(required.environment, server.read)
+    names = now.keys() | server.environment.keys()
+    other = [each for each in sorted(names) if now.get(each) != server.environment.get(each)]
     if other:
         yield Mismatch(f"{other[0]} has changed", distance=len(other))
-    if server.extra and (late := set_too_late(wanted.changed, server.read)):
-        yield Mismatch(f"the program sets {late[0]}", distance=0, is_forever=True)
+    if server.extra and (late := set_too_late(required.changed, server.read)):
+        yield Mismatch(f"the program sets {late[0]}", distance=0, is_permanent=True)
 
 
 def _changed_program(server: Server) -> Iterator[Mismatch]:
     for path, source in server.sources.items() if server.extra else ():
         if stat_of(path) != source.stat and words_of(path, server.read) != source.words:
-            why = f"the imports or variables in `{path}` have changed"
-            yield Mismatch(why, distance=0, is_forever=True)
+            reason = f"the imports or variables in `{path}` have changed"
+            yield Mismatch(reason, distance=0, is_permanent=True)
 
 
 def this_interpreter() -> str:
-    """Return what must be equal for two interpreters to be the same."""
+    """Return a text that identifies this interpreter and this copy of meshrun."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return f"{os.path.realpath(sys.executable)} {sys.prefix} {sys.version} {here}"
 
 
 def packages(modules: Collection[str]) -> frozenset[str]:
-    """Return the packages that modules are of."""
+    """Return the top-level packages of modules."""
     return frozenset(name.partition(".")[0] for name in modules)
 
 
 def set_too_late(changed: Collection[str], read: Collection[str]) -> list[str]:
-    """Return the variables that a program sets as it runs, and libraries read at their import.
+    """Return the variables that a program sets as it runs and libraries read on import.
 
-    Those of torch are found in the source before (``worker/early_settings.py``).
+    Those that torch reads are found in the program's source (``worker/early_settings.py``).
     """
     return sorted(name for name in changed if name in read and not is_read_at_import(name))
 
 
 def digests(environment: Mapping[str, str], read: Collection[str]) -> dict[str, str]:
-    """Return what shows whether variables that matter to imports are the same, and no secret."""
+    """Return digests, which reveal no secrets, of the variables that matter to imports."""
     return {
         name: hashlib.blake2b(os.fsencode(value), digest_size=8).hexdigest()
         for name, value in environment.items()
@@ -166,9 +168,9 @@ def digests(environment: Mapping[str, str], read: Collection[str]) -> dict[str, 
 
 
 def words_of(path: str, read: Collection[str]) -> list[str] | None:
-    """Return what a Python file imports, and which of the variables it names.
+    """Return what a Python file imports, and which of the variables in ``read`` it names.
 
-    A change of anything else in it leaves what libraries do at their import as it was.
+    No other change of the file affects how libraries are imported.
     """
     try:
         with open(path, "rb") as file:
@@ -188,7 +190,7 @@ def words_of(path: str, read: Collection[str]) -> list[str] | None:
 
 
 def loaded_files(modules: Mapping[str, ModuleType]) -> dict[str, Stat]:
-    """Return the files this process was made of, and the folders in which Python looks for more."""
+    """Return the files that this process has loaded, and the folders of its ``sys.path``."""
     found = {}
     for path in {*_files_of(modules), *_mapped(), *filter(os.path.isdir, sys.path)}:
         state = stat_of(path)

@@ -1,4 +1,4 @@
-"""What a process inherits from the one that starts it, for one that is forked elsewhere. Linux."""
+"""What a process inherits from its parent, for a process forked elsewhere to take on. Linux."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshrun.host.processes import read_status
+from meshrun.host.processes import parent_of, read_status
 
 _OF_STATUS = (
     "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs",
@@ -25,7 +25,7 @@ _RESET_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited:
-    """What a process can be given later than at its start; the working folder is a descriptor."""
+    """The inherited properties that a process can change; the working folder is passed apart."""
 
     environment: dict[str, str]
     umask: int
@@ -36,13 +36,13 @@ class Inherited:
     oom_score_adj: str
 
     def take_on(self, folder: int) -> None:
-        """Have this process be as one that the other has started.
+        """Give this process the properties, as if it had inherited them.
 
         Args:
-            folder: A descriptor of its working folder.
+            folder: A descriptor of the working folder.
 
         Raises:
-            OSError: If the kernel refuses a part of it.
+            OSError: If the kernel refuses one of them.
         """
         os.fchdir(folder)
         os.umask(self.umask)
@@ -65,7 +65,7 @@ class Inherited:
 
 
 def read_inherited(environment: Mapping[str, str]) -> Inherited:
-    """Return what a process started by this one with this environment would have."""
+    """Return what a child of this process would inherit, with this environment."""
     ignored = int(read_status("/proc/self/status")["SigIgn"], 16)
     os.umask(umask := os.umask(0o077))
     return Inherited(
@@ -80,15 +80,15 @@ def read_inherited(environment: Mapping[str, str]) -> Inherited:
 
 
 def fixed_by_parent(pid: int = 0) -> dict[str, str]:
-    """Return what a process has from its parent and cannot be given, or not without privileges.
+    """Return the inherited properties that a process cannot change, or only with privileges.
 
-    Where two processes differ in any of it, neither's forks can stand for children of the other.
+    If two processes differ in any of them, forks of one cannot replace children of the other.
 
     Args:
         pid: The process; 0 for this one.
 
     Raises:
-        OSError: If it has ended, or may not be looked at, as one with more privileges.
+        OSError: If it has ended, or has more privileges and so may not be examined.
     """
     place = f"/proc/{pid or 'self'}"
     status = read_status(f"{place}/status")
@@ -107,19 +107,35 @@ def fixed_by_parent(pid: int = 0) -> dict[str, str]:
 
 
 def process_namespace() -> str:
-    """Return in which namespace this process's ids of others hold; "" if the system has none."""
+    """Return the pid namespace of this process; "" if the system has none."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
 
 
 def is_supported() -> bool:
-    """Whether this system tells all of this."""
+    """Return whether all of this can be read on this system."""
     return sys.platform == "linux" and os.path.exists("/proc/self/ns")
 
 
+def leader_of_session(pid: int) -> int:
+    """Return the leader of the session, such as a shell, that a process was started from.
+
+    A process that leads a session itself, as one started by ``launch()`` does, was started from its
+    parent's. 0 if there is no leader.
+    """
+    try:
+        while pid > 1:
+            if (leader := os.getsid(pid)) not in (0, pid):
+                return leader
+            pid = parent_of(pid)
+    except OSError:  # it has ended
+        pass
+    return 0
+
+
 def _memory_policy(place: str) -> str:
-    """Return what ``numactl`` has set, from the first mapping; "" if the kernel does not tell.
+    """Return the policy that ``numactl`` has set, from the first mapping; "" if unknown.
 
     Source:
         numa(7), ``/proc/PID/numa_maps``.

@@ -1,7 +1,7 @@
-"""The keeper of a zygote that a warm server has forked: its parent in the launcher's stead.
+"""The keeper of a zygote that a warm server has forked: its parent in place of the launcher.
 
-It gives the zygote what it would have from the launcher, adopts what the zygote's end leaves over,
-ends that, and tells the launcher. The server may be killed meanwhile.
+It gives the zygote what it would inherit from the launcher. When the zygote ends, the keeper adopts
+and ends what is left, and reports to the launcher. It does not depend on the server.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.warm.warm_messages import (
     FDS,
-    Charge,
     StartZygote,
     ZygoteEnded,
     ZygoteForked,
+    ZygoteSpec,
     decode,
+    encode,
 )
-from meshrun.warm.warm_messages import encode as encoded
 from meshrun.worker.exit import Ending
 from meshrun.zygote.control import leave_signals_to_launcher
 from meshrun.zygote.main import run_zygote
 
-_ASKED_WITHIN_S = 10.0
-_PACKET = 4096
-_LONGEST = 64 * 1024 * 1024
+_REQUEST_TAKES_S = 10.0
+_PACKET_BYTES = 4096
+_LONGEST_SPEC_BYTES = 64 * 1024 * 1024
 
 
 def serve_connection(
@@ -49,28 +49,28 @@ def serve_connection(
     ending: Ending,
     known_at_start: frozenset[str],
 ) -> Callable[[], Callable[[], None]]:
-    """Do in this process what the other end of a connection asks for.
+    """Receive a request for a zygote, become its keeper, and fork it.
 
     Args:
-        connection: From a process of this user's that may do what this one may.
-        mark: Of the launch, as this process shows it.
-        ending: Of the interpreter, for a rank that is forked from here.
-        known_at_start: Modules that a new interpreter has before its program.
+        connection: From a process of this user's with the same privileges.
+        mark: The variable that marks processes of the launch.
+        ending: Ends a rank.
+        known_at_start: Modules that a new interpreter has loaded before its program.
 
     Returns:
-        What the zygote is to run; in the keeper itself it never returns.
+        The function that the zygote is to run; the keeper itself never returns.
     """
-    connection.settimeout(_ASKED_WITHIN_S)
+    connection.settimeout(_REQUEST_TAKES_S)
     try:
-        packet, fds, _, _ = socket.recv_fds(connection, _PACKET, FDS)
+        packet, fds, _, _ = socket.recv_fds(connection, _PACKET_BYTES, FDS)
         message = decode(packet)
         if not isinstance(message, StartZygote) or len(fds) != FDS:
             os._exit(0)
-        charge = decode(_whole(fds[0]))
-        assert isinstance(charge, Charge)  # noqa: S101 - the launcher wrote it
+        spec = decode(_read_whole(fds[0]))
+        assert isinstance(spec, ZygoteSpec)  # noqa: S101 - the launcher wrote it
         os.setsid()
-        charge.inherited.take_on(fds[1])
-        mark.set(charge.mark)
+        spec.inherited.take_on(fds[1])
+        mark.set(spec.mark)
     except (OSError, ValueError, AssertionError):
         os._exit(1)
     become_subreaper()
@@ -81,30 +81,30 @@ def serve_connection(
         die_with_parent(keeper)
         os.close(fds[0])
         os.close(fds[1])
-        return _zygote(charge, fds[2:], ending, known_at_start)
+        return _prepare_zygote(spec, fds[2:], ending, known_at_start)
     leave_signals_to_launcher()
-    set_title("keeper", charge.target, *charge.args)
+    set_title("keeper", spec.target, *spec.args)
     for fd in fds:
         os.close(fd)
     os.chdir("/")
-    process = os.pidfd_open(pid)
+    zygote_pidfd = os.pidfd_open(pid)
     connection.settimeout(None)
-    itself = os.pidfd_open(keeper)
-    _tell(connection, ZygoteForked(pid=pid), process, itself)
-    os.close(itself)
-    _keep(connection, pid, process)
+    keeper_pidfd = os.pidfd_open(keeper)
+    _send(connection, ZygoteForked(pid=pid), zygote_pidfd, keeper_pidfd)
+    os.close(keeper_pidfd)
+    _keep(connection, pid, zygote_pidfd)
     os._exit(0)
 
 
-def _zygote(
-    charge: Charge, fds: list[int], ending: Ending, known_at_start: frozenset[str]
+def _prepare_zygote(
+    spec: ZygoteSpec, fds: list[int], ending: Ending, known_at_start: frozenset[str]
 ) -> Callable[[], Callable[[], None]]:
     os.setsid()
     for standard, fd in enumerate(fds[:3]):
         os.dup2(fd, standard)
         os.close(fd)
     control, reports, stacks = fds[3:]
-    program = Program(kind=charge.kind, target=charge.target, args=tuple(charge.args))
+    program = Program(kind=spec.kind, target=spec.target, args=tuple(spec.args))
     return partial(
         run_zygote,
         socket.socket(fileno=control),
@@ -116,35 +116,35 @@ def _zygote(
     )
 
 
-def _keep(connection: socket.socket, pid: int, process: int) -> None:
-    """Wait for the zygote's end, and wake it should the launcher end first."""
+def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:
+    """Wait for the zygote's end and report it; wake the zygote if the launcher ends first."""
     poll = select.poll()
-    poll.register(process, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     poll.register(connection, select.POLLIN)
-    while process not in dict(poll.poll()):
-        poll.unregister(connection)  # which says nothing more, so it was closed
-        send_signal(pid, signal.SIGCONT)  # a stopped process would not see the end either
+    while pidfd not in dict(poll.poll()):
+        poll.unregister(connection)  # closed, as the launcher sends nothing at this point
+        send_signal(pid, signal.SIGCONT)  # a stopped zygote cannot notice the launcher's end
     _, status = os.waitpid(pid, 0)
-    # Should the launcher be killed too, the guard has something to do.
+    # Spare the guard, which has work to do if the launcher is killed too.
     left = end_children(grace_s=0.0, spare=frozenset(filter(is_guard, list_children())))
     message = ZygoteEnded(
         wait_status=status, survivors=list(left.survivors), denied=list(left.denied)
     )
-    _tell(connection, message)
+    _send(connection, message)
     with suppress(OSError):
-        if connection.recv(_PACKET):  # the launcher lives
+        if connection.recv(_PACKET_BYTES):  # the launcher is alive, so no guard is needed
             end_children(grace_s=0.0)
 
 
-def _tell(connection: socket.socket, message: ZygoteForked | ZygoteEnded, *fds: int) -> None:
+def _send(connection: socket.socket, message: ZygoteForked | ZygoteEnded, *fds: int) -> None:
     try:
-        socket.send_fds(connection, [encoded(message)], fds)
+        socket.send_fds(connection, [encode(message)], fds)
     except OSError:  # the launcher is dead
         pass
 
 
-def _whole(fd: int) -> bytes:
+def _read_whole(fd: int) -> bytes:
     size = os.fstat(fd).st_size
-    if size > _LONGEST:
+    if size > _LONGEST_SPEC_BYTES:
         raise ValueError(f"{size} bytes")
     return os.pread(fd, size, 0)

@@ -1,4 +1,4 @@
-"""The private folder in which warm servers are found: a socket and a description of each."""
+"""The private folder of warm servers, with a socket and a description of each."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from meshrun.worker.learnt import Stat
 _ENDS_WITHIN_S = 30
 _LOCK = "lock"
 _SO_PEERPIDFD = 77
-_WHY = "why"
+_REASON = "why"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A server that is alive, and when it was last used, in seconds since the epoch."""
+    """A live server, and when it was last used, in seconds since the epoch."""
 
     server: Server
     used: float
@@ -45,27 +45,27 @@ class Place:
     """The folder of this user's servers on this machine."""
 
     def __init__(self, path: str) -> None:
-        """Hold it, and make it if it is not there.
+        """Open the folder; create it if it does not exist.
 
         Raises:
-            OSError: If it cannot be made, or could be another user's.
+            OSError: If it cannot be created, or another user may write to it.
         """
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         self._folder = Folder(path)
         mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
-        why = None if self._folder.is_ours else "it belongs to another user"
-        why = why or (f"its mode is {mode:o}, not 700" if mode & 0o077 else None)
-        if why := why or who_else_may_write(os.path.dirname(path)):
+        reason = None if self._folder.is_ours else "it belongs to another user"
+        reason = reason or (f"its mode is {mode:o}, not 700" if mode & 0o077 else None)
+        if reason := reason or who_else_may_write(os.path.dirname(path)):
             self._folder.close()
-            raise PermissionError(f"`{path}` is not private: {why}")
+            raise PermissionError(f"`{path}` is not private: {reason}")
         self.path = path
 
     def servers(self) -> list[Found]:
-        """Return the servers that are alive, the one used last first; forget the others.
+        """Return the live servers, the last used one first; remove the files of dead ones.
 
-        Those of another version may describe themselves otherwise, and are left alone; so are those
-        of another container that has the same folder.
+        Servers whose description cannot be read, as of another version of meshrun, are ignored, and
+        so are those of other containers that share the folder.
         """
         found = []
         for name in os.listdir(self.path):
@@ -100,25 +100,25 @@ class Place:
         return found
 
     def has(self, pid: int) -> bool:
-        """Whether a server is alive, importing or not."""
+        """Return whether a server is alive, importing or not."""
         return pid in (*self.starting(), *(found.server.pid for found in self.servers()))
 
     def begin(self, pid: int) -> None:
-        """Have a server known as one that is still importing."""
+        """Record a server that is still importing."""
         self.write(f"{pid}.starting", f"{process_namespace()} {started_at(pid)}")
 
     def describe(self, server: Server, files: Mapping[str, Stat]) -> None:
-        """Have it found from now on, with the files that it has loaded."""
+        """Make a server available to runs, with the files that it has loaded."""
         self.write(f"{server.pid}.files", json.dumps(files))
         self.write(f"{server.pid}.json", json.dumps(asdict(server)))
         self._remove(f"{server.pid}.starting")
 
     def knows(self, pid: int) -> bool:
-        """Whether a server that has described itself can still be found."""
+        """Return whether the description of a server still exists."""
         return os.path.exists(f"{self.path}/{pid}.json")
 
     def watch(self) -> None:
-        """Have this process get SIGIO whenever something is removed from the folder.
+        """Have the kernel send SIGIO to this process whenever a file is removed from the folder.
 
         Source:
             ``F_NOTIFY``, fcntl(2); few kernels are built without it.
@@ -127,14 +127,14 @@ class Place:
             fcntl.fcntl(self._folder, fcntl.F_NOTIFY, fcntl.DN_DELETE | fcntl.DN_MULTISHOT)
 
     def changed_library(self, server: Server) -> Mismatch | None:
-        """Return why its libraries are no longer those that a new interpreter would import."""
+        """Return which of a server's libraries has changed, or ``None``."""
         try:
             return changed_library(read_json(self._text(f"{server.pid}.files")))
         except (OSError, ValueError, TypeError, AttributeError):
-            return Mismatch("the list of its files cannot be read", is_forever=True)
+            return Mismatch("the list of its files cannot be read", is_permanent=True)
 
     def note_use(self, pid: int) -> None:
-        """Note that a server was used now."""
+        """Record that a server is used now."""
         with contextlib.suppress(OSError):
             os.utime(f"{self.path}/{pid}.json")
 
@@ -144,7 +144,7 @@ class Place:
             self._remove(f"{pid}.{kind}")
 
     def listen(self) -> socket.socket:
-        """Return the socket of this process as a server."""
+        """Return the socket on which this process, a server, listens."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(self._socket(os.getpid()))
         listener.listen(socket.SOMAXCONN)
@@ -154,14 +154,14 @@ class Place:
         """Return a connection to a server.
 
         Raises:
-            OSError: If there is none, it does not accept it in time, or it is not :func:`is_alike`.
+            OSError: If the server does not accept it in time, or is not :func:`is_as_privileged`.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(timeout_s)
         try:
             connection.connect(self._socket(pid))
-            if not is_alike(connection):
-                raise PermissionError("what listens there is no warm server of this launcher's")
+            if not is_as_privileged(connection):
+                raise PermissionError("what listens there is no warm server for this launcher")
         except OSError:
             connection.close()
             raise
@@ -169,7 +169,7 @@ class Place:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Start one server at a time, so that two runs do not leave two of the same."""
+        """Hold the lock with which servers start one by one, so that no two are equal."""
         descriptor = self._folder.open(f"{self.path}/{_LOCK}", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -178,27 +178,27 @@ class Place:
             os.close(descriptor)
 
     def learnt(self, program: Program) -> str:
-        """Return the file in which a run of a program by this interpreter says what it imported."""
+        """Return the file for what a run of a program by this interpreter imports."""
         target = program.target if program.kind == "module" else os.path.abspath(program.target)
-        what = f"{this_interpreter()} {program.kind} {target}"
-        name = hashlib.blake2b(os.fsencode(what), digest_size=8).hexdigest()
+        key = f"{this_interpreter()} {program.kind} {target}"
+        name = hashlib.blake2b(os.fsencode(key), digest_size=8).hexdigest()
         return f"{self.path}/learnt-{name}"
 
-    def say_why(self, reason: str) -> None:
-        """Leave word for the next run why no server was left."""
-        self.write(_WHY, reason)
+    def leave_reason(self, reason: str) -> None:
+        """Record for the next run why this one leaves no server."""
+        self.write(_REASON, reason)
 
-    def take_why(self) -> str | None:
-        """Return why the last run left no server, once."""
+    def take_reason(self) -> str | None:
+        """Return why the last run left no server, and forget it."""
         try:
-            reason = self._text(_WHY)
-            os.unlink(f"{self.path}/{_WHY}")
+            reason = self._text(_REASON)
+            os.unlink(f"{self.path}/{_REASON}")
         except OSError:
             return None
         return reason
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of it, whole or not at all."""
+        """Write a file atomically."""
         temporary = f"{name}.{os.getpid()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
@@ -210,12 +210,12 @@ class Place:
             raise
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it."""
+        """Remove the folder and everything in it."""
         self._folder.remove()
         self.close()
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder's descriptor."""
         self._folder.close()
 
     def _remove(self, name: str) -> None:
@@ -234,34 +234,34 @@ class Place:
         return server if f"{server.pid}.json" == name else None
 
     def _socket(self, pid: int) -> str:
-        # An address has at most 107 bytes, and a path may be longer.
+        # The address of a socket has at most 107 bytes; the folder's path may be longer.
         return f"/proc/self/fd/{self._folder.fileno()}/{pid}.sock"
 
 
-def is_alike(connection: socket.socket) -> bool:
-    """Whether the other end is a process of this user's that may do what this one may.
+def is_as_privileged(connection: socket.socket) -> bool:
+    """Return whether the peer is a process of this user's with the same privileges.
 
-    One with fewer privileges, as in a sandbox that shows this folder, could have programs run with
-    those of a server, or be handed the environment of a launcher.
+    One with fewer, as in a sandbox that shares this folder, could run programs with the privileges
+    of a server, or receive the environment of a launcher.
     """
     peer = peer_of(connection)
     if peer is None or peer[1] != os.geteuid():
         return False
     try:
-        process = _process_behind(connection, peer[0])
+        pidfd = _peer_pidfd(connection, peer[0])
     except OSError:  # it has ended, or has no process id here
         return False
     try:
-        # One that has ended left its id to another process.
-        return fixed_by_parent(peer[0]) == fixed_by_parent() and not _has_ended(process)
+        # If it has ended, another process may have its id.
+        return fixed_by_parent(peer[0]) == fixed_by_parent() and not _has_ended(pidfd)
     except OSError:
         return False
     finally:
-        os.close(process)
+        os.close(pidfd)
 
 
-def _process_behind(connection: socket.socket, pid: int) -> int:
-    """Return a descriptor of the process at the other end, so that its id stays its own.
+def _peer_pidfd(connection: socket.socket, pid: int) -> int:
+    """Return a pidfd of the peer, which refers to it even if its id is reused.
 
     Source:
         ``SO_PEERPIDFD``, from Linux 6.5 on; ``include/uapi/asm-generic/socket.h``.
@@ -274,15 +274,14 @@ def _process_behind(connection: socket.socket, pid: int) -> int:
         return os.pidfd_open(pid)
 
 
-def _has_ended(process: int) -> bool:
-    """Whether the process of a descriptor has ended."""
+def _has_ended(pidfd: int, *, within_s: int = 0) -> bool:
     poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
 
 
 def usual_place() -> str:
-    """Return where this user's servers are: where the login session keeps such things, or /tmp."""
+    """Return the folder of this user's servers, in the login session's runtime folder or /tmp."""
     session = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(session) and os.path.isdir(session):
         return os.path.join(session, "meshrun")
@@ -290,23 +289,21 @@ def usual_place() -> str:
 
 
 def stop_server(place: Place, pid: int) -> bool:
-    """Kill a server and wait for its end; runs that it began continue.
+    """Kill a server and wait for its end; runs that it has started continue.
 
     Returns:
         Whether it has ended.
     """
     try:
-        process = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         place.forget(pid)
         return True
     try:
-        if not place.has(pid):  # nobody else has taken its id since
+        if not place.has(pid):  # it has ended, and the pidfd may refer to another process
             return True
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(process, select.POLLIN)
-        return bool(poll.poll(_ENDS_WITHIN_S * 1000))
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return _has_ended(pidfd, within_s=_ENDS_WITHIN_S)
     finally:
-        os.close(process)
+        os.close(pidfd)
         place.forget(pid)

@@ -1,4 +1,4 @@
-"""What a launcher and a warm server say to each other; no I/O. What does not decode is refused."""
+"""Messages between a launcher and a warm server, encoded and decoded with checks. No I/O."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.inherited import Inherited
 
 FDS = 8
-"""A text in memory, then working folder, stdin, stdout, stderr, control, reports, stacks."""
+"""The spec in memory, the working folder, stdin, stdout, stderr, control, reports and stacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Launcher to server, first on the command line of a server and then in its own file."""
+    """From a launcher to a new server, in a file whose descriptor is on its command line."""
 
     place: str
-    """The folder in which it is to be found."""
+    """The folder of the servers."""
     modules: list[str]
-    """What to import, as far as it is there."""
+    """The modules to import, if they exist."""
     own_files: list[str]
-    """The program's own, as it last ran."""
+    """The program's own files, as of its last run."""
     changed: list[str]
-    """Variables that the program set while it ran."""
+    """Variables that the program set in that run."""
     refused: str
-    """The file in which to say why forks of what it imports would not be right for it."""
+    """The file to which to write why forks with these modules cannot run the program."""
     environment: dict[str, str]
     idle_s: float
     session: int
-    """A process that leads the login session; 0 if there is none."""
+    """The leader of the login session; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartZygote:
-    """Launcher to server: fork a zygote; the text that comes with it is a :class:`Charge`."""
+    """From a launcher to a server: fork a zygote, according to the spec that comes along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
-    """What a zygote is to be, which may be longer than a packet."""
+class ZygoteSpec:
+    """What a zygote must be; it comes in a file, as it may be longer than a packet."""
 
     kind: ProgramKind
     target: str
     args: list[str]
     mark: str
-    """By which leftovers of the launch are found."""
+    """Identifies leftovers of the launch."""
     inherited: Inherited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteForked:
-    """Keeper to launcher: it runs; descriptors of it and of the keeper come with the packet."""
+    """From the keeper to the launcher: the zygote runs; pidfds of it and the keeper come along."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteEnded:
-    """Keeper to launcher: it has ended, and nothing of it is left but these."""
+    """From the keeper to the launcher: the zygote has ended, and only these are left."""
 
     wait_status: int
     survivors: list[int]
@@ -70,23 +70,23 @@ class ZygoteEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dismiss:
-    """Launcher to keeper: it lives, and sees to what is left itself."""
+    """From the launcher to the keeper: it is alive, and ends what is left itself."""
 
 
-Message = Assignment | StartZygote | Charge | ZygoteForked | ZygoteEnded | Dismiss
+Message = Assignment | StartZygote | ZygoteSpec | ZygoteForked | ZygoteEnded | Dismiss
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as text."""
+    """Return a message as bytes."""
     return pack(type(message), asdict(message))
 
 
 def decode(text: bytes) -> Message:
-    """Return the message in a text.
+    """Return the message in these bytes.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If they contain no valid message.
     """
     message: Message = unpack(text, _TYPES)
     return message

@@ -1,9 +1,9 @@
-"""A warm server: imports libraries once, then forks a zygote for each run that asks for one.
+"""A warm server: imports libraries once, then forks a zygote for each run that requests one.
 
     ASSIGNMENT_FD
 
-It belongs to no launch, opens no terminal, and is single-threaded as every zygote is. It ends when
-it was idle for long, with the login sessions that used it, or when it is told to.
+It belongs to no launch, opens no terminal, and is single-threaded as every zygote is. It ends after
+some time without a run, with the login sessions that used it, or on SIGTERM.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from meshrun.host.sockets import peer_of
 from meshrun.host.title import set_title
 from meshrun.warm.identity import (
     BASE,
+    Requirements,
     Server,
     Source,
-    Wanted,
     digests,
+    find_mismatch,
     loaded_files,
-    mismatch,
     packages,
     set_too_late,
     this_interpreter,
     words_of,
 )
-from meshrun.warm.inherited import fixed_by_parent
+from meshrun.warm.inherited import fixed_by_parent, leader_of_session
 from meshrun.warm.keeper import serve_connection
-from meshrun.warm.place import Place, is_alike, stop_server
-from meshrun.warm.session import leader_of_session
+from meshrun.warm.place import Place, is_as_privileged, stop_server
 from meshrun.warm.warm_messages import Assignment, decode
 from meshrun.worker.exit import Ending
 from meshrun.worker.learnt import is_own, stat_of
@@ -50,11 +49,11 @@ from meshrun.zygote.guard import LAUNCH_MARK
 _HANDLED = {signal.SIGTERM, signal.SIGCHLD, signal.SIGIO}
 _STARTS_WITHIN_S = 600
 MOST_SERVERS = 4
-"""Each holds about as much memory as the libraries that it has imported."""
+"""Each takes about as much memory as the libraries that it has imported."""
 
 
 def main(known_at_start: frozenset[str]) -> Callable[[], object]:
-    """Serve; return only in a process that was forked for a run, with what it is to do."""
+    """Serve; return only in a process that was forked for a run, with the function to run."""
     with open(int(sys.argv[1]), "rb") as file:
         assignment = decode(file.read())
     assert isinstance(assignment, Assignment)  # noqa: S101 - the launcher wrote it
@@ -64,7 +63,7 @@ def main(known_at_start: frozenset[str]) -> Callable[[], object]:
 
 
 class WarmServer:
-    """This process, once it has imported what it is to hold."""
+    """This process: imports modules, then forks keepers."""
 
     def __init__(self, assignment: Assignment, known_at_start: frozenset[str]) -> None:
         self._ending = Ending()
@@ -74,15 +73,16 @@ class WarmServer:
         self._idle_s = assignment.idle_s
         self._keepers: set[int] = set()
         self._sessions: dict[int, int] = {}
-        """A descriptor for each session's leader."""
+        """The leaders of login sessions, by pidfd."""
         self._reactor = Reactor()
         self._idle = self._reactor.call_at(None, self._end)
-        self._is_over = False
+        self._has_lost_session = False
         """Whether a session that used this server has ended."""
         self._in_child: Callable[[], object] | None = None
-        signal.alarm(_STARTS_WITHIN_S)  # who hangs in an import, or waits for another that does
+        """In a forked child, the function that it is to run."""
+        signal.alarm(_STARTS_WITHIN_S)  # in case an import hangs, here or in the lock's holder
         with self._place.locked():
-            if self._is_there(assignment):
+            if self._has_equal(assignment):
                 os._exit(0)
             described, files = self._import(assignment), loaded_files(sys.modules)
             self._end_others()
@@ -95,7 +95,7 @@ class WarmServer:
         self._watch(assignment.session)
 
     def serve(self) -> Callable[[], object]:
-        """Fork until it is time to end; return only in a fork."""
+        """Fork keepers until it is time to end; return only in a fork."""
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
@@ -111,9 +111,9 @@ class WarmServer:
             self._reactor.turn()
         return self._in_child
 
-    def _is_there(self, assignment: Assignment) -> bool:
-        """Whether another run has left the same server meanwhile."""
-        wanted = Wanted(
+    def _has_equal(self, assignment: Assignment) -> bool:
+        """Return whether another run has left an equal server in the meantime."""
+        required = Requirements(
             interpreter=this_interpreter(),
             fixed=fixed_by_parent(),
             modules=tuple(assignment.modules),
@@ -122,29 +122,29 @@ class WarmServer:
             changed=assignment.changed,
         )
         return any(
-            mismatch(found.server, wanted) is None
+            find_mismatch(found.server, required) is None
             and self._place.changed_library(found.server) is None
             for found in self._place.servers()
         )
 
     def _import(self, assignment: Assignment) -> Server:
-        """Import what is there of the modules; end if forks of this process would not be right."""
+        """Import the modules that exist; exit if forks of this process cannot run the program."""
         watch = ImportWatch()
         gc.disable()
-        with _reads_noted() as read, nvml_based_cuda_check():
+        with _record_reads() as read, nvml_based_cuda_check():
             for module in BASE:
-                _import_if_there(module, watch)
+                _import_if_available(module, watch)
             base = packages(sys.modules)
             for module in assignment.modules:
-                _import_if_there(module, watch)
+                _import_if_available(module, watch)
         gc.enable()
         self._ending.leave_standing()
-        gc.freeze()  # what is shared stays out of the collector, and so stays shared
+        gc.freeze()  # the collector must not write to memory that forks share
         extra = packages(assignment.modules) - base
-        if why := self._why_unfit(assignment, watch, read if extra else ()):
+        if reason := self._why_unfit(assignment, watch, read if extra else ()):
             if extra:
-                _write(assignment.refused, why)
-            self._place.say_why(why)
+                _write(assignment.refused, reason)
+            self._place.leave_reason(reason)
             os._exit(0)
         return Server(
             pid=os.getpid(),
@@ -166,8 +166,8 @@ class WarmServer:
     def _why_unfit(
         self, assignment: Assignment, watch: ImportWatch, read: Collection[str]
     ) -> str | None:
-        if (why := watch.why_unsafe()) is not None:
-            return why
+        if (reason := watch.why_unsafe()) is not None:
+            return reason
         for name, module in sys.modules.items():
             path = getattr(module, "__file__", None)
             if name != "__main__" and isinstance(path, str) and is_own(path):
@@ -177,7 +177,7 @@ class WarmServer:
         return None
 
     def _end_others(self) -> None:
-        """Keep the number of servers, and with it their memory, within bounds."""
+        """End the least recently used servers, to bound their number and so their memory."""
         for found in self._place.servers()[MOST_SERVERS - 1 :]:
             stop_server(self._place, found.server.pid)
 
@@ -185,11 +185,11 @@ class WarmServer:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        if not is_alike(connection):
+        if not is_as_privileged(connection):
             connection.close()
             return
         peer = peer_of(connection)
-        with _signals_held_back():
+        with _signals_blocked():
             try:
                 pid = os.fork()
             except OSError:  # the launcher sees the connection closed
@@ -208,7 +208,7 @@ class WarmServer:
         self._set_idle()
 
     def _leave(self) -> None:
-        """In a fork: be no server."""
+        """In a fork, undo everything that belongs to the server."""
         signal.set_wakeup_fd(-1)
         for signum in _HANDLED:
             signal.signal(signum, signal.SIG_DFL)
@@ -220,7 +220,7 @@ class WarmServer:
 
     def _wake_up(self) -> None:
         os.read(self._woken, 4096)
-        if not self._place.knows(os.getpid()):  # as where /tmp was cleared: no run can find it
+        if not self._place.knows(os.getpid()):  # no run can find it, as after a cleanup of /tmp
             self._end()
         with suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
@@ -230,28 +230,28 @@ class WarmServer:
     # ---- the end ---------------------------------------------------------------------------
 
     def _watch(self, leader: int) -> None:
-        """End once all sessions of those that used this server are over."""
+        """Watch a login session: the server ends once all that have used it have ended."""
         if not leader or leader in self._sessions.values():
             return
         try:
-            process = os.pidfd_open(leader)
+            pidfd = os.pidfd_open(leader)
         except OSError:  # it has ended meanwhile
-            self._is_over = True
+            self._has_lost_session = True
             return
-        self._sessions[process] = leader
-        self._reactor.add_reader(process, partial(self._end_session, process))
+        self._sessions[pidfd] = leader
+        self._reactor.add_reader(pidfd, partial(self._lose_session, pidfd))
 
-    def _end_session(self, process: int) -> None:
-        self._reactor.remove(process)
-        os.close(process)
-        del self._sessions[process]
-        self._is_over = True
+    def _lose_session(self, pidfd: int) -> None:
+        self._reactor.remove(pidfd)
+        os.close(pidfd)
+        del self._sessions[pidfd]
+        self._has_lost_session = True
         self._set_idle()
 
     def _set_idle(self) -> None:
         if self._keepers:
             self._idle.cancel()
-        elif self._is_over and not self._sessions:
+        elif self._has_lost_session and not self._sessions:
             self._end()
         else:
             self._idle.restart(self._idle_s)
@@ -261,7 +261,7 @@ class WarmServer:
         os._exit(0)
 
 
-def _import_if_there(module: str, watch: ImportWatch) -> None:
+def _import_if_available(module: str, watch: ImportWatch) -> None:
     with suppress(Exception):
         importlib.import_module(module)
     watch.imported(module)
@@ -273,8 +273,8 @@ def _write(path: str, text: str) -> None:
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Have no signal meet a fork with our handlers."""
+def _signals_blocked() -> Iterator[None]:
+    """Block signals, so that none reaches a fork while it has our handlers."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
         yield
@@ -283,22 +283,22 @@ def _signals_held_back() -> Iterator[None]:
 
 
 @contextmanager
-def _reads_noted() -> Iterator[set[str]]:
-    """Give the names of variables that Python code reads while the block runs.
+def _record_reads() -> Iterator[set[str]]:
+    """Yield the names of the variables that Python code reads while the block runs.
 
-    Whoever reads one after the other, in their order, makes a copy.
+    Code that copies the environment, by reading all variables in their order, is not counted.
     """
     environ: Any = os.environ
-    noted = _NotedReads(environ._data)
-    environ._data = noted
+    recorded = _RecordedReads(environ._data)
+    environ._data = recorded
     try:
-        yield noted.names
+        yield recorded.names
     finally:
-        environ._data = dict(noted.items())
+        environ._data = dict(recorded.items())
 
 
-class _NotedReads(dict[bytes, bytes]):
-    """What ``os.environ`` holds its variables in."""
+class _RecordedReads(dict[bytes, bytes]):
+    """A replacement for the dictionary in ``os.environ`` that records the keys that are read."""
 
     def __init__(self, variables: dict[bytes, bytes]) -> None:
         super().__init__(variables)

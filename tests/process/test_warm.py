@@ -38,12 +38,12 @@ WHERE = os.environ.get("LIBRARY_HOME", "home")
 ASKS = """\
 import os, socket, sys
 from meshrun.warm.inherited import read_inherited
-from meshrun.warm.warm_messages import Charge, StartZygote, encode
-charge = Charge(
+from meshrun.warm.warm_messages import StartZygote, ZygoteSpec, encode
+spec = ZygoteSpec(
     kind="script", target="none.py", args=[], mark="0" * 16, inherited=read_inherited(os.environ)
 )
-text = os.fdopen(os.memfd_create("charge"), "w+b")
-text.write(encode(charge))
+text = os.fdopen(os.memfd_create("spec"), "w+b")
+text.write(encode(spec))
 text.flush()
 (control, ours), null = socket.socketpair(), os.open(os.devnull, os.O_RDWR)
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

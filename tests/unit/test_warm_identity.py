@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from meshrun.warm.identity import (
+    Requirements,
     Server,
     Source,
-    Wanted,
     digests,
-    mismatch,
+    find_mismatch,
     stat_of,
     words_of,
 )
 from meshrun.warm.inherited import fixed_by_parent, read_inherited
 from meshrun.warm.place import Place
-from meshrun.warm.warm_messages import Charge, decode, encode
+from meshrun.warm.warm_messages import ZygoteSpec, decode, encode
 from meshrun.worker.learnt import Learnt, learn, read_learnt, write_learnt
 
 READ = ["HF_HOME", "TORCH_LOGS"]
@@ -29,7 +29,7 @@ ENVIRONMENT = {"HF_HOME": "/a", "TORCH_LOGS": "x", "LD_PRELOAD": "y", "OTHER": "
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[Server, Wanted, Path]:
+def pair(tmp_path: Path) -> tuple[Server, Requirements, Path]:
     """A server and a launch that it is right for; a file that it has loaded, and the program."""
     (program := tmp_path / "program.py").write_text("import transformers")
     server = Server(
@@ -45,7 +45,7 @@ def pair(tmp_path: Path) -> tuple[Server, Wanted, Path]:
         read=READ,
         sources={str(program): Source(stat=stat_of(str(program)), words=["transformers"])},
     )
-    wanted = Wanted(
+    wanted = Requirements(
         interpreter="python",
         fixed={"Uid": "0"},
         modules=("torch", "torch.nn", "numpy", "transformers.models"),
@@ -55,12 +55,12 @@ def pair(tmp_path: Path) -> tuple[Server, Wanted, Path]:
     return server, wanted, program
 
 
-def test_nothing_else_matters(pair: tuple[Server, Wanted, Path]) -> None:
+def test_nothing_else_matters(pair: tuple[Server, Requirements, Path]) -> None:
     server, wanted, program = pair
-    assert mismatch(server, wanted) is None
+    assert find_mismatch(server, wanted) is None
     program.write_text("import transformers  # and a comment\nprint('HF_TOKEN')\n")
     other = {**ENVIRONMENT, "OTHER": "w", "MESHRUN_X": "1"}
-    assert mismatch(server, replace(wanted, environment=other)) is None
+    assert find_mismatch(server, replace(wanted, environment=other)) is None
 
 
 CHANGES: list[tuple[dict[str, Any], str, int | None]] = [
@@ -81,20 +81,20 @@ CHANGES: list[tuple[dict[str, Any], str, int | None]] = [
 
 @pytest.mark.parametrize(("change", "why", "distance"), CHANGES, ids=[row[1] for row in CHANGES])
 def test_each_part_of_the_key(
-    pair: tuple[Server, Wanted, Path],
+    pair: tuple[Server, Requirements, Path],
     change: dict[str, Any],
     why: str,
     distance: int | None,
 ) -> None:
     server, wanted, _ = pair
-    unlike = mismatch(server, replace(wanted, **change))
+    unlike = find_mismatch(server, replace(wanted, **change))
     assert unlike is not None
-    assert (unlike.why, unlike.distance) == (why, distance)
+    assert (unlike.reason, unlike.distance) == (why, distance)
 
 
 @pytest.mark.parametrize("how", ["longer", "as long", "gone", "unlisted", "a pipe"])
 def test_a_library_that_changes(
-    pair: tuple[Server, Wanted, Path], tmp_path: Path, how: str
+    pair: tuple[Server, Requirements, Path], tmp_path: Path, how: str
 ) -> None:
     """Or whose state nobody knows any more."""
     (library := tmp_path / "library.py").write_text("1")
@@ -118,22 +118,22 @@ def test_a_library_that_changes(
     unlike = place.changed_library(server)
     place.close()
     assert unlike is not None
-    assert (unlike.why, unlike.is_forever) == (why, True)
+    assert (unlike.reason, unlike.is_permanent) == (why, True)
 
 
 @pytest.mark.parametrize(
     "source", ["import transformers, peft", "", "import transformers\nset('HF_HOME')", "(", "\0"]
 )
-def test_a_program_that_changes(pair: tuple[Server, Wanted, Path], source: str) -> None:
+def test_a_program_that_changes(pair: tuple[Server, Requirements, Path], source: str) -> None:
     """Its imports, and the variables that it names; what is no longer Python is another."""
     server, wanted, program = pair
     program.write_text(source)
-    unlike = mismatch(server, wanted)
+    unlike = find_mismatch(server, wanted)
     assert unlike is not None
-    assert unlike.is_forever
-    assert str(program) in unlike.why
+    assert unlike.is_permanent
+    assert str(program) in unlike.reason
     without = replace(server, extra=[], base=[*server.base, "transformers"])
-    assert mismatch(without, wanted) is None  # what torch alone imports is there in any run
+    assert find_mismatch(without, wanted) is None  # what torch alone imports is there in any run
 
 
 def test_words(tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_words(tmp_path: Path) -> None:
 def test_what_a_charge_carries_survives() -> None:
     """Texts that are not UTF-8 too, and all numbers."""
     inherited = read_inherited({"A": "b\udcff"})
-    charge = Charge(kind="module", target="t", args=["\udcfe"], mark="m", inherited=inherited)
-    assert decode(encode(charge)) == charge
+    spec = ZygoteSpec(kind="module", target="t", args=["\udcfe"], mark="m", inherited=inherited)
+    assert decode(encode(spec)) == spec
     assert signal.SIGPIPE in inherited.ignored  # which every interpreter ignores
     assert fixed_by_parent()["Uid"]
-    for text in (b"", b"{}", b'["Charge", {}]', encode(charge).replace(b'"module"', b'"shell"')):
+    for text in (b"", b"{}", b'["ZygoteSpec", {}]', encode(spec).replace(b'"module"', b'"shell"')):
         with pytest.raises(ValueError, match="not a message"):
             decode(text)
 
@@ -178,7 +178,7 @@ def test_what_is_learnt(tmp_path: Path) -> None:
     place = Place(str(tmp_path / "place"))
     (tmp_path / "place" / "why").mkdir()
     with pytest.raises(IsADirectoryError):  # as where the disk is full
-        place.say_why("any")
+        place.leave_reason("any")
     place.close()
     assert [path.name for path in tmp_path.glob("**/*.*")] == []
     os.mkfifo(tmp_path / "pipe")
