@@ -30,7 +30,7 @@ from meshrun.submit.manifests import KINDS, render_manifest, render_rest, render
 from meshrun.submit.patch import Patch, read_patches
 from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import output_of, render_sbatch
-from meshrun.submit.send import hand_in
+from meshrun.submit.send import run_with_input
 from meshrun.submit.slurm_options import names_container, options_in
 from meshrun.supervisor.program_file import check_folder
 
@@ -103,7 +103,7 @@ def _submit_to_slurm(job: Job, options: Options) -> None:
         print_text(script, options.output)
         return
     hints = {"gres": _GRES_HINT, "node configuration": _RESOURCES_HINT}
-    printed = hand_in(["sbatch", "--parsable"], script, hints=hints)
+    printed = run_with_input(["sbatch", "--parsable"], script, hints=hints)
     job_id = printed.splitlines()[-1].partition(";")[0]
     print_text(f"{job_id}\n", None)
     output_file = output_of(job_id, job, folder)
@@ -120,7 +120,7 @@ def _submit_to_kubernetes(kind: str, job: Job, options: Options) -> None:
     hint = (
         f"`kubectl delete` the existing `{job.name}`, or leave out --rdzv-id for a name of its own"
     )
-    created = hand_in(
+    created = run_with_input(
         ["kubectl", "create", "-f", "-", "-o", "json"],
         render_workload(job, kind),
         extras=job.extras,
@@ -130,9 +130,10 @@ def _submit_to_kubernetes(kind: str, job: Job, options: Options) -> None:
     # Objects of an earlier job of that name may still exist. The secret is never printed.
     rest = render_rest(job, kind, secrets.token_hex(32), owner)
     try:
-        printed = hand_in(_APPLY, rest, extras=job.extras)
+        printed = run_with_input(_APPLY, rest, extras=job.extras)
     except HostError:
-        hand_in(["kubectl", "delete", "-f", "-"], render_workload(job, kind), extras=job.extras)
+        workload = render_workload(job, kind)
+        run_with_input(["kubectl", "delete", "-f", "-"], workload, extras=job.extras)
         raise
     print_text(f"{title} created\n{printed}\n", None)
 

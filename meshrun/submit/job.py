@@ -1,4 +1,4 @@
-"""A launch to be started by a scheduler, as a value. Pure."""
+"""A job for a scheduler, as a value. Pure."""
 
 from __future__ import annotations
 
@@ -10,85 +10,85 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.submit.patch import Patch
 from meshrun.wording import count
 
-CORES_A_GPU = 4
-"""For a rank and its loader workers; every node that has GPUs has so many a GPU."""
-CLEAR_UP_S = 30
-"""What is left between the end of the ranks' grace and the scheduler's own SIGKILL."""
+CORES_PER_GPU = 4
+"""For a rank and its loader workers; every node with GPUs has at least so many cores per GPU."""
+CLEANUP_S = 30
+"""The time between the end of the ranks' grace period and the scheduler's own SIGKILL."""
 _LONGEST_NAME = 36
-"""A name of DNS has 63 characters, and a pod's has a number, a kind and a random part as well."""
+"""A DNS name has at most 63 characters; a pod's also has an index, a kind and a random part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a scheduler is to start on each node."""
+    """A launch that a scheduler starts on each of its nodes."""
 
     plan: LaunchPlan
     name: str
     options: tuple[tuple[str, ...], ...]
     """meshrun's options, each with its value."""
     program: tuple[str, ...]
-    """The program and its arguments, ``-m`` before a module."""
+    """The program and its arguments, with ``-m`` before a module."""
     extras: tuple[str, ...]
-    """What was said for the scheduler itself, as it was written."""
+    """The user's options for the scheduler itself, unchanged."""
     accelerators: int
-    """How many each node needs; 0 if ranks run on its cores."""
+    """The number that each node needs; 0 if ranks run on CPUs."""
     image: str | None = None
     patches: tuple[Patch, ...] = ()
-    """What the user changes in the manifests."""
+    """The user's changes of the manifests."""
     exported: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Variables of this environment that go along."""
+    """Variables of this environment that the job gets."""
 
     @property
     def nnodes(self) -> int:
-        """How many nodes."""
+        """The number of nodes; the largest one if nodes may join and leave."""
         return self.plan.layout.nnodes
 
     @property
-    def least(self) -> int | None:
-        """How many nodes are enough; ``None`` if it takes all."""
+    def min_nodes(self) -> int | None:
+        """The smallest number of nodes; ``None`` if the job needs all."""
         return self.plan.request.rendezvous.least_nodes
 
     @property
     def workers(self) -> int:
-        """The most ranks that a node has."""
+        """The largest number of ranks on a node."""
         return max(self.plan.layout.nproc_per_node)
 
     @property
     def cores(self) -> int:
-        """Cores that each node needs at least."""
-        return self.accelerators * CORES_A_GPU or self.workers
+        """The number of cores that each node needs."""
+        return self.accelerators * CORES_PER_GPU or self.workers
 
     @property
     def grace_s(self) -> int:
         """Seconds from SIGTERM until everything has exited."""
-        return int(self.plan.request.shutdown_timeout_s) + CLEAR_UP_S
+        return int(self.plan.request.shutdown_timeout_s) + CLEANUP_S
 
     @property
     def words(self) -> tuple[tuple[str, ...], ...]:
-        """All words after ``meshrun``, those that belong together in one tuple."""
+        """All words after ``meshrun``, in tuples of words that belong together."""
         return (*self.options, self.program)
 
     @property
     def summary(self) -> str:
-        """The mesh, ranks and nodes, in one line."""
+        """The mesh, ranks and nodes in one line."""
         layout = self.plan.layout
         mesh = f"mesh {layout.mesh}: " if layout.mesh is not None else ""
         nodes = count(self.nnodes, "node")
-        if self.least is not None:
-            nodes = f"{self.least} to {nodes}"
+        if self.min_nodes is not None:
+            nodes = f"{self.min_nodes} to {nodes}"
         counts = layout.nproc_per_node
         each = f"{counts[0]}" if len(set(counts)) == 1 else ",".join(map(str, counts))
-        most = "up to " if self.least is not None else ""
+        most = "up to " if self.min_nodes is not None else ""
         return f"{mesh}{most}{count(layout.world_size, 'rank')} on {nodes} x {each}"
 
 
 def job_name(run_id: str | None, target: str, *, suffix: str = "") -> str:
-    """Return a name that every scheduler takes: letters, digits and dashes, in lower case.
+    """Return a name that every scheduler accepts: lower-case letters, digits and dashes.
 
     Args:
-        run_id: What the user calls the launch.
-        target: The program, whose name is taken otherwise.
-        suffix: What is added to that, where no two jobs may have the same name.
+        run_id: The user's name for the launch, if there is one.
+        target: The program, whose name is used otherwise.
+        suffix: Added to the program's name, where no two jobs may have the same name.
 
     Example:
         >>> job_name(None, "src/Train_LM.py", suffix="3f9a"), job_name("exp 7", "train.py")
@@ -101,10 +101,10 @@ def job_name(run_id: str | None, target: str, *, suffix: str = "") -> str:
 
 
 def check_texts(*words: str) -> None:
-    """Refuse bytes that are no text, which no script or manifest can hold.
+    """Check that words are valid text, since scripts and manifests cannot contain other bytes.
 
     Raises:
-        UsageError: With the word.
+        UsageError: If one is not.
     """
     for word in words:
         try:

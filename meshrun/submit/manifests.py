@@ -30,7 +30,7 @@ _RESTARTS = 10
 _KEPT_S = 7 * 86400
 _LOST = 69
 _PREEMPTED = (75, 143)
-"""SIGTERM came, and every rank ended well, or not: the second for programs that save nothing."""
+"""Exit codes after SIGTERM: every rank exited with 0, or one did not, as it does not handle it."""
 _RUNTIME = "torch-distributed"
 _Documents = list[dict[str, Any]]
 _DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -41,17 +41,17 @@ class Kind:
     """One way to run a job on Kubernetes."""
 
     render: Callable[[Job], _Documents]
-    """Makes the documents, of which the last one is the job itself."""
+    """Returns the documents, of which the last one is the job itself."""
     pod: tuple[str | int, ...] | None
-    """Where in that the pods' template is; ``None`` if it has none."""
+    """The path of the pods' template in the job; ``None`` if it has none."""
     counts: tuple[tuple[str | int, ...], ...]
-    """Where in that the number of nodes is."""
+    """The paths of the number of nodes in the job."""
     why_fixed: str = ""
-    """Why nodes may not come and go; "" if they may."""
+    """Why nodes cannot join and leave; "" if they can."""
 
 
 def render_manifest(job: Job, kind: str) -> str:
-    """Return the documents that make the job; ``kind`` is one of :data:`KINDS`.
+    """Return the manifest of a job; ``kind`` is one of :data:`KINDS`.
 
     Raises:
         UsageError: If there is no image, no name for the device's resource, or a patch does not
@@ -75,7 +75,7 @@ def render_manifest(job: Job, kind: str) -> str:
 
 
 def _continued(command: str, options: list[str]) -> list[str]:
-    """Return a command as comment lines, with its options below it if there are several."""
+    """Return a command as comment lines, with one line per option if there are several."""
     if len(options) == 1:
         return [f"# {command} {options[0]}"]
     return [
@@ -91,13 +91,13 @@ def render_workload(job: Job, kind: str) -> str:
 
 
 def render_rest(job: Job, kind: str, secret: str, owner: Mapping[str, Any]) -> str:
-    """Return the documents in addition to the job; never shown, as they contain secrets.
+    """Return the documents besides the job itself; they contain secrets, so they are never shown.
 
     Args:
-        job: What they are for.
+        job: The job.
         kind: One of :data:`KINDS`.
-        secret: What its nodes know each other by.
-        owner: The job as the API server knows it: once that is gone, they go too.
+        secret: The secret by which its nodes recognize each other.
+        owner: A reference to the job, with which the API server deletes these documents.
     """
     *documents, _ = _documents(job, kind)
     rest = [*documents, _secret(job, secret)]
@@ -107,10 +107,9 @@ def render_rest(job: Job, kind: str, secret: str, owner: Mapping[str, Any]) -> s
 
 
 def _documents(job: Job, kind: str) -> _Documents:
-    how = KINDS[kind]
-    return apply_patches(
-        how.render(job), job.patches, pod=how.pod, counts=dict.fromkeys(how.counts, job.nnodes)
-    )
+    found = KINDS[kind]
+    counts = dict.fromkeys(found.counts, job.nnodes)
+    return apply_patches(found.render(job), job.patches, pod=found.pod, counts=counts)
 
 
 def _secret(job: Job, secret: str) -> dict[str, Any]:
@@ -137,14 +136,14 @@ def _indexed_job(job: Job) -> _Documents:
         },
     }  # fmt: skip
     pod = pod_spec(job, f"{job.name}-0.{job.name}", restartPolicy="Never", subdomain=job.name)
-    ends = _ends_of_fixed(job) if job.least is None else _ends_of_elastic(job, job.least)
+    ends = _ends_of_fixed(job) if job.min_nodes is None else _ends_of_elastic(job, job.min_nodes)
     spec = {**_indexed(job), **ends, "ttlSecondsAfterFinished": _kept(), "template": {"spec": pod}}
     return [service, _document("batch/v1", "Job", job, spec)]
 
 
 def _job_set(job: Job) -> _Documents:
     pod = pod_spec(job, f"{job.name}-node-0-0.{job.name}", restartPolicy="Never")
-    if job.least is None:
+    if job.min_nodes is None:
         ends = {
             "backoffLimit": Explained(0, "No pod restarts on its own."),
             "podFailurePolicy": _fail_unless_preempted([{"action": "Count", **_DISRUPTED}]),
@@ -155,7 +154,7 @@ def _job_set(job: Job) -> _Documents:
             "A pod was preempted or drained, or a node was lost: restart all pods together.",
         )
     else:
-        ends = _ends_of_elastic(job, job.least)
+        ends = _ends_of_elastic(job, job.min_nodes)
         failure = Explained({"maxRestarts": 0}, "Each pod restarts on its own.")
     spec = {**_indexed(job), **ends, "template": {"spec": pod}}
     whole = {
@@ -189,9 +188,9 @@ def _train_job(job: Job) -> _Documents:
 
 def _leader_worker_set(job: Job) -> _Documents:
     template = {
-        "size": Explained(job.nnodes, "Pods are told their number, and the leader's address."),
+        "size": Explained(job.nnodes, "Each pod receives its index and the leader's address."),
         "restartPolicy": Explained(
-            "RecreateGroupOnPodRestart", "When a launcher exits, all nodes start again, always."
+            "RecreateGroupOnPodRestart", "Whenever a launcher exits, all nodes restart."
         ),
         "workerTemplate": {"spec": pod_spec(job, None)},
     }
@@ -234,7 +233,7 @@ def _document(version: str, kind: str, job: Job, spec: dict[str, Any]) -> dict[s
 
 
 def _kept() -> Explained:
-    return Explained(_KEPT_S, "Kept for a week once it has finished, with its log.")
+    return Explained(_KEPT_S, "Keep the finished job and its log for a week.")
 
 
 def _indexed(job: Job) -> dict[str, Any]:
@@ -254,16 +253,16 @@ def _ends_of_fixed(job: Job) -> dict[str, Any]:
     }
 
 
-def _ends_of_elastic(job: Job, least: int) -> dict[str, Any]:
-    """Return how pods and the job end if the others continue without a pod that fails."""
+def _ends_of_elastic(job: Job, min_nodes: int) -> dict[str, Any]:
+    """Return how pods and the job end if the other pods continue without one that fails."""
     return {
         "successPolicy": Explained(
             {"rules": [{"succeededIndexes": "0"}]},
-            "Node 0 exits with 0 once all programs have finished, wherever pods still wait.",
+            "Node 0 exits with 0 once all programs have finished, even if other pods still wait.",
         ),
         "backoffLimitPerIndex": _RESTARTS,
         "maxFailedIndexes": Explained(
-            job.nnodes - least, f"The launch needs {least} of the {job.nnodes} nodes."
+            job.nnodes - min_nodes, f"The launch needs {min_nodes} of the {job.nnodes} nodes."
         ),
         "podFailurePolicy": Explained(
             {"rules": [*_ignored(), _unless_preempted("FailIndex")]},
@@ -280,12 +279,12 @@ def _ignored() -> _Documents:
 
 
 def _fail_unless_preempted(before: _Documents) -> Explained:
-    why = (
+    comment = (
         "75, 143: a pod was preempted or drained, and every node stopped its ranks. 69:"
         " another\nnode was lost. In both cases all pods restart. Any other exit code is a"
         " failure that\nends the job."
     )
-    return Explained({"rules": [*before, _unless_preempted("FailJob")]}, why)
+    return Explained({"rules": [*before, _unless_preempted("FailJob")]}, comment)
 
 
 def _unless_preempted(action: str) -> dict[str, Any]:

@@ -25,10 +25,10 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "topologySpreadConstraints": ("topologyKey",),
     "ports": ("containerPort", "port"),
 }
-"""By which field entries of a list are the same; other lists are replaced."""
+"""The fields that identify the entries of a list; lists without one are replaced."""
 _DIRECTIVES = ("merge", "replace", "delete")
 _POD = "Pod"
-_CHOSEN_ELSEWHERE = {
+_SET_ELSEWHERE = {
     "name": "set another name with --rdzv-id",
     "namespace": "use --submit-arg=--namespace=...",
 }
@@ -38,22 +38,22 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A document of a file of ``--submit-patch``."""
+    """A document of a ``--submit-patch`` file."""
 
     source: str
     """The file."""
     document: Mapping[str, Any]
 
-    def refuse(self, why: str, *, hint: str | None = None) -> UsageError:
-        """Return the error that names the file."""
-        return UsageError(f"--submit-patch {self.source}: {why}", hint=hint)
+    def refuse(self, reason: str, *, hint: str | None = None) -> UsageError:
+        """Return an error that names the file."""
+        return UsageError(f"--submit-patch {self.source}: {reason}", hint=hint)
 
 
 def read_patches(text: str, source: str) -> tuple[Patch, ...]:
     """Return the documents of a file: YAML, or a JSON object.
 
     Raises:
-        UsageError: If it cannot be read, or is no patch.
+        UsageError: If it cannot be parsed, or is not a patch.
     """
     try:
         documents = _read(text)
@@ -83,7 +83,7 @@ def _read(text: str) -> list[Any]:
     try:
         return [read_json(text)]
     except ValueError:
-        import yaml  # which is not needed for JSON
+        import yaml  # not needed for JSON
     try:
         return list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:
@@ -93,7 +93,7 @@ def _read(text: str) -> list[Any]:
 
 
 def _check_keys(patch: Patch, value: Any) -> None:
-    """Refuse names of fields that are none, such as ``on``, which YAML takes for true."""
+    """Refuse field names that are not text, such as ``on``, which YAML reads as true."""
     for name in value if isinstance(value, Mapping) else ():
         if not isinstance(name, str):
             raise patch.refuse(f"the name of a field is text, found {name!r}")
@@ -112,13 +112,13 @@ def apply_patches(
     """Return documents with the patches merged into them.
 
     Args:
-        documents: What to change; the last one is the job itself.
-        patches: A patch without a kind is for the job, one of a Pod for its pods.
-        pod: Where in the job the pods' template is, if it has one.
-        counts: What the plan says of the number of nodes, which must stay.
+        documents: The documents; the last one is the job itself.
+        patches: A patch without a kind applies to the job, one of kind Pod to its pods.
+        pod: The path of the pods' template in the job, if it has one.
+        counts: The paths of the number of nodes in the job, which a patch must not change.
 
     Raises:
-        UsageError: If a patch is for none of them, or contradicts the plan.
+        UsageError: If a patch applies to no document, or contradicts the plan.
     """
     found = list(documents)
     for patch in patches:
@@ -141,7 +141,7 @@ def _target(
 ) -> tuple[int, Path]:
     kind, version = patch.document.get("kind"), patch.document.get("apiVersion")
     last = len(documents) - 1
-    for name, hint in _CHOSEN_ELSEWHERE.items():
+    for name, hint in _SET_ELSEWHERE.items():
         metadata = patch.document.get("metadata")
         if isinstance(metadata, Mapping) and name in metadata:
             raise patch.refuse(f"metadata.{name} would not match the other manifests", hint=hint)
@@ -168,9 +168,9 @@ def _target(
 
 
 def _at(value: Any, path: Path, patch: Patch) -> Any:
-    """Return a value in which the patch is merged into what is at ``path``."""
+    """Return a value with the patch merged in at ``path``."""
     if isinstance(value, Explained):
-        return Explained(_at(value.value, path, patch), value.why)
+        return Explained(_at(value.value, path, patch), value.comment)
     if not path:
         own = ("apiVersion", "kind")
         change = {name: each for name, each in patch.document.items() if name not in own}
@@ -193,8 +193,8 @@ def _merge(base: Any, change: Any, name: str, patch: Patch) -> Any:
         merged = [*(plain or []), *(each for each in change if each not in (plain or []))]
     else:
         return change
-    is_same = isinstance(base, Explained) and merged is not _GONE
-    return Explained(merged, base.why) if is_same else merged
+    keeps_comment = isinstance(base, Explained) and merged is not _GONE
+    return Explained(merged, base.comment) if keeps_comment else merged
 
 
 def _merge_fields(base: Mapping[str, Any], change: Mapping[str, Any], patch: Patch) -> Any:
@@ -247,7 +247,7 @@ def _directive(change: Mapping[str, Any], patch: Patch) -> str | None:
 
 
 def _check_containers(template: Mapping[str, Any], patch: Patch) -> None:
-    """Refuse what was meant for the container of the ranks, under another name."""
+    """Refuse a container without an image: it was meant for the ranks' under another name."""
     spec = _plain(template.get("spec")) or {}
     for container in map(_plain, _plain(spec.get("containers")) or []):
         if "image" not in container:

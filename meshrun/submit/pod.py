@@ -12,9 +12,9 @@ from meshrun.submit.yaml import Explained
 
 CONTAINER = "meshrun"
 PORT = 29500
-SECRET_KEY = "meshrun-secret"  # noqa: S105 - the name of an entry, which no variable has
-_CORES_A_GPU = 3
-"""Not 4: a machine with 4 per GPU keeps a part of them for itself."""
+SECRET_KEY = "meshrun-secret"  # noqa: S105 - the name of an entry, unlike that of any variable
+_CORES_PER_GPU = 3
+"""Not 4, since a machine with 4 cores per GPU reserves a part of them."""
 _RESOURCES = {"auto": "nvidia.com/gpu", "cuda": "nvidia.com/gpu", "hpu": "habana.ai/gaudi",
               "xpu": "gpu.intel.com/xe", "npu": "huawei.com/Ascend910"}  # fmt: skip
 
@@ -23,9 +23,9 @@ def pod_spec(job: Job, head: str | None, **more: Any) -> dict[str, Any]:
     """Return the pod of each node.
 
     Args:
-        job: What it runs.
-        head: The name of the first node's pod; ``None`` if the pods are told.
-        more: What comes first.
+        job: The job.
+        head: The name of the first node's pod; ``None`` if variables tell the pods.
+        more: Fields to put first.
     """
     return {
         **more,
@@ -61,9 +61,9 @@ def _container(job: Job, head: str | None) -> dict[str, Any]:
 
 
 def command_of(job: Job, head: str | None) -> list[str]:
-    """Return the words of the container, whose ``$(NAME)`` Kubernetes would fill in."""
+    """Return the command of the container, escaped so that Kubernetes expands no ``$(NAME)``."""
     rendezvous: tuple[str, ...] = ()
-    if head and job.least is not None:
+    if head and job.min_nodes is not None:
         rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:{PORT}")
     elif head and job.nnodes > 1:
         rendezvous = ("--master-addr", head, "--master-port", str(PORT))
@@ -72,32 +72,32 @@ def command_of(job: Job, head: str | None) -> list[str]:
 
 
 def variables_of(job: Job) -> list[Any]:
-    """Return the variables of the container; the value of a secret is in no manifest."""
+    """Return the variables of the container; secret ones refer to the Secret."""
     own = Explained(
         {"name": "MESHRUN_SECRET", "valueFrom": _from_secret(job, SECRET_KEY)},
         "The secret by which the nodes recognize each other.",
     )
-    theirs: list[dict[str, Any]] = [
+    exported: list[dict[str, Any]] = [
         {"name": name, "valueFrom": _from_secret(job, name)}
         if is_secret(name)
         else {"name": name, "value": _literal(value)}
         for name, value in job.exported
     ]
-    if not theirs:
+    if not exported:
         return [own]
-    return [own, Explained(theirs[0], "From --export."), *theirs[1:]]
+    return [own, Explained(exported[0], "From --export."), *exported[1:]]
 
 
 def resources_of(job: Job) -> dict[str, Any]:
-    """Return what a node needs.
+    """Return the resources that a node needs.
 
     Raises:
         UsageError: If the device has no known name in Kubernetes.
     """
-    cores = {"cpu": job.accelerators * _CORES_A_GPU or job.workers}
-    why = "What a node must have free; pods may use more cores."
+    cores = {"cpu": job.accelerators * _CORES_PER_GPU or job.workers}
+    requests = Explained(cores, "What a node must have free; pods may use more cores.")
     if not job.accelerators:
-        return {"requests": Explained(cores, why)}
+        return {"requests": requests}
     device = job.plan.request.device
     if device not in _RESOURCES:
         known = [name for name in _RESOURCES if name != "auto"]
@@ -105,21 +105,21 @@ def resources_of(job: Job) -> dict[str, Any]:
             f"--submit: no known Kubernetes resource for device `{device}`",
             hint=f"use --device {', '.join(known)} or cpu",
         )
-    return {"requests": Explained(cores, why), "limits": {_RESOURCES[device]: job.accelerators}}
+    return {"requests": requests, "limits": {_RESOURCES[device]: job.accelerators}}
 
 
 def secret_name(job: Job) -> str:
-    """Return the name of the Secret by which the job's nodes know each other."""
+    """Return the name of the job's Secret."""
     return f"{job.name}-meshrun"
 
 
 def secrets_of(job: Job) -> dict[str, str]:
-    """Return the exported variables whose values only the Secret holds."""
+    """Return the exported variables whose values are only in the Secret."""
     return {name: value for name, value in job.exported if is_secret(name)}
 
 
 def why_no_probes(job: Job) -> str | None:
-    """Return why the metrics port cannot be probed, ``None`` if it can or none is asked for."""
+    """Return why the metrics port cannot be probed; ``None`` if it can, or if there is none."""
     if job.plan.request.metrics is None:
         return None
     host, port = job.plan.request.metrics
@@ -141,7 +141,7 @@ def _probes(job: Job) -> dict[str, Any]:
                 "periodSeconds": 30,
                 "failureThreshold": max(10, -(-2 * job.grace_s // 30)),
             },
-            "For a launcher that no longer responds. It ends a launch whose ranks hang by itself.",
+            "Ends a launcher that does not respond; the launcher itself handles hung ranks.",
         ),
     }
 
@@ -151,5 +151,5 @@ def _from_secret(job: Job, key: str) -> dict[str, Any]:
 
 
 def _literal(text: str) -> str:
-    """Return a text in which Kubernetes fills in nothing."""
+    """Return a text escaped so that Kubernetes expands nothing in it."""
     return text.replace("$", "$$")

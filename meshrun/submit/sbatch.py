@@ -25,11 +25,11 @@ export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
 """
 _ENDS_TOGETHER = """\
 # Launchers exit together: wait 60 s for the others. --kill-on-bad-exit=1 would kill them at once
-# and lose their exit codes. --export=ALL passes this environment, whatever sbatch was given.
+# and lose their exit codes. --export=ALL passes this environment, even if sbatch got another one.
 """
 _ENDS_ALONE = """\
-# Nodes that fail are left out, and the others continue, however long. --export=ALL passes this
-# environment, whatever sbatch was given.
+# Nodes that fail are left out, and the others continue without a time limit. --export=ALL passes
+# this environment, even if sbatch got another one.
 """
 _CORES_AGAIN = "# Since Slurm 22.05, srun does not inherit --cpus-per-task.\n"
 _REQUEUE = """\
@@ -44,34 +44,34 @@ exit "$code"
 """
 _GPUS = ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")
 _CORES = ("--cpus-per-task", "--cpus-per-gpu", "--cores-per-socket", "--exclusive")
-_SAME_CHOICE = {
+_REPLACED_BY = {
     "--gpus-per-node": _GPUS,
     "--cpus-per-task": _CORES,
     "--requeue": ("--requeue", "--no-requeue"),
 }
-"""Options of sbatch, and those of the user that take their place; by default the same alone."""
+"""For some of our options, the user's options that replace it; others replace only themselves."""
 
 
 def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
-    """Return the script.
+    """Return the script of a job.
 
     Args:
-        job: What it is to start.
-        launcher: The words that start meshrun, by absolute paths that the nodes know too.
+        job: The job.
+        launcher: The words that start meshrun, with absolute paths that are valid on the nodes.
         folder: The working directory.
 
     Raises:
         UsageError: If an option for sbatch contradicts the plan.
     """
-    theirs = option_names(job.extras)
+    user_options = option_names(job.extras)
     check_options(job)
-    if {"%", "\\"} & {*folder} and "--chdir" not in theirs:
+    if {"%", "\\"} & {*folder} and "--chdir" not in user_options:
         raise UsageError(
-            f"--submit: Slurm takes `%` and `\\` in the folder of a job for special: {folder}",
+            f"--submit: `%` and `\\` have a special meaning in the folder of a Slurm job: {folder}",
             hint="submit from another folder, or pass --submit-arg=--chdir=PATH",
         )
-    cores = "--cpus-per-task" in theirs or not theirs & set(_CORES)
-    is_elastic = job.least is not None
+    cores = "--cpus-per-task" in user_options or not user_options & set(_CORES)
+    is_elastic = job.min_nodes is not None
     nodes = '"$SLURM_JOB_NUM_NODES"' if is_elastic else job.nnodes
     srun = f"srun --nodes={nodes} --ntasks-per-node=1"
     if cores:
@@ -81,14 +81,14 @@ def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
     for word in map(_quote, container_options(job, folder)):
         if word.lstrip("'").startswith("-"):
             command.append(word)
-        else:  # the value of the option before
+        else:  # the value of the previous option
             command[-1] += f" {word}"
     if job.image is not None or names_container(job.extras):
-        launcher = ["meshrun"]  # the image's
+        launcher = ["meshrun"]  # as installed in the image
     command.append(" ".join(map(_quote, launcher)))
     command += [shlex.join(words) for words in job.words]
-    directives = "".join(f"{line}\n" for line in _directives(job, folder, theirs))
-    requeues = not theirs & {"--no-requeue"}
+    directives = "".join(f"{line}\n" for line in _directives(job, folder, user_options))
+    requeues = "--no-requeue" not in user_options
     body = " \\\n    ".join(command)
     head = f"#!/bin/bash\n# {job.summary}\n\n{directives}\n{_PRELUDE}"
     head += _ENDS_ALONE if is_elastic else _ENDS_TOGETHER
@@ -96,23 +96,23 @@ def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
 
 
 def output_of(job_id: str, job: Job, folder: str) -> str:
-    """Return where the output of a job goes, if its pattern can be resolved here."""
-    theirs = dict(options_in(job.extras))
-    pattern = theirs.get("--output", _output(theirs))
+    """Return the path of a job's output, with the common patterns expanded."""
+    user_options = dict(options_in(job.extras))
+    pattern = user_options.get("--output", _output(user_options))
     for sign, value in (("%j", job_id), ("%A", job_id), ("%x", job.name)):
         pattern = pattern.replace(sign, value)
-    return posixpath.join(folder, theirs.get("--chdir", ""), pattern)
+    return posixpath.join(folder, user_options.get("--chdir", ""), pattern)
 
 
-def _output(theirs: Iterable[str]) -> str:
-    return "%x-%A_%a.out" if "--array" in theirs else "%x-%j.out"
+def _output(user_options: Iterable[str]) -> str:
+    return "%x-%A_%a.out" if "--array" in user_options else "%x-%j.out"
 
 
-def _directives(job: Job, folder: str, theirs: set[str]) -> Iterator[str]:
+def _directives(job: Job, folder: str, user_options: set[str]) -> Iterator[str]:
     groups: list[tuple[str, list[str]]] = [
         ("", [f"--job-name={job.name}", f"--chdir={_quote(folder)}"]),
         ("A requeued job appends to the same file.",
-         [f"--output={_output(theirs)}", "--open-mode=append"]),
+         [f"--output={_output(user_options)}", "--open-mode=append"]),
         *_nodes(job),
     ]  # fmt: skip
     if job.accelerators:
@@ -124,26 +124,26 @@ def _directives(job: Job, folder: str, theirs: set[str]) -> Iterator[str]:
         ("Slurm may requeue the job if it is preempted or loses a node.", ["--requeue"]),
         ("From --submit-arg.", [rest for rest, _ in map(split_containers, job.extras) if rest]),
     ]  # fmt: skip
-    for why, options in groups:
+    for comment, options in groups:
         kept = [
             each
             for each in options
             if options is groups[-1][1]
-            or theirs.isdisjoint(_SAME_CHOICE.get(name := each.partition("=")[0], (name,)))
+            or user_options.isdisjoint(_REPLACED_BY.get(name := each.partition("=")[0], (name,)))
         ]
-        if why and kept:
-            yield f"# {why}"
+        if comment and kept:
+            yield f"# {comment}"
         yield from (f"#SBATCH {each}" for each in kept)
 
 
 def _nodes(job: Job) -> Iterator[tuple[str, list[str]]]:
-    one = "One meshrun per node; it starts the ranks of that node."
-    if job.least is None:
-        yield one, [f"--nodes={job.nnodes}", "--ntasks-per-node=1"]
+    comment = "One meshrun per node; it starts the ranks of that node."
+    if job.min_nodes is None:
+        yield comment, [f"--nodes={job.nnodes}", "--ntasks-per-node=1"]
     else:
-        # With a number of tasks per node, Slurm would allocate the fewest nodes.
+        # With a number of tasks per node, Slurm would allocate the smallest number of nodes.
         yield "The job continues if a node fails.", ["--no-kill"]
-        yield one, [f"--nodes={job.least}-{job.nnodes}"]
+        yield comment, [f"--nodes={job.min_nodes}-{job.nnodes}"]
 
 
 def _quote(text: str) -> str:

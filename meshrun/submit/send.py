@@ -1,4 +1,4 @@
-"""Submits a job with sbatch or kubectl, and shows their message if they refuse it."""
+"""Runs sbatch or kubectl to submit a job, and shows their message if they refuse it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshrun.plan.parse import split_words
 Hints = Mapping[str, str]
 
 
-def hand_in(
+def run_with_input(
     command: Sequence[str],
     text: str,
     *,
@@ -23,16 +23,16 @@ def hand_in(
     """Run a scheduler's command with ``text`` on its stdin; return what it printed.
 
     Args:
-        command: Its words.
+        command: The words of the command.
         text: The script or manifest.
-        extras: What the user adds to the words.
-        hints: What to try if a refusal contains a word.
+        extras: The user's additional options, each a text of one or more words.
+        hints: Hints by a text that an error message contains.
 
     Raises:
-        UsageError: If what the user adds cannot be read.
-        HostError: If the command is not here, or refuses.
+        UsageError: If the user's options cannot be split into words.
+        HostError: If the command is not installed, or fails.
     """
-    theirs = [word for extra in extras for word in split_words(extra, "--submit-arg")]
+    added = [word for extra in extras for word in split_words(extra, "--submit-arg")]
     name = command[0]
     if shutil.which(name) is None:
         raise HostError(
@@ -40,10 +40,10 @@ def hand_in(
             hint=f"write the job with --dry-run -o FILE, and run {name} where it is installed",
         )
     done = subprocess.run(
-        [*command, *theirs], input=text, capture_output=True, text=True, check=False
+        [*command, *added], input=text, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        hint = next((hint for word, hint in hints.items() if word in said), None)
-        raise HostError(f"{name} refused the job: {said}", hint=hint)
+        reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        hint = next((hint for part, hint in hints.items() if part in reason), None)
+        raise HostError(f"{name} refused the job: {reason}", hint=hint)
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Options of sbatch and srun: what the user's say, and those of launchers. Pure."""
+"""Options of sbatch and srun: reads and checks the user's, and returns our own. Pure."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ _SHORT = {
     "-J": "--job-name", "-D": "--chdir", "-o": "--output", "-N": "--nodes", "-n": "--ntasks",
     "-c": "--cpus-per-task", "-G": "--gpus", "-a": "--array", "-k": "--no-kill",
 }  # fmt: skip
-_OF_THE_PLAN = (
+_SET_BY_PLAN = (
     *("--nodes", "--ntasks", "--ntasks-per-node", "--tasks-per-node", "--ntasks-per-core"),
     *("--ntasks-per-socket", "--ntasks-per-gpu"),
 )
 _CONTAINER = ("--container", "--no-container")
-"""What options of srun begin with that are about containers, those of pyxis too."""
+"""Prefixes of srun's options about containers, including those of pyxis."""
 _CONTAINER_SWITCHES = ("mount-home", "remap-root", "entrypoint", "writable", "readonly")
 _HARMLESS = (signal.SIGCONT, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGQUIT)
-"""Signals that end no meshrun; on SIGQUIT it shows where every rank is."""
+"""Signals that do not end meshrun; on SIGQUIT it shows where every rank is."""
 
 
 def how_tasks_end(*, is_elastic: bool) -> list[str]:
-    """Return the options of srun for launchers, which end together, or continue without others."""
-    # To kill the others at once would take their exit codes.
-    once_one_has = ["--no-kill", "--wait=0"] if is_elastic else ["--wait=60"]
-    return ["--kill-on-bad-exit=0", *once_one_has]
+    """Return the options of srun for launchers that end together, or continue without others."""
+    after_first_end = ["--no-kill", "--wait=0"] if is_elastic else ["--wait=60"]
+    return ["--kill-on-bad-exit=0", *after_first_end]  # 1 would lose the other exit codes
 
 
 def option_names(extras: Iterable[str]) -> set[str]:
@@ -40,12 +39,12 @@ def option_names(extras: Iterable[str]) -> set[str]:
 
 
 def names_container(extras: Iterable[str]) -> bool:
-    """Return whether words for sbatch name the image or bundle that meshrun is to run in."""
+    """Return whether words for sbatch name the image or bundle in which meshrun is to run."""
     return not option_names(extras).isdisjoint(("--container-image", "--container"))
 
 
 def options_in(extras: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (full name, value) of each option, whatever stands after it if it takes none."""
+    """Yield (full name, value) of each option; the value is the next word if there is no ``=``."""
     for text in extras:
         words = split_words(text, "--submit-arg")
         for word, following in zip(words, [*words, ""][1:], strict=True):
@@ -57,28 +56,28 @@ def options_in(extras: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def container_options(job: Job, folder: str) -> list[str]:
-    """Return srun's options for a container, since the script itself runs outside of it.
+    """Return srun's options for a container; the script itself runs outside of it.
 
-    Without a folder of the user's choice, pyxis would start in one of the image's, where the
-    program is not and where files are lost at the end.
+    pyxis gets the folder to mount and start in. It would start in a folder of the image, which
+    lacks the program and loses files at the end.
 
     Raises:
         UsageError: If pyxis cannot mount the folder.
     """
-    theirs = [word for _, words in map(split_containers, job.extras) for word in words]
-    asked = dict(options_in(job.extras))
+    words = [word for _, words in map(split_containers, job.extras) for word in words]
+    user_options = dict(options_in(job.extras))
     if job.image is None and not names_container(job.extras):
-        return theirs
-    folder = posixpath.join(folder, asked.get("--chdir", "")).rstrip("/")
-    if folder and not {"--container", "--container-workdir"} & asked.keys():
-        theirs = [*_mount(theirs, folder), f"--container-workdir={folder}"]
+        return words
+    folder = posixpath.join(folder, user_options.get("--chdir", "")).rstrip("/")
+    if folder and not {"--container", "--container-workdir"} & user_options.keys():
+        words = [*_mount(words, folder), f"--container-workdir={folder}"]
     if job.image is not None and not names_container(job.extras):
-        theirs.insert(0, f"--container-image={job.image}")
-    return theirs
+        words.insert(0, f"--container-image={job.image}")
+    return words
 
 
 def _mount(words: Sequence[str], folder: str) -> list[str]:
-    """Return srun's options with a folder among the mounts; of two options one would count."""
+    """Return srun's options with a folder added to the mounts, as pyxis reads only one option."""
     if {",", ":"} & {*folder}:
         raise UsageError(
             f"--submit: pyxis cannot mount `{folder}`, whose name contains a comma or a colon",
@@ -95,7 +94,10 @@ def _mount(words: Sequence[str], folder: str) -> list[str]:
 
 
 def split_containers(text: str) -> tuple[str, list[str]]:
-    """Return what is for sbatch, as it was written if that is all, and the words for srun."""
+    """Split the user's options into those for sbatch and, about containers, those for srun.
+
+    Without any for srun, the text is returned unchanged.
+    """
     words, rest, found = split_words(text, "--submit-arg"), list[str](), list[str]()
     takes_value = False
     for word in words:
@@ -113,23 +115,22 @@ def split_containers(text: str) -> tuple[str, list[str]]:
 
 
 def check_options(job: Job) -> None:
-    """Refuse options for sbatch that contradict the plan, or that it cannot read.
+    """Check that the user's options for sbatch are valid and do not contradict the plan.
 
     Raises:
-        UsageError: With the option.
+        UsageError: If one is not.
     """
     extras = job.extras
-    theirs = option_names(extras)
-    if wrong := sorted(theirs.intersection(_OF_THE_PLAN)):
+    user_options = dict(options_in(extras))
+    if wrong := sorted(user_options.keys() & {*_SET_BY_PLAN}):
         raise UsageError(
             f"--submit-arg {wrong[0]} conflicts with the plan of {job.nnodes} nodes with one"
             " meshrun each",
             hint="use --nnodes and --nproc-per-node instead",
         )
-    asked = dict(options_in(extras))
-    if "--signal" in asked:
-        _check_signal(asked["--signal"], job.plan.request)
-    _check_gpus(asked, job)
+    if "--signal" in user_options:
+        _check_signal(user_options["--signal"], job.plan.request)
+    _check_gpus(user_options, job)
     for text in extras:
         if "\n" in text or not text.startswith("-"):
             raise UsageError(
@@ -138,41 +139,41 @@ def check_options(job: Job) -> None:
             )
 
 
-def _check_gpus(asked: Mapping[str, str], job: Job) -> None:
-    """Refuse fewer GPUs than there are workers to use them."""
+def _check_gpus(user_options: Mapping[str, str], job: Job) -> None:
+    """Refuse fewer GPUs than there are workers."""
     for name in ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"):
-        count = _count_gpus(asked.get(name, ""), of_all=name == "--gres")
+        count = _count_gpus(user_options.get(name, ""), is_gres=name == "--gres")
         nodes = job.nnodes if name == "--gpus" else 1
         if count and count < job.accelerators * nodes:
             where = f"{job.nnodes} nodes" if nodes > 1 else "each node"
             raise UsageError(
-                f"--submit-arg {name}={asked[name]}: {count} GPUs for"
+                f"--submit-arg {name}={user_options[name]}: {count} GPUs for"
                 f" {job.accelerators * nodes} workers on {where}",
                 hint=f"use --nproc-per-node {max(1, count // nodes)}, or --device cpu",
             )
 
 
-def _count_gpus(text: str, *, of_all: bool) -> int:
-    """Return how many GPUs ``gpu:a100:4`` or ``a100:4,h100:4`` are; 0 if that is unknown."""
+def _count_gpus(text: str, *, is_gres: bool) -> int:
+    """Return the number of GPUs in ``gpu:a100:4`` or ``a100:4,h100:4``; 0 if it is unknown."""
     total = 0
     for each in text.split(","):
         words = each.split(":")
         kind, last = words[0], words[-1]
-        if of_all and kind != "gpu":
+        if is_gres and kind != "gpu":
             continue
-        number = 1 if of_all and len(words) == 1 else int(last) if last.isdecimal() else 0
+        number = 1 if is_gres and len(words) == 1 else int(last) if last.isdecimal() else 0
         if not number:
             return 0
         total += number
     return total
 
 
-def _check_signal(asked: str, request: LaunchRequest) -> None:
-    """Refuse a signal that would end the job before its ranks could take note."""
-    flags, _, rest = asked.rpartition(":")
+def _check_signal(value: str, request: LaunchRequest) -> None:
+    """Refuse a signal that would end the job before its ranks can react."""
+    flags, _, rest = value.rpartition(":")
     if "B" in flags:
         raise UsageError(
-            f"--submit-arg --signal={asked}: `B` signals only the batch shell, which would end"
+            f"--submit-arg --signal={value}: `B` signals only the batch shell, which would end"
             " the job",
             hint=f"use --signal={rest}, which reaches every meshrun, and through it the ranks",
         )
@@ -184,6 +185,6 @@ def _check_signal(asked: str, request: LaunchRequest) -> None:
         *_HARMLESS, *request.stop_signals, *request.forwarded_signals,
     ):  # fmt: skip
         raise UsageError(
-            f"--submit-arg --signal={asked}: {signum.name} would end meshrun",
+            f"--submit-arg --signal={value}: {signum.name} would end meshrun",
             hint=f"add --forward {signum.name.removeprefix('SIG')} to pass it to the ranks instead",
         )

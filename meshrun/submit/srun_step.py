@@ -1,4 +1,4 @@
-"""Starts one launcher per node of this shell's or batch script's allocation with srun."""
+"""Starts one launcher on each node of this shell's or batch script's allocation with srun."""
 
 from __future__ import annotations
 
@@ -31,70 +31,72 @@ from meshrun.supervisor.program_file import check_program
 from meshrun.supervisor.signals import SignalQueue
 
 _ANSWER_TAKES_S = 10.0
-"""How long Slurm may take to pass on a signal; a busy one takes seconds."""
-_NOTE_AFTER_S, _OTHERS_TAKE_S = 5.0, 60.0
-"""How long srun may take after the first launcher's end until a line says so; and at least."""
+"""How long Slurm may take to pass on a signal; a busy controller takes seconds."""
+_NOTE_AFTER_S = 5.0
+"""How long after the first launcher's end to print a note if srun still runs."""
+_OTHERS_TAKE_S = 60.0
+"""The least time that the other launchers get to end."""
 _MARGIN_S = 30.0
 """How long launchers may take beyond the time that their ranks have to exit."""
 _PATIENCE_S = 2.0
-"""How old a question to Slurm is that the next Ctrl-C does not wait for."""
+"""The age from which the next Ctrl-C does not wait for a command of Slurm's."""
 _GONE = (b"Invalid job id", b"already complet")
-"""What Slurm says of a job or a step that has ended."""
+"""Parts of Slurm's errors about a job or a step that has ended."""
 _MOST_INTERRUPTS = 3
-"""After so many launchers have killed their ranks."""
-_Steps = Generator[list[str], str, None]
+"""On the third, launchers kill their ranks."""
+_Commands = Generator[list[str], str, None]
 _READ_BYTES = 1 << 16
 _OTHER_STDERR = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO")
-"""Variables that have srun write stderr of tasks to a file, or to stdout."""
+"""Variables that make srun write the tasks' stderr to a file, or to stdout."""
 _SECRETS = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
 
 
 def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -> int:
-    """Run this very command line on each node, as one step of the job; return its exit code.
+    """Run this command line on each node, as one step of the job; return its exit code.
 
     Args:
-        request: What was asked for.
+        request: The request.
         words: The command line after ``meshrun``.
         job: The Slurm job of this shell.
 
     Raises:
-        UsageError: If the request does not fit together, before anything is started.
+        UsageError: If the request is invalid; nothing was started.
     """
     nnodes = request.nnodes or 1
-    which = _which(nnodes)
+    nodes = _node_options(nnodes)
     _check(request)
     note(f"Slurm, job {job}: starting a launcher on each of {nnodes} nodes with srun")
-    # The step may use all that the job has on each node: some clusters bind a task to one core
-    # else. What the job says of its tasks is for other steps than this one.
+    # The step may use everything that the job has on each node: otherwise, some clusters bind a
+    # task to one core. What the job specifies about its tasks concerns other steps.
     name = f"meshrun-{secrets.token_hex(4)}"
     srun = [
-        *("srun", f"--job-name={name}", *which),
+        *("srun", f"--job-name={name}", *nodes),
         *("--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL"),
-        "--disable-status",  # SIGINT goes to the launchers at once
+        "--disable-status",  # so that srun passes on the first SIGINT
         *how_tasks_end(is_elastic=request.rendezvous.least_nodes is not None),
     ]
-    passed_on = (*request.stop_signals, *request.forwarded_signals, signal.SIGQUIT)
-    caught = SignalQueue(
-        passed_on, even_if_ignored=request.stop_even_if_ignored, always=(signal.SIGCHLD,)
+    forwarded = (*request.stop_signals, *request.forwarded_signals, signal.SIGQUIT)
+    signals = SignalQueue(
+        forwarded, even_if_ignored=request.stop_even_if_ignored, always=(signal.SIGCHLD,)
     )
     own_pid = os.getpid()
-    # Where stderr of launchers goes elsewhere, they tell nothing by it.
-    tells = not any(map(os.environ.get, _OTHER_STDERR))
+    # Launchers report their end on stderr, unless that goes elsewhere.
+    reports_end = not any(map(os.environ.get, _OTHER_STDERR))
     with subprocess.Popen(
         [*srun, *own_command("launcher", *words)],
-        env={**_environment(), **({STEP: name} if tells else {})},
+        env={**_environment(), **({STEP: name} if reports_end else {})},
         stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE if tells else None,
-        start_new_session=True,  # a Ctrl-C is ours to pass on
+        stderr=subprocess.PIPE if reports_end else None,
+        start_new_session=True,  # so that Ctrl-C reaches only this process
         preexec_fn=lambda: die_with_parent(own_pid, signal.SIGTERM),  # noqa: PLW1509 - one thread
     ) as process:
-        code = _Step(request, process, job=job, name=name, signals=caught).run()
-    caught.restore()
+        code = _Step(request, process, job=job, name=name, signals=signals).run()
+    signals.restore()
     return code
 
 
 class _Step:
-    """srun while it runs, and the signals on their way to the launchers that it has started."""
+    """A running srun, and the signals on their way to its launchers."""
 
     def __init__(
         self,
@@ -108,12 +110,13 @@ class _Step:
         self._request, self._srun, self._job, self._name = request, srun, job, name
         self._signals = signals
         self._waiting: deque[int] = deque()
-        """Signals that are to be passed on after the one on its way."""
+        """Signals to pass on after the current one."""
         self._signum = 0
-        """The one on its way."""
-        self._steps: _Steps | None = None
-        """What is asked of Slurm to pass it on."""
-        self._question: _Question | None = None
+        """The signal that is being passed on."""
+        self._commands: _Commands | None = None
+        """The commands that pass it on."""
+        self._command: _Command | None = None
+        """The one that is running."""
         self._reactor = Reactor()
         self._late = self._reactor.call_at(None, self._pass_on_without_slurm)
         self._ends = StepEnds(name)
@@ -124,64 +127,67 @@ class _Step:
         self._force = _Force.ASK_SLURM
         self._stopped_by = 0
         self._overdue = self._reactor.call_at(None, self._on_overdue)
-        self._has_told_wait = False
-        # The ranks of other nodes may learn of the end only after the node timeout, and then save.
+        self._has_noted_wait = False
+        # Other nodes may notice the end only after the node timeout, and their ranks then save.
         slowest_s = request.node_timeout_s + request.shutdown_timeout_s + _MARGIN_S
         self._others_take_s = max(_OTHERS_TAKE_S, slowest_s)
         self._memory = MemoryWatch()
 
     def run(self) -> int:
-        """Wait for the end of srun, and return the exit code of the launch."""
+        """Wait for the end of srun; return the exit code of the launch."""
         with self._reactor:
             self._reactor.add_reader(self._signals, self._on_signals)
-            self._reactor.each_turn(self._look_for_end)
+            self._reactor.each_turn(self._check_for_end)
             self._reactor.run_until(
                 lambda: self._srun.poll() is not None or self._force is _Force.LEAVE
             )
-            self._drop_question()
+            self._drop_command()
             if (errors := self._errors) is not None:
                 self._reactor.run_until(lambda: self._force is _Force.LEAVE or errors.is_done())
         is_forced = self._force in (_Force.END_SRUN, _Force.LEAVE)
         if self._force is _Force.LEAVE:
             self._srun.kill()
         code = self._srun.wait()
-        if is_forced and not self._ends.is_over:  # srun may say 0 of tasks that it has lost
+        if is_forced and not self._ends.is_over:  # srun may exit with 0 though it has lost tasks
             return 128 + self._stopped_by
         if code < 0 and not self._ends.is_over:
             raise self._killed(-code)
         if self._errors is None:
             return code
-        told = self._ends.code(max(code, 0))
-        if told is None and self._errors.is_cut:
+        reported = self._ends.code(max(code, 0))
+        if reported is None and self._errors.is_cut:
             return code
-        if told is None:
+        if reported is None:
             raise NodeLostError(
                 "srun exited with 0, but no launcher has reported the end of the launch",
                 hint=f"`scontrol show job {self._job}` may show which node was lost",
             )
-        return told
+        return reported
 
     def _killed(self, signum: int) -> HostError:
-        """Return that something has killed srun, and with it the launch."""
-        why = self._memory.why_killed() if signum == signal.SIGKILL else None
+        """Return the error for a srun that was killed, which ends the launch."""
+        reason = self._memory.why_killed() if signum == signal.SIGKILL else None
         error = HostError(
-            f"srun was killed by {signal_name(signum)} on this host{f': {why}' if why else ''};"
-            " the launch ends with it",
+            f"srun was killed by {signal_name(signum)} on this host"
+            f"{f': {reason}' if reason else ''}; the launch ends with it",
             hint=f"`squeue --steps --jobs={self._job}` shows step {self._name} while launchers run",
         )
         error.exit_code = 128 + signum
         return error
 
-    def _look_for_end(self) -> None:
-        if self._ends.is_over and self._overdue.at_ns is None and not self._has_told_wait:
+    def _check_for_end(self) -> None:
+        if self._ends.is_over and self._overdue.at_ns is None and not self._has_noted_wait:
             self._overdue.restart(_NOTE_AFTER_S)
 
     def _on_overdue(self) -> None:
-        """A launcher has ended, and srun has not: ranks may save, or it waits for what is lost."""
-        if not self._has_told_wait:
-            self._has_told_wait = True
+        """Note, and later end, a srun that still runs though a launcher has ended.
+
+        Ranks of other nodes may be saving, or srun may wait for tasks that it has lost.
+        """
+        if not self._has_noted_wait:
+            self._has_noted_wait = True
             wait = f"waiting up to {self._others_take_s:g} s for those of other nodes"
-            note(f"a launcher has ended; {wait}; Ctrl-C has srun kill them")
+            note(f"a launcher has ended; {wait}; Ctrl-C makes srun kill them")
             self._overdue.restart(self._others_take_s - _NOTE_AFTER_S)
         elif self._force is not _Force.END_SRUN:
             self._end_srun("srun has not exited")
@@ -189,23 +195,23 @@ class _Step:
         else:
             self._leave("srun has not exited")
 
-    def _end_srun(self, why: str) -> None:
+    def _end_srun(self, reason: str) -> None:
         self._force = _Force.END_SRUN
-        note(f"{why}: having srun kill the launchers; press Ctrl-C again to leave now")
+        note(f"{reason}: making srun kill the launchers; press Ctrl-C again to leave now")
         self._srun.terminate()
 
-    def _leave(self, why: str) -> None:
+    def _leave(self, reason: str) -> None:
         self._force = _Force.LEAVE
         note(
-            f"{why}: leaving without confirmation that the launchers have exited;"
+            f"{reason}: leaving without confirmation that the launchers have exited;"
             f" `squeue --steps --jobs={self._job}` shows step {self._name} while they run"
         )
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():
             if signum == signal.SIGCHLD:
-                if self._question is not None and self._question.is_answered:
-                    self._hear(self._question.answer())
+                if self._command is not None and self._command.has_ended:
+                    self._on_output(self._command.output())
             elif signum in self._request.stop_signals and signum != signal.SIGTERM:
                 self._stop(signum)
             elif signum not in (self._signum, *self._waiting):
@@ -213,17 +219,17 @@ class _Step:
                 self._pass_next()
 
     def _stop(self, signum: int) -> None:
-        """Pass on a signal of somebody who waits; each one that changes nothing has more force.
+        """Pass on a stop signal, with more force each time that the last one had no effect.
 
-        The third has launchers kill their ranks. Slurm repeats SIGTERM, which is no impatience.
+        On the third, launchers kill their ranks. SIGTERM is left out, as Slurm repeats it.
         """
         self._interrupts += 1
         self._stopped_by = signum
         again = signal_name(signum) + " again" * (self._interrupts > 1)
         may_pass = self._interrupts <= _MOST_INTERRUPTS and not self._ends.is_over
         if self._force is _Force.ASK_SLURM and may_pass:
-            asked = self._question if self._signum in self._request.stop_signals else None
-            if asked is not None and asked.age_s > _PATIENCE_S:
+            stopping = self._command if self._signum in self._request.stop_signals else None
+            if stopping is not None and stopping.age_s > _PATIENCE_S:
                 self._pass_on_without_slurm()
             else:
                 self._waiting.append(signum)
@@ -234,20 +240,20 @@ class _Step:
             self._leave(again)
 
     def _pass_next(self) -> None:
-        if self._steps is None and self._waiting:
+        if self._commands is None and self._waiting:
             self._signum = self._waiting.popleft()
-            self._steps = self._pass_on(self._signum)
+            self._commands = self._pass_on(self._signum)
             self._late.restart(_ANSWER_TAKES_S)
-            self._ask(next)
+            self._run_next(next)
 
-    def _pass_on(self, signum: int) -> _Steps:
-        """Yield the commands that send a signal to the launchers, each for what it prints.
+    def _pass_on(self, signum: int) -> _Commands:
+        """Yield the commands that send a signal to the launchers, and receive their output.
 
-        srun itself would kill them on SIGTERM.
+        srun itself would kill the launchers on SIGTERM.
         """
         job = f"--jobs={self._job}"
         if (yield ["squeue", "--noheader", job, "--format=%T"]) == "COMPLETING":
-            return  # a job that is cancelled has signalled them
+            return  # Slurm has signaled the launchers of a cancelled job
         listed = yield ["squeue", "--noheader", "--steps", job, "--format=%i %j"]
         steps = [
             line.split()[0] for line in listed.splitlines() if line.split()[1:] == [self._name]
@@ -255,33 +261,33 @@ class _Step:
         if steps:
             yield ["scancel", f"--signal={signal_name(signum).removeprefix('SIG')}", steps[0]]
         else:
-            self._srun.send_signal(signum)  # it waits for the nodes
+            self._srun.send_signal(signum)  # it still waits for nodes
 
-    def _hear(self, answer: str | None) -> None:
-        self._question = None
-        if answer is None:
+    def _on_output(self, output: str | None) -> None:
+        self._command = None
+        if output is None:
             self._pass_on_without_slurm()
         else:
-            self._ask(lambda steps: steps.send(answer))
+            self._run_next(lambda commands: commands.send(output))
 
-    def _ask(self, following: Callable[[_Steps], list[str]]) -> None:
-        """Ask the following question, or pass on the next signal after the last one."""
-        assert self._steps is not None  # noqa: S101 - what is answered was asked
+    def _run_next(self, following: Callable[[_Commands], list[str]]) -> None:
+        """Run the next command; after the last one, pass on the next signal."""
+        assert self._commands is not None  # noqa: S101 - a signal is being passed on
         try:
-            self._question = _Question(following(self._steps))
+            self._command = _Command(following(self._commands))
         except StopIteration:
-            self._forget()
+            self._finish_signal()
             self._pass_next()
         except OSError:
             self._pass_on_without_slurm()
 
     def _pass_on_without_slurm(self) -> None:
-        """Have srun itself pass on a signal: Slurm's controller does not answer.
+        """Make srun itself pass on a signal, as Slurm's controller does not answer.
 
-        Of those that end a launch srun passes on only SIGINT.
+        Of the signals that stop a launch, srun passes on only SIGINT.
         """
         signum = self._signum
-        self._forget()
+        self._finish_signal()
         name = f"{signal_name(signum)}: Slurm's controller does not answer;"
         if signum in self._request.stop_signals:
             if self._force is _Force.ASK_SLURM:
@@ -294,36 +300,36 @@ class _Step:
             note(f"{name} the launchers do not get it")
         self._pass_next()
 
-    def _forget(self) -> None:
-        self._drop_question()
+    def _finish_signal(self) -> None:
+        self._drop_command()
         self._late.cancel()
-        self._steps, self._signum = None, 0
+        self._commands, self._signum = None, 0
 
-    def _drop_question(self) -> None:
-        if self._question is not None:
-            self._question.drop()
-            self._question = None
+    def _drop_command(self) -> None:
+        if self._command is not None:
+            self._command.kill()
+            self._command = None
 
 
 class _Errors:
-    """What srun prints to stderr, on its way to ours without what launchers tell this process."""
+    """Passes on srun's stderr, without the launchers' reports to this process."""
 
     def __init__(self, pipe: IO[bytes], ends: StepEnds, reactor: Reactor) -> None:
         self._pipe, self._ends, self._reactor = pipe, ends, reactor
         self._outlet = Outlet(2)
         self.is_cut = False
-        """Whether the reader of stderr left before the end."""
+        """Whether the reader of our stderr closed it before the end."""
         os.set_blocking(pipe.fileno(), False)
         reactor.add_reader(pipe, self._read)
 
     def is_done(self) -> bool:
-        """After the end of srun: whether all is printed that it has left in the pipe."""
+        """Return, after srun's end, whether everything that it left in the pipe is printed."""
         while not self._outlet.queued_bytes and self._read():
             pass
         return not self._outlet.queued_bytes
 
     def _read(self) -> bool:
-        """Pass on what is there; return whether there was something."""
+        """Pass on the next data; return whether there was any."""
         if self._pipe.closed:
             return False
         try:
@@ -333,7 +339,7 @@ class _Errors:
         self._outlet.write(self._ends.feed(data))
         error = self._outlet.error
         self.is_cut = error is not None and is_reader_gone(error)
-        if not data or self.is_cut:  # srun is to learn of it
+        if not data or self.is_cut:  # if cut, srun must notice
             self._reactor.remove(self._pipe)
             self._pipe.close()
             return False
@@ -351,7 +357,7 @@ class _Errors:
 
 
 class _Force(enum.Enum):
-    """How launchers are asked to end."""
+    """How the launchers are stopped, from the gentlest way on."""
 
     ASK_SLURM = enum.auto()
     ASK_SRUN = enum.auto()
@@ -359,8 +365,8 @@ class _Force(enum.Enum):
     LEAVE = enum.auto()
 
 
-class _Question:
-    """A command of Slurm's that may take long to answer.
+class _Command:
+    """A running command of Slurm's, which may take long.
 
     Raises:
         OSError: If it cannot be started.
@@ -368,49 +374,49 @@ class _Question:
 
     def __init__(self, words: Sequence[str]) -> None:
         self._began = time.monotonic()
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the answer
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - likewise
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
-            stdout=self._printed,
+            stdout=self._output,
             stderr=self._errors,
             start_new_session=True,
         )
 
     @property
     def age_s(self) -> float:
-        """How long it has been waiting."""
+        """How long it has been running."""
         return time.monotonic() - self._began
 
     @property
-    def is_answered(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has ended."""
         return self._process.poll() is not None
 
-    def answer(self) -> str | None:
-        """Return what it printed, ``None`` if it failed; of a job that has ended its state."""
-        with self._printed, self._errors:
-            for file in (self._printed, self._errors):
+    def output(self) -> str | None:
+        """Return its output; ``None`` if it failed, but a job's state if the job has ended."""
+        with self._output, self._errors:
+            for file in (self._output, self._errors):
                 file.seek(0)
-            printed, errors = self._printed.read(), self._errors.read()
+            output, errors = self._output.read(), self._errors.read()
         if self._process.returncode == 0:
-            return printed.decode(errors="replace").strip()
-        return "COMPLETING" if any(said in errors for said in _GONE) else None
+            return output.decode(errors="replace").strip()
+        return "COMPLETING" if any(part in errors for part in _GONE) else None
 
-    def drop(self) -> None:
-        """End it."""
-        self._printed.close()
+    def kill(self) -> None:
+        """End it and discard its output."""
+        self._output.close()
         self._errors.close()
         self._process.kill()
         self._process.wait()
 
 
-def _which(nnodes: int) -> list[str]:
-    """Return the options of srun for one task on each node; of a heterogeneous job on all.
+def _node_options(nnodes: int) -> list[str]:
+    """Return srun's options for one task on each node, or on all nodes of a heterogeneous job.
 
     Raises:
-        UsageError: If the job has fewer nodes, or it is to be some of a heterogeneous job.
+        UsageError: If the job has fewer nodes, or is heterogeneous and has another number.
     """
     size = read_number(os.environ, "SLURM_HET_SIZE")
     if not size:
@@ -436,13 +442,13 @@ def _which(nnodes: int) -> list[str]:
 
 
 def _check(request: LaunchRequest) -> None:
-    """Report mistakes once, rather than on every node, if they are visible here."""
+    """Report mistakes that are visible here once, rather than on every node."""
     check_program(request.program)
     check_elsewhere(request, UNKNOWN_HOST)
 
 
 def _environment() -> dict[str, str]:
-    """Return the launchers' environment; they know each other by a secret."""
+    """Return the launchers' environment, with a secret by which they recognize each other."""
     if any(os.environ.get(name) for name in _SECRETS):
         return dict(os.environ)
     return {**os.environ, "MESHRUN_SECRET": secrets.token_hex(32)}

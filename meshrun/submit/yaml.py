@@ -1,4 +1,4 @@
-"""Values as readable YAML: plain where that is safe, else in double quotes. Pure."""
+"""Writes values as readable YAML with comments; quotes texts only where needed. Pure."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from dataclasses import dataclass
 from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-_WORDS = frozenset(
-    {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}  # what YAML 1.1 reads otherwise
-)
+_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+"""Words that YAML 1.1 does not read as text."""
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _INDENT = "  "
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A value, and comment lines to stand above its key."""
+    """A value, and the comment above its key."""
 
     value: Any
-    why: str
+    comment: str
 
 
 def render_yaml(document: Mapping[str, Any]) -> str:
-    """Return one document of mappings, lists, texts, numbers, switches and nothings."""
+    """Return a document of mappings, lists, texts, numbers, booleans and nulls."""
     return "".join(f"{line}\n" for line in _mapping(document, ""))
 
 
 def quote(text: str) -> str:
-    """Return a text as a scalar that every reader of YAML takes for this very text.
+    """Return a text as a scalar that every YAML parser reads as this text.
 
     Example:
         >>> print(quote("train.py"), quote("yes"))
@@ -54,7 +53,7 @@ def _escape(sign: str) -> str:
 def _mapping(values: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in values.items():
         if isinstance(value, Explained):
-            yield from (f"{indent}# {line}" for line in value.why.splitlines())
+            yield from (f"{indent}# {line}" for line in value.comment.splitlines())
             value = value.value  # noqa: PLW2901 - the value itself
         yield from _entry(f"{indent}{quote(key)}:", value, indent)
 
@@ -72,8 +71,8 @@ def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
 
 def _list(values: list[Any], indent: str) -> Iterator[str]:
     for value in values:
-        why = value.why.splitlines() if isinstance(value, Explained) else []
-        yield from (f"{indent}# {line}" for line in why)
+        comment = value.comment.splitlines() if isinstance(value, Explained) else []
+        yield from (f"{indent}# {line}" for line in comment)
         plain = value.value if isinstance(value, Explained) else value
         if isinstance(plain, Mapping) and plain:
             first, *rest = _mapping(plain, indent + _INDENT)

@@ -396,7 +396,7 @@ def test_a_node_whose_slurmstepd_was_killed_is_left_out(slurm: Slurm, tmp_path: 
     wait_for(output, " of 2 in 1 on", 2)
     (tmp_path / "go").touch()
     wait_for(output, "a launcher has ended; waiting up to 90 s")
-    for line in ("having srun kill", "leaving without confirmation"):
+    for line in ("making srun kill", "leaving without confirmation"):
         interrupt(tmp_path)
         wait_for(output, line)
     wait_for(tmp_path / "code", "0\n")
@@ -426,7 +426,7 @@ def test_ctrl_c_needs_no_answer_from_slurm(slurm: Slurm, tmp_path: Path, silent:
     shell, output = start_shell(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
     wait_for(output, "trains in run 0", 2)
     names = ("slurmctld", *(("slurmd", "slurmstepd") if silent == "all" else ()))
-    lines = ["controller does not answer", "having srun kill", "leaving without confirmation"]
+    lines = ["controller does not answer", "making srun kill", "leaving without confirmation"]
     with slurm.stopped(*names):
         interrupt(tmp_path)
         meshrun = psutil.Process(int((tmp_path / "pid").read_text()))

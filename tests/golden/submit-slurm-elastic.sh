@@ -22,8 +22,8 @@
 # The secret by which the nodes recognize each other, new for each run of the job.
 export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 
-# Nodes that fail are left out, and the others continue, however long. --export=ALL passes this
-# environment, whatever sbatch was given.
+# Nodes that fail are left out, and the others continue without a time limit. --export=ALL passes
+# this environment, even if sbatch got another one.
 # Since Slurm 22.05, srun does not inherit --cpus-per-task.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     --kill-on-bad-exit=0 --no-kill --wait=0 --export=ALL \

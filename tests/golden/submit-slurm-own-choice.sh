@@ -18,7 +18,7 @@
 export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 
 # Launchers exit together: wait 60 s for the others. --kill-on-bad-exit=1 would kill them at once
-# and lose their exit codes. --export=ALL passes this environment, whatever sbatch was given.
+# and lose their exit codes. --export=ALL passes this environment, even if sbatch got another one.
 srun --nodes=2 --ntasks-per-node=1 \
     --kill-on-bad-exit=0 --wait=60 --export=ALL \
     python /home/me/meshrun/start.py launcher \

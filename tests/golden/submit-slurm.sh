@@ -23,7 +23,7 @@
 export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 
 # Launchers exit together: wait 60 s for the others. --kill-on-bad-exit=1 would kill them at once
-# and lose their exit codes. --export=ALL passes this environment, whatever sbatch was given.
+# and lose their exit codes. --export=ALL passes this environment, even if sbatch got another one.
 # Since Slurm 22.05, srun does not inherit --cpus-per-task.
 srun --nodes=4 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     --kill-on-bad-exit=0 --wait=60 --export=ALL \

@@ -301,7 +301,7 @@ def test_a_group_belongs_to_all_threads_of_its_process_and_to_no_fork() -> None:
         assert group.call(abs, 4) == [4, 4]
         waits = threading.Thread(target=wait_long)
         waits.start()
-        wait_until(lambda: group._asks_in is not None, lambda: "no call is under way")
+        wait_until(lambda: group._calling_thread is not None, lambda: "no call is under way")
         group.close()
         waits.join()
     assert isinstance(found[-1], GroupLost)
