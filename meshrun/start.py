@@ -22,7 +22,7 @@ _PARTS = {
     "logs-plugin": "meshrun.zygote.logs_specs_process",
     "decline": "meshrun.rendezvous.torch_decline",
     "ray-driver": "meshrun.actors.driver",
-    "ray-way": "meshrun.actors.way",
+    "ray-relay": "meshrun.actors.relay",
 }
 
 

@@ -1,4 +1,4 @@
-"""What a launch asks of a Ray cluster: a bundle of resources for each node. Pure."""
+"""The resources that a launch requests from a Ray cluster: a bundle for each node. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshrun.wording import count
 Resources = Mapping[str, float]
 _STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 _ACCELERATORS = {"cuda": "GPU", "xpu": "GPU", "hpu": "HPU", "npu": "NPU", "cpu": ""}
-"""Ray's names of what torch's device types need; ``""`` for nothing."""
+"""Ray's resource for each of torch's device types; ``""`` for none."""
 _MOST_SHOWN = 8
 
 
@@ -22,47 +22,50 @@ class PlacementRequest:
     """The placement group of a launch."""
 
     workers: tuple[int, ...]
-    """How many ranks each node has."""
-    least: int
-    """How many nodes are enough."""
+    """The number of ranks on each node."""
+    min_nodes: int
+    """The number of nodes that suffices."""
     accelerator: str | None
-    """The resource of which each rank needs one; ``""`` if none, ``None`` for GPUs if there are
-    any."""
-    more: tuple[tuple[str, float], ...] = ()
-    """Further resources of each node, or others than by default."""
+    """The resource of which each rank needs one; ``""`` for none, ``None`` for GPUs if any."""
+    resources: tuple[tuple[str, float], ...] = ()
+    """The user's resources of each node, which add to the defaults or replace them."""
     strategy: str = "STRICT_SPREAD"
     domain: str = ""
-    """The label that all nodes have to share, if any: ``ray.io/gpu-domain``."""
+    """The label that all nodes must share, if any, such as ``ray.io/gpu-domain``."""
     timeout_s: float | None = None
-    """How long to wait for resources; ``None`` not to wait for what the cluster does not have."""
+    """How long to wait for resources; ``None`` to wait only for those that are in use."""
 
     def bundles(self, cluster: Iterable[Resources]) -> tuple[dict[str, float], ...]:
-        """Return what each node needs, where the nodes of the cluster have these resources."""
+        """Return what each node needs, given the resources of the cluster's nodes."""
         kind = self.accelerator
         if kind is None:
             kind = "GPU" if any(node.get("GPU") for node in cluster) else ""
         return tuple(
-            {"CPU": float(workers), **({kind: float(workers)} if kind else {}), **dict(self.more)}
+            {
+                "CPU": float(workers),
+                **({kind: float(workers)} if kind else {}),
+                **dict(self.resources),
+            }
             for workers in self.workers
         )
 
 
 def read_placement(
-    extras: Sequence[str], *, workers: tuple[int, ...], least: int, device: str
+    extras: Sequence[str], *, workers: tuple[int, ...], min_nodes: int, device: str
 ) -> PlacementRequest:
-    """Return what to ask for.
+    """Return the request for a launch.
 
     Args:
-        extras: What ``--submit-arg`` says: ``NAME=VALUE``, one or several in each.
-        workers: How many ranks each node has.
-        least: How many nodes are enough.
+        extras: Values of ``--submit-arg``, each with one or several ``NAME=VALUE``.
+        workers: The number of ranks on each node.
+        min_nodes: The number of nodes that suffices.
         device: A torch device type, or ``auto``.
 
     Raises:
-        UsageError: If one cannot be read.
+        UsageError: If a value cannot be parsed.
     """
     found: dict[str, Any] = {}
-    more: dict[str, float] = {}
+    resources: dict[str, float] = {}
     for word in (word for extra in extras for word in split_words(extra, "--submit-arg")):
         name, equals, value = word.partition("=")
         where = f"--submit-arg {name}"
@@ -78,12 +81,16 @@ def read_placement(
         elif name == "timeout":
             found["timeout_s"] = parse_seconds(value, where)
         else:
-            more[name] = _quantity(value, where)
+            resources[name] = _quantity(value, where)
     if device not in ("auto", *_ACCELERATORS):
         raise UsageError(f"--submit ray does not know which resource --device {device} needs")
     accelerator = None if device == "auto" else _ACCELERATORS[device]
     return PlacementRequest(
-        workers=workers, least=least, accelerator=accelerator, more=tuple(more.items()), **found
+        workers=workers,
+        min_nodes=min_nodes,
+        accelerator=accelerator,
+        resources=tuple(resources.items()),
+        **found,
     )
 
 
@@ -98,12 +105,12 @@ def _quantity(text: str, where: str) -> float:
 
 
 def count_placeable(bundles: Sequence[Resources], nodes: Sequence[Resources], strategy: str) -> int:
-    """Return how many bundles, from the first, fit on nodes with these resources.
+    """Return how many bundles, from the first one on, fit on nodes with these resources.
 
     Args:
-        bundles: In order.
-        nodes: What each node of the cluster has.
-        strategy: Ray's name for how bundles are spread.
+        bundles: The bundles, in order.
+        nodes: The resources of each node of the cluster.
+        strategy: Ray's strategy for the placement group.
     """
     left = [dict(node) for node in nodes]
     for placed, bundle in enumerate(bundles):
@@ -118,46 +125,46 @@ def count_placeable(bundles: Sequence[Resources], nodes: Sequence[Resources], st
     return len(bundles)
 
 
-def render_placement(asked: PlacementRequest) -> str:
-    """Return what would be asked of a cluster, as ``--dry-run`` prints it."""
-    kind = "GPU if the cluster has any" if asked.accelerator is None else asked.accelerator
-    lines = [f"placement group: {asked.strategy}, {count(len(asked.workers), 'bundle')}"]
-    if asked.least < len(asked.workers):
-        lines[0] += f", {asked.least} or more of them"
-    if asked.domain:
-        lines.append(f"  on nodes with the same {asked.domain}")
-    for number, bundle in enumerate(asked.bundles(())):
+def render_placement(request: PlacementRequest) -> str:
+    """Return the request to a cluster as ``--dry-run`` prints it."""
+    kind = "GPU if the cluster has any" if request.accelerator is None else request.accelerator
+    lines = [f"placement group: {request.strategy}, {count(len(request.workers), 'bundle')}"]
+    if request.min_nodes < len(request.workers):
+        lines[0] += f", {request.min_nodes} or more of them"
+    if request.domain:
+        lines.append(f"  on nodes with the same {request.domain}")
+    for number, bundle in enumerate(request.bundles(())):
         each = format_resources(bundle)
-        more = f", {asked.workers[number]} {kind}" if asked.accelerator is None else ""
-        lines.append(f"  node {number}: {each}{more}")
+        gpus = f", {request.workers[number]} {kind}" if request.accelerator is None else ""
+        lines.append(f"  node {number}: {each}{gpus}")
     return "\n".join([*lines, ""])
 
 
 def format_resources(resources: Resources) -> str:
-    """Return ``8 GPU, 16 CPU``."""
-    first = sorted(resources, key=lambda name: (name == "CPU", name))
-    return ", ".join(f"{resources[name]:g} {name}" for name in first)
+    """Return a text such as ``8 GPU, 16 CPU``."""
+    names = sorted(resources, key=lambda name: (name == "CPU", name))
+    return ", ".join(f"{resources[name]:g} {name}" for name in names)
 
 
 def describe_bundles(bundles: Sequence[Resources], domain: str = "") -> str:
-    """Return ``2 nodes with 8 GPU, 8 CPU each``."""
+    """Return a text such as ``2 nodes with 8 GPU, 8 CPU each``."""
     each = " each" if len(bundles) > 1 else ""
     same = f" and the same {domain}" if domain else ""
     return f"{count(len(bundles), 'node')} with {format_resources(bundles[0])}{each}{same}"
 
 
 def describe_lack(
-    asked: str, nodes: Sequence[tuple[str, Resources, Resources]], names: Iterable[str]
+    request: str, nodes: Sequence[tuple[str, Resources, Resources]], names: Iterable[str]
 ) -> str:
-    """Return why nodes cannot be had.
+    """Return why a cluster cannot provide the nodes.
 
     Args:
-        asked: What was asked for.
-        nodes: (name, all resources, those that are free) of each node of the cluster.
+        request: A description of the requested nodes.
+        nodes: (name, all resources, free resources) of each node of the cluster.
         names: The resources that matter.
     """
     has = f"{count(len(nodes), 'node')}:" if nodes else "no node"
-    lines = [f"the Ray cluster cannot provide {asked}; it has {has}"]
+    lines = [f"the Ray cluster cannot provide {request}; it has {has}"]
     names = list(names)
     for node, total, free in nodes[:_MOST_SHOWN]:
         has = format_resources({name: total.get(name, 0.0) for name in names})

@@ -1,7 +1,7 @@
-"""The actor on each node: runs one process there, and carries what it reads and writes.
+"""The actor on each node: runs one process, and carries its streams.
 
-Its class travels to the nodes by value, so that a node without meshrun can say so. The process
-reads from a pipe that this one holds, and so learns of this one's end, however it comes.
+The class is pickled by value, so that the process can report that a node lacks meshrun. It reads
+from a pipe of the actor's, and so notices the actor's end, whatever the cause.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class NodeActor:
-    """One process on a node; ``read`` is called beside the other methods, these in order."""
+    """One process on a node.
+
+    ``read`` runs concurrently with the other methods, which run one after another.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._streams = selectors.DefaultSelector()
-        self._holder = contextlib.ExitStack()
+        self._closing = contextlib.ExitStack()
         self._folder = ""
 
     def find_node(self) -> str:
-        """Return the id of the node that this is on."""
+        """Return the id of the actor's node."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
@@ -46,32 +49,32 @@ class NodeActor:
         """Run this interpreter.
 
         Args:
-            words: Its arguments.
-            env: Variables in addition to those of this process.
-            cpus: How many this actor has of Ray.
-            workers: Among how many ranks they are shared.
-            files: The variable that says where these files are, and the files by name.
+            words: The arguments.
+            env: Variables in addition to those of the actor.
+            cpus: The number of CPUs that Ray has assigned to the actor.
+            workers: The number of ranks that share them.
+            files: Files to write, by name, with the variable that names their folder.
         """
         whole = {**os.environ, **env}
-        if whole.get(_THREADS) == str(cpus):  # which Ray sets, as for one worker
+        if whole.get(_THREADS) == str(cpus):  # set by Ray, as for a single process
             whole[_THREADS] = str(max(1, cpus // workers))
         if files is not None:
             from meshrun.host.folder import open_private
             from meshrun.host.leftovers import private_folder
 
             variable, contents = files
-            self._folder = whole[variable] = self._holder.enter_context(private_folder())
+            self._folder = whole[variable] = self._closing.enter_context(private_folder())
             for name, content in contents.items():
                 with open(os.path.join(self._folder, name), "wb", opener=open_private) as file:
                     file.write(content)
         self._process = subprocess.Popen(
             [sys.executable, *words],
             env=whole,
-            cwd="/",  # nobody's modules are found there
+            cwd="/",  # where no modules are found
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # what ends this process has to leave it time
+            start_new_session=True,  # it must get time to exit after the actor's end
             bufsize=0,
         )
         for kind, pipe in ((_OUT, self._process.stdout), (_ERR, self._process.stderr)):
@@ -80,7 +83,7 @@ class NodeActor:
                 self._streams.register(pipe, selectors.EVENT_READ, kind)
 
     def write(self, data: bytes) -> None:
-        """Pass on what the process is to read; nothing means that no more follows."""
+        """Write to the process's stdin; ``b""`` closes it."""
         if self._process is None or self._process.stdin is None or self._process.stdin.closed:
             return
         stdin = self._process.stdin
@@ -94,7 +97,7 @@ class NodeActor:
         stdin.close()
 
     def read(self) -> list[tuple[int, bytes]] | int:
-        """Wait for what the process writes; its exit code once it has written all."""
+        """Wait for output of the process, (stream, data); return its exit code after the last."""
         if not self._streams.get_map():
             return self._process.wait() if self._process is not None else 0
         found = []
@@ -108,7 +111,7 @@ class NodeActor:
         return found
 
     def list_files(self) -> list[str]:
-        """Return the names of all files in the folder that ``start`` made."""
+        """Return the names of all files in the folder that ``start`` has created."""
         return sorted(os.listdir(self._folder)) if self._folder else []
 
     def read_file(self, name: str) -> bytes:
@@ -120,4 +123,4 @@ class NodeActor:
 
     def close(self) -> None:
         """Remove the folder."""
-        self._holder.close()
+        self._closing.close()

@@ -1,4 +1,4 @@
-"""A Ray cluster as a launch sees it: hosts, and a way to them."""
+"""A Ray cluster as hosts of a launch, with a command that reaches them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from meshrun.plan.request import Reach, Remote
 from meshrun.protocol.printable import one_line
 from meshrun.start import own_command
 
-_ENDS_IN_S = 10.0
+_EXIT_TAKES_S = 10.0
 _MOST_LINES = 8
 
 
 class RayCluster:
-    """The process that is connected to the cluster, below this one.
+    """A cluster, and the child process that is connected to it.
 
     Args:
-        call: The folder with a call for the ranks to make, which takes their answers.
-        grace_s: What a launch may take to end.
+        call: The folder with the call that ranks make, to which their results are written.
+        grace_s: How long a launch may take to end.
     """
 
     def __init__(self, *, call: str | None, grace_s: float) -> None:
@@ -42,24 +42,24 @@ class RayCluster:
             self._process = subprocess.Popen(
                 own_command("ray-driver"),
                 stdin=theirs.fileno(),
-                stdout=self._log,  # Ray's threads say at length what is said here in a line
+                stdout=self._log,  # Ray prints many lines about what this process reports in one
                 stderr=self._log,
                 start_new_session=True,
             )
         atexit.register(self.close)
 
-    def place(self, asked: PlacementRequest, reach: Reach, note: Callable[[str], None]) -> Remote:
+    def place(self, request: PlacementRequest, reach: Reach, note: Callable[[str], None]) -> Remote:
         """Return the hosts that the cluster provides.
 
         Args:
-            asked: What they need.
+            request: The resources that the hosts need.
             reach: The user's options for connecting to hosts.
-            note: Takes what people are to know meanwhile.
+            note: Prints a note for the user.
 
         Raises:
             HostError: If the cluster cannot provide them, or there is none.
         """
-        order = {"placement": asdict(asked), "call": self._call, "grace_s": self._grace_s}
+        order = {"placement": asdict(request), "call": self._call, "grace_s": self._grace_s}
         self._control.sendall(json.dumps(order).encode() + b"\n")
         with self._control.makefile("rb") as lines:
             for line in lines:
@@ -70,19 +70,19 @@ class RayCluster:
                     raise HostError(answer["error"], hint=answer["hint"])
                 else:
                     hosts = tuple(Host(name, workers) for name, workers in answer["hosts"])
-                    way = own_command("ray-way", answer["address"])
+                    way = own_command("ray-relay", answer["address"])
                     self._folder = os.path.dirname(answer["address"])
                     return Remote(hosts=hosts, reach=replace(reach, starter="Ray"), way=tuple(way))
         raise self._broken(self._process.wait())
 
     def close(self) -> None:
-        """End what runs, and give its resources back."""
-        if os.getpid() != self._owner:  # a fork of it
+        """End the agents, and release the cluster's resources."""
+        if os.getpid() != self._owner:  # in a fork
             return
         atexit.unregister(self.close)
         self._control.close()
         try:
-            self._process.wait(self._grace_s + _ENDS_IN_S)
+            self._process.wait(self._grace_s + _EXIT_TAKES_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
         if code := self._process.wait():

@@ -55,7 +55,7 @@ def launch_on_ray(
     placement = read_placement(
         options.submit_arg,
         workers=plan.layout.nproc_per_node,
-        least=least or plan.layout.nnodes,
+        min_nodes=least or plan.layout.nnodes,
         device=request.device,
     )
     if options.dry_run:

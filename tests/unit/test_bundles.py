@@ -18,7 +18,7 @@ from meshrun.errors import UsageError
 
 
 def read(*extras: str, workers: tuple[int, ...] = (8, 8), **more: Any) -> PlacementRequest:
-    return read_placement(extras, **{"workers": workers, "least": 2, "device": "auto", **more})
+    return read_placement(extras, **{"workers": workers, "min_nodes": 2, "device": "auto", **more})
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_how_nodes_are_placed() -> None:
         "  node 0: 8 CPU, 8 GPU if the cluster has any\n"
         "  node 1: 8 CPU, 8 GPU if the cluster has any\n"
     )
-    assert "2 bundles, 1 or more of them" in render_placement(read(least=1))
+    assert "2 bundles, 1 or more of them" in render_placement(read(min_nodes=1))
 
 
 @pytest.mark.parametrize(
