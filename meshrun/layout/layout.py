@@ -20,9 +20,9 @@ from meshrun.layout.choosing import match_ranks, ranks_at
 from meshrun.layout.coordinate import Coordinate, coordinate_type, label_template
 from meshrun.layout.derived import Flatten, View, derive, parse_derived
 from meshrun.layout.domains import shorten_domains, split_nodes, sums_of
-from meshrun.layout.moved import Moved
 from meshrun.layout.parameters import check_parameter
 from meshrun.layout.parts import Parts
+from meshrun.layout.slot_map import SlotMap
 from meshrun.layout.solving import count_slots
 from meshrun.layout.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
 from meshrun.wording import count
@@ -79,7 +79,7 @@ class Layout:
     """The slots of each domain; ``None`` if domains are unknown."""
     _axes: dict[str | int, Axis] = field(init=False, repr=False, compare=False)
     _own: tuple[Axis, ...] = field(init=False, repr=False, compare=False)
-    _moved: Moved | None = field(init=False, repr=False, compare=False)
+    _slot_map: SlotMap | None = field(init=False, repr=False, compare=False)
     """The mapping of ranks to slots; ``None`` if rank r takes slot r."""
 
     def __post_init__(self) -> None:
@@ -99,7 +99,9 @@ class Layout:
         order = None if self.slot_order is None else [self.dim(dim) for dim in self.slot_order]
         if order is not None and sorted(order) != list(range(len(own))):
             raise LayoutError(f"slot order {self.slot_order} must contain each dim once")
-        object.__setattr__(self, "_moved", None if order is None else Moved.to(self.sizes, order))
+        object.__setattr__(
+            self, "_slot_map", None if order is None else SlotMap.of(self.sizes, order)
+        )
         if self.own_rank is not None:
             self._known(self.own_rank)
 
@@ -417,7 +419,7 @@ class Layout:
     def _are_apart(self, group: Sequence[int], place: Callable[[int], int]) -> bool:
         if not group:
             return False
-        if self._moved is not None:
+        if self._slot_map is not None:
             return len({place(rank) for rank in group}) > 1
         ends = (group[0], group[-1]) if isinstance(group, range) else (min(group), max(group))
         return place(ends[0]) != place(ends[1])
@@ -460,7 +462,7 @@ class Layout:
     def _axis_over_slots(self, dim: str | int) -> Axis | None:
         """Return a dim in terms of slots; ``None`` if its groups have no regular pattern there."""
         axis = self.axis(dim)
-        return axis if self._moved is None else self._moved.axis(axis)
+        return axis if self._slot_map is None else self._slot_map.axis(axis)
 
     # ---- nodes and slots -------------------------------------------------------------------
 
@@ -483,7 +485,7 @@ class Layout:
 
     def slots(self) -> Iterator[tuple[int, int]]:
         """Yield (node rank, local rank) of each rank in order, much faster than :meth:`slot`."""
-        if self._moved is not None:
+        if self._slot_map is not None:
             return map(self.slot, range(self.world_size))
         counts = enumerate(self.nproc_per_node)
         return ((node_rank, local) for node_rank, count in counts for local in range(count))
@@ -512,17 +514,17 @@ class Layout:
             hint = f"nodes range from 0 to {self.nnodes - 1}"
             raise LayoutError(f"node {node_rank} does not exist", hint=hint)
         slots = self._nodes.slots(node_rank)
-        return slots if self._moved is None else [self.rank_in_slot(slot) for slot in slots]
+        return slots if self._slot_map is None else [self.rank_in_slot(slot) for slot in slots]
 
     def slot_number(self, rank: int | None = None) -> int:
         """Return the number of a rank's slot among the slots of all nodes, node by node."""
         rank = self._known(rank)
-        return rank if self._moved is None else self._moved.slot(rank)
+        return rank if self._slot_map is None else self._slot_map.slot(rank)
 
     def rank_in_slot(self, number: int) -> int:
         """Return the rank in the slot with a number; the inverse of :meth:`slot_number`."""
         number = self._known(number)
-        return number if self._moved is None else self._moved.rank(number)
+        return number if self._slot_map is None else self._slot_map.rank(number)
 
     # ---- domains ---------------------------------------------------------------------------
 
@@ -700,7 +702,7 @@ def solve_layout(
         mesh,
         slots,
         intra_node,
-        within=intra_domain,
+        in_domain=intra_domain,
         nodes_per_domain=sizes,
         renumber=renumber,
     )

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from meshrun.errors import LayoutError
 from meshrun.layout.axes import axes_of
 from meshrun.layout.domains import shorten_domains, sums_of
-from meshrun.layout.moved import Moved
 from meshrun.layout.parts import Parts
+from meshrun.layout.slot_map import SlotMap
 from meshrun.layout.solving import fill, solve_sizes
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
 from meshrun.wording import count
@@ -68,9 +68,9 @@ class Locality:
 def place(
     mesh: MeshSpec,
     slots: Sequence[int],
-    together: Sequence[str] = (),
+    in_node: Sequence[str] = (),
     *,
-    within: Sequence[str] = (),
+    in_domain: Sequence[str] = (),
     nodes_per_domain: Sequence[int] = (),
     renumber: bool = False,
 ) -> Placement:
@@ -79,9 +79,9 @@ def place(
     Args:
         mesh: The spec; one size may be open.
         slots: Maximum number of workers on each node.
-        together: Dims whose groups must each lie within one node: their names, or their indices
+        in_node: Dims whose groups must each lie within one node: their names, or their indices
             as strings if dims have no names.
-        within: Dims whose groups must each lie within one domain.
+        in_domain: Dims whose groups must each lie within one domain.
         nodes_per_domain: Number of nodes in each domain, in node order.
         renumber: Whether ranks may take slots in another order of dims.
 
@@ -91,13 +91,13 @@ def place(
     solved = solve_sizes(mesh, slots)
     locality = Locality(
         slots=tuple(slots),
-        in_node=_indices(mesh, together, "--intra-node"),
-        in_domain=_indices(mesh, within, "--intra-domain"),
+        in_node=_indices(mesh, in_node, "--intra-node"),
+        in_domain=_indices(mesh, in_domain, "--intra-domain"),
         nodes_per_domain=tuple(nodes_per_domain),
     )
     if locality.in_domain and not locality.nodes_per_domain:
         raise LayoutError(
-            f"--intra-domain {','.join(within)}: no domains are known",
+            f"--intra-domain {','.join(in_domain)}: no domains are known",
             hint="pass the number of consecutive nodes that share one, such as --domain-size 18",
         )
     straight = Placement(mesh=solved, nproc_per_node=fill(slots, solved.known_size))
@@ -138,8 +138,8 @@ def _first_crossing(
     sizes, counts = placement.mesh.sizes, placement.nproc_per_node
     axes = axes_of(sizes)
     if order:
-        moved = Moved.to(sizes, order)
-        axes = [moved.axis(axis) or axis for axis in axes]
+        slot_map = SlotMap.of(sizes, order)
+        axes = [slot_map.axis(axis) or axis for axis in axes]
     levels = [(locality.in_node, Parts.of(counts))]
     if locality.in_domain:
         levels.append((locality.in_domain, Parts.of(sums_of(counts, locality.nodes_per_domain))))

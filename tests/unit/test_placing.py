@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshrun.errors import LayoutError
 from meshrun.layout import Layout
 from meshrun.layout.axes import axes_of
-from meshrun.layout.moved import Moved
+from meshrun.layout.slot_map import SlotMap
 
 NAMES = "abcd"
 
@@ -154,14 +154,14 @@ def test_dims_without_names_go_by_their_place() -> None:
 def test_moved_groups_are_where_their_ranks_are(case: tuple[list[int], list[int]]) -> None:
     """The arithmetic over slots agrees with moving rank by rank."""
     sizes, order = case
-    moved, world = Moved.to(sizes, order), math.prod(sizes)
-    assert [moved.rank(moved.slot(rank)) for rank in range(world)] == list(range(world))
+    slot_map, world = SlotMap.of(sizes, order), math.prod(sizes)
+    assert [slot_map.rank(slot_map.slot(rank)) for rank in range(world)] == list(range(world))
     for axis in axes_of(sizes):
-        over_slots = moved.axis(axis)
+        over_slots = slot_map.axis(axis)
         assert over_slots is not None
         found = {frozenset(group) for group in over_slots.groups(world)}
         assert found == {
-            frozenset(moved.slot(rank) for rank in group) for group in axis.groups(world)
+            frozenset(slot_map.slot(rank) for rank in group) for group in axis.groups(world)
         }
 
 

@@ -10,14 +10,14 @@ from meshrun.layout.axes import Axis, Digit, axis_of
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class SlotMap:
     """Mapping between ranks and slots: mixed-radix numbers with the same digits in two orders."""
 
     digits: tuple[tuple[int, int, int], ...]
     """(size, stride among ranks, stride among slots) of each dim of the mesh, slowest first."""
 
     @classmethod
-    def to(cls, sizes: Sequence[int], order: Sequence[int]) -> Moved:
+    def of(cls, sizes: Sequence[int], order: Sequence[int]) -> SlotMap:
         """Return the mapping for a mesh of ``sizes`` whose dims take slots in ``order``.
 
         Args:
@@ -36,11 +36,11 @@ class Moved:
 
     def slot(self, rank: int) -> int:
         """Return the number of a rank's slot."""
-        return sum(rank // stride % size * to for size, stride, to in self.digits)
+        return sum(rank // stride % size * slot_stride for size, stride, slot_stride in self.digits)
 
     def rank(self, slot: int) -> int:
         """Return the rank in a slot."""
-        return sum(slot // to % size * stride for size, stride, to in self.digits)
+        return sum(slot // slot_stride % size * stride for size, stride, slot_stride in self.digits)
 
     def axis(self, axis: Axis) -> Axis | None:
         """Return a dim in terms of slots instead of ranks.
@@ -49,17 +49,17 @@ class Moved:
             ``None`` if a digit of the dim covers a part of a mesh dim that is not a factor of it,
             which is possible for dims of a view.
         """
-        moved: list[Digit] = []
+        digits: list[Digit] = []
         for size, stride in axis.digits:
             found = 1
-            for own_size, own_stride, to in self.digits:
+            for own_size, own_stride, slot_stride in self.digits:
                 low, high = max(stride, own_stride), min(stride * size, own_stride * own_size)
                 if high <= low:
                     continue
                 if high % low or low % own_stride or own_stride * own_size % high:
                     return None
                 found *= high // low
-                moved.append((high // low, to * (low // own_stride)))
+                digits.append((high // low, slot_stride * (low // own_stride)))
             if found != size:
                 return None
-        return axis_of(sorted(moved, key=lambda digit: -digit[1]))
+        return axis_of(sorted(digits, key=lambda digit: -digit[1]))
