@@ -23,7 +23,7 @@ from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.packing import read_json
 from meshrun.report.plan_output import print_text
-from meshrun.ssh.remote_command import asked_for
+from meshrun.ssh.remote_command import requested_variables
 from meshrun.start import own_command
 from meshrun.submit.job import Job, check_texts, job_name
 from meshrun.submit.manifests import KINDS, render_manifest, render_rest, render_workload
@@ -196,7 +196,7 @@ def _exported(patterns: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the variables that pods can have, except the secret, as each job has its own."""
     return tuple(
         (name, value)
-        for name, value in asked_for(os.environ, patterns).items()
+        for name, value in requested_variables(os.environ, patterns).items()
         if _VARIABLE.fullmatch(name) and name != "MESHRUN_SECRET"
     )
 

@@ -1,7 +1,7 @@
 """The part of ``--hosts`` on each host: starts its launcher, and stops it with the connection.
 
-The controller sends arguments and environment over stdin. When stdin ends, or nothing has come for
-a while, nobody is there any more for whom the launcher could work: it is ended.
+The controller sends arguments and environment over stdin. When stdin ends, or nothing arrives for a
+while, the controller is gone, so the agent stops the launcher.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from meshrun.host.sockets import listen_on
 from meshrun.host.title import set_title
 from meshrun.protocol.caller import MET, PARENT_FOLDER, PARENT_PID, WHY
 from meshrun.protocol.result import signal_name
-from meshrun.ssh.framing import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, news
+from meshrun.ssh.framing import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, message_frame
 from meshrun.ssh.remote_command import ADDRESS, without_own
 from meshrun.ssh.write_buffer import WriteBuffer
 from meshrun.start import own_command
 
 _CHUNK = 64 * 1024
 _FULL = 1024 * 1024
-"""With more than this on its way to the controller, the launcher's output waits."""
+"""With more bytes than this queued for the controller, the agent reads no output."""
 _AFTER_GRACE_S = 10.0
 
 
 def main(order: Mapping[str, Any], version: str) -> NoReturn:
-    """Serve the controller that sent ``order`` until it goes or the launcher ends.
+    """Serve the controller that sent ``order`` until it disconnects or the launcher exits.
 
     Args:
         order: The first line from the controller.
-        version: That of this meshrun.
+        version: The version of this meshrun.
     """
-    signal.signal(signal.SIGINT, lambda *_: None)  # the controller's to pass on; no SIG_IGN, which
-    signal.signal(signal.SIGPIPE, lambda *_: None)  # the launcher would inherit
-    die_with_parent(os.getppid(), signal.SIGCONT)  # a stopped agent would not see the end of stdin
+    signal.signal(signal.SIGINT, lambda *_: None)  # the controller forwards it; the launcher would
+    signal.signal(signal.SIGPIPE, lambda *_: None)  # inherit SIG_IGN, but not a handler
+    die_with_parent(os.getppid(), signal.SIGCONT)  # a stopped agent would not notice stdin's end
     set_title("agent", "of", order["controller"])
     os._exit(Agent(order, version).run())
 
@@ -63,20 +63,20 @@ class Agent:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._folder, self._holder = "", contextlib.ExitStack()
         self._pipes: dict[int, tuple[bytes, IO[bytes]]] = {}
-        """The launcher's streams that are open: kind and pipe."""
-        self._heard_ns = self._reactor.now_ns()
-        self._reactor.call_later(order["lease_s"], self._look_who_is_there)
+        """The launcher's open streams by descriptor: kind and pipe."""
+        self._received_ns = self._reactor.now_ns()
+        self._reactor.call_later(order["lease_s"], self._check_controller)
         self._is_ending = False
-        """Whether the launcher was told to end."""
-        self._gone = False
+        """Whether the launcher was asked to stop."""
+        self._is_abandoned = False
         """Whether the controller is gone."""
         self._over = False
         self._why = ""
-        """Why the launcher was ended, if it was for want of a controller that can be heard."""
+        """Why the controller is considered gone, if it was silent for too long."""
         self._woken, wake = os.pipe()
         for end in (0, self._woken, wake):
             os.set_blocking(end, False)
-        self._reactor.add_reader(0, self._hear)
+        self._reactor.add_reader(0, self._receive)
         self._reactor.add_reader(self._woken, self._wake)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -84,20 +84,20 @@ class Agent:
             signal.signal(signum, lambda signum, _: self._stop(signum))
 
     def run(self) -> int:
-        """Follow the controller's orders until the end."""
+        """Carry out the controller's orders until the end."""
         self._out.write(greeting(self._order["nonce"]))
         if not self._refuses():
-            self._tell(ready=self._describe())
+            self._send(ready=self._describe())
             self._reactor.every(BEAT_S, self._beat)
             while not self._over:
                 self._turn()
-        self._say_last_words()
+        self._finish()
         return 0
 
     def _refuses(self) -> bool:
         theirs, folder = self._order["version"], self._order["cwd"]
         if theirs != self._version:
-            self._tell(
+            self._send(
                 refused=f"it has meshrun {self._version}, but {theirs} is required",
                 hint="install the same version of meshrun on every host",
             )
@@ -105,7 +105,7 @@ class Agent:
         try:
             os.chdir(folder)
         except OSError as error:
-            self._tell(
+            self._send(
                 refused=f"its folder {folder}: {error.strerror}",
                 hint="run meshrun in a folder that exists on every host",
             )
@@ -113,7 +113,7 @@ class Agent:
         return False
 
     def _describe(self) -> dict[str, Any]:
-        """Return which machine this is, by which addresses others may reach it, and who asks."""
+        """Return this machine's id and addresses, and the controller's address."""
         theirs, _, own, _ = (os.environ.get("SSH_CONNECTION", "") + "   ").split(" ")[:4]
         return {
             "own": os.environ.pop(ADDRESS, "") or own,
@@ -127,7 +127,7 @@ class Agent:
     def _turn(self) -> None:
         for fd in self._pipes:
             if self._out.queued_bytes < _FULL:
-                self._reactor.add_reader(fd, partial(self._pass_on, fd))
+                self._reactor.add_reader(fd, partial(self._forward, fd))
             else:
                 self._reactor.remove(fd)
         self._reactor.turn()
@@ -138,23 +138,23 @@ class Agent:
 
     def _beat(self) -> None:
         if not self._out.queued_bytes:
-            self._tell(beat=1)
+            self._send(beat=1)
 
-    def _look_who_is_there(self) -> None:
-        """Give the controller up, unless it is we who have not listened."""
-        silent_s = (self._reactor.asleep_ns - self._heard_ns) / 1e9
+    def _check_controller(self) -> None:
+        """Stop the launcher if the controller is silent while this agent was listening."""
+        silent_s = (self._reactor.asleep_ns - self._received_ns) / 1e9
         left_s = self._order["lease_s"] - silent_s
         if left_s > 0:
-            self._reactor.call_later(max(left_s, BEAT_S), self._look_who_is_there)
-        elif not self._gone:
+            self._reactor.call_later(max(left_s, BEAT_S), self._check_controller)
+        elif not self._is_abandoned:
             self._why = f"no message from the host where meshrun was started for {silent_s:.0f} s"
-            _say(self._why)
+            _print_error(self._why)
             self._lose_controller()
 
     def _wake(self) -> None:
         os.read(self._woken, 4096)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             received = os.read(0, _CHUNK)
         except BlockingIOError:
@@ -164,35 +164,35 @@ class Agent:
         if not received:
             self._lose_controller()
             return
-        self._heard_ns = self._reactor.now_ns()
-        for words in self._lines.feed(received):
-            self._handle(words)
+        self._received_ns = self._reactor.now_ns()
+        for order in self._lines.feed(received):
+            self._handle(order)
 
-    def _handle(self, words: Mapping[str, Any]) -> None:
-        if "listen" in words:
-            self._listen(words["listen"])
-        elif "start" in words:
-            self._start(words["start"], words["env"], listens=words["listens"])
-        elif "signal" in words and self._launcher is not None:
+    def _handle(self, order: Mapping[str, Any]) -> None:
+        if "listen" in order:
+            self._listen(order["listen"])
+        elif "start" in order:
+            self._start(order["start"], order["env"], listens=order["listens"])
+        elif "signal" in order and self._launcher is not None:
             met = os.path.exists(os.path.join(self._folder, MET))
-            if words["even_if_met"] or not met:
-                send_signal(self._launcher.pid, words["signal"])
-        elif "end" in words:
-            self._end(words["end"])
+            if order["even_if_met"] or not met:
+                send_signal(self._launcher.pid, order["signal"])
+        elif "end" in order:
+            self._end(order["end"])
 
     def _lose_controller(self) -> None:
-        if not self._gone:
-            self._gone = True
+        if not self._is_abandoned:
+            self._is_abandoned = True
             self._reactor.remove(0)
             self._end(self._why or "the connection to the host where meshrun was started was lost")
 
     def _stop(self, signum: int) -> None:
         if self._launcher is None:
-            _say(f"it received {signal_name(signum)}")
+            _print_error(f"it received {signal_name(signum)}")
         self._end(f"the agent on its host received {signal_name(signum)}")
 
     def _end(self, why: str) -> None:
-        """Have the launcher end, or end at once where there is none."""
+        """Stop the launcher; without one, exit."""
         if self._launcher is None:
             self._over = True
         elif not self._is_ending:
@@ -206,19 +206,19 @@ class Agent:
     # ---- the launcher -----------------------------------------------------------------------
 
     def _listen(self, addresses: Sequence[str]) -> None:
-        """Bind the socket where the nodes meet; it stays bound until the launcher has it."""
+        """Bind the socket of the coordinator, which stays bound until the launcher inherits it."""
         own = [each for each in addresses if each and interface_of(each) is not None]
         outward = [each for each in own if not is_loopback(each)]
         address = (*outward, outward_address() or "", *own, "127.0.0.1")
         try:
             self._listener = listen_on(next(filter(None, address)), 0)
         except MeshrunError as error:
-            self._tell(
+            self._send(
                 refused=error.message,
                 hint="pass --rdzv-endpoint HOST:PORT with an address of the first host",
             )
             return
-        self._tell(listening=self._listener.getsockname()[:2])
+        self._send(listening=self._listener.getsockname()[:2])
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str], *, listens: bool) -> None:
         self._folder = self._holder.enter_context(private_folder())
@@ -248,8 +248,8 @@ class Agent:
                 os.set_blocking(pipe.fileno(), False)
                 self._pipes[pipe.fileno()] = (kind, pipe)
 
-    def _pass_on(self, fd: int) -> bool:
-        """Pass on what has come of a stream; return whether anything has."""
+    def _forward(self, fd: int) -> bool:
+        """Forward available output of a stream; return whether there was any."""
         kind, pipe = self._pipes[fd]
         try:
             data = os.read(fd, _CHUNK)
@@ -263,38 +263,38 @@ class Agent:
             pipe.close()
         return bool(data)
 
-    def _say_last_words(self) -> None:
+    def _finish(self) -> None:
         if self._launcher is not None:
             for fd in list(self._pipes):
-                while self._pass_on(fd):
+                while self._forward(fd):
                     pass
             for name in ("error", "report"):
-                self._tell_file(name)
+                self._send_file(name)
             self._holder.close()
             code = self._launcher.returncode
-            self._tell(ended=code, why=self._why if code else "")
-        while self._out.queued_bytes and not self._gone:
+            self._send(ended=code, why=self._why if code else "")
+        while self._out.queued_bytes and not self._is_abandoned:
             self._turn()
 
-    def _tell_file(self, name: str) -> None:
+    def _send_file(self, name: str) -> None:
         try:
             path = os.path.join(self._folder, f"{name}.json")
             with open(path, opener=open_private) as file:
-                self._tell(**{name: file.read()})
-        except OSError:  # it left none, or somebody else did
+                self._send(**{name: file.read()})
+        except OSError:  # there is none, or another user created it
             pass
 
-    def _tell(self, **values: object) -> None:
-        self._out.write(news(**values))
+    def _send(self, **values: object) -> None:
+        self._out.write(message_frame(**values))
 
 
 def _machine() -> str:
-    """Return what tells this machine, or the container that looks like one, from all others."""
+    """Return an id of this machine, or of the container that acts as one; "" if unknown."""
     booted, spaces = boot_id(), own_namespaces()
     return " ".join([booted, *spaces, os.uname().nodename]) if booted and spaces else ""
 
 
-def _say(text: str) -> None:
-    """Print why the agent exits, for ssh to pass on if it can."""
+def _print_error(text: str) -> None:
+    """Print why the agent exits, for ssh to forward if it can."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())

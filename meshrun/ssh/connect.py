@@ -1,4 +1,4 @@
-"""From a list of hosts to an agent on each, and to the endpoint of their launchers."""
+"""Starts an agent on each host, and finds an endpoint for their launchers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from meshrun.ssh.remote_command import BOOT_FOLDER, agent_command, boot_command,
 from meshrun.ssh.starters import find_starter
 
 _LISTENS_IN_S = 10.0
-"""What the first host may take to open the socket where the nodes meet."""
+"""How long the first host may take to open the socket where the nodes meet."""
 _BUSY = "exchange_identification: "
-"""What ssh says of a server that hangs up at once, as it does beyond its ``MaxStartups``."""
+"""ssh's error if a server closes the connection at once, as it does beyond its ``MaxStartups``."""
 _BUSY_FOR_S = (0.3, 1.5)
 
 
 class Stopped(Exception):
-    """A signal ended the launch, and no launcher on a host can say so."""
+    """A signal stopped the launch, and no launcher on a host can report it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -37,10 +37,12 @@ class Stopped(Exception):
 
 
 class Connector:
-    """Brings an agent to every host; nothing is started yet.
+    """Starts an agent on every host, but no launcher yet.
 
     Args:
-        version: That of this meshrun, which every host has to have.
+        request: The launch request.
+        pool: The pool that the sessions join.
+        version: The version of this meshrun, which every host must have.
     """
 
     def __init__(self, request: LaunchRequest, pool: HostPool, *, version: str) -> None:
@@ -50,17 +52,17 @@ class Connector:
         self._version = version
         self._start = find_starter(self._remote)
         self._busy: dict[int, Refusal] = {}
-        """Of hosts that are tried again, why."""
+        """The first refusal of each host that is retried."""
 
     def connect(self) -> dict[int, Refusal]:
-        """Have an agent on each host; return why there is none on those that can be done without.
+        """Start an agent on each host; return the refusals of hosts that are not needed.
 
         Raises:
-            RendezvousError: If too few have one, after all were tried.
-            UsageError: If two of them are one machine.
+            RendezvousError: If too few hosts have one after all were tried.
+            UsageError: If two hosts are the same machine.
         """
         for number in range(len(self._remote.hosts)):
-            self._pool.sessions.append(self.go_to(number))
+            self._pool.sessions.append(self.open_session(number))
         names = ", ".join(host.name for host in self._remote.hosts[:8])
         self._pool.console.set_status(f"connecting to {names}")
         refusals: dict[int, Refusal] = {}
@@ -76,10 +78,10 @@ class Connector:
                 refusal = self.refusal(session)
                 if refusal is None:
                     continue
-                if self._goes_again(session):
+                if self._retries_later(session):
                     self._busy[session.number] = refusal
-                else:  # the last try may have come too late to be answered
-                    busy = None if session.said else self._busy.get(session.number)
+                else:  # the last attempt may have been too late for an answer
+                    busy = None if session.output else self._busy.get(session.number)
                     refusals[session.number] = busy or refusal
             self._stop_early()
         self._pool.console.set_status("")
@@ -88,38 +90,38 @@ class Connector:
         if total - len(refusals) < least:
             found = [refusals[number] for number in sorted(refusals)]
             raise refusal_error(found, total, least)
-        if not self._remote.way:  # which may lead to parts of a machine
+        if not self._remote.way:  # such a command may lead to parts of one machine
             self._check_distinct()
         return refusals
 
-    def _goes_again(self, session: HostSession) -> bool:
+    def _retries_later(self, session: HostSession) -> bool:
         """Return whether to retry a host, as it or a host on the way may have been busy."""
-        wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads those that go again
+        wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads the retries
         left_s = session.began + self._remote.reach.connect_timeout_s - time.monotonic()
-        if _BUSY not in session.said or left_s < wait_s:
+        if _BUSY not in session.output or left_s < wait_s:
             return False
         session.close()
-        self._pool.reactor.call_later(wait_s, partial(self._go_again, session))
+        self._pool.reactor.call_later(wait_s, partial(self._reopen, session))
         return True
 
-    def _go_again(self, before: HostSession) -> None:
-        session = self.go_to(before.number)
+    def _reopen(self, before: HostSession) -> None:
+        session = self.open_session(before.number)
         session.began = before.began
         self._pool.sessions[before.number] = session
 
     def _check_distinct(self) -> None:
-        """Check that no machine has answered under two names."""
+        """Check that no machine answers under two names."""
         names: dict[str, str] = {}
         for session in self._pool.sessions:
             machine = (session.ready or {}).get("machine", "")
             if machine and names.setdefault(machine, session.host.name) != session.host.name:
                 raise same_machine(names[machine], session.host.name)
 
-    def go_to(self, number: int) -> HostSession:
-        """Set out for a host, by its place in the list.
+    def open_session(self, number: int) -> HostSession:
+        """Start connecting to a host, by its index in the list.
 
         Raises:
-            RendezvousError: If there is no ssh to go by.
+            RendezvousError: If ssh cannot be run.
         """
         host = self._remote.hosts[number]
         env = without_own(os.environ)
@@ -139,7 +141,7 @@ class Connector:
                 f"cannot run `{command[0]}`: {error.strerror}",
                 hint="use --ssh to set the ssh command, or --launcher for another way to the hosts",
             ) from error
-        session.tell(
+        session.send(
             nonce=session.nonce,
             version=self._version,
             path=[
@@ -155,7 +157,7 @@ class Connector:
         return session
 
     def refusal(self, session: HostSession) -> Refusal | None:
-        """Return why a host cannot be used, if that is known yet."""
+        """Return why a host cannot be used, once that is known."""
         name, destination = session.host.name, session.host.destination
         if session.refused is not None:
             return Refusal(name, session.refused["refused"], session.refused["hint"])
@@ -164,34 +166,34 @@ class Connector:
         timeout_s = self._remote.reach.connect_timeout_s
         if time.monotonic() - session.began > timeout_s:
             return describe_silence(
-                name, destination, timeout_s, session.said, starter=session.starter
+                name, destination, timeout_s, session.output, starter=session.starter
             )
         return None
 
     def meet(self, sessions: Sequence[HostSession]) -> list[str]:
-        """Return the options that bring nodes together; the agent of the first one listens.
+        """Return the launchers' rendezvous options; the first host's agent opens the endpoint.
 
         Raises:
             RendezvousError: If it cannot.
         """
-        asked = self._request.rendezvous
+        requested = self._request.rendezvous
         most = self._request.nnodes or len(sessions)
-        nnodes = ["--nnodes", format_nnodes(asked.least_nodes, most)]
-        is_alone = len(sessions) == 1 and asked.least_nodes is None
-        if is_alone or asked.has_address:
+        nnodes = ["--nnodes", format_nnodes(requested.least_nodes, most)]
+        is_alone = len(sessions) == 1 and requested.least_nodes is None
+        if is_alone or requested.has_address:
             return nnodes
         first, *others = sessions
         known = first.ready or {}
         seen = [(other.ready or {}).get("theirs", "") for other in others]
-        first.tell(listen=[known.get("own", ""), *seen])
+        first.send(listen=[known.get("own", ""), *seen])
         began = time.monotonic()
         while first.endpoint is None:
             self._pool.turn()
             self._stop_early()
             waited_s = time.monotonic() - began
             if first.refused is not None or first.is_closed or waited_s > _LISTENS_IN_S:
-                said = (first.refused or {}).get("refused", first.said.strip())
-                raise RendezvousError(f"host {first.host.name} cannot listen: {said}")
+                why = (first.refused or {}).get("refused", first.output.strip())
+                raise RendezvousError(f"host {first.host.name} cannot listen: {why}")
         return [*nnodes, "--rdzv-endpoint", format_endpoint(*first.endpoint)]
 
     def _stop_early(self) -> None:

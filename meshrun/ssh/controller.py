@@ -1,7 +1,7 @@
 """A launch on several hosts from one command: one agent and one launcher on each.
 
-This process starts no rank. It connects, says where the nodes meet, shows what comes back, passes
-signals on, and is what the life of all launchers hangs on.
+This process starts no ranks. It connects to the hosts, sets the endpoint, shows their output and
+forwards signals. The launchers stop if it exits.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ from meshrun.ssh.remote_command import devices_of, exported
 from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.signals import SignalQueue
 
-_OTHERS_TELL_S = 1.0
-"""What launchers may take to say the same as the first that cannot launch."""
+_OTHERS_REPORT_S = 1.0
+"""How long the other launchers may take to report the error of the first that cannot launch."""
 _SAME_MOMENT_S = 1.0
 _GRACE_S = 10.0
-"""What all others may take to end after one has, beside what ranks and lost nodes may."""
+"""How long the other hosts may take to end after one has, beyond the timeouts of ranks and nodes.
+"""
 
 
 class Controller:
     """One launch on several hosts.
 
     Args:
-        words: The command line of each node's launcher, but for what tells nodes apart.
-        excluded: Hosts that were found unfit, with why; those of this launch are added.
+        request: The launch request.
+        words: The launchers' command line, without what differs between nodes.
+        version: The version of this meshrun.
+        excluded: Hosts found unfit, and why; this launch adds its own.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Controller:
         self._retry = HostRetry(self._connector, self._pool, start=self._start_on)
         self._is_elastic = request.rendezvous.least_nodes is not None
         self._first: HostSession | None = None
-        """The way to node 0, which says how the launch went."""
+        """The session of node 0, which reports the result."""
         means_more = {*request.stop_signals, *request.forwarded_signals} & {signal.SIGTSTP}
         self._pause = Pause(
             self._pool.reactor,
@@ -77,64 +80,64 @@ class Controller:
             resume=partial(self._suspend_ranks, is_on=False),
         )
         self._present = 0
-        """On how many hosts ranks are to run at first."""
+        """On how many hosts ranks run at first."""
         self._rendezvous: Sequence[str] = ()
-        """The options that bring nodes together."""
+        """The launchers' rendezvous options."""
         self._lost: list[Refusal] = []
         self._lost_s = 0.0
-        """When the first of them was."""
+        """When the first host was lost."""
         self._stop: tuple[float, int] | None = None
-        """When the launch was first stopped by a signal, and by which."""
+        """When a signal first stopped the launch, and which one."""
         self._may_restart = False
-        """Whether it is the first host that was lost, and others can do without it."""
+        """Whether the first host was lost, and an elastic launch can restart without it."""
         self._ending = False
-        self._passed: set[int] = set()
-        """Signals that were passed on."""
+        self._forwarded: set[int] = set()
+        """Signals that were forwarded."""
         call_at = self._pool.reactor.call_at
         self._end = call_at(None, partial(self._end_others, at_once=True))
-        """Ends the others, once one launcher has said why it cannot launch."""
+        """Ends the others after one launcher has reported why it cannot launch."""
         self._is_closing = self._is_overdue = False
-        """Whether hosts are to end, as one launcher has, and have had their time for it."""
+        """Whether hosts must end as one launcher has, and whether their time for it is over."""
 
     def run(self) -> int:
-        """Launch, and return how the first node's launcher ended: exit code, or -n for signal n.
+        """Launch, and return how node 0's launcher ended: exit code, or -n for signal n.
 
         Raises:
-            FirstLost: If the first of hosts that come and go was lost.
-            MeshrunError: If another cannot be used, or was lost, that cannot be done without.
-            Stopped: If a signal came before all hosts had answered, or lost the hosts as well.
+            FirstLost: If the first host of an elastic launch was lost.
+            MeshrunError: If another required host cannot be used or was lost.
+            Stopped: If a signal arrived before all hosts had answered, or killed ssh as well.
         """
         try:
             self._start(self._connector.connect())
             while not all(session.is_done for session in self._sessions):
                 self._pool.turn()
-                self._pass_on_signals()
-                self._look()
+                self._forward_signals()
+                self._check_hosts()
         finally:
-            before = frozenset(self._passed)
-            self._pool.close(self._pass_on_signals)
+            before = frozenset(self._forwarded)
+            self._pool.close(self._forward_signals)
         if self._lost:
             if self._stop is not None and abs(self._stop[0] - self._lost_s) < _SAME_MOMENT_S:
-                raise Stopped(self._stop[1])  # one sent to each process here, ssh among them
-            may_restart = self._may_restart and not self._passed
+                raise Stopped(self._stop[1])  # every process here received it, so ssh did too
+            may_restart = self._may_restart and not self._forwarded
             raise lost_error(self._lost, may_restart=may_restart)
-        told = self._sessions if not self._is_elastic else [self._first]
-        if errors := [session for session in told if session and "error" in session.files]:
-            raise self._told_error(errors)
+        reporting = self._sessions if not self._is_elastic else [self._first]
+        if errors := [session for session in reporting if session and "error" in session.files]:
+            raise self._launch_error(errors)
         if self._console.reader_is_gone:
             return -signal.SIGPIPE
         ended = (self._first and self._first.ended) or 0
-        if not ended and (late := (self._passed - before) & {*self._request.stop_signals}):
-            return -min(late)  # the ranks were done, and readers of what they printed were not
-        return 128 - ended if ended - 128 in self._passed else ended
+        if not ended and (late := (self._forwarded - before) & {*self._request.stop_signals}):
+            return -min(late)  # the ranks had finished, but not the readers of their output
+        return 128 - ended if ended - 128 in self._forwarded else ended
 
     @property
     def report(self) -> str | None:
-        """The result of the launch as JSON, if there was one."""
+        """The result of the launch as JSON, if there is one."""
         return self._first.files.get("report") if self._first else None
 
     def _start(self, unusable: Mapping[int, Refusal]) -> None:
-        """Have a launcher started on each host that can be used."""
+        """Start a launcher on each usable host."""
         for number, why in unusable.items():
             self._retry.add(self._sessions[number], why)
         for session in self._sessions:
@@ -151,20 +154,20 @@ class Controller:
     def _start_on(
         self, session: HostSession, place: Sequence[str] = (), *, is_first: bool = False
     ) -> None:
-        told = "" if is_first else " told"
-        session.tell(
+        suffix = "" if is_first else " told"
+        session.send(
             start=[*self._rendezvous, *self._workers_on(session), *place, *self._words],
             env={
                 **self._env,
                 **devices_of(session.host),
-                "MESHRUN_HOSTS_PRESENT": f"{self._present}{told}",
+                "MESHRUN_HOSTS_PRESENT": f"{self._present}{suffix}",
             },
             listens=session.endpoint is not None,
         )
 
     def _workers_on(self, session: HostSession) -> list[str]:
         nproc = self._request.nproc_per_node
-        if self._is_elastic and isinstance(nproc, tuple):  # its place among nodes may be any
+        if self._is_elastic and isinstance(nproc, tuple):  # its node rank may differ
             is_listed = session.number < len(nproc)
             nproc = nproc[session.number] if is_listed else session.host.workers
         workers = [nproc] if isinstance(nproc, int) else nproc
@@ -172,69 +175,69 @@ class Controller:
             return ["--nproc-per-node", ",".join(map(str, workers))]
         return []
 
-    def _pass_on_signals(self) -> None:
+    def _forward_signals(self) -> None:
         for signum in self._signals.take():
             if signum == signal.SIGTSTP and self._pause.has_caller:
                 self._console.note("SIGTSTP: suspending the ranks until `fg` or SIGCONT")
-                self._tell_all(signal.SIGTSTP)
+                self._signal_all(signal.SIGTSTP)
                 self._console.leave_terminal()
                 suspend_foreground()
                 continue
             if signum == signal.SIGCONT and signum not in self._request.forwarded_signals:
                 continue
-            self._passed.add(signum)
+            self._forwarded.add(signum)
             if signum in self._request.stop_signals:
                 self._stop = self._stop or (time.monotonic(), signum)
                 self._pool.note_stop()
                 self._retry.close()
             for session in self._sessions:
-                # Once nodes have met, the first passes on to the others what concerns them all.
+                # Once all nodes have joined, node 0 forwards what concerns all of them.
                 for_itself = session is self._first or signum in self._request.forwarded_signals
-                session.tell(signal=int(signum), even_if_met=for_itself)
+                session.send(signal=int(signum), even_if_met=for_itself)
 
     def _suspend_ranks(self, *, is_on: bool) -> None:
-        """Have ranks stopped for as long as the process that the shell knows is."""
+        """Suspend the ranks for as long as the shell's process is suspended."""
         if is_on:
             self._pause.begin(until_sigcont=False)
         else:
             self._pause.end()
-        self._tell_all(signal.SIGTSTP if is_on else signal.SIGCONT)
+        self._signal_all(signal.SIGTSTP if is_on else signal.SIGCONT)
 
-    def _tell_all(self, signum: int) -> None:
+    def _signal_all(self, signum: int) -> None:
         for session in self._sessions:
-            session.tell(signal=int(signum), even_if_met=True)
+            session.send(signal=int(signum), even_if_met=True)
 
-    def _look(self) -> None:
-        """Find hosts that exited or are lost, and stop the others, or continue without them."""
+    def _check_hosts(self) -> None:
+        """Handle hosts that have exited or are lost: stop the others, or continue without them."""
         for session in self._sessions:
             if session.is_done:
                 continue
             if (why := self._why_lost(session)) is not None:
                 self._lose(Refusal(session.host.name, why), session)
             elif session.ended is not None:
-                self._see_end(session, session.ended)
-        self._retry.look()
+                self._handle_exit(session, session.ended)
+        self._retry.check()
         self._console.note_lost_output()
         if self._console.reader_is_gone:
             self._end_others(at_once=True)
 
-    def _see_end(self, session: HostSession, code: int) -> None:
-        """A launcher has ended, and said so."""
+    def _handle_exit(self, session: HostSession, code: int) -> None:
+        """Handle the end of a launcher."""
         session.is_done = True
         session.hang_up()
         if (unfit := _why_unfit(session, code)) is not None and self._exclude(session, unfit):
             return
         if self._can_spare(session):
             if code:
-                self._retry.add(session, self._describe(session, code), tell=False)
+                self._retry.add(session, self._describe(session, code), report=False)
             return
         if code or self._is_elastic:
             self._end_others(at_once=False)
         if "error" in session.files and self._end.at_ns is None:
-            self._end.restart(_OTHERS_TELL_S)
+            self._end.restart(_OTHERS_REPORT_S)
 
     def _exclude(self, session: HostSession, unfit: str) -> bool:
-        """Leave out a host whose launcher says so; return whether enough hosts are left."""
+        """Exclude a host whose launcher found it unfit; return whether enough hosts are left."""
         why = Refusal(session.host.name, unfit)
         self._excluded[why.host] = unfit
         if self._can_spare(session):
@@ -243,7 +246,7 @@ class Controller:
         left = len(self._sessions) - len(self._excluded)
         if self._is_closing or left < (self._request.rendezvous.least_nodes or len(self._sessions)):
             return False
-        self._lose(why, session)  # the first, without which the others begin again
+        self._lose(why, session)  # it is the first one, without which the others restart
         return True
 
     def _describe(self, session: HostSession, code: int) -> Refusal:
@@ -263,7 +266,7 @@ class Controller:
             return session.why_ended or None
         if session.is_closed:
             return session.finish().why
-        if (silent_s := self._pool.listened - session.heard) > self._request.node_timeout_s:
+        if (silent_s := self._pool.listened - session.received) > self._request.node_timeout_s:
             return f"no message from it for {silent_s:.0f} s"
         if self._is_overdue:
             return "it did not exit with the other hosts"
@@ -279,7 +282,7 @@ class Controller:
             return
         has_result = self._first is not None and self._first.ended is not None
         if self._is_elastic and has_result and session is not self._first:
-            self._console.note(f"host {why.host} was lost: {why.why}")  # which ranks no longer need
+            self._console.note(f"host {why.host} was lost: {why.why}")  # after the result
             session.close()
             return
         if not self._lost:
@@ -291,7 +294,7 @@ class Controller:
         self._end_others(at_once=True)
 
     def _end_others(self, *, at_once: bool) -> None:
-        """Stop the remaining hosts; those that have joined do so by themselves."""
+        """Stop the other hosts, at once or if they do not stop by themselves."""
         self._retry.close()
         if not self._is_closing:
             self._is_closing = True
@@ -301,17 +304,17 @@ class Controller:
             self._ending = True
             for session in self._sessions:
                 if not session.is_done:
-                    session.tell(end=self._why_ending())
+                    session.send(end=self._why_ending())
 
     def _give_up_waiting(self) -> None:
         self._is_overdue = True
 
     def _why_ending(self) -> str:
-        """Return why launchers are ended, for what each of them says to the others."""
+        """Return why the launchers are stopped, for their messages to each other."""
         return f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
 
-    def _told_error(self, sessions: Sequence[HostSession]) -> MeshrunError:
-        """Return why the launch could not be made: once, though every launcher may say it."""
+    def _launch_error(self, sessions: Sequence[HostSession]) -> MeshrunError:
+        """Return the error of the launch, once although every launcher may report it."""
         from meshrun.report.result_json import parse_error_json
 
         error = parse_error_json(sessions[0].files["error"])
@@ -321,7 +324,7 @@ class Controller:
 
 
 def _why_unfit(session: HostSession, code: int) -> str | None:
-    """Return why a launcher excludes its own host, if it ended for that reason."""
+    """Return why a launcher excludes its own host, if it exited for that reason."""
     if code != NodeExcludedError.exit_code:
         return None
     from meshrun.report.result_json import parse_error_json, parse_result_json
@@ -329,7 +332,7 @@ def _why_unfit(session: HostSession, code: int) -> str | None:
     trouble: MeshrunError | None = None
     if text := session.files.get("error"):
         trouble = parse_error_json(text)
-    elif text := session.files.get("report"):  # which it does not leave if another is the reason
+    elif text := session.files.get("report"):  # there is none if another host is to blame
         trouble = parse_result_json(text).trouble
     if not isinstance(trouble, NodeExcludedError):
         return None

@@ -1,4 +1,4 @@
-"""The foreground process, which may be suspended; its child, the controller, keeps running."""
+"""The foreground process, which may be suspended while its child, the controller, keeps running."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _STOPS_IN_S = 1.0
 
 
 def fork_controller(request: LaunchRequest) -> int | None:
-    """Return ``None`` in a child of this process; here, its end: exit code, or -n for signal n.
+    """Fork; return ``None`` in the child, and here how it ended: exit code, or -n for signal n.
 
-    The child has a session of its own, so all that the shell or a user sends comes to this process,
-    which passes it on. It ends with this one.
+    The child has its own session, so signals from the shell or the user reach this process, which
+    forwards them. It dies with this process.
 
     Raises:
-        HostError: If the child was killed, and so could not say why it ended.
+        HostError: If the child was killed, and so could not report why.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -53,7 +53,7 @@ def fork_controller(request: LaunchRequest) -> int | None:
 
 
 def suspend_foreground() -> None:
-    """In the child: stop the process that the shell knows, as Ctrl-Z asks."""
+    """Suspend the parent, which the shell waits for, as Ctrl-Z requests; for the child."""
     deadline, pid = time.monotonic() + _STOPS_IN_S, os.getppid()
     send_signal(pid, signal.SIGSTOP)
     while not is_stopped(pid) and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """The messages between controller and agent. Pure.
 
-To the agent go lines of JSON. From it comes one line that marks the end of whatever the shell there
-had to say first, then frames: their kind (1 byte), length (4 bytes, big endian) and content.
+The controller sends lines of JSON. The agent sends a greeting, which marks the end of any output of
+the shell there, then frames: kind (1 byte), length (4 bytes, big endian) and content.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-OUT, ERR, NEWS = b"o", b"e", b"n"
-"""A piece of the launcher's stdout, of its stderr, or news of the agent's own as JSON."""
+OUT, ERR, MESSAGE = b"o", b"e", b"n"
+"""Output of the launcher on stdout or stderr, or a message of the agent as JSON."""
 BEAT_S = 1.0
-"""How often each end says that it is there."""
+"""How often each side sends a heartbeat."""
 _HEAD = struct.Struct(">cI")
 _MOST_NOISE = 64 * 1024
 _LONGEST = 256 * 1024 * 1024
-"""Bytes of the longest frame: the report of a launch of which thousands of ranks failed fits."""
+"""Bytes of the longest frame; a report of thousands of failed ranks fits."""
 
 
-class NoFrame(ValueError):
-    """What was received is no frame of an agent's."""
+class FrameError(ValueError):
+    """The received data is not a frame from an agent."""
 
 
 def greeting(nonce: str) -> bytes:
-    """Return the line after which frames come; what stood before it was not the agent's."""
+    """Return the line that precedes the frames; anything before it is not from the agent."""
     return f"\nmeshrun agent {nonce}\n".encode()
 
 
@@ -35,9 +35,9 @@ def frame(kind: bytes, content: bytes) -> bytes:
     return _HEAD.pack(kind, len(content)) + content
 
 
-def news(**values: object) -> bytes:
-    """Return a frame with news."""
-    return frame(NEWS, json.dumps(values).encode())
+def message_frame(**values: object) -> bytes:
+    """Return a frame with a message of the agent."""
+    return frame(MESSAGE, json.dumps(values).encode())
 
 
 def order(**values: object) -> bytes:
@@ -46,7 +46,7 @@ def order(**values: object) -> bytes:
 
 
 class FrameSplitter:
-    """Takes an agent's bytes as they come; ``noise`` is what came before its greeting."""
+    """Splits received bytes into frames; ``noise`` is what precedes the agent's greeting."""
 
     def __init__(self, nonce: str) -> None:
         self._greeting = greeting(nonce)
@@ -58,15 +58,15 @@ class FrameSplitter:
         """Yield (kind, content) of each frame that ``received`` completes.
 
         Raises:
-            NoFrame: If one is of no known kind, or too long; nothing more can be read then.
+            FrameError: If one is of no known kind, or too long; nothing more can be read then.
         """
         self._bytes += received
         if not self._greeted and not self._find_greeting():
             return
         while len(self._bytes) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._bytes)
-            if kind not in (OUT, ERR, NEWS) or length > _LONGEST:
-                raise NoFrame(f"{length} bytes of kind {kind!r}")
+            if kind not in (OUT, ERR, MESSAGE) or length > _LONGEST:
+                raise FrameError(f"{length} bytes of kind {kind!r}")
             end = _HEAD.size + length
             if len(self._bytes) < end:
                 return
@@ -87,13 +87,13 @@ class FrameSplitter:
 
 
 class LineSplitter:
-    """Takes a controller's bytes as they come."""
+    """Splits received bytes into the controller's lines."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, received: bytes) -> Iterator[Mapping[str, Any]]:
-        """Yield what each line that ``received`` completes says."""
+        """Yield the value of each line that ``received`` completes."""
         self._bytes += received
         *lines, self._bytes = self._bytes.split(b"\n")
         for line in lines:

@@ -10,7 +10,7 @@ from meshrun.protocol.printable import one_line
 from meshrun.protocol.result import signal_name
 
 _SSH = 255
-"""ssh's exit code for whatever went wrong before or between."""
+"""ssh's exit code for errors of its own."""
 _NO_COMMAND = (126, 127)
 _MOST_LINES = 8
 _WITHOUT_PASSWORD = "`ssh {host} true` must work without a password; use a key or an agent"  # noqa: S105
@@ -34,11 +34,11 @@ _HINTS = (
 
 
 class HostLost(RendezvousError):
-    """A host was lost on the way."""
+    """A host was lost during the launch."""
 
 
 class FirstLost(HostLost):
-    """Node 0 of an elastic launch was lost and the others stopped: the launch may restart."""
+    """The first host of an elastic launch was lost; the launch may restart without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,19 @@ class Refusal:
 
 
 def describe_end(
-    host: str, destination: str, code: int, said: str, interpreter: str, *, starter: str = "ssh"
+    host: str, destination: str, code: int, output: str, interpreter: str, *, starter: str = "ssh"
 ) -> Refusal:
-    """Return why there is no agent after ssh, or another starter, exited.
+    """Return why there is no agent after ssh, or another starter, has exited.
 
     Args:
-        host: Its name, for people.
-        destination: As ssh was given it.
+        host: The name of the host, for display.
+        destination: The host as passed to ssh.
         code: The starter's exit code.
-        said: What it printed, or the shell there, or Python.
-        interpreter: What was to be run there.
-        starter: Its name; ``""`` if the agent was started on this machine, without any.
+        output: The output of the starter, and of the shell and Python on the host.
+        interpreter: The Python to run there.
+        starter: Its name; ``""`` if the agent was started on this machine, without one.
     """
-    lines = _telling(said)
+    lines = _significant(output)
     if code in _NO_COMMAND:
         return Refusal(
             host,
@@ -85,7 +85,7 @@ def describe_end(
     what = {0: "its agent exited", _SSH: f"{starter} failed"}.get(
         code, f"the process that {starter} started exited with code {code}"
     )
-    hint = next((hint for word, hint in _HINTS if word in said), "test with `ssh {host} true`")
+    hint = next((hint for word, hint in _HINTS if word in output), "test with `ssh {host} true`")
     return Refusal(
         host,
         what + _quoted(lines[-_MOST_LINES:]),
@@ -94,10 +94,10 @@ def describe_end(
 
 
 def describe_silence(
-    host: str, destination: str, timeout_s: float, said: str, *, starter: str = "ssh"
+    host: str, destination: str, timeout_s: float, output: str, *, starter: str = "ssh"
 ) -> Refusal:
-    """Return what there is to say of a host that has not answered in time."""
-    lines = _telling(said)[-_MOST_LINES:]
+    """Return the refusal for a host that has not answered in time."""
+    lines = _significant(output)[-_MOST_LINES:]
     hint = "--connect-timeout allows more time"
     if starter == "ssh":
         hint = f"test with `ssh {destination} true`; {hint}"
@@ -107,7 +107,7 @@ def describe_silence(
 
 
 def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> RendezvousError:
-    """Return one error for all hosts that cannot be used, where ``least`` of ``total`` have to."""
+    """Return one error for all hosts that cannot be used, if ``least`` of ``total`` are needed."""
     first = refusals[0]
     if len(refusals) == 1 and least == total:
         return RendezvousError(f"host {first.host}: {first.why}", hint=first.hint)
@@ -118,16 +118,16 @@ def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> Rendez
 
 
 def lost_error(lost: Sequence[Refusal], *, may_restart: bool) -> HostLost:
-    """Return the error of a launch that lost hosts on its way."""
+    """Return the error of a launch that lost hosts."""
     first = lost[0]
     others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
     kind = FirstLost if may_restart else HostLost
     return kind(f"host {first.host} was lost: {first.why}{others}")
 
 
-def _telling(said: str) -> list[str]:
-    """Return the lines without ornaments, as around the news of a changed key, fit to be shown."""
-    lines = (one_line(line.strip()) for line in said.splitlines())
+def _significant(output: str) -> list[str]:
+    """Return the lines, sanitized, without decorations such as those around ssh's key warnings."""
+    lines = (one_line(line.strip()) for line in output.splitlines())
     return [line for line in lines if line.strip("@ ")]
 
 

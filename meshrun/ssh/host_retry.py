@@ -18,20 +18,22 @@ _LONGEST_S = 60.0
 
 @dataclass(slots=True)
 class _Absence:
-    """A host that is not there."""
+    """A host that is missing."""
 
     why: Refusal
-    is_told: bool
-    """Whether people know of it."""
+    is_reported: bool
+    """Whether a note has been printed."""
     session: HostSession | None = None
-    """The connection, while it is tried."""
+    """The connection, during an attempt."""
 
 
 class HostRetry:
-    """Which hosts are not there, and when each is tried again.
+    """The missing hosts, and when each is tried again.
 
     Args:
-        start: Has a launcher started on a host that has answered.
+        connector: Connects to a host.
+        pool: The pool that the sessions join.
+        start: Starts a launcher on a host that has answered.
     """
 
     def __init__(
@@ -40,57 +42,57 @@ class HostRetry:
         self._connector, self._pool, self._start = connector, pool, start
         self._absences: dict[int, _Absence] = {}
         self._waits: dict[int, float] = {}
-        """For how long each host was left alone last; those that come back keep it."""
+        """The last delay of each host, which it keeps when it is back."""
         self._is_closed = False
 
-    def add(self, session: HostSession, why: Refusal, *, tell: bool = True) -> None:
-        """Continue without a host.
+    def add(self, session: HostSession, why: Refusal, *, report: bool = True) -> None:
+        """Continue without a host, and retry it later.
 
         Args:
-            session: Its connection; it is closed.
+            session: Its connection, which is closed.
             why: What is wrong.
-            tell: Whether to say so at once, rather than when it is tried again: at the end of a
-                launch its launchers end one after the other.
+            report: Whether to print a note at once rather than at the next attempt, which does not
+                happen if the launch is ending: its launchers exit one after the other.
         """
         session.close()
-        self._pool.screen.end(session.number)
-        absence = self._leave_alone(session.number, why, is_told=False)
-        if tell:
-            self._tell(absence)
+        self._pool.merged.end(session.number)
+        absence = self._schedule(session.number, why, is_reported=False)
+        if report:
+            self._report(absence)
 
     def give_up(self, session: HostSession, why: Refusal) -> None:
         """Continue without a host, for good."""
         session.close()
-        self._pool.screen.end(session.number)
-        self._tell(_Absence(why, is_told=False))
+        self._pool.merged.end(session.number)
+        self._report(_Absence(why, is_reported=False))
 
-    def _leave_alone(self, number: int, why: Refusal, *, is_told: bool) -> _Absence:
-        """Have a host tried again after twice the time of before."""
+    def _schedule(self, number: int, why: Refusal, *, is_reported: bool) -> _Absence:
+        """Retry a host after twice its last delay."""
         wait_s = min(2 * self._waits.get(number, _FIRST_TRY_S / 2), _LONGEST_S)
         self._waits[number] = wait_s
-        self._absences[number] = absence = _Absence(why, is_told=is_told)
+        self._absences[number] = absence = _Absence(why, is_reported=is_reported)
         self._pool.reactor.call_later(wait_s, partial(self._try, number, absence))
         return absence
 
-    def look(self) -> None:
-        """Give up hosts that do not answer while they are tried, and start the others."""
+    def check(self) -> None:
+        """Start launchers on hosts that have answered, and postpone those that do not answer."""
         for number, absence in list(self._absences.items()):
             if absence.session is not None:
-                self._look_at(number, absence, absence.session)
+                self._check(number, absence, absence.session)
 
     def _try(self, number: int, absence: _Absence) -> None:
         if self._is_closed:
             return
-        self._tell(absence)
+        self._report(absence)
         try:
-            session = self._connector.go_to(number)
-        except RendezvousError as error:  # no room for another process, perhaps
+            session = self._connector.open_session(number)
+        except RendezvousError as error:  # such as too many processes
             self._postpone(number, absence, Refusal(absence.why.host, error.message))
             return
         session.is_done = True  # nothing is expected of it yet
         absence.session = self._pool.sessions[number] = session
 
-    def _look_at(self, number: int, absence: _Absence, session: HostSession) -> None:
+    def _check(self, number: int, absence: _Absence, session: HostSession) -> None:
         if session.ready is not None and session.refused is None:
             del self._absences[number]
             self._pool.console.note(f"host {session.host.name} is back")
@@ -101,17 +103,17 @@ class HostRetry:
             self._postpone(number, absence, refusal)
 
     def _postpone(self, number: int, before: _Absence, why: Refusal) -> None:
-        is_told = before.is_told and why.why == before.why.why
-        self._tell(self._leave_alone(number, why, is_told=is_told))
+        is_reported = before.is_reported and why.why == before.why.why
+        self._report(self._schedule(number, why, is_reported=is_reported))
 
-    def _tell(self, absence: _Absence) -> None:
-        if not absence.is_told:
-            absence.is_told = True
+    def _report(self, absence: _Absence) -> None:
+        if not absence.is_reported:
+            absence.is_reported = True
             why = absence.why
             self._pool.console.note(f"continuing without host {why.host}: {why.why}")
 
     def close(self) -> None:
-        """Try none again."""
+        """Stop all retries."""
         self._is_closed = True
         for absence in self._absences.values():
             if absence.session is not None:

@@ -21,25 +21,30 @@ from meshrun.plan.hostfile import Host
 from meshrun.protocol.checked import Line
 from meshrun.protocol.packing import Within, convert, read_json
 from meshrun.protocol.printable import one_line
-from meshrun.ssh.framing import NEWS, FrameSplitter, order
+from meshrun.ssh.framing import MESSAGE, FrameSplitter, order
 from meshrun.ssh.host_failure import Refusal, describe_end
 from meshrun.ssh.write_buffer import WriteBuffer
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CHUNK = 64 * 1024
-_MOST_SAID = 16 * 1024
+_MOST_OUTPUT = 16 * 1024
 _SSH_ENDS_IN_S = 2.0
 _PORT = Annotated[int, Within(1, 65_535)]
 _CODE = Annotated[int, Within(-64, 255)]
-"""Of a launcher: its exit code, or -n for signal n."""
+"""How a launcher ended: its exit code, or -n for signal n."""
 
 
 class HostSession:
     """A host and the command that connects to it.
 
     Args:
-        cwd: Its folder; the current one if ``None``.
-        starter: The name of what the command is; ``""`` if it is the agent itself.
+        number: The index of the host.
+        host: The host.
+        command: The command.
+        env: Its environment.
+        cwd: Its folder; ``None`` for the current one.
+        reactor: The pool's reactor.
+        starter: The name of the command, such as ``ssh``; ``""`` if it is the agent itself.
     """
 
     def __init__(
@@ -77,54 +82,54 @@ class HostSession:
         for pipe in (self._stdout, stderr):
             os.set_blocking(pipe.fileno(), False)
             self._pipes[pipe.fileno()] = pipe
-        self._said = bytearray()
-        self.began = self.heard = time.monotonic()
+        self._stderr_tail = bytearray()
+        self.began = self.received = time.monotonic()
         self.ready: Mapping[str, str] | None = None
-        """By which addresses it may be reached, once its agent has answered."""
+        """Its machine id and addresses, once its agent has answered."""
         self.refused: Mapping[str, str] | None = None
-        """Why its agent will not serve."""
+        """Why its agent refuses to serve."""
         self.endpoint: tuple[str, int] | None = None
-        """Where its launcher is going to listen."""
+        """Where its launcher will listen."""
         self.ended: int | None = None
         """How its launcher ended: exit code, or -n for signal n."""
         self.why_ended = ""
-        """Why its agent ended the launcher, if it did so by itself."""
-        self._nonsense: str | None = None
-        """Why what came is not an agent's."""
+        """Why its agent stopped the launcher by itself, if it did."""
+        self._protocol_error: str | None = None
+        """Why the received data is not from an agent."""
         self.files: dict[str, str] = {}
-        """What the launcher left: ``report`` or ``error``."""
+        """The launcher's files ``report`` and ``error``, if it wrote them."""
         self.is_done = False
-        """Whether nothing more is to be expected of it."""
+        """Whether nothing more is expected of it."""
 
     @property
-    def said(self) -> str:
-        """What ssh printed, the shell there, or Python."""
-        return (self._frames.noise + self._said).decode(errors="replace")
+    def output(self) -> str:
+        """The output of ssh, and of the shell and Python on the host."""
+        return (self._frames.noise + self._stderr_tail).decode(errors="replace")
 
     @property
     def open_pipes(self) -> list[int]:
-        """Descriptors from which something may come."""
+        """The descriptors that are still open for reading."""
         return list(self._pipes)
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more can come from the agent; others may still hold ssh's stderr."""
+        """Whether the agent's output has ended; other processes may still hold ssh's stderr."""
         return self._stdout.closed
 
     def finish(self) -> Refusal:
-        """Wait for ssh's end, take its last words and return why there is no agent."""
+        """End ssh, read the rest of its output, and return why there is no agent."""
         end_all([self])
         for fd in self.open_pipes:
             self.read(fd, lambda *_: None)
-        if self._nonsense is not None:
-            return Refusal(self.host.name, self._nonsense)
+        if self._protocol_error is not None:
+            return Refusal(self.host.name, self._protocol_error)
         return describe_end(
-            self.host.name, self.host.destination, self._process.returncode, self.said,
+            self.host.name, self.host.destination, self._process.returncode, self.output,
             sys.executable, starter=self.starter,
         )  # fmt: skip
 
-    def ends_within(self, deadline: float) -> bool:
-        """Return whether ssh has ended by then."""
+    def ends_by(self, deadline: float) -> bool:
+        """Return whether ssh exits before a deadline, and wait until then."""
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -132,17 +137,17 @@ class HostSession:
         return True
 
     def signal(self, signum: int) -> None:
-        """Send a signal to ssh and what it has started; where it is a script, that is ssh."""
+        """Send a signal to ssh and its children, as it may be a script that runs ssh."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signum)
-            os.killpg(self._process.pid, signal.SIGCONT)  # what is stopped would not take it
+            os.killpg(self._process.pid, signal.SIGCONT)  # a stopped process would not act on it
 
-    def tell(self, **values: object) -> None:
+    def send(self, **values: object) -> None:
         """Send the agent a line."""
         self.buffer.write(order(**values))
 
     def read(self, fd: int, show: Callable[[int, bytes, bytes], None]) -> None:
-        """Take what has come; pieces of the launcher's streams go to ``show``."""
+        """Read a descriptor; the launcher's output goes to ``show``."""
         if fd not in self._pipes:
             return
         try:
@@ -154,27 +159,27 @@ class HostSession:
         if not data:
             self._close(fd)
             return
-        self.heard = time.monotonic()
+        self.received = time.monotonic()
         if fd != self._stdout_fd:
-            self._said += data
-            del self._said[:-_MOST_SAID]
+            self._stderr_tail += data
+            del self._stderr_tail[:-_MOST_OUTPUT]
             return
         try:
             for kind, content in self._frames.feed(data):
-                if kind == NEWS:
-                    self._hear(read_json(content))
+                if kind == MESSAGE:
+                    self._handle(read_json(content))
                 else:
                     show(self.number, kind, content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            self._nonsense = f"what it sent is not an agent's: {one_line(str(error), 200)}"
+            self._protocol_error = f"what it sent is not an agent's: {one_line(str(error), 200)}"
             self._close(fd)
 
     def _close(self, fd: int) -> None:
         self._reactor.remove(fd)
         self._pipes.pop(fd).close()
 
-    def _hear(self, news: Mapping[str, Any]) -> None:
-        """Take what an agent says, checked and fit to be shown."""
+    def _handle(self, news: Mapping[str, Any]) -> None:
+        """Handle a message of the agent; validate and sanitize it."""
         from meshrun.report.result_json import parse_error_json, parse_result_json
 
         if "ready" in news:
@@ -194,14 +199,14 @@ class HostSession:
                     self.files[name] = news[name]
 
     def hang_up(self) -> None:
-        """Send nothing more: the agent ends what it started."""
+        """Close stdin, so that the agent stops its launcher."""
         if not self._stdin.closed:
             self.buffer.close()
             with contextlib.suppress(BrokenPipeError):
                 self._stdin.close()
 
     def close(self) -> None:
-        """End the connection, whatever it is doing."""
+        """End the connection at once."""
         self.is_done = True
         self.finish()
         for fd, pipe in self._pipes.items():
@@ -211,17 +216,17 @@ class HostSession:
 
 
 def end_all(sessions: Sequence[HostSession]) -> None:
-    """End the ways to some hosts, all at once: agents hang up by themselves, if they can."""
+    """End some connections, all at the same time; agents close theirs by themselves if they can."""
     for session in sessions:
         session.hang_up()
-        if session.ready is None and not session.is_closed:  # nothing runs there that has to end
+        if session.ready is None and not session.is_closed:  # no launcher runs there
             session.signal(signal.SIGTERM)
     for signum in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _SSH_ENDS_IN_S
-        for session in [each for each in sessions if not each.ends_within(deadline)]:
+        for session in [each for each in sessions if not each.ends_by(deadline)]:
             session.signal(signum)
     for session in sessions:
-        session.ends_within(float("inf"))
+        session.ends_by(float("inf"))
 
 
 def check_distinct(hosts: Sequence[Host]) -> None:
@@ -236,7 +241,7 @@ def check_distinct(hosts: Sequence[Host]) -> None:
 
 
 def same_machine(host: str, other: str) -> UsageError:
-    """Return the error of a machine that is in the list under two names."""
+    """Return the error for a machine that is listed under two names."""
     return UsageError(
         f"{host} and {other} are the same machine",
         hint=f"use {host}:8 to run 8 workers on it; to try two nodes on one machine, run meshrun"
@@ -245,7 +250,7 @@ def same_machine(host: str, other: str) -> UsageError:
 
 
 def is_this_machine(host: Host) -> bool:
-    """Return whether a host is the one we are on, so that there is no need of ssh."""
+    """Return whether a host is this machine, which needs no ssh."""
     name, own = host.destination.lower(), os.uname().nodename.lower()
     if name in (*_LOCAL, own, own.partition(".")[0]):
         return True

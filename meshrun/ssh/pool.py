@@ -7,43 +7,69 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from meshrun.console.console import Console, RankStream
 from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
 from meshrun.host.reactor import Reactor
-from meshrun.ssh.framing import BEAT_S
+from meshrun.ssh.framing import BEAT_S, OUT
 from meshrun.ssh.host_session import HostSession, end_all
-from meshrun.ssh.merged_output import Screen
 from meshrun.supervisor.signals import SignalQueue
 
 
-class HostPool:
-    """Every host's session, the console they share, and the signals that come meanwhile.
+class MergedOutput:
+    """The console that shows whole lines of all hosts."""
 
-    Time in which a reader of our output keeps us from listening counts for nothing.
+    def __init__(self) -> None:
+        self.console = Console()
+        self._streams: dict[tuple[int, bytes], RankStream] = {}
+
+    def show(self, number: int, kind: bytes, data: bytes) -> None:
+        """Show output of one stream of a host."""
+        key = (number, kind)
+        if key not in self._streams:
+            self._streams[key] = self.console.stream(rank=number, prefix=b"", to_stderr=kind != OUT)
+        self.console.feed(self._streams[key], data)
+
+    def end(self, number: int) -> None:
+        """Show the incomplete lines of a lost host."""
+        for key in [key for key in self._streams if key[0] == number]:
+            self.console.feed(self._streams.pop(key), b"")
+
+    def finish(self) -> None:
+        """Show all incomplete lines, and close the console."""
+        for stream in self._streams.values():
+            self.console.feed(stream, b"")
+        self.console.close()
+
+
+class HostPool:
+    """The sessions of all hosts, their common console, and the signals that arrive.
+
+    Time in which a slow reader of our output keeps us from listening does not count as silence.
     """
 
     def __init__(self, signals: SignalQueue, *, shutdown_timeout_s: float) -> None:
         self.signals, self._shutdown_timeout_s = signals, shutdown_timeout_s
         self._stops, self._stopped = 0, 0.0
-        """How often the launch was told to stop, and when first."""
+        """How many signals have stopped the launch, and when the first one did."""
         self._waits_since = time.monotonic()
-        """Since when a reader of our output may be stuck, or the launch was to stop."""
+        """Since when a reader of our output may be stuck, or since the last such signal."""
         self._dropped = 0
         self.sessions: list[HostSession] = []
-        self.screen = Screen()
-        self.console = self.screen.console
+        self.merged = MergedOutput()
+        self.console = self.merged.console
         self.reactor = Reactor()
         self._slow_readers = SlowReaders(self.console, self.reactor)
-        self.reactor.add_reader(signals, lambda: None)  # whoever waits takes them
+        self.reactor.add_reader(signals, lambda: None)  # wakes the loop; the callers take them
         self.reactor.wake_by(lambda: self.console.next_wake_ns)
         self.reactor.every(BEAT_S, self._beat)
 
     @property
     def listened(self) -> float:
-        """When this end listened last: what had come by then has been taken."""
+        """When this process last listened: what had arrived by then was read."""
         return self.reactor.asleep_ns / 1e9
 
     def turn(self) -> None:
-        """Wait for whatever comes first, and take it."""
+        """Wait for the next event, and handle it."""
         if not (is_full := self.console.is_full):
             self._waits_since = time.monotonic()
         for session in self.sessions:
@@ -51,16 +77,16 @@ class HostPool:
                 if is_full:
                     self.reactor.remove(fd)
                 else:
-                    self.reactor.add_reader(fd, partial(session.read, fd, self.screen.show))
+                    self.reactor.add_reader(fd, partial(session.read, fd, self.merged.show))
         self._slow_readers.watch()
         self.reactor.wait()
         if is_full:
             for session in self.sessions:
-                session.heard = time.monotonic()  # it is we who do not listen
+                session.received = time.monotonic()  # this process was not listening
             self.reactor.skip(self.reactor.now_ns() - self.reactor.asleep_ns)
         self.reactor.call_ready()
         self.reactor.call_due()
-        # Half of what the launch may take to end: hosts that respond again need the rest.
+        # Half of the time that the launch has to end: hosts that can write again need the rest.
         if is_full and not self._left_s(self._waits_since + self._shutdown_timeout_s / 2):
             self._dropped += self.console.drop_waiting()
         self.console.show_waiting()
@@ -68,16 +94,16 @@ class HostPool:
     def _beat(self) -> None:
         for session in self.sessions:
             if session.ready is not None:
-                session.tell(beat=1)
+                session.send(beat=1)
 
     def note_stop(self) -> None:
-        """The launch was told to stop: from now on a reader that takes nothing has a limit."""
+        """Limit the wait for slow readers, as a signal stops the launch."""
         self._stops += 1
         self._waits_since = time.monotonic()
         self._stopped = self._stopped or self._waits_since
 
     def _left_s(self, until: float) -> float:
-        """Return for how long a reader of our output is still waited for, if it has until then."""
+        """Return how long to wait for a slow reader, which has until ``until`` during a stop."""
         if self._stops == 0:
             return math.inf
         if self._stops > 1 or self._dropped:
@@ -85,11 +111,11 @@ class HostPool:
         return max(0.0, until - time.monotonic())
 
     def close(self, on_signals: Callable[[], None]) -> None:
-        """End every way, and write what is left to be shown; ``on_signals`` takes what comes."""
+        """End every session and write the remaining output; ``on_signals`` handles signals."""
         end_all(self.sessions)
         for session in self.sessions:
             session.close()
-        self.screen.finish()
+        self.merged.finish()
         last_words = time.monotonic() + min(self._shutdown_timeout_s, LAST_WORDS_TAKE_S)
         while self.console.waiting and (
             left_s := self._left_s(max(self._stopped + self._shutdown_timeout_s, last_words))

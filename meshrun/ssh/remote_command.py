@@ -1,4 +1,4 @@
-"""The command that runs on each host, and the variables it gets. Pure."""
+"""The command that runs on each host, and its environment. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _OWN = (
     *("SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*", "MPI_LOCAL*", "HYDRA_*", "MV2_*"),
     *("PALS_*", "FLUX_*", "JSM_*", "LSB_*", "PBS_*", "PE_HOSTFILE"),
 )
-"""Names of those that never do: they say what holds for the controller or its host alone."""
+"""Names of variables that never do: they concern the controller or its host alone."""
 _OF_A_HOST = (
     *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "HOST", "TMPDIR", "TERM"),
     *("SHLVL", "_", "DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "MAIL", "TTY", "TMUX*", "STY"),
 )
-"""Names of those that a pattern such as ``*`` does not mean."""
+"""Names of variables that a pattern such as ``*`` does not match."""
 ADDRESS = "MESHRUN_NODE_ADDRESS"
-"""Says to an agent by which address of its host others reach it, where that is known."""
+"""The address at which others reach an agent's host, if known."""
 _BOOT = (
     "import sys;"
     "sys.path[:]=[path for path in sys.path if path];"
@@ -43,41 +43,43 @@ _BOOT = (
     "from meshrun import __version__;"
     "main(order,__version__)"
 )
-"""Unbuffered, so that nothing of what follows is taken; and without the folder it is run in."""
+"""Reads unbuffered, to leave what follows the first line, and imports nothing from the working
+directory."""
 BOOT_FOLDER = "/"
-"""Where that is: Python 3.13 imports from it before the first line, and this one is nobody's."""
+"""The working directory: Python 3.13 imports from it before the first line, and no user can write
+to this one."""
 
 
 def boot_command(interpreter: str) -> list[str]:
-    """Return the words that start an agent."""
+    """Return the command that starts an agent."""
     return [interpreter, "-c", _BOOT]
 
 
 def agent_command(interpreter: str) -> str:
-    """Return the line for a host's shell that starts an agent; there is nothing secret in it."""
+    """Return the line for a host's shell that starts an agent, without secrets."""
     return f"cd {BOOT_FOLDER}; exec {shlex.join(boot_command(interpreter))}"
 
 
 def ssh_command(
     ssh: Sequence[str], host: Host, command: str, connect_timeout_s: float
 ) -> list[str]:
-    """Return the words that run a line in a shell on a host."""
-    seconds = max(1, int(connect_timeout_s) - 1)  # so that ssh says what is wrong before we do
+    """Return the command that runs a line in a shell on a host."""
+    seconds = max(1, int(connect_timeout_s) - 1)  # ssh reports a better error than we can
     options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}"]
     return [*ssh, *options, "--", host.destination, command]
 
 
-def exported(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
+def exported(env: Mapping[str, str], requested: Sequence[str]) -> dict[str, str]:
     """Return the variables that go to every host.
 
     Args:
         env: This environment.
-        asked: Further names, or patterns such as ``WANDB_*``.
+        requested: Further names, or patterns such as ``WANDB_*``.
 
     Raises:
-        UsageError: If a name is asked for that is not set.
+        UsageError: If a requested variable is not set.
     """
-    wanted = asked_for(env, asked)
+    wanted = requested_variables(env, requested)
     return {
         name: value
         for name, value in env.items()
@@ -85,13 +87,13 @@ def exported(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
     }
 
 
-def asked_for(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
+def requested_variables(env: Mapping[str, str], requested: Sequence[str]) -> dict[str, str]:
     """Return the variables that ``--export`` names or matches.
 
     Raises:
-        UsageError: If a name is asked for that is not set.
+        UsageError: If a requested variable is not set.
     """
-    for name in asked:
+    for name in requested:
         if "=" in name:
             only = name.partition("=")[0]
             raise UsageError(
@@ -100,21 +102,21 @@ def asked_for(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
             )
         if name not in env and not set(name) & set("*?["):
             raise UsageError(f"--export {name}: the variable is not set")
-    found = {}
-    for name, value in env.items():
-        is_asked_for = name in asked or (_matches(name, asked) and not _matches(name, _OF_A_HOST))
-        if is_asked_for and not _matches(name, _OWN):
-            found[name] = value
-    return found
+    return {
+        name: value
+        for name, value in env.items()
+        if (name in requested or (_matches(name, requested) and not _matches(name, _OF_A_HOST)))
+        and not _matches(name, _OWN)
+    }
 
 
 def without_own(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what holds for another launch, or for the controller alone."""
+    """Return an environment without variables of another launch or the controller."""
     return {name: value for name, value in env.items() if not _matches(name, _OWN)}
 
 
 def devices_of(host: Host) -> dict[str, str]:
-    """Return the variables that show a host's launcher the slots that were chosen."""
+    """Return the variables that show a host's launcher only the chosen devices."""
     if host.chosen is None:
         return {}
     return dict.fromkeys((CUDA, XPU), ",".join(map(str, host.chosen)))

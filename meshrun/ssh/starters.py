@@ -1,4 +1,4 @@
-"""What starts a process on another host: ssh, what a scheduler has for that, or a plug-in."""
+"""Finds what starts processes on other hosts: ssh, a scheduler's command, or a plug-in."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from meshrun.plan.request import Remote
 from meshrun.ssh.remote_command import ssh_command
 
 PLUG_INS = "meshrun.launchers"
-"""The group of entry points that name functions from (host, line) to words."""
+"""The group of entry points for functions from (host, line) to a command."""
 Starter = Callable[[Host, str], list[str]]
-"""From a host, and a line for a shell there, to the words of a process here that runs it.
+"""Returns the local command that runs a line in a shell on a host.
 
-What that process reads and writes is what the line there does; it ends when that does.
+Its stdin, stdout and stderr are those of the line there, and it exits when the line does.
 """
 _OF_SCHEDULERS: Mapping[str, tuple[str, ...]] = {
     "blaunch": ("blaunch",),  # of LSF
@@ -24,10 +24,10 @@ _OF_SCHEDULERS: Mapping[str, tuple[str, ...]] = {
 
 
 def find_starter(remote: Remote) -> Starter:
-    """Return what a launch starts its agents by.
+    """Return the function that makes the commands to start a launch's agents.
 
     Raises:
-        UsageError: If there is no such thing, or it cannot be loaded.
+        UsageError: If it is unknown, or cannot be loaded.
     """
     if remote.way:
         return lambda host, _: [*remote.way, host.destination]

@@ -8,11 +8,11 @@ from meshrun.host.reactor import Reactor
 
 
 class WriteBuffer:
-    """A queue in front of a descriptor that nobody else writes to.
+    """A queue in front of a descriptor that nothing else writes to.
 
     Args:
-        fd: Owned by the caller; made non-blocking here.
-        reactor: Waits for room while something is queued.
+        fd: The descriptor, which the caller owns; it becomes non-blocking.
+        reactor: Waits for room while data is queued.
     """
 
     def __init__(self, fd: int, reactor: Reactor) -> None:
@@ -24,17 +24,17 @@ class WriteBuffer:
 
     @property
     def queued_bytes(self) -> int:
-        """How much waits."""
+        """The number of queued bytes."""
         return len(self._queue)
 
     def close(self) -> None:
-        """Drop what is buffered, and accept no more."""
+        """Drop the queue, and accept no more data."""
         self.is_broken = True
         self._queue.clear()
         self._reactor.remove_writer(self._fd)
 
     def write(self, data: bytes) -> None:
-        """Queue ``data`` and write as much as goes at once."""
+        """Queue ``data``, and write as much as the pipe takes."""
         if not self.is_broken:
             self._queue += data
             self._flush()
