@@ -97,7 +97,7 @@ def launch(
     *,
     watchers: Sequence[Watcher] = (),
     began_ns: int | None = None,
-    paste: str | None = None,
+    join_command: str | None = None,
     caller: Caller | None = None,
 ) -> LaunchResult:
     """Carry out a plan, and wait until all processes have ended.
@@ -107,7 +107,7 @@ def launch(
         console: Shows what ranks print.
         watchers: Follow the launch, in addition to those that the plan requires.
         began_ns: Monotonic time at which the user's wait began; now if ``None``.
-        paste: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
+        join_command: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
         caller: The program that started this launcher and controls it, if any.
 
     Raises:
@@ -138,7 +138,7 @@ def launch(
             else:
                 from meshrun.supervisor.join_nodes import meet_nodes
 
-                meet = meet_nodes(plan, replace(config, paste=paste))
+                meet = meet_nodes(plan, replace(config, join_command=join_command))
             folder = make_run_folder(plan, run_id)
             stack.callback(folder.close, went_well=False)
         loop = Loop(

@@ -411,7 +411,7 @@ def _rendezvous(options: Options, least_nodes: int | None) -> Rendezvous:
 def _logs(options: Options) -> LogRequest:
     return LogRequest(
         log_dir=options.log_dir or None,  # as torchrun
-        is_shared=options.allow_shared_log_dir,
+        allow_shared=options.allow_shared_log_dir,
         redirects=options.redirects,
         tee=options.tee,
         stdout_filters=options.duplicate_stdout_filters,

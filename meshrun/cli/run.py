@@ -238,7 +238,7 @@ def _launch_here(
         console,
         watchers=[progress],
         began_ns=invocation.began_ns,
-        paste=None if all_are_started else command_for_others(line),
+        join_command=None if all_are_started else command_for_others(line),
         caller=invocation.caller,
     )
     if options.timings and not quiet:

@@ -45,7 +45,7 @@ class RendezvousConfig(RendezvousSettings):
     """How long a node may be silent."""
     listener: int | None = None
     """Descriptor of an inherited socket that already listens at the endpoint."""
-    paste: str | None = None
+    join_command: str | None = None
     """The command to print for the other nodes, with ``ENDPOINT`` in place of the endpoint."""
 
     @property
@@ -83,7 +83,7 @@ def meet_at(rendezvous: RendezvousConfig, found: Negotiated) -> RendezvousConfig
         host=found.coordinator_address,
         port=found.coordinator_port,
         hosts=(),
-        paste=None,
+        join_command=None,
         timeout_s=min(rendezvous.timeout_s, rendezvous.node_timeout_s),  # all are running
         last_call_s=None,
     )

@@ -113,7 +113,7 @@ class LogRequest:
     """Which streams go to files, and where."""
 
     log_dir: str | None = None
-    is_shared: bool = False
+    allow_shared: bool = False
     """Whether ``log_dir`` may be in a folder that others can write to."""
     redirects: Streams = NO_STREAMS
     """Streams that go to files only."""

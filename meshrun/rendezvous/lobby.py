@@ -175,9 +175,9 @@ class Lobby:
         deadline = self._last_call or self._deadline
         text = f"waiting at {self._endpoint()}: {self._expected.missing()} ({deadline})"
         self._notify_all(text)
-        if self._config.paste is not None and not self._has_shown_command:
+        if self._config.join_command is not None and not self._has_shown_command:
             self._has_shown_command = True
-            command = self._config.paste.replace("ENDPOINT", self._endpoint(), 1)
+            command = self._config.join_command.replace("ENDPOINT", self._endpoint(), 1)
             self._hub.note(f"on each other node: {command}")
 
     def _notify_all(self, text: str) -> None:

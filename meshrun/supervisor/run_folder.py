@@ -144,7 +144,7 @@ def check_log_dir(logs: LogRequest) -> None:
     Raises:
         UsageError: If somebody can.
     """
-    if logs.log_dir in (None, os.devnull) or logs.is_shared:
+    if logs.log_dir in (None, os.devnull) or logs.allow_shared:
         return
     if who := who_else_may_write(logs.log_dir or ""):
         raise UsageError(

@@ -369,7 +369,9 @@ def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
 
 def test_those_who_wait_hear_who_is_missing(parties: Parties) -> None:
     """Every few seconds; the coordinator shows the command for the others once."""
-    coordinator = parties.coordinator(3, paste="meshrun --rdzv-endpoint ENDPOINT x.py ENDPOINT")
+    coordinator = parties.coordinator(
+        3, join_command="meshrun --rdzv-endpoint ENDPOINT x.py ENDPOINT"
+    )
     participant = parties.participant(info("node1", 1), nnodes=3)
     parties.pass_s(14)
     told = [note for note in coordinator.notes if note.startswith("waiting at ")]
