@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeGuard
 
 from meshrun.errors import HostError
@@ -24,6 +26,22 @@ def open_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `fd`
+
+
+@contextmanager
+def without_output(*fds: int) -> Iterator[None]:
+    """Have what is written to these descriptors go nowhere while the block runs."""
+    kept = {fd: os.dup(fd) for fd in fds}
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for fd in fds:
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        for fd, original in kept.items():
+            os.dup2(original, fd)
+            os.close(original)
 
 
 def is_lost_output(error: Exception) -> TypeGuard[OSError]:

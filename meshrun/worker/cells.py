@@ -15,6 +15,8 @@ from collections.abc import Collection, Coroutine, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from meshrun.host.descriptors import without_output
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -70,24 +72,22 @@ class Shell:
     def system(self, command: str) -> None:
         """Run ``!command`` and print its output."""
         sys.stdout.flush()
-        ran = subprocess.run(_expanded(command), shell=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S602
-        sys.modules["__main__"].__dict__["_exit_code"] = ran.returncode
+        _run_command(command)
 
     def getoutput(self, command: str) -> list[str]:
         """Run ``lines = !command`` and return its output."""
         from IPython.utils.text import SList
 
-        ran = subprocess.run(  # noqa: S602
-            _expanded(command),
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        sys.modules["__main__"].__dict__["_exit_code"] = ran.returncode
+        ran = _run_command(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return SList(ran.stdout.splitlines())
+
+
+def _run_command(command: str, **how: Any) -> subprocess.CompletedProcess[Any]:
+    ran = subprocess.run(  # noqa: S602
+        _expanded(command), shell=True, stdin=subprocess.DEVNULL, check=False, **how
+    )
+    sys.modules["__main__"].__dict__["_exit_code"] = ran.returncode
+    return ran
 
 
 def _expanded(command: str) -> str:
@@ -147,21 +147,14 @@ def _hidden() -> Iterator[None]:
     streams = (sys.stdout, sys.stderr)
     for stream in streams:
         stream.flush()
-    kept = [os.dup(fd) for fd in (1, 2)]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for fd in (1, 2):
-            os.dup2(nowhere, fd)
-        with passing_breakpoints():
-            yield
-    finally:
-        for stream in streams:
-            with contextlib.suppress(Exception):  # the cell has closed it
-                stream.flush()
-        for fd, own in zip((1, 2), kept, strict=True):
-            os.dup2(own, fd)
-            os.close(own)
-        os.close(nowhere)
+    with without_output(1, 2):
+        try:
+            with passing_breakpoints():
+                yield
+        finally:
+            for stream in streams:
+                with contextlib.suppress(Exception):  # the cell has closed it
+                    stream.flush()
 
 
 def complete(text: str, rank: int) -> list[str]:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import InternalError
+from meshrun.host.descriptors import without_output
 from meshrun.host.name_service import names_from_files_only
 from meshrun.mesh.build import build_mesh, process, set_timeout
 from meshrun.mesh.build_here import read_group_options, select_device
@@ -100,14 +101,8 @@ def _without_gloo_output() -> Iterator[None]:
     if not torch.__version__.startswith("2.10.") or "NCCL_DEBUG" in os.environ:
         yield
         return
-    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-    try:
+    with without_output(1):
         yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
 
 
 def _wait_for_all(store: Store, world_size: int) -> None:
