@@ -55,7 +55,7 @@ def gather(
             why=_why_timer(state, verdict, timers)
             or _why(verdict, memory, why_empty)
             or _why_mismatched(verdict, output, monitor, place)
-            or (monitor.why if verdict.rank == monitor.gave_up else None)
+            or (monitor.why if verdict.rank == monitor.first_failed else None)
             or "; ".join(
                 filter(None, (_why_terminated(verdict, output), _why_gpu(state, verdict, why_gpu)))
             ),

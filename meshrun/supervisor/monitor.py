@@ -62,7 +62,7 @@ class Monitor:
     ) -> None:
         self._plan, self._console = plan, console
         self._emit, self._zygote_pid = emit, zygote_pid
-        self._next_look = reactor.call_at(None, self._look)
+        self._next_check = reactor.call_at(None, self._check)
         self.stacks = StackRequests(plan.layout, reactor, self._show)
         self.collectives = CollectiveRequests(reactor, self._conclude)
         self._nccl = NcclRas(reactor, self._conclude)
@@ -83,8 +83,8 @@ class Monitor:
         """Whether to print in which collectives ranks are, once they have answered."""
         self._only_conflicts = False
         """Whether to print that only if their calls contradict each other."""
-        self.gave_up: int | None = None
-        """The rank whose collective timed out first."""
+        self.first_failed: int | None = None
+        """The rank that was the first to time out, lose a connection or abort."""
         self._after_answers: list[Callable[[], None]] = []
         self.why = ""
         """Who waits in which collective in this generation, if ranks were asked."""
@@ -100,7 +100,7 @@ class Monitor:
 
     def begin(self) -> None:
         """Prepare for a new generation of ranks."""
-        self._then, self._must_explain, self.why, self.gave_up = None, False, "", None
+        self._then, self._must_explain, self.why, self.first_failed = None, False, "", None
         self._after_answers.clear()
         self._pids = {}  # all ranks that were asked have exited
         self.collectives.begin()
@@ -114,7 +114,7 @@ class Monitor:
         self.collectives.expect_only(state.alive)
         if self.stragglers is not None:
             self.stragglers.update(state)
-        self._next_look.move(self.watchdog.next_look_ns(state))
+        self._next_check.move(self.watchdog.next_check_ns(state))
 
     def ask(
         self,
@@ -164,13 +164,13 @@ class Monitor:
         """
         is_late = timed_out(event.message, event.traceback)
         if was_stopping:  # too late to ask
-            if self.gave_up is not None and not self.why and is_late:
+            if self.first_failed is not None and not self.why and is_late:
                 self._must_explain, self._only_conflicts = True, False
                 self._conclude()
             return
         if not self._state.alive - {event.rank} or self._must_explain:
             return
-        self.gave_up = event.rank
+        self.first_failed = event.rank
         if is_late:
             self.ask(_TIMED_OUT, except_rank=event.rank)
         elif lost_connection(event):
@@ -180,7 +180,7 @@ class Monitor:
         """Find out the same for a rank that native code has aborted."""
         if not self._state.alive or self._must_explain:
             return
-        self.gave_up = rank
+        self.first_failed = rank
         if any(_WATCHDOG in line for line in last_lines):
             self.ask(_TIMED_OUT, except_rank=rank)
         else:
@@ -204,7 +204,7 @@ class Monitor:
         self.collectives.close()
         self._nccl.close()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self.watchdog.is_stalled(self._state):
             self.ask(self._describe_stall(self._state))
         if self.watchdog.must_ask_waits(self._state):

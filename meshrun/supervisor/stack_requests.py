@@ -30,7 +30,7 @@ ZYGOTE = -1
 """Stands for the zygote."""
 _ZYGOTES_NAME = "the process that starts the ranks"
 _ANSWER_TAKES_NS = 500_000_000
-_LOOK_S = 0.002
+_CHECK_EVERY_S = 0.002
 _READ_BYTES = 256 * 1024
 _CALL_CHANNEL = "meshrun/worker/call_channel.py"
 """The module in which a rank that serves calls waits for the next one."""
@@ -56,7 +56,7 @@ class StackRequests:
 
     def __init__(self, layout: Layout, reactor: Reactor, show: Callable[[list[str]], None]) -> None:
         self.layout, self._show = layout, show
-        self._next_look = reactor.call_at(None, self._look, skips=False)
+        self._next_check = reactor.call_at(None, self._check, skips=False)
         self._files: dict[int, int] = {}
         self._asked: dict[int, tuple[int, frozenset[str]]] = {}
         """Ranks that have not answered yet: process id, and threads that block the signal."""
@@ -79,7 +79,7 @@ class StackRequests:
         self.layout = layout
         self._asked, self._states, self._deadline_ns = {}, {}, None
         if self._native is None:
-            self._next_look.cancel()
+            self._next_check.cancel()
 
     def open(self, rank: int) -> int:
         """Return a new descriptor to which the rank writes stacks, for the caller to close."""
@@ -115,20 +115,20 @@ class StackRequests:
             if self._states[rank] not in (SignalState.UNHANDLED, SignalState.GONE):
                 send_signal(pid, STACK_SIGNAL)
                 self._asked[rank] = pid, blocking
-        self._look_again()
+        self._check_later()
 
     @property
     def is_under_way(self) -> bool:
         """Whether there will be more lines to show."""
-        return self._next_look.at_ns is not None
+        return self._next_check.at_ns is not None
 
-    def _look_again(self) -> None:
-        self._next_look.restart(_LOOK_S if self._native is None else 10 * _LOOK_S)
+    def _check_later(self) -> None:
+        self._next_check.restart(_CHECK_EVERY_S if self._native is None else 10 * _CHECK_EVERY_S)
 
-    def _look(self) -> None:
-        lines = self._answers() if self._native is None else self._native.look()
+    def _check(self) -> None:
+        lines = self._answers() if self._native is None else self._native.check()
         if lines is None:
-            self._look_again()
+            self._check_later()
         else:
             self._native = None
             self._show(lines)
@@ -155,7 +155,7 @@ class StackRequests:
         program = shutil.which("py-spy")
         if program is not None and is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True):
             self._native = _Native(program, list(pids)[:_MOST_NATIVE])
-            self._look_again()
+            self._check_later()
 
     def close(self) -> None:
         """Close all files."""
@@ -241,12 +241,14 @@ class _Native:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed later
         self._end_by_s = 0.0
 
-    def look(self) -> list[str] | None:
+    def check(self) -> list[str] | None:
         """Return all lines once py-spy has finished; ``None`` until then."""
         if self._running is not None:
             if self._running.poll() is None and time.monotonic() < self._end_by_s:
                 return None
-            self._take()
+            self._stop()
+            self._file.seek(0)
+            self._lines += self._file.read().decode(errors="replace").splitlines()
         if not self._pids:
             self._file.close()
             return self._lines
@@ -259,17 +261,13 @@ class _Native:
         self._end_by_s = time.monotonic() + _NATIVE_TAKES_S
         return None
 
-    def _take(self) -> None:
-        assert self._running is not None  # noqa: S101 - the caller has looked
-        self._running.kill()
-        self._running.wait()
-        self._running = None
-        self._file.seek(0)
-        self._lines += self._file.read().decode(errors="replace").splitlines()
-
     def end(self) -> None:
         """Stop py-spy and close the file."""
+        self._stop()
+        self._file.close()
+
+    def _stop(self) -> None:
         if self._running is not None:
             self._running.kill()
             self._running.wait()
-        self._file.close()
+            self._running = None

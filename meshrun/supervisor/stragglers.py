@@ -81,21 +81,15 @@ class Stragglers:
     def update(self, state: State) -> None:
         """Take the current state of the launch."""
         self._state = state
-        is_running = bool(state.alive) and not state.stopping
-        if (
-            is_running
-            and self._is_judge
-            and self._timer.at_ns is None
-            and self._deadline.at_ns is None
-        ):
-            self._timer.restart(self._every_s)
-        elif not is_running:
+        if not state.alive or state.stopping:
             self._timer.cancel()
             self._deadline.cancel()
+        elif self._is_coordinator and self._timer.at_ns is None and self._deadline.at_ns is None:
+            self._timer.restart(self._every_s)
 
     @property
-    def _is_judge(self) -> bool:
-        """Whether this node compares the answers and reports late ranks."""
+    def _is_coordinator(self) -> bool:
+        """Whether this node compares the answers: the only node, or the coordinator."""
         return self._state.nodes is None or self._state.nodes.is_coordinator
 
     def receive(self, answer: RankTimes) -> None:
@@ -108,7 +102,7 @@ class Stragglers:
     def receive_from_node(self, message: TimesRequested | TimesReported) -> None:
         """Answer the coordinator; or, as the coordinator, take another node's answer."""
         if isinstance(message, TimesRequested):
-            if message.generation == self._state.generation and not self._is_judge:
+            if message.generation == self._state.generation and not self._is_coordinator:
                 self._watch(message.late)
                 self._ask_and_wait(self._state.alive, _ANSWER_TAKES_S)
             return
@@ -132,15 +126,20 @@ class Stragglers:
         self._ask_ranks(self._state.alive)
 
     def _end_round(self) -> None:
-        if not self._is_judge:
-            by_ns = time.monotonic_ns() - time.time_ns()
-            most = max(_FEWEST_CALLS, _MOST_CALLS // self._plan.layout.world_size)
-            answers = [answer.last(most).shifted(by_ns) for answer in self._answers.values()]
-            reasons = {rank: self._why(rank) for rank in self._delays}
-            self.send_to_nodes(
-                Times(generation=self._state.generation, answers=answers, why=reasons)
-            )
-            return
+        if self._is_coordinator:
+            self._compare()
+        else:
+            self._answer_coordinator()
+
+    def _answer_coordinator(self) -> None:
+        by_ns = time.monotonic_ns() - time.time_ns()
+        most = max(_FEWEST_CALLS, _MOST_CALLS // self._plan.layout.world_size)
+        answers = [answer.last(most).shifted(by_ns) for answer in self._answers.values()]
+        reasons = {rank: self._why(rank) for rank in self._delays}
+        self.send_to_nodes(Times(generation=self._state.generation, answers=answers, why=reasons))
+
+    def _compare(self) -> None:
+        """Report ranks that have become late, and those that no longer are."""
         now_ns = time.monotonic_ns()
         late = {each.rank: each for each in self._find()}
         self._watch(late)
@@ -203,12 +202,12 @@ class Stragglers:
 
     def _why(self, rank: int) -> str:
         """Return what may delay a rank of this node; "" if nothing is found."""
+        return ", ".join(self._reasons(rank))
+
+    def _reasons(self, rank: int) -> Iterator[str]:
         began_ns, before = self._delays[rank]
         seconds = (time.monotonic_ns() - began_ns) / 1e9
-        return ", ".join(self._reasons(rank, self._pid(rank), before, seconds))
-
-    def _reasons(self, rank: int, pid: int, before: Delays, seconds: float) -> Iterator[str]:
-        if seconds <= 0 or not pid:
+        if seconds <= 0 or not (pid := self._pid(rank)):
             return
         spent = read_delays(pid) - before
         shares = (

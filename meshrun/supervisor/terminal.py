@@ -81,7 +81,7 @@ class Terminal:
         self._terminal = _open_terminal(requested)
         self._modes = termios.tcgetattr(self._terminal)
         # If the launcher were stopped, the rank and the shell would compete for the terminal.
-        self._on_stop = signal.signal(signal.SIGTSTP, lambda *_: None)
+        self._stop_handler = signal.signal(signal.SIGTSTP, lambda *_: None)
         console.share_terminal()
         console.is_typed_on = self._is_typing
 
@@ -170,10 +170,10 @@ class Terminal:
         """
         if self.rank is None:
             return False
-        was_typed_on, self._was_typing = self._was_typing, self._is_typing()
+        was_typing, self._was_typing = self._was_typing, self._is_typing()
         if self._was_typing:
             self._request_turn()
-        return was_typed_on != self._was_typing
+        return was_typing != self._was_typing
 
     def _is_typing(self) -> bool:
         return self._modes is not None and self._is_line_edited()
@@ -192,7 +192,7 @@ class Terminal:
             return
         self._take_back()
         os.close(self._terminal)
-        signal.signal(signal.SIGTSTP, self._on_stop)
+        signal.signal(signal.SIGTSTP, self._stop_handler)
 
     def _is_line_edited(self) -> bool:
         try:
@@ -206,12 +206,12 @@ class Terminal:
         modes, self._modes = self._modes, None
         if self._is_line_edited():  # the rank ended in the middle of a line
             os.write(self._terminal, b"\r\n")
-        held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, modes)
         except termios.error:
             pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         self.update_typing()
 
 

@@ -44,10 +44,11 @@ class Watchdog:
         now_ns = time.monotonic_ns()
         self._began_ns = self._active_ns = now_ns
         self._reported_stall = False
-        self._looked_ns = 0
+        self._checked_ns = 0
         self._spent: dict[int, float] = {}
         """CPU time of each rank at the last check that found one working."""
-        self._beats: dict[int, int] = {}
+        self._beating: set[int] = set()
+        """Ranks whose program reports progress."""
         self._places: dict[int, str] = {}
         """The last answer of each rank: where in a collective it waits."""
         self._waiting: set[int] = set()
@@ -55,11 +56,12 @@ class Watchdog:
 
     def beat(self, rank: int) -> None:
         """Note that a rank's program reported progress."""
-        self._beats[rank] = self._active_ns = time.monotonic_ns()
+        self._beating.add(rank)
+        self._active_ns = time.monotonic_ns()
 
     def note_output(self, rank: int) -> None:
         """Note that a rank printed something."""
-        if self._hang_timeout_ns and rank not in self._beats:
+        if self._hang_timeout_ns and rank not in self._beating:
             self._active_ns = time.monotonic_ns()
 
     def note_wait(self, rank: int, place: str) -> None:
@@ -73,58 +75,58 @@ class Watchdog:
 
     def must_ask_waits(self, state: State) -> bool:
         """Return whether to ask now which ranks wait in a collective, for the next check."""
-        next_look_ns = self.next_look_ns(state)
-        is_due = next_look_ns is not None and time.monotonic_ns() >= next_look_ns
-        return is_due and bool(self._hang_timeout_ns) and _all_began(state)
+        return self._is_due(state) and _all_began(state)
 
     def skip(self, lost_ns: int) -> None:
         """Do not count time in which this process, and perhaps the ranks, did not run."""
         now_ns = time.monotonic_ns()
         self._began_ns += lost_ns
         self._active_ns = min(now_ns, self._active_ns + lost_ns)
-        if self._looked_ns:
-            self._looked_ns += lost_ns
+        if self._checked_ns:
+            self._checked_ns += lost_ns
         self.activity.skip(lost_ns)
 
-    def next_look_ns(self, state: State) -> int | None:
+    def next_check_ns(self, state: State) -> int | None:
         """Return when the next check is due, or ``None``."""
         if state.stopping or state.over or state.begin_ns is not None:
             return None
         if not _all_began(state):
             may_stall = self._start_timeout_ns and not self._reported_stall
             return self._began_ns + self._start_timeout_ns if may_stall else None
-        return self._looked_ns + self._every_ns if self._hang_timeout_ns else None
+        return self._checked_ns + self._every_ns if self._hang_timeout_ns else None
 
     def is_stalled(self, state: State) -> bool:
         """Return whether to report now that the start is slow; once per generation."""
-        next_look_ns = self.next_look_ns(state)
-        if next_look_ns is None or _all_began(state) or time.monotonic_ns() < next_look_ns:
+        if not self._is_due(state) or _all_began(state):
             return False
         self._reported_stall = True
         return True
 
     def idle_s(self, state: State) -> float | None:
         """Return how long no rank has made progress, if that is too long; otherwise ``None``."""
-        next_look_ns = self.next_look_ns(state)
-        now_ns = time.monotonic_ns()
-        if next_look_ns is None or not _all_began(state) or now_ns < next_look_ns:
+        if not self._is_due(state) or not _all_began(state):
             return None
-        if self._looked_ns == 0 or self._some_worked(state, now_ns):
+        now_ns = time.monotonic_ns()
+        if self._checked_ns == 0 or self._some_worked(state, now_ns):
             self._active_ns = now_ns
-        self._looked_ns = now_ns
+        self._checked_ns = now_ns
         self.activity.here_ns = self._active_ns
         idle_ns = now_ns - max(self._active_ns, self.activity.elsewhere_ns or 0)
         return idle_ns / _NS if idle_ns >= self._hang_timeout_ns else None
 
+    def _is_due(self, state: State) -> bool:
+        next_check_ns = self.next_check_ns(state)
+        return next_check_ns is not None and time.monotonic_ns() >= next_check_ns
+
     def _some_worked(self, state: State, now_ns: int) -> bool:
-        pids = {
-            known.pid: rank
+        pids = [
+            known.pid
             for rank, known in state.ranks.items()
             if known.pid is not None
             and known.exited is None
-            and rank not in self._beats
+            and rank not in self._beating
             and rank not in self._waiting
-        }
+        ]
         self._waiting.clear()
         spent = self._cpu_seconds(pids) if pids else {}
         least_s = _LEAST_S + _LEAST_CPU * (now_ns - self._active_ns) / _NS

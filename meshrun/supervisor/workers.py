@@ -164,13 +164,14 @@ class Workers:
             learn_to=self._warm.learn_to if self._warm and rank.local_rank == 0 else "",
             check=request.check_first if self._is_first_with_plan else (),
         )
-        streams = terminal.streams(rank.rank) or self._output.open(rank, files)
-        monitor = self._monitor
-        requests = [monitor.stacks.open(rank.rank), monitor.collectives.open(rank.rank)]
-        for_rank = [*streams, *requests]
-        self.zygote.send(order, for_rank)
-        for end in for_rank:
-            os.close(end)
+        descriptors = [
+            *(terminal.streams(rank.rank) or self._output.open(rank, files)),
+            self._monitor.stacks.open(rank.rank),
+            self._monitor.collectives.open(rank.rank),
+        ]
+        self.zygote.send(order, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _environment(self, rank: RankPlan, error_file: str = "") -> dict[str, str]:
         return rank_environment(
@@ -208,13 +209,9 @@ class Workers:
     def forward(self, signum: int, state: State) -> Sequence[int]:
         """Forward a signal to the ranks that handle it; return the ranks it would kill."""
         alive = {rank: state.ranks[rank].pid for rank in sorted(state.alive)}
-        without_handler = [
-            rank for rank, pid in alive.items() if pid and not handles_signal(pid, signum)
-        ]
-        self.signal(
-            [rank for rank in alive if rank not in without_handler], signum, whole_group=False
-        )
-        return without_handler
+        spared = [rank for rank, pid in alive.items() if pid and not handles_signal(pid, signum)]
+        self.signal([rank for rank in alive if rank not in spared], signum, whole_group=False)
+        return spared
 
     def end_generation(self, grace_s: float) -> None:
         """Have the zygote end the store and what ranks left behind; start no more ranks."""

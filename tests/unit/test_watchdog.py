@@ -38,7 +38,7 @@ class World:
         """Look whenever the watchdog wants to; rank 1 uses a share of a core meanwhile."""
         until_ns = self.now_ns + int(seconds * S)
         while True:
-            at_ns = dog.next_look_ns(self.state)
+            at_ns = dog.next_check_ns(self.state)
             if at_ns is None or at_ns > until_ns:
                 self.cpu[11] += cpu * (until_ns - self.now_ns) / S
                 self.now_ns = until_ns
@@ -81,7 +81,7 @@ def test_it_looks_at_nothing_unless_asked(world: World) -> None:
     idle = dog(world)
 
     assert world.pass_time(idle, 10_000) is None
-    assert idle.next_look_ns(world.state) is None
+    assert idle.next_check_ns(world.state) is None
     assert world.looks == 0
 
 
@@ -133,7 +133,7 @@ def test_a_start_that_stalls_is_told_once(world: World) -> None:
     world.now_ns = 5 * S
     assert watch.is_stalled(world.state)
     assert not watch.is_stalled(world.state)
-    assert watch.next_look_ns(world.state) is None
+    assert watch.next_check_ns(world.state) is None
     watch.begin()
     world.now_ns = 11 * S
     assert watch.is_stalled(world.state)
