@@ -28,7 +28,7 @@ class CollectiveRequests:
         """Ranks that have a recorder, and so answer."""
         self._asked: set[int] = set()
         self._done = done
-        self._deadline = reactor.call_at(None, self._give_up, skips=False)
+        self._deadline = reactor.call_at(None, self._complete, skips=False)
         self.called: dict[int, RankCalled] = {}
         """The last answer of each rank."""
 
@@ -43,7 +43,7 @@ class CollectiveRequests:
         """Prepare for a new generation of ranks."""
         self._recording.clear()
         self.called = {}
-        self._finish()
+        self._reset()
 
     def ask(self, pids: Mapping[int, int], *, soon: bool = False) -> None:
         """Ask ranks for their calls, except for stopped ranks, which cannot answer.
@@ -68,7 +68,7 @@ class CollectiveRequests:
         if self._asked and not self._asked <= set(alive):
             self._asked.intersection_update(alive)
             if not self._asked:
-                self._give_up()
+                self._complete()
 
     def send(self, request: bytes, ranks: Iterable[int]) -> None:
         """Send a request whose answers nobody waits for."""
@@ -86,7 +86,7 @@ class CollectiveRequests:
         if message.rank in self._asked:
             self._asked.remove(message.rank)
             if not self._asked:
-                self._give_up()
+                self._complete()
 
     @property
     def is_under_way(self) -> bool:
@@ -95,15 +95,15 @@ class CollectiveRequests:
 
     def close(self) -> None:
         """Close all pipes."""
-        self._finish()
+        self._reset()
         for rank in list(self._pipes):
             self._close(rank)
 
-    def _give_up(self) -> None:
-        self._finish()
+    def _complete(self) -> None:
+        self._reset()
         self._done()
 
-    def _finish(self) -> None:
+    def _reset(self) -> None:
         self._asked = set()
         self._deadline.cancel()
 

@@ -11,7 +11,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.plan.plan import LaunchPlan
 from meshrun.wording import size
 
-_LOOK_EVERY_S = 0.1
+_CHECK_EVERY_S = 0.1
 _SOON_S = 2.0
 """A shorter wait is not reported."""
 
@@ -31,7 +31,7 @@ class GpuWait:
         gpus = () if plan.device_type == "cpu" else plan.host.gpus
         if self._limits is not None and not (self._nvml and read_use(self._nvml, gpus)):
             note("--gpu-memory-wait has no effect: NVML reports no GPU of this launch")
-        self._timer = reactor.call_at(None, self._look)
+        self._timer = reactor.call_at(None, self._check)
         self._deadline = reactor.call_at(None, self._give_up)
         self._note_timer = reactor.call_at(None, self._note_wait)
         self._gpus: Sequence[Gpu] = ()
@@ -52,7 +52,7 @@ class GpuWait:
         self._gpus, self._zygote, self._then = gpus, zygote, then
         self._deadline.restart(self._limits.timeout_s)
         self._note_timer.restart(_SOON_S)
-        self._look()
+        self._check()
 
     def cancel(self) -> None:
         """Stop waiting, without a restart."""
@@ -65,11 +65,11 @@ class GpuWait:
         uses = read_use(self._nvml, self._gpus, with_holders=with_holders, zygote=self._zygote)
         return [use for use in uses if use.used_bytes > self._limits.limit_bytes]
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if not self._uses_above_limit(with_holders=False):
             self._finish()
             return
-        self._timer.restart(_LOOK_EVERY_S)
+        self._timer.restart(_CHECK_EVERY_S)
 
     def _note_wait(self) -> None:
         assert self._limits is not None  # noqa: S101 - otherwise, there is no wait

@@ -54,7 +54,7 @@ def gather(
             place=place,
             why=_why_timer(state, verdict, timers)
             or _why(verdict, memory, why_empty)
-            or _why_mismatched(verdict, output, monitor, place)
+            or _why_mismatch(verdict, output, monitor, place)
             or (monitor.why if verdict.rank == monitor.first_failed else None)
             or "; ".join(
                 filter(None, (_why_terminated(verdict, output), _why_gpu(state, verdict, why_gpu)))
@@ -74,7 +74,7 @@ def _why_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | N
     return timers.why_ended(known.pid, verdict.signum) if timers is not None and known else None
 
 
-def _why_mismatched(verdict: Verdict, output: Output, monitor: Monitor, place: str) -> str | None:
+def _why_mismatch(verdict: Verdict, output: Output, monitor: Monitor, place: str) -> str | None:
     """Return what gloo reported if it aborted a rank that received more than it expected."""
     found = _MISMATCH.search(_output_of_abort(verdict, output))
     if found is None:

@@ -55,8 +55,8 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate], None],
     ) -> Nodes:
-        for doubt in secret_warnings(os.environ, config):
-            note(doubt)
+        for warning in secret_warnings(os.environ, config):
+            note(warning)
         node = ThisNode(
             config=config,
             info=describe_node(plan, secret),
@@ -92,7 +92,7 @@ def stay_to_decline(
 
 
 def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
-    """Return the description of this node that it sends to the others."""
+    """Return the description that this node sends to the others; ``secret`` keys its hashes."""
     request = plan.request
     compares = request.rendezvous.compares_programs
     slots = plan.slots_per_node

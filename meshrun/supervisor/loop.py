@@ -444,7 +444,7 @@ class Loop:
                 if not self._noted_malformed_report:
                     self._noted_malformed_report = True
                     self._console.note(
-                        "ignoring what a rank's program wrote to a descriptor of meshrun's"
+                        "ignoring what a rank's program wrote to one of meshrun's descriptors"
                     )
                 continue
             if message is None:

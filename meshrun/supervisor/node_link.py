@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from typing import Protocol
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.reactor import Reactor
@@ -24,17 +25,26 @@ _SIGNALLED_STAY_S = 1.0
 _SILENT_STAY_S = 1.0
 """How long a node lingers before it prints a note."""
 
-Meet = Callable[
-    [
-        Reactor,
-        Callable[[str], None],
-        Callable[[str], None],
-        Callable[[Negotiate], None],
-    ],
-    "Nodes",
-]
-"""Begins to meet the others, given the reactor and functions that print a line, show where ranks
-are, and have the zygote start torch's rendezvous."""
+
+class Meet(Protocol):
+    """Begins to meet the other nodes."""
+
+    def __call__(
+        self,
+        reactor: Reactor,
+        note: Callable[[str], None],
+        where: Callable[[str], None],
+        negotiate: Callable[[Negotiate], None],
+    ) -> Nodes:
+        """Begin.
+
+        Args:
+            reactor: The loop's.
+            note: Prints a line.
+            where: Shows where the ranks of this node are.
+            negotiate: Has the zygote begin torch's rendezvous.
+        """
+        ...
 
 
 class Linger:
@@ -165,8 +175,8 @@ def _why_leaving(state: State) -> str:
 
 
 def _failure(state: State, host: str) -> str:
-    what = describe_failure(state)
-    return f"on {host}, {what}" if what and state.hung is None else what or ""
+    what = describe_failure(state) or ""
+    return f"on {host}, {what}" if what and state.hung is None else what
 
 
 def _trouble(state: State, host: str) -> MeshrunError | None:

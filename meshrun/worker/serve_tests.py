@@ -201,7 +201,7 @@ class _RankSession:
         item = self._items.get(order.nodeid)
         if item is None:
             found = "\n".join(self._broken) or f"{len(self._items)} other tests"
-            self._done.text = f"a rank has no test `{order.nodeid}`; it has found:\n{found}"
+            self._done.text = f"a rank has no test `{order.nodeid}`; it found:\n{found}"
             return
         following = self._items.get(order.next_nodeid or "")
         before = _Resources()
@@ -224,7 +224,7 @@ class _RankSession:
             self._warn(item, f"the test left behind {left}")
         if before.lost_its_group():
             self._done.is_last = True
-            self._warn(item, "the test destroyed the process group; others get new ranks")
+            self._warn(item, "the test destroyed the process group; later tests get new ranks")
 
     def _warn(self, item: pytest.Item, text: str) -> None:
         place = (str(item.path), (item.location[1] or 0) + 1, item.name)

@@ -295,7 +295,7 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert said.count("UserWarning: careful") == 1
     assert "the test left behind 1 thread (left over)" in said
     assert said.count("left behind") == 1, said
-    assert said.count("the test destroyed the process group; others get new ranks") == 1
+    assert said.count("the test destroyed the process group; later tests get new ranks") == 1
 
 
 def test_outcomes_are_those_without_ranks(tmp_path: Path) -> None:
