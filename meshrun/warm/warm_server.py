@@ -138,7 +138,7 @@ class WarmServer:
             for module in assignment.modules:
                 _import_if_available(module, watch)
         gc.enable()
-        self._ending.leave_standing()
+        self._ending.keep_modules()
         gc.freeze()  # the collector must not write to memory that forks share
         extra = packages(assignment.modules) - base
         if reason := self._why_unfit(assignment, watch, read if extra else ()):

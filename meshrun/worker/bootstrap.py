@@ -105,7 +105,9 @@ def become_rank(
         ending.note(error)
         raise
     finally:
-        if to_launcher.step is not None:  # it may have come too close to the step before
+        if (
+            to_launcher.step is not None
+        ):  # the last step may not have been sent, so soon after another
             reporter.report(RankBeat, step=to_launcher.step)
 
 
@@ -148,7 +150,7 @@ def _run(program: Program, source: Source, reporter: Reporter) -> None:
 def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
     """Return whether building the mesh is left to the program.
 
-    It is if ``--mesh-init`` says so, or if the program sets variables that torch reads meanwhile.
+    It is with ``--mesh-init lazy``, or if the program sets a variable that the mesh depends on.
     """
     if order.lazy:
         return True
@@ -211,7 +213,7 @@ def _call_hook(error: BaseException) -> bool:
 
 
 def _write_to_stderr(text: str) -> None:
-    with suppress(Exception):  # the report has it
+    with suppress(Exception):  # the report contains the text
         sys.stderr.write(text)
         sys.stderr.flush()
 

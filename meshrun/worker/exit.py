@@ -40,18 +40,18 @@ class Ending:
         self._armed = False
         self._status = 0
         self._pid = 0
-        self._standing: frozenset[str] = frozenset()
+        self._kept_modules: frozenset[str] = frozenset()
         self._handler = self._leave
         self._earlier = _EarlierHandlers()
         atexit.register(self._handler)
 
-    def leave_standing(self) -> None:
+    def keep_modules(self) -> None:
         """Do not tear down the modules imported so far when this process or a fork of it ends.
 
         Called before ranks are forked, so that none copies the memory that this writes to.
         """
-        if len(sys.modules) != len(self._standing):
-            self._standing = frozenset(sys.modules)
+        if len(sys.modules) != len(self._kept_modules):
+            self._kept_modules = frozenset(sys.modules)
             _disarm_finalizers()
 
     def arm(self, reporter: Reporter, gate_fd: int, learn_to: str = "") -> None:
@@ -70,7 +70,7 @@ class Ending:
         self._pid = os.getpid()
         self._reporter, self._gate_fd = reporter, gate_fd
         self._learn_to, self._environment = learn_to, dict(os.environ) if learn_to else {}
-        self.leave_standing()
+        self.keep_modules()
 
     def note(self, error: BaseException) -> None:
         """Remember the exit status that follows from ``error``."""
@@ -97,7 +97,7 @@ class Ending:
             write_learnt(self._learn_to, learn(sys.modules, self._environment, os.environ))
         if is_rank:  # a fork would wait forever for the groups' threads, which it does not have
             _drop_exit_handlers(self._handler)
-            _free_program(self._standing)
+            _free_program(self._kept_modules)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         destroyed.hold()
         if is_rank and status == 0 and (destroyed or _has_process_group()):
@@ -152,7 +152,7 @@ def _status_of(code: object) -> int:
 
 
 def _has_process_group() -> bool:
-    """Whether peers may still be talking to this process."""
+    """Return whether peers may still be talking to this process."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and dist.is_initialized()
 
@@ -179,7 +179,7 @@ def _drop_exit_handlers(running: object) -> None:
                 handlers.clear()
 
 
-def _free_program(standing: frozenset[str]) -> None:
+def _free_program(kept: frozenset[str]) -> None:
     """Free what the program's own modules hold, in Python's order, so that files get written.
 
     Source:
@@ -193,8 +193,7 @@ def _free_program(standing: frozenset[str]) -> None:
     own = [
         (name, weakref.ref(module))
         for name, module in list(sys.modules.items())
-        if (main is not None and module is main)
-        or (name not in standing and _is_programs_own(module))
+        if (main is not None and module is main) or (name not in kept and _is_programs_own(module))
     ]
     del main
     for name, _ in own:

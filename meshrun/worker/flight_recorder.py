@@ -105,7 +105,7 @@ def report_failed_call(reporter: Reporter) -> None:
 
 
 def has_recorder() -> bool:
-    """Whether torch records the collectives of this process."""
+    """Return whether torch records the collectives of this process."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     return hasattr(c10d, "_dump_fr_trace")
 

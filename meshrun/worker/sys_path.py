@@ -39,7 +39,7 @@ def first_path(program: Program) -> str | None:
 
 
 def is_archive(path: str) -> bool:
-    """Whether ``python path`` would look for a ``__main__`` module inside it."""
+    """Return whether ``python path`` would look for a ``__main__`` module inside it."""
     if os.path.isdir(path):
         return True
     if not os.path.isfile(path) or not _ends_like_zip(path):  # a pipe is read only once, later

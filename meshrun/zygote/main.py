@@ -88,7 +88,7 @@ def run_zygote(
         os._exit(0)
     guard = Guard(order.scratch_dir, control)
     source = _load(control, program, order, known_at_start)
-    ending.leave_standing()
+    ending.keep_modules()
     server = ZygoteServer(
         control=control,
         reports=reports,
