@@ -105,9 +105,7 @@ def become_rank(
         ending.note(error)
         raise
     finally:
-        if (
-            to_launcher.step is not None
-        ):  # the last step may not have been sent, so soon after another
+        if to_launcher.step is not None:  # heartbeat() may not have sent the last step
             reporter.report(RankBeat, step=to_launcher.step)
 
 
