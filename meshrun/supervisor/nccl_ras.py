@@ -37,7 +37,8 @@ def ras_address(env: Mapping[str, str]) -> tuple[str, int] | None:
         socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     except OSError:  # a name, which could take long to look up, of this machine
         host = "127.0.0.1"
-    return host, int(port) if port.isdecimal() else _PORT
+    is_valid = port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF
+    return host, int(port) if is_valid else _PORT
 
 
 def select_findings(status: str) -> list[str]:

@@ -101,6 +101,8 @@ def test_what_nccl_reports(replies: dict[bytes, bytes] | None, expected: list[st
         ({"NCCL_RAS_ADDR": "localhost:1234"}, ("127.0.0.1", 1234)),
         ({"NCCL_RAS_ADDR": "[::1]:1234"}, ("::1", 1234)),
         ({"NCCL_RAS_ADDR": "nonsense"}, ("127.0.0.1", 28028)),
+        ({"NCCL_RAS_ADDR": "localhost:65536"}, ("127.0.0.1", 28028)),
+        ({"NCCL_RAS_ADDR": f"localhost:{'9' * 5000}"}, ("127.0.0.1", 28028)),
         ({"NCCL_RAS_ENABLE": "0"}, None),
     ],
 )
