@@ -15,7 +15,7 @@ _FEW_COLLECTIONS = 50_000
 def main(_known_at_start: object = None) -> None:
     """Run the command line and exit with its code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Until there is something to end, a Ctrl-C ends us without a traceback.
+        # Until there is something to clean up, Ctrl-C ends this process without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.set_threshold(_FEW_COLLECTIONS)
     from meshrun.cli.command import run_command_line

@@ -299,10 +299,7 @@ class _Reader:
     # ---- what changes the environment ------------------------------------------------------
 
     def _assign(self, target: ast.expr, value: ast.expr | None, names: _Names) -> None:
-        known: Any = _Unknown
-        if value is not None:
-            with suppress(_Unknown):
-                known = self._value(value, names)
+        known = _Unknown if value is None else self._known(value, names)
         if (key := self._variable(target, names)) is not None:
             self._write(key, known, _place(target, names))
         else:

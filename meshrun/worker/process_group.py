@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -82,27 +82,23 @@ def join_mesh(
 
 
 def _without_dns(env: Mapping[str, str]) -> AbstractContextManager[None]:
-    """On one node, have gloo take this machine's name from the hosts file, or else loopback.
+    """On one node, have gloo look up this machine's name only in the hosts file, not in DNS.
 
-    It looks the name up where it is told no interface, as in gVisor.
+    gloo needs the name if no interface is set, as in gVisor, and falls back to loopback.
     """
     is_named = "GLOO_SOCKET_IFNAME" in env or int(env["GROUP_WORLD_SIZE"]) > 1
     return nullcontext() if is_named else names_from_files_only()
 
 
-@contextmanager
-def _without_gloo_output() -> Iterator[None]:
+def _without_gloo_output() -> AbstractContextManager[None]:
     """Drop the line that torch 2.10's gloo prints to stdout for each rank of each group.
 
     If NCCL may print there too, nothing is dropped.
     """
     import torch
 
-    if not torch.__version__.startswith("2.10.") or "NCCL_DEBUG" in os.environ:
-        yield
-        return
-    with without_output(1):
-        yield
+    is_printed = torch.__version__.startswith("2.10.") and "NCCL_DEBUG" not in os.environ
+    return without_output(1) if is_printed else nullcontext()
 
 
 def _wait_for_all(store: Store, world_size: int) -> None:
