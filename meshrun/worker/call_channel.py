@@ -44,7 +44,7 @@ class Channel:
         self._socket = end
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """Return the descriptor to wait for."""
         return self._socket.fileno()
 
     def send(self, message: bytes) -> None:
