@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 DOCS = "https://meshrun.readthedocs.io/en/stable"
 """The address of the documentation."""
@@ -33,6 +33,18 @@ def number_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Return rows of cells as aligned lines, with the columns ``right`` right-justified."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def plural(number: int, ending: str = "s") -> str:

@@ -18,7 +18,7 @@ from meshrun.check.judge import (
 )
 from meshrun.check.measured import Measured
 from meshrun.layout import Layout
-from meshrun.wording import count
+from meshrun.wording import columns, count
 
 _HEADER = ("DIM", "OPERATION", "SIZE", "MIN", "MEDIAN", "MAX", "BUS", "SLOWEST GROUP")
 
@@ -70,11 +70,4 @@ def _table(rows: Sequence[DimRow], layout: Layout) -> list[str]:
         if len(row.slowest) == layout.world_size:
             slowest = ""  # the only group
         cells.append((row.dim, row.op, size_of(row.bytes), *times, show_rate(row.bus), slowest))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if place in (0, 1, 7) else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+    return columns(cells, right=range(2, 7))

@@ -30,14 +30,7 @@ ENTRY_POINTS = "torchrun.event_log_handlers"
 _BUILT_IN = ("null", "console", "dynamic_rendezvous")
 
 
-def load_handler(name: str) -> logging.Handler | None:
-    """Return the handler of a plug-in, or ``None`` for a built-in name.
-
-    Raises:
-        UsageError: If no package provides the handler, or it cannot be loaded.
-    """
-    if name in _BUILT_IN:
-        return None
+def _load_handler(name: str) -> logging.Handler:
     found = entry_points(ENTRY_POINTS)
     if name not in found:
         raise UsageError(
@@ -158,7 +151,7 @@ class ElasticEvents(Watcher):
             yield "role_world_size", (role_world_size,)
 
 
-def emit_through(handler: logging.Handler) -> Callable[[str], None]:
+def _emit_through(handler: logging.Handler) -> Callable[[str], None]:
     """Return a function that passes a text to ``handler`` as a record of torch-elastic's logger."""
 
     def emit(text: str) -> None:
@@ -169,11 +162,14 @@ def emit_through(handler: logging.Handler) -> Callable[[str], None]:
 
 
 def make_elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> ElasticEvents | None:
-    """Return a watcher that emits torch-elastic's events, or ``None`` for the handler ``null``."""
+    """Return a watcher that emits torch-elastic's events, or ``None`` for the handler ``null``.
+
+    Raises:
+        UsageError: If no package provides the handler, or it cannot be loaded.
+    """
     name = plan.request.event_log_handler
-    handler = load_handler(name)
-    if handler is not None:
-        return ElasticEvents(plan, run_id, emit_through(handler))
+    if name not in _BUILT_IN:
+        return ElasticEvents(plan, run_id, _emit_through(_load_handler(name)))
 
     def emit(text: str) -> None:
         console.print_line(text.encode(), to_stderr=True)

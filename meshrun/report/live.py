@@ -98,7 +98,7 @@ class Live(Watcher):
                     phase="stopped" if used.stopped else phase,
                     cpu=self._cores.get(known.pid or 0),
                     memory_bytes=used.memory_bytes,
-                    gpu_bytes=self._gpu_bytes(rank),
+                    gpu_bytes=self._gpus.used_bytes(self._plan.layout.local_rank(rank)),
                 )
             )
         return Status(
@@ -107,6 +107,3 @@ class Live(Watcher):
             max_restarts=state.max_restarts,
             elapsed_s=(now_ns - self._began_ns) / _NS,
         )
-
-    def _gpu_bytes(self, rank: int) -> int | None:
-        return self._gpus.used_bytes(self._plan.layout.local_rank(rank))

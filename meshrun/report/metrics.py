@@ -21,7 +21,7 @@ from meshrun.protocol.events import Event, NodeLost, RankLate
 from meshrun.protocol.from_zygote import RankBeat
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import LaunchResult
-from meshrun.report.open_metrics import OPEN_METRICS, PLAIN, Family, Labels, render_metrics
+from meshrun.report.open_metrics import OPEN_METRICS, PLAIN, Family, Sample, render_metrics
 from meshrun.supervisor.watcher import Watcher
 
 _PHASES: tuple[RankPhase, ...] = (
@@ -146,17 +146,15 @@ class Metrics(Watcher):
             yield _gauge("step", "The highest step that a rank reported.", state.best_step)
         if (rate := self._steps_per_second(now_s)) is not None:
             yield _gauge("steps_per_second", "Steps per second in the last minute.", rate)
-        steps = ((self._labels(rank), step) for rank, step in sorted(self._steps.items()))
-        yield _gauge("rank_step", "The highest step of each rank.", tuple(steps))
-        ages = ((self._labels(rank), now_s - at_s) for rank, at_s in sorted(self._beats.items()))
-        yield _gauge("rank_heartbeat_age_seconds", "Time since the last heartbeat.", tuple(ages))
-        late = ((self._labels(rank), e.per_call_s) for rank, e in sorted(self._late.items()))
-        yield _gauge("rank_lateness_seconds", "How late a rank is at each collective.", tuple(late))
-        used = (
-            (self._labels(rank), self._gpus.used_bytes(layout.local_rank(rank)))
-            for rank in state.ranks
-        )
-        if known := tuple((labels, size) for labels, size in used if size is not None):
+        steps = self._per_rank(self._steps)
+        yield _gauge("rank_step", "The highest step of each rank.", steps)
+        ages = self._per_rank({rank: now_s - at_s for rank, at_s in self._beats.items()})
+        yield _gauge("rank_heartbeat_age_seconds", "Time since the last heartbeat.", ages)
+        lateness = self._per_rank({rank: late.per_call_s for rank, late in self._late.items()})
+        yield _gauge("rank_lateness_seconds", "How late a rank is at each collective.", lateness)
+        used = {rank: self._gpus.used_bytes(layout.local_rank(rank)) for rank in state.ranks}
+        known = self._per_rank({rank: size for rank, size in used.items() if size is not None})
+        if known:
             yield _gauge("gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", known)
 
     def _steps_per_second(self, now_s: float) -> float | None:
@@ -165,10 +163,14 @@ class Metrics(Watcher):
         (first_s, first), (_, last) = self._history[0], self._history[-1]
         return (last - first) / (now_s - first_s)
 
-    def _labels(self, rank: int) -> Labels:
+    def _per_rank(self, values: Mapping[int, float]) -> tuple[Sample, ...]:
+        """Return a sample for each rank, labeled with its coordinate."""
         layout = self._plan.layout
         names = layout.mesh_dim_names or ()
-        return {"rank": rank, **dict(zip(names, layout.coordinate(rank), strict=False))}
+        return tuple(
+            ({"rank": rank, **dict(zip(names, layout.coordinate(rank), strict=False))}, value)
+            for rank, value in sorted(values.items())
+        )
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -188,15 +190,15 @@ def _reason(cause: Cause) -> str:
     return "hang" if "no rank made progress" in cause.description else cause.description
 
 
-def _gauge(name: str, text: str, value: float | tuple[tuple[Labels, float], ...]) -> Family:
+def _gauge(name: str, text: str, value: float | tuple[Sample, ...]) -> Family:
     return Family(f"meshrun_{name}", "gauge", text, _samples(value))
 
 
-def _counter(name: str, text: str, value: float | tuple[tuple[Labels, float], ...]) -> Family:
+def _counter(name: str, text: str, value: float | tuple[Sample, ...]) -> Family:
     return Family(f"meshrun_{name}", "counter", text, _samples(value))
 
 
-def _samples(value: float | tuple[tuple[Labels, float], ...]) -> tuple[tuple[Labels, float], ...]:
+def _samples(value: float | tuple[Sample, ...]) -> tuple[Sample, ...]:
     return value if isinstance(value, tuple) else (({}, value),)
 
 

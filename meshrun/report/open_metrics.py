@@ -13,7 +13,8 @@ from typing import Literal
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
-Labels = Mapping[str, object]
+Sample = tuple[Mapping[str, object], float]
+"""Labels and a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Family:
     """For a counter, without ``_total``."""
     kind: Literal["gauge", "counter"]
     help: str
-    samples: tuple[tuple[Labels, float], ...]
+    samples: tuple[Sample, ...]
 
 
 def render_metrics(families: Iterable[Family], *, is_open: bool) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from meshrun.errors import HostError
 from meshrun.warm.place import Place, stop_server, usual_place
-from meshrun.wording import count, duration, size
+from meshrun.wording import columns, count, duration, size
 
 
 def render_servers() -> str:
@@ -31,8 +31,7 @@ def render_servers() -> str:
             )
         )
     rows.extend((str(pid), "", "", "", _memory(pid), "(importing)") for pid in starting)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(columns(rows))
 
 
 def stop_servers() -> str:
