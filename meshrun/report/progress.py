@@ -118,28 +118,33 @@ class StartProgress(Watcher):
             self._show_start(state)
 
     def _note_conditions(self, event: Event, state: State) -> None:
-        """Note what is worth knowing even on a node that is quiet."""
-        if isinstance(event, ZygoteGone) and state.generation == self._generation:
-            self._note_lost_zygote(event, state)
-        if isinstance(event, ZygoteUnsafe):
-            self._console.note(f"starting a new interpreter per rank: {event.reason}")
-        if isinstance(event, RanksResumed) and not self._quiet:
-            stopped_s = event.stopped_ns / 1e9
-            self._console.note(
-                f"resumed the ranks; they were suspended with meshrun for {stopped_s:.1f} s"
-            )
-        if isinstance(event, LeftoversEnded):
-            self._note_leftovers(event)
-        if isinstance(event, Checked):
-            self._note_check(event)
-        if isinstance(event, LaunchBegan) and self._plan.device.too_few:
+        """Note what is worth knowing even on a quiet node."""
+        match event:
+            case LaunchBegan():
+                self._note_plan()
+            case Met():
+                self._note_spares()
+            case ZygoteUnsafe(reason=reason):
+                self._console.note(f"starting a new interpreter per rank: {reason}")
+            case ZygoteGone() if state.generation == self._generation:
+                self._note_lost_zygote(event, state)
+            case RanksResumed(stopped_ns=stopped_ns) if not self._quiet:
+                self._console.note(
+                    "resumed the ranks; they were suspended with meshrun for"
+                    f" {stopped_ns / 1e9:.1f} s"
+                )
+            case LeftoversEnded():
+                self._note_leftovers(event)
+            case Checked():
+                self._note_check(event)
+
+    def _note_plan(self) -> None:
+        if self._plan.device.too_few:
             self._console.note(f"the mesh is on the CPU: {self._plan.device.reason}")
-        if isinstance(event, LaunchBegan) and not self._plan.node_rank:
-            for line in (*self._plan.request.notes, *self._plan.request.rendezvous.notes):
-                self._console.note(line)
-        # The spares of all nodes are known each time nodes have met.
-        is_planned = isinstance(event, Met if self._plan.rendezvous is not None else LaunchBegan)
-        if is_planned and self.is_first_node:
+        if self.is_first_node:
+            for text in (*self._plan.request.notes, *self._plan.request.rendezvous.notes):
+                self._console.note(text)
+        if self._plan.rendezvous is None:  # the spares of several nodes are known once they meet
             self._note_spares()
 
     def _note_check(self, event: Checked) -> None:
@@ -152,6 +157,8 @@ class StartProgress(Watcher):
             self._console.note(f"found: {finding}")
 
     def _note_spares(self) -> None:
+        if not self.is_first_node:
+            return
         spares = describe_spares(self._plan) if self._plan.spares else ""
         if spares and spares != self._noted_spares:
             self._console.note(spares)
@@ -197,7 +204,8 @@ class StartProgress(Watcher):
                 text = f"{describe_resize(cause.resize)}; it took {took_s:.2f} s"
             self._console.note(text)
         elif self._started and self._has_mesh and self._console.shows_status:
-            self._console.note(self._ready())
+            mesh, device = self._plan.layout.mesh, self._plan.device_type
+            self._console.note(f"mesh {mesh} ready on {device} in {self._elapsed_s:.1f} s")
 
     def _note_signal(self, event: SignalArrived, state: State) -> None:
         """Note the effect of a repeated signal."""
@@ -254,27 +262,28 @@ class StartProgress(Watcher):
     def _has_mesh(self) -> bool:
         return self._plan.layout.mesh is not None
 
-    def _ready(self) -> str:
-        took_s = (time.monotonic_ns() - self._began_ns) / 1e9
-        return f"mesh {self._plan.layout.mesh} ready on {self._plan.device_type} in {took_s:.1f} s"
+    @property
+    def _elapsed_s(self) -> float:
+        """Time since this generation began."""
+        return (time.monotonic_ns() - self._began_ns) / 1e9
 
     def _status(self, state: State) -> str:
         total = len(state.ranks)
-        began = sum(known.pid is not None for known in state.ranks.values())
+        started = sum(known.pid is not None for known in state.ranks.values())
         joined = sum(known.joined for known in state.ranks.values())
         ready = sum(known.ready for known in state.ranks.values())
-        elapsed = f"{(time.monotonic_ns() - self._began_ns) / 1e9:.1f} s"
+        elapsed = f"{self._elapsed_s:.1f} s"
         if ready == total:
             return ""
         if state.begin_ns is not None:
             return "waiting to restart"
-        if not began:
+        if not started:
             waits = (
                 state.phase is Phase.WAITING and state.nodes is not None and not state.nodes.is_met
             )
             return "waiting for the other nodes" if waits else "importing torch"
-        if began < total:
-            return f"started {began} of {total} ranks ({elapsed})"
+        if started < total:
+            return f"started {started} of {total} ranks ({elapsed})"
         if self._has_mesh and joined < total:
             is_checking = self._is_checking and not joined
             what = "checking the mesh" if is_checking else f"{joined} of {total} ranks joined"
