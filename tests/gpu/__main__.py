@@ -29,6 +29,9 @@ def main() -> int:
     arguments, others = parser.parse_known_args()
     path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in path if each)
+    # What else is installed there is nobody's concern; name a plugin with -p.
+    os.environ.setdefault("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # as for each test; all GPUs are used
     os.environ["GPU_FIGURES"] = str(arguments.figures.absolute())
     if not count_gpus():
         print(f"no GPU that torch could use: {why_no_nvml()[0]}", file=sys.stderr)

