@@ -17,7 +17,7 @@ STORE = b"""
     ret;
 }
 """
-"""A kernel that writes where nothing is, for the driver to compile: there may be no toolkit here."""
+"""A kernel that writes where nothing is. The driver compiles it, as there may be no toolkit."""
 
 
 def launch(source: bytes, name: bytes) -> None:
