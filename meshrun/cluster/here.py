@@ -21,11 +21,11 @@ _MOST = 1 << 20
 _MOST_ADDRESSES = 12
 
 
-def detect_here(*, together: bool) -> ClusterFacts | None:
+def detect_here(*, collective: bool) -> ClusterFacts | None:
     """Return the facts of the scheduler or launcher that started this process.
 
     Args:
-        together: Whether every process of the job calls this function, so that they may exchange
+        collective: Whether every process of the job calls this function, so that they may exchange
             what the system does not provide.
 
     Raises:
@@ -39,7 +39,7 @@ def detect_here(*, together: bool) -> ClusterFacts | None:
         ),
     )
     is_one_of_several = facts is not None and facts.task is not None and facts.task.world_size > 1
-    if facts is None or not together or facts.head or not is_one_of_several:
+    if facts is None or not collective or facts.head or not is_one_of_several:
         return facts
     return _ask_peers(facts)
 

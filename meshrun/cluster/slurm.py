@@ -221,4 +221,4 @@ def _expanded(
     try:
         return expand(env[name])
     except ValueError as error:
-        raise invalid(env, name, f"a Slurm node list ({error})") from None
+        raise invalid(env, name, f"a valid Slurm list ({error})") from None

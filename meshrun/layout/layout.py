@@ -8,7 +8,7 @@ are renumbered (``slot_order``) and the mesh stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Literal, TypeAlias, overload
@@ -406,23 +406,23 @@ class Layout:
 
     def crosses_nodes(self, group: str | int | Sequence[int]) -> bool:
         """Return whether ranks, or those of any group of a dim, span several nodes."""
-        if isinstance(group, (str, int)):
-            return self.count_crossing(group) > 0
-        return self._are_apart(group, self.node_rank)
+        return self._crosses(group, "nodes")
 
     def crosses_domains(self, group: str | int | Sequence[int]) -> bool:
         """Return whether ranks, or those of any group of a dim, span several domains."""
-        if isinstance(group, (str, int)):
-            return self.count_crossing(group, "domains") > 0
-        return self._are_apart(group, self.domain)
+        return self._crosses(group, "domains")
 
-    def _are_apart(self, group: Sequence[int], place: Callable[[int], int]) -> bool:
+    def _crosses(self, group: str | int | Sequence[int], between: Between) -> bool:
+        if isinstance(group, (str, int)):
+            return self.count_crossing(group, between) > 0
         if not group:
             return False
-        if self._slot_map is not None:
-            return len({place(rank) for rank in group}) > 1
-        ends = (group[0], group[-1]) if isinstance(group, range) else (min(group), max(group))
-        return place(ends[0]) != place(ends[1])
+        ranks: Iterable[int] = group
+        if self._slot_map is None:  # in the order of slots, so that the ends decide
+            is_sorted = isinstance(group, range)
+            ranks = (group[0], group[-1]) if is_sorted else (min(group), max(group))
+        place = self.node_rank if between == "nodes" else self.domain
+        return len({place(rank) for rank in ranks}) > 1
 
     def count_crossing(self, dim: str | int, between: Between = "nodes") -> int:
         """Return how many groups of ``dim`` span several nodes, without listing the groups.
@@ -435,8 +435,7 @@ class Layout:
         axis = self._axis_over_slots(dim)
         if axis is not None:
             return axis.count_crossing(parts)
-        crosses = self.crosses_nodes if between == "nodes" else self.crosses_domains
-        return sum(crosses(group) for group in self.groups(dim))
+        return sum(self._crosses(group, between) for group in self.groups(dim))
 
     def rail_aligned(self, dim: str | int) -> bool:
         """Return whether the ranks of each group of ``dim`` have the same local rank."""

@@ -30,7 +30,7 @@ def launch_environment() -> Mapping[str, str]:
         MeshError: If ranks are not consecutive on each node.
     """
     env = os.environ
-    facts = _facts(env, together=False)
+    facts = _facts(env, collective=False)
     if facts is None or facts.task is None:
         return env
     return {**_ranks(facts, facts.task), **env}
@@ -43,7 +43,7 @@ def join_task() -> None:
         UsageError: If a scheduler's variable is malformed.
         MeshError: If ranks are not consecutive on each node, or have no address to meet at.
     """
-    facts = _facts(os.environ, together="MASTER_ADDR" not in os.environ)
+    facts = _facts(os.environ, collective="MASTER_ADDR" not in os.environ)
     if facts is not None and facts.task is not None:
         join_as(facts, facts.task)
 
@@ -58,13 +58,13 @@ def join_as(facts: ClusterFacts, task: Task) -> None:
         os.environ.setdefault(name, value)
 
 
-def _facts(env: Mapping[str, str], *, together: bool) -> ClusterFacts | None:
+def _facts(env: Mapping[str, str], *, collective: bool) -> ClusterFacts | None:
     """Return the facts if this is one of several tasks, and no launcher runs in it."""
     if any(name in env for name in _SET_BY_LAUNCHERS):
         return None
     from meshrun.cluster.here import detect_here  # all detectors; meshrun's ranks need none
 
-    facts = detect_here(together=together)
+    facts = detect_here(collective=collective)
     alone = facts is None or facts.task is None or facts.task.world_size == 1
     return None if alone else facts
 

@@ -24,5 +24,5 @@ def find_cluster(
     if is_rank() or request.remote is not None:
         return None, False
     knows_where = request.rendezvous.has_address or request.rendezvous.standalone
-    found = detect_here(together=not knows_where and request.nnodes != 1)
+    found = detect_here(collective=not knows_where and request.nnodes != 1)
     return (found, False) if found is None or is_child else with_starter(found)

@@ -79,7 +79,7 @@ class GroupOptions:
         """Check that the mesh has each dim named.
 
         Raises:
-            UsageError: If it has not; lists its dims.
+            UsageError: If a dim is missing; lists the dims of the mesh.
         """
         names = list(known)
         for option, dims in (

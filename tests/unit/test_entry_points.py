@@ -53,7 +53,7 @@ def test_a_detector_is_asked_first(site: Path) -> None:
         )
         install(site, name.lower(), entry, f"NAME = {name!r}\n{code}")
     os.environ.update(PLUGA="1", JOB_COMPLETION_INDEX="3")
-    facts = detect_here(together=False)
+    facts = detect_here(collective=False)
 
     assert isinstance(facts, ClusterFacts)
     assert (facts.system, dict(facts.variables)) == ("PLUGA", {"PLUGA": "1"})
@@ -74,7 +74,7 @@ def test_a_broken_detector_is_named(site: Path, value: str, code: str, told: str
     sys.modules.pop("mine", None)
     install(site, "mine", f"[meshrun.clusters]\nmine = {value}\n", code)
     with pytest.raises(UsageError, match=told):
-        detect_here(together=False)
+        detect_here(collective=False)
 
 
 def test_what_starts_a_launcher(site: Path) -> None:
