@@ -25,7 +25,7 @@ _AT_IMPORT = (
 """Prefixes of variables that torch, or what it imports, may read at import."""
 _LATER = (
     "TORCH_HOME", "TORCH_NCCL_", "TORCH_FR_", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST",
-    "TORCHELASTIC_", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_KERNEL_CACHE_PATH",
+    "TORCHELASTIC_", "PYTORCH_KERNEL_CACHE_PATH",
 )  # fmt: skip
 """Exceptions, which are read when they are needed."""
 _THREADS = (

@@ -117,5 +117,6 @@ def test_a_variable_that_is_read_later_needs_nothing() -> None:
     """It is found in the rank's own environment."""
     assert is_read_at_import("TORCH_LOGS")
     assert is_read_at_import("TORCHINDUCTOR_MAX_AUTOTUNE")
+    assert is_read_at_import("PYTORCH_CUDA_ALLOC_CONF")  # whose `backend` is chosen then
     assert not is_read_at_import("CUDA_VISIBLE_DEVICES")
     assert not is_read_at_import("TORCH_HOME")
