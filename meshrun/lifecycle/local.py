@@ -69,7 +69,7 @@ _NS = 1_000_000_000
 
 
 def ignore(state: State, _: object) -> Step:
-    """Return the state as it is: the event only concerns those who watch the launch."""
+    """Return the state as it is, after an event that only matters to watchers of the launch."""
     return state, []
 
 
@@ -110,12 +110,17 @@ def _store_ended(state: State, event: StoreEnded) -> Step:
     if state.stopping and (state.signals or not serves or has_culprit(state)):
         return state, []  # it did not cause the end, and the ranks no longer need it
     state = replace(state, lost_process=event)
-    leaves: list[Action] = []
-    if state.nodes is not None and state.nodes.may_leave and not may_restart(state):
-        state = replace(state, nodes=replace(state.nodes, link=Link.CUT_OFF))
-        leaves = [Report(what="leaves")]
+    state, leaves = (state, []) if may_restart(state) else _leave_if_possible(state)
     stopped, actions = stop(state, event.at_ns)
     return finish(stopped, [*leaves, *actions], event.at_ns)
+
+
+def _leave_if_possible(state: State) -> Step:
+    """Leave the launch if the other nodes can continue without this one."""
+    if state.nodes is None or not state.nodes.may_leave:
+        return state, []
+    nodes = replace(state.nodes, link=Link.CUT_OFF)
+    return replace(state, nodes=nodes), [Report(what="leaves")]
 
 
 def _hung(state: State, event: Hung) -> Step:
@@ -131,11 +136,9 @@ def _excluded(state: State, event: NodeExcluded) -> Step:
     """
     if state.signals or state.excluded is not None or state.over:
         return state, []
-    state, nodes = replace(state, excluded=event), state.nodes
-    if nodes is None or not nodes.may_leave:
-        return stop(state, event.at_ns)
-    state, actions = stop(replace(state, nodes=replace(nodes, link=Link.CUT_OFF)), event.at_ns)
-    return state, [Report(what="leaves"), *actions]
+    state, leaves = _leave_if_possible(replace(state, excluded=event))
+    state, actions = stop(state, event.at_ns)
+    return state, [*leaves, *actions]
 
 
 def _checked(state: State, event: Checked) -> Step:
@@ -332,8 +335,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     if nodes.is_elastic and (nodes.is_idle or nodes.link is Link.RETURNING):
         return leave(mark_stopped(state), nodes, [], event.at_ns)
     if state.lost_process is event and nodes.may_leave and not may_restart(state):
-        state, actions = leave(mark_stopped(state), nodes, [], event.at_ns)
-        return state, [Report(what="leaves"), *actions]
+        return _leave_if_possible(mark_stopped(state))
     failed: list[Action] = [] if state.stopping else [Report(what="failed")]
     phase = Phase.ENDING if state.phase is Phase.ENDING else Phase.CLEARING
     state, idle = report_idle(mark_stopped(state, phase=phase, deadline_ns=None))
@@ -342,12 +344,11 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
 
 def _signalled(state: State, event: SignalArrived) -> Step:
     """Stop all nodes, or only this one if the signal concerns it alone and the rest can go on."""
-    nodes, is_first = state.nodes, not (state.signals or state.over)
-    if event.signum not in _OF_ONE_NODE or nodes is None or not (is_first and nodes.may_leave):
-        return _stop_for_signal(state, event)
-    leaving = replace(state, nodes=replace(nodes, link=Link.CUT_OFF))
-    state, actions = _stop_for_signal(leaving, event)
-    return state, [Report(what="leaves"), *actions]
+    leaves: list[Action] = []
+    if event.signum in _OF_ONE_NODE and not (state.signals or state.over):
+        state, leaves = _leave_if_possible(state)
+    state, actions = _stop_for_signal(state, event)
+    return state, [*leaves, *actions]
 
 
 def _stop_for_signal(state: State, event: SignalArrived) -> Step:

@@ -37,7 +37,7 @@ def leave(state: State, nodes: NodesState, actions: list[Action], at_ns: int) ->
 
 
 def mark_stopped(state: State, **changes: Any) -> State:
-    """Return the state with its ranks marked as asked to stop, unless they already are or more."""
+    """Return the state with its ranks marked as asked to stop, unless they have been killed."""
     stop = state.stop if state.stopping else Stop.ASKED
     return replace(state, stop=stop, **changes)
 

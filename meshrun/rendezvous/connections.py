@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from meshrun.errors import MeshrunError
 from meshrun.host.reactor import Reactor
 from meshrun.protocol.activity import Activity
-from meshrun.protocol.events import FromNodes
+from meshrun.protocol.events import FromNodes, MeetingFailed
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.deadline import Deadline
 
@@ -65,6 +66,10 @@ class Connections:
         now_ns = time.monotonic_ns()
         for connection in self._watched:
             connection.received_ns = min(now_ns, connection.received_ns + lost_ns)
+
+    def fail(self, error: MeshrunError) -> None:
+        """Queue the event that this node or the launch has failed to join."""
+        self.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def deadline(self, timeout_s: float) -> Deadline:
         """Return a deadline that begins now, and does not count lost time."""

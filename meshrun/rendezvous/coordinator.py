@@ -15,14 +15,14 @@ from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import GenerationAborted, MeetingFailed, NextBegins, NodeLost
+from meshrun.protocol.events import GenerationAborted, NextBegins, NodeLost
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.connections import beat_s, close_gracefully, find_silent
 from meshrun.rendezvous.deadline import Deadline
-from meshrun.rendezvous.expected_nodes import check_settings
+from meshrun.rendezvous.expected_nodes import check_settings, list_names
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
     Begin,
@@ -189,7 +189,7 @@ class Coordinator:
         self._pending = None
         if not self._causes:  # no node has been welcomed yet
             self._send_all(Refused.of(error))
-        self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+        self._hub.fail(error)
 
     # ---- nodes that join and leave ---------------------------------------------------------
 
@@ -227,10 +227,10 @@ class Coordinator:
         if not self._config.is_elastic:
             self._check_place(info)
         before = self._nodes.of_launcher(info.launcher)
-        if before is not None and before != OWN:
-            (self._lose if before in self._connections else self._lose_spare)(
-                before, "it reconnected"
-            )
+        if before in self._connections:
+            self._lose(before, "it reconnected")
+        elif before in self._spares:
+            self._lose_spare(before, "it reconnected")
         number = next(self._counter)
         self._nodes.add(number, info)
         self._spares[number] = connection
@@ -291,7 +291,7 @@ class Coordinator:
         if free and (info.node_rank is None or info.node_rank in free):
             return
         if info.node_rank in (None, *range(1, count)):
-            hosts = ", ".join(each.host for each in self._nodes.infos.values())
+            hosts = list_names([each.host for each in self._nodes.infos.values()])
             raise UsageError(
                 f"all {count} nodes are already running: {hosts}",
                 hint="check that the launcher was not started twice on a host",
@@ -308,11 +308,11 @@ class Coordinator:
             return
         self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
 
-    def _lose(self, node_rank: int, why: str) -> None:
-        connection = self._connections.pop(node_rank)
+    def _lose(self, number: int, why: str) -> None:
+        connection = self._connections.pop(number)
         self._hub.close(connection, why)
-        rank, host = self._nodes.rank(node_rank), self._nodes.infos[node_rank].host
-        self._nodes.remove(node_rank)
+        rank, host = self._nodes.rank(number), self._nodes.infos[number].host
+        self._nodes.remove(number)
         if self._over:
             return
         at_ns, is_silent = time.monotonic_ns(), connection.is_silent

@@ -11,7 +11,6 @@ from functools import partial
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.plan.rendezvous_config import format_endpoint
-from meshrun.protocol.events import MeetingFailed
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import BEAT_S, Connection
@@ -291,7 +290,7 @@ class Lobby:
         for number in self._connections:
             self._refuse(number, error)
             self._left_to_notify -= 1
-        self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+        self._hub.fail(error)
 
     def _refuse(self, number: int, error: MeshrunError) -> None:
         connection = self._connections[number]

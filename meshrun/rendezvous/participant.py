@@ -13,7 +13,6 @@ from meshrun.host.interfaces import interface_of, is_loopback, sockaddr_of
 from meshrun.host.lookup import Lookup
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.protocol.events import (
-    MeetingFailed,
     NextBegins,
     NodeLost,
     OthersFinished,
@@ -426,7 +425,7 @@ class Participant:
         self._failed = True
         self._next_try.cancel()
         self._end_of_try.cancel()
-        self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+        self._hub.fail(error)
 
     def _update(self) -> None:
         if self._connection is not None:

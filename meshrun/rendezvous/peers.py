@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from meshrun.plan.rendezvous_config import (
 )
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.codec import Negotiate
-from meshrun.protocol.events import FromNodes, MeetingFailed
+from meshrun.protocol.events import FromNodes
 from meshrun.protocol.from_zygote import (
     FromNegotiation,
     GaveUp,
@@ -68,7 +67,7 @@ class Peers:
         try:
             self._begin()
         except MeshrunError as error:
-            self._fail(error)
+            self._hub.fail(error)
 
     @property
     def _config(self) -> RendezvousConfig:
@@ -138,14 +137,14 @@ class Peers:
             case NegotiationWaits(text=text):
                 self._hub.note(one_line(text))
             case NegotiationFailed(text=text, hint=hint) if self._side is None:
-                self._fail(
+                self._hub.fail(
                     RendezvousError(
                         f"{self._config.backend} at {self._config.endpoint}: {one_line(text)}",
                         hint=hint,
                     )
                 )
             case GaveUp() if self._side is None:
-                self._fail(event.as_error())
+                self._hub.fail(event.as_error())
             case Negotiated():
                 self._connect_as_negotiated(event)
 
@@ -190,7 +189,7 @@ class Peers:
         elif config.is_first is False and not config.asks_torch:
             self._become_participant(self._addresses_of_coordinator())
         else:
-            self._side = NameResolver(config, self._hub, found=self._found, fail=self._fail)
+            self._side = NameResolver(config, self._hub, found=self._found, fail=self._hub.fail)
 
     def _found(self, addresses: list[str], why: str) -> bool:
         """Choose a side, unless the name must resolve first; return whether one was chosen."""
@@ -207,7 +206,7 @@ class Peers:
         try:
             self._choose_side(endpoint, why)
         except MeshrunError as error:
-            self._fail(error)
+            self._hub.fail(error)
         return True
 
     def _choose_side(self, endpoint: Endpoint, why: str) -> None:
@@ -230,7 +229,7 @@ class Peers:
                 f"another launch may still be running (`ss -ltnp 'sport = :{port}'` shows it);"
                 " or use another port in --rdzv-endpoint, the same on every node"
             )
-            self._fail(error)
+            self._hub.fail(error)
             self._refuse_on_fallback_port(place, error)
         else:
             self._become_coordinator(listener, probes=not endpoint.is_ours)
@@ -322,6 +321,3 @@ class Peers:
         self._side = participant = Participant(self._node, addresses)
         if self._gave_up is not None:
             participant.give_up(self._gave_up)
-
-    def _fail(self, error: MeshrunError) -> None:
-        self._hub.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))

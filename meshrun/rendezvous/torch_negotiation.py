@@ -15,7 +15,7 @@ from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.endpoint import Endpoint
 from meshrun.rendezvous.torch_decline import DeclineProcess
 
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the coordinator's own address cannot be told
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - only if the coordinator's own address is unknown
 
 
 class TorchNegotiation:
