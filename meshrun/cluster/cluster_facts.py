@@ -32,7 +32,7 @@ class Surroundings(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """This process among those that the system starts and numbers itself."""
+    """This process as one of those that the system starts and numbers."""
 
     rank: int
     world_size: int

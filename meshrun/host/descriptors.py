@@ -13,7 +13,7 @@ from meshrun.errors import HostError
 
 _MANY = 65536
 _USUAL = 1024
-"""Open files that a shell usually allows."""
+"""The usual limit of open files in a shell."""
 
 
 def open_standard_streams() -> None:
@@ -30,7 +30,7 @@ def open_standard_streams() -> None:
 
 @contextmanager
 def without_output(*fds: int) -> Iterator[None]:
-    """Have what is written to these descriptors go nowhere while the block runs."""
+    """Discard what is written to descriptors during the block."""
     kept = {fd: os.dup(fd) for fd in fds}
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in fds:

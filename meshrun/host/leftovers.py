@@ -36,9 +36,10 @@ def temporary_path() -> str:
 
 
 def hold(folder: Folder) -> int:
-    """Lock a folder, so that it is removed after this process; return the lock's descriptor.
+    """Lock a folder while this process runs; return the lock's descriptor.
 
-    On a file system without locks, the descriptor is -1, and the folder is kept.
+    Later launches remove folders with a lock that no process holds. On a file system without
+    locks, the descriptor is -1, and the folder is kept.
     """
     try:
         descriptor = folder.open(f"{folder.path}/{_UNFINISHED}", os.O_RDWR | os.O_CREAT | os.O_EXCL)

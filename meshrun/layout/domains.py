@@ -49,7 +49,7 @@ def domains_of(names: Sequence[str]) -> tuple[int, ...]:
 
 
 def shorten_domains(nodes_per_domain: Sequence[int]) -> int | list[int]:
-    """Return the size of all domains if only the last is smaller, if any, else all sizes."""
+    """Return the common size of domains, if at most the last one is smaller, else all sizes."""
     if not nodes_per_domain:
         return []
     first = nodes_per_domain[0]

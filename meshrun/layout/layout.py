@@ -382,7 +382,7 @@ class Layout:
     def neighbor(
         self, dim: str | int, offset: int, rank: int | None = None, *, wrap: bool = False
     ) -> int | None:
-        """Return the rank ``offset`` places on in the group; past its ends, ``None`` or wrap."""
+        """Return the rank at an offset in the group; past its ends, ``None``, or wrapped around."""
         axis, rank = self.axis(dim), self._known(rank)
         place = axis.place(rank) + index(offset)
         if not 0 <= place < axis.size:

@@ -128,7 +128,7 @@ def _indices(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...
 def _first_crossing(
     placement: Placement, locality: Locality, order: Sequence[int] = ()
 ) -> tuple[int, Parts] | None:
-    """Return the first dim that crosses nodes or domains against ``locality``, and these.
+    """Return the first dim that violates ``locality``, and the nodes or domains that it crosses.
 
     Args:
         placement: The slots of the ranks.

@@ -10,7 +10,7 @@ _SECRET_NAME = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:^|_)[A-Z]*(?:TOKEN|KEYS?)(?:_|$)"
 )
 _PAIR = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[^\s,;]+)")
-_LEAST_CHARACTERS = 6
+_MIN_LENGTH = 6
 """Shorter values are not secrets, and would match everywhere."""
 
 
@@ -29,7 +29,7 @@ class Mask:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         found = {value for name, value in env.items() if is_secret(name)}
-        secrets = sorted((each for each in found if len(each) >= _LEAST_CHARACTERS), key=len)
+        secrets = sorted((each for each in found if len(each) >= _MIN_LENGTH), key=len)
         longest_first = "|".join(re.escape(each) for each in reversed(secrets))
         self._secrets = re.compile(longest_first) if secrets else None
 

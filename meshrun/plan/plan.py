@@ -384,7 +384,7 @@ def _choose_store(rendezvous: Rendezvous) -> tuple[str, int]:
     """Return the address and port of the store on one node: torchrun's, but on loopback."""
     host, port = rendezvous.address
     if rendezvous.standalone or rendezvous.backend != "static" or port is None:
-        return rendezvous.local_addr or LOOPBACK_ADDRESS, 0  # as torchrun, ignore the host
+        return rendezvous.local_addr or LOOPBACK_ADDRESS, 0  # as in torchrun, ignore the host
     return (host or LOOPBACK_ADDRESS).strip("[]"), port
 
 
