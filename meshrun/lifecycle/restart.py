@@ -168,14 +168,14 @@ def _made_progress(cause: Cause, before: Sequence[Cause]) -> bool:
 
 
 def _why_hopeless(state: State, cause: Cause) -> str | None:
-    """Return why not to restart a program that could not be loaded twice in a row, if so.
+    """Return why not to restart a program that failed to load twice in a row, if so.
 
     A single such failure may be bad luck, such as a file system that was mounted late.
     """
     before = state.causes[-1] if state.causes else None
     is_own = state.start_error is not None and state.start_error.rank is None
     if is_own and before is not None and _signature(before) == _signature(cause):
-        return "no rank could be started twice in a row"
+        return "twice in a row, no rank could be started"
     if before is None or not (_is_hopeless(cause) and _is_hopeless(before)):
         return None
     if cause.description != before.description:

@@ -11,6 +11,7 @@ from meshrun.host.interfaces import address_of
 from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
 from meshrun.rendezvous.handshake import (
     LONGEST_LINE,
+    NO_LAUNCHER,
     CoordinatorHandshake,
     HandshakeError,
     OtherLaunch,
@@ -262,7 +263,7 @@ class Connection:
             line, newline, rest = self._line.partition(b"\n")
             if not newline:
                 if len(self._line) > LONGEST_LINE:
-                    raise HandshakeError("what answers there is not a meshrun launcher")
+                    raise HandshakeError(NO_LAUNCHER)
                 return []
             self._line, received = bytearray(), bytes(rest)
             self._continue_handshake(bytes(line))

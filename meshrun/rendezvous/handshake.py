@@ -17,6 +17,7 @@ VERSION = 4
 """The version of the protocol between launchers; launchers with different versions do not connect.
 """
 LONGEST_LINE = 1024
+NO_LAUNCHER = "the other end is not a meshrun launcher"
 
 
 class HandshakeError(Exception):
@@ -114,14 +115,14 @@ def _read(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise HandshakeError("what answers there is not a meshrun launcher")
+        raise HandshakeError(NO_LAUNCHER)
     return values
 
 
 def _text(values: dict[str, Any], name: str) -> str:
     value = values.get(name)
     if not isinstance(value, str) or not value.isascii():
-        raise HandshakeError("what answers there is not a meshrun launcher")
+        raise HandshakeError(NO_LAUNCHER)
     return value
 
 

@@ -18,7 +18,7 @@ from meshrun.rendezvous.connections import beat_s, close_gracefully, find_silent
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
-from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
+from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany, list_names
 from meshrun.rendezvous.messages import Join, Message, Refused, Waiting, encode
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
@@ -132,8 +132,9 @@ class Lobby:
         elif 0 < self._expected.left <= len(others := self._foreign_launchers()):
             self._fail(
                 RendezvousError(
-                    f"{self._expected.missing()}, but {', '.join(others[:8])} has a different"
-                    f" --rdzv-id or MESHRUN_SECRET{self._own_id()}",
+                    f"{self._expected.missing()}, but {list_names(others)}"
+                    f" {'has' if len(others) == 1 else 'have'} a different --rdzv-id or"
+                    f" MESHRUN_SECRET{self._own_id()}",
                     hint="use the same values on every node of a launch, and a different endpoint"
                     " for each concurrent launch",
                 )

@@ -47,6 +47,7 @@ _RETRY_S = 0.5
 _CONNECT_S = 5.0
 _FIRST_GREETING_S = 3.0
 _GREETING_S = 10.0
+"""How long node 0 may take to send its greeting, the second one after an attempt without it."""
 _REFUSED_LONG_S = 10.0
 """After this long, node 0 was not merely started a little later."""
 _FOREIGN_S = 5.0
@@ -131,7 +132,7 @@ class Participant:
             self._update()
             if why := self._connection.give_up_if_silent(self._config.node_timeout_s):
                 self._drop(why)
-        elif not (self._met or self._failed):  # a connected coordinator has its own timeout
+        elif not (self._met or self._failed):  # while connected, node 0's join timeout applies
             self._check_deadlines()
 
     def _check_deadlines(self) -> None:

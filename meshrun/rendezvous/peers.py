@@ -86,13 +86,8 @@ class Peers:
         return self._listener
 
     @property
-    def _is_declined(self) -> bool:
-        """Whether no node is left to notify through torch's store that this one gave up."""
-        return self._side is not None or self._negotiation is None or self._negotiation.all_notified
-
-    @property
     def has_events(self) -> bool:
-        """Whether :meth:`news` yields something."""
+        """Whether :meth:`events` yields any."""
         return bool(self._hub.events)
 
     def events(self) -> Iterator[FromNodes]:
@@ -121,10 +116,9 @@ class Peers:
     @property
     def all_notified(self) -> bool:
         """Whether all others that can be notified of a failure to join have been."""
-        side = self._side
-        return self._is_declined and (
-            not isinstance(side, NameResolver | Lobby | Participant) or side.all_notified
-        )
+        if self._side is None:
+            return self._negotiation is None or self._negotiation.all_notified
+        return isinstance(self._side, Coordinator) or self._side.all_notified
 
     def start_negotiation(self) -> None:
         """Start torch's rendezvous, if there is one and its endpoint is known."""

@@ -171,7 +171,7 @@ class HostSession:
                 else:
                     show(self.number, kind, content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            self._protocol_error = f"what it sent is not an agent's: {one_line(str(error), 200)}"
+            self._protocol_error = f"invalid data from its agent: {one_line(str(error), 200)}"
             self._close(fd)
 
     def _close(self, fd: int) -> None:

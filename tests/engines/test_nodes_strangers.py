@@ -43,7 +43,7 @@ def test_who_knocks_while_nodes_meet_keeps_nobody_out(make_hosts: MakeHosts) -> 
     second = Launch(hosts, 1, [*AT, SAYS])
 
     assert end_all([first, second]) == [0, 0], first.text + second.text
-    told = "10.77.0.3 was rejected: what answers there is not a meshrun launcher"
+    told = "10.77.0.3 was rejected: the other end is not a meshrun launcher"
     assert first.text.count(told) == 1
     stranger.communicate()
 

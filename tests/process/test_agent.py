@@ -103,7 +103,7 @@ def test_what_is_not_an_agent_s_ends_the_host_alone(
 
     assert ours.returncode == 69
     assert "error: host elsewhere" in ours.stderr
-    assert "what it sent is not an agent's" in ours.stderr
+    assert "invalid data from its agent" in ours.stderr
     assert "bug" not in ours.stderr
 
 

@@ -147,7 +147,7 @@ LONG = "9" * 100_000
             ["--max-restarts", "5"],
             {"OPENBLAS_NUM_THREADS": LONG, "GOTO_NUM_THREADS": LONG},
             71,
-            "       not restarted: no rank could be started twice in a row\n",
+            "       not restarted: twice in a row, no rank could be started\n",
         ),
     ],
     ids=["id", "role", "variables", "variables, again"],

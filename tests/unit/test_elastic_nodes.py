@@ -269,7 +269,7 @@ def test_a_door_knows_who_is_no_launcher(parties: Parties, two: list[Party]) -> 
     while silent.recv(4096):
         pass
 
-    assert two[0].notes == ["127.0.0.1 was rejected: what answers there is not a meshrun launcher"]
+    assert two[0].notes == ["127.0.0.1 was rejected: the other end is not a meshrun launcher"]
     assert not two[0].events
 
 

@@ -19,7 +19,7 @@ from meshrun.rendezvous.handshake import (
 
 SECRET = b"s" * 32
 GARBAGE = [b"", b"\x00\xff", b"GET / HTTP/1.1\r", b"[]", b"7", b"{", b'{"meshrun": 1}', b"[" * 900]
-NO_LAUNCHER = "what answers there is not a meshrun launcher"
+NO_LAUNCHER = "the other end is not a meshrun launcher"
 
 
 def line(values: dict[str, Any]) -> bytes:

@@ -75,9 +75,7 @@ def test_garbage_at_the_port_is_dropped(parties: Parties, said: bytes) -> None:
     parties.participant(info("node1"))
     parties.until(lambda: coordinator.received(Met))
 
-    assert (
-        "127.0.0.1 was rejected: what answers there is not a meshrun launcher" in coordinator.notes
-    )
+    assert "127.0.0.1 was rejected: the other end is not a meshrun launcher" in coordinator.notes
 
 
 GAVE_UP = GaveUp(host="node1", reason="SyntaxError: invalid syntax", exit_code=3)

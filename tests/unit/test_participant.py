@@ -32,7 +32,7 @@ from meshrun.rendezvous.messages import AskTimes, Begin, Failed, Idle, Times, We
 from meshrun.rendezvous.participant import Participant
 from tests.parties import SECRET, WHY, Parties, Party, S, info
 
-NO_LAUNCHER = "what answers there is not a meshrun launcher"
+NO_LAUNCHER = "the other end is not a meshrun launcher"
 
 
 @pytest.fixture
