@@ -70,9 +70,13 @@ class RayCluster:
                     raise HostError(answer["error"], hint=answer["hint"])
                 else:
                     hosts = tuple(Host(name, workers) for name, workers in answer["hosts"])
-                    way = own_command("ray-relay", answer["address"])
+                    command = own_command("ray-relay", answer["address"])
                     self._folder = os.path.dirname(answer["address"])
-                    return Remote(hosts=hosts, reach=replace(reach, starter="Ray"), way=tuple(way))
+                    return Remote(
+                        hosts=hosts,
+                        reach=replace(reach, starter="Ray"),
+                        start_command=tuple(command),
+                    )
         raise self._broken(self._process.wait())
 
     def close(self) -> None:

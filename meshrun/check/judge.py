@@ -127,7 +127,7 @@ def unmet(requirements: Sequence[Requirement], rows: Sequence[DimRow]) -> list[F
             found.append(
                 Finding(
                     text=f"{required.text} is not met: the slowest group of {dim} has"
-                    f" {show_rate(bus)}, ranks {_ranks(worst.slowest)}"
+                    f" {format_rate(bus)}, ranks {_ranks(worst.slowest)}"
                 )
             )
     return found
@@ -242,8 +242,8 @@ def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
     for unit in bad:
         best = max(rate for pair, rate in rates.items() if unit in pair)
         yield Finding(
-            text=f"all links of {name(unit)} are slow: {show_rate(best)} at best, while"
-            f" the others have {show_rate(usual)}",
+            text=f"all links of {name(unit)} are slow: {format_rate(best)} at best, while"
+            f" the others have {format_rate(usual)}",
             hosts=(hosts[layout.rank_at(unit, 0) if many_nodes else unit],),
         )
     for pair in sorted(slow, key=sorted):
@@ -251,7 +251,7 @@ def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
             one, other = sorted(pair)
             yield Finding(
                 text=f"the link between {name(one)} and {name(other)} is slow:"
-                f" {show_rate(rates[pair])}, while the others have {show_rate(usual)}"
+                f" {format_rate(rates[pair])}, while the others have {format_rate(usual)}"
             )
 
 
@@ -261,7 +261,7 @@ def _slow_groups(measured: Measured, layout: Layout) -> Iterator[Finding]:
         _, middle, most = row.seconds
         if most > SLOW * middle:
             yield Finding(
-                text=f"{row.op} of {size_of(row.bytes)} takes {most * 1e3:.1f} ms in the group"
+                text=f"{row.op} of {format_size(row.bytes)} takes {most * 1e3:.1f} ms in the group"
                 f" of {row.dim} with ranks {_ranks(row.slowest)}, {middle * 1e3:.1f} ms in others"
             )
 
@@ -291,7 +291,7 @@ def _ranks(group: Sequence[int]) -> str:
     return f"{shown} and {count(len(group) - 8, 'other')}" if len(group) > 8 else shown
 
 
-def show_rate(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """Return a bandwidth in words: ``37.2 GB/s``, ``512 MB/s``."""
     for unit, name, digits in ((1e9, "GB/s", 1), (1e6, "MB/s", 0), (1e3, "kB/s", 0)):
         if rate >= unit:
@@ -299,7 +299,7 @@ def show_rate(rate: float) -> str:
     return f"{rate:.0f} B/s"
 
 
-def size_of(number: int) -> str:
+def format_size(number: int) -> str:
     """Return the size of a buffer in words: ``1 KiB``, ``256 MiB``."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if number >= unit:

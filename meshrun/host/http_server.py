@@ -19,7 +19,7 @@ _TIMEOUT_NS = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """The response to a client."""
 
     body: str
@@ -42,16 +42,16 @@ class HttpServer:
     Args:
         listener: The socket.
         reactor: The reactor to run in.
-        answer: Called with the path and the headers, whose names are in lower case.
+        respond: Called with the path and the headers, whose names are in lower case.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         reactor: Reactor,
-        answer: Callable[[str, Mapping[str, str]], Answer],
+        respond: Callable[[str, Mapping[str, str]], Response],
     ) -> None:
-        self._listener, self._reactor, self._answer = listener, reactor, answer
+        self._listener, self._reactor, self._respond = listener, reactor, respond
         self._clients: dict[socket.socket, _Client] = {}
         """Ordered by the time of their connection."""
         listener.setblocking(False)
@@ -94,21 +94,21 @@ class HttpServer:
         client.received += data
         head, end, _ = client.received.partition(b"\r\n\r\n")
         if end:
-            client.unsent = self._respond(head.decode("latin-1"))
+            client.unsent = self._handle(head.decode("latin-1"))
             self._reactor.remove(client.connection)  # it may have shut down its sending side
             self._reactor.add_writer(client.connection, partial(self._write, client))
         elif not data or len(client.received) > _MOST_BYTES:
             self._drop(client.connection)
 
-    def _respond(self, head: str) -> bytes:
+    def _handle(self, head: str) -> bytes:
         request, *lines = head.split("\r\n")
         words = request.split(" ")
         if len(words) != 3 or words[0] not in ("GET", "HEAD"):
-            return _render(Answer("only GET and HEAD\n", "405 Method Not Allowed"))
+            return _render(Response("only GET and HEAD\n", "405 Method Not Allowed"))
         pairs = (line.partition(":") for line in lines)
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        answer = self._answer(words[1].partition("?")[0], headers)
-        return _render(answer, is_head=words[0] == "HEAD")
+        response = self._respond(words[1].partition("?")[0], headers)
+        return _render(response, is_head=words[0] == "HEAD")
 
     def _write(self, client: _Client) -> None:
         try:
@@ -126,10 +126,10 @@ class HttpServer:
         connection.close()
 
 
-def _render(answer: Answer, *, is_head: bool = False) -> bytes:
-    body = answer.body.encode()
+def _render(response: Response, *, is_head: bool = False) -> bytes:
+    body = response.body.encode()
     head = (
-        f"HTTP/1.1 {answer.status}\r\nContent-Type: {answer.content_type}\r\n"
+        f"HTTP/1.1 {response.status}\r\nContent-Type: {response.content_type}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (b"" if is_head else body)

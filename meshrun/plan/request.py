@@ -103,7 +103,7 @@ class Remote:
 
     hosts: tuple[Host, ...]
     reach: Reach = Reach()
-    way: tuple[str, ...] = ()
+    start_command: tuple[str, ...] = ()
     """A local command that starts an agent on the host appended to it, if whatever chose the hosts
     (Ray) has a way of its own; ``reach.starter`` is then only a name for it."""
 

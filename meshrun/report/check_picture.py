@@ -15,10 +15,10 @@ from meshrun.check.judge import (
     Finding,
     LinkRates,
     dim_rows,
+    format_rate,
+    format_size,
     group_rates,
     link_rates,
-    show_rate,
-    size_of,
 )
 from meshrun.check.measured import Measured
 from meshrun.layout import Layout
@@ -115,7 +115,7 @@ def _links(measured: Measured, layout: Layout) -> _Map:
 def _dims(measured: Measured, layout: Layout) -> Iterator[_Map]:
     largest = {row.dim: row.bytes for row in dim_rows(measured, layout) if row.op == "all_reduce"}
     for dim, length in largest.items():
-        title = f"{dim}, bus bandwidth of each group in all_reduce of {size_of(length)}"
+        title = f"{dim}, bus bandwidth of each group in all_reduce of {format_size(length)}"
         rates = group_rates(measured, layout, dim, length)
         yield _Map(title, {rank: rate for group, rate in rates for rank in group})
 
@@ -137,7 +137,7 @@ def _draw(
             rank = layout.rank_at(box.node, place)
             corners[rank] = sheet.cells.corners[unplaced]
             rate = shown.rates.get(rank)
-            title = f"rank {rank}: {'not measured' if rate is None else show_rate(rate)}"
+            title = f"rank {rank}: {'not measured' if rate is None else format_rate(rate)}"
             detail = "" if rate is None else shown.show(rate)
             color = shown.color(rank)
             parts.append(cell(sheet.cells, corners[rank], color, title, label=rank, detail=detail))
@@ -188,7 +188,7 @@ def _arcs(links: LinkRates, places: _Places, sheet: Sheet) -> Iterator[str]:
             )
         x1, y1, x2, y2 = ends
         path = f"M{number(x1)} {number(y1)}Q{number(bend[0])} {number(bend[1])}"
-        about = f"{one} and {other}: {show_rate(links.rates[pair])}"
+        about = f"{one} and {other}: {format_rate(links.rates[pair])}"
         yield (
             f'<path class="slow" d="{path} {number(x2)} {number(y2)}"><title>{about}</title></path>'
         )

@@ -13,8 +13,8 @@ from meshrun.check.judge import (
     best_bus,
     dim_rows,
     failed_hosts,
-    show_rate,
-    size_of,
+    format_rate,
+    format_size,
 )
 from meshrun.check.measured import Measured
 from meshrun.layout import Layout
@@ -33,7 +33,7 @@ def render_check(measured: Measured, layout: Layout, findings: Sequence[Finding]
         names = ", ".join(sorted(missing))
         lines += ["", f"not measured, because the backend does not support it: {names}"]
     if best := best_bus(rows):
-        shown = ", ".join(f"{dim} {show_rate(rate)}" for dim, rate in best.items())
+        shown = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best.items())
         lines += ["", f"slowest group of each dim, all_reduce at its best size: {shown}"]
     if any(rank.shares_cores for rank in measured.ranks):
         lines += ["", "ranks share cores, so their speeds are not compared"]
@@ -69,5 +69,7 @@ def _table(rows: Sequence[DimRow], layout: Layout) -> list[str]:
         slowest = ",".join(map(str, row.slowest[:6])) + (",..." if len(row.slowest) > 6 else "")
         if len(row.slowest) == layout.world_size:
             slowest = ""  # the only group
-        cells.append((row.dim, row.op, size_of(row.bytes), *times, show_rate(row.bus), slowest))
+        cells.append(
+            (row.dim, row.op, format_size(row.bytes), *times, format_rate(row.bus), slowest)
+        )
     return columns(cells, right=range(2, 7))

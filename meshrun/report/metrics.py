@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError, UsageError
-from meshrun.host.http_server import Answer, HttpServer
+from meshrun.host.http_server import HttpServer, Response
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.host.usage import GpuMemory
@@ -69,7 +69,7 @@ class Metrics(Watcher):
     def begin(self, reactor: Reactor, state: State) -> None:
         """Start to serve."""
         self._state = state
-        HttpServer(self._listener, reactor, self._answer)
+        HttpServer(self._listener, reactor, self._respond)
 
     def see(self, event: Event, state: State) -> None:
         """Count an event, and restarts in the state after it."""
@@ -106,22 +106,22 @@ class Metrics(Watcher):
         while self._history and self._history[0][0] < now_s - _RATE_WINDOW_S:
             self._history.popleft()
 
-    def _answer(self, path: str, headers: Mapping[str, str]) -> Answer:
+    def _respond(self, path: str, headers: Mapping[str, str]) -> Response:
         if path == "/metrics":
             is_open = "application/openmetrics-text" in headers.get("accept", "")
             text = render_metrics(self._families(), is_open=is_open)
-            return Answer(text, content_type=OPEN_METRICS if is_open else PLAIN)
+            return Response(text, content_type=OPEN_METRICS if is_open else PLAIN)
         if path == "/healthz":
             if self._state.hung is not None:
-                return Answer("no rank makes progress\n", "503 Service Unavailable")
-            return Answer("ok\n")
+                return Response("no rank makes progress\n", "503 Service Unavailable")
+            return Response("ok\n")
         if path == "/readyz":
             ready = sum(known.ready for known in self._state.ranks.values())
             total = len(self._state.ranks)
             is_ready = ready == total and not self._state.stopping
             status = "200 OK" if is_ready else "503 Service Unavailable"
-            return Answer(f"{ready} of {total} ranks run the program\n", status)
-        return Answer("use /metrics, /healthz or /readyz\n", "404 Not Found")
+            return Response(f"{ready} of {total} ranks run the program\n", status)
+        return Response("use /metrics, /healthz or /readyz\n", "404 Not Found")
 
     def _families(self) -> Iterator[Family]:
         state, layout, now_s = self._state, self._plan.layout, time.monotonic()

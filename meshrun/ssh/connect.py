@@ -90,7 +90,7 @@ class Connector:
         if total - len(refusals) < least:
             found = [refusals[number] for number in sorted(refusals)]
             raise refusal_error(found, total, least)
-        if not self._remote.way:  # such a command may lead to parts of one machine
+        if not self._remote.start_command:  # such a command may lead to parts of one machine
             self._check_distinct()
         return refusals
 
@@ -127,7 +127,7 @@ class Connector:
         env = without_own(os.environ)
         cwd: str | None = BOOT_FOLDER
         starter = self._remote.reach.starter or "ssh"
-        if not self._remote.way and is_this_machine(host):
+        if not self._remote.start_command and is_this_machine(host):
             command, starter = boot_command(sys.executable), ""
         else:
             env, cwd = dict(os.environ), None

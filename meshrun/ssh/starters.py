@@ -29,8 +29,8 @@ def find_starter(remote: Remote) -> Starter:
     Raises:
         UsageError: If it is unknown, or cannot be loaded.
     """
-    if remote.way:
-        return lambda host, _: [*remote.way, host.destination]
+    if remote.start_command:
+        return lambda host, _: [*remote.start_command, host.destination]
     reach = remote.reach
     if reach.starter in ("", "ssh"):
         return lambda host, line: ssh_command(reach.ssh, host, line, reach.connect_timeout_s)

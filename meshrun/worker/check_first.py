@@ -17,7 +17,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
-from meshrun.check.judge import Finding, best_bus, dim_rows, failed_hosts, judge, show_rate, unmet
+from meshrun.check.judge import Finding, best_bus, dim_rows, failed_hosts, format_rate, judge, unmet
 from meshrun.check.measured import Measured
 from meshrun.check.requirements import parse_requirements
 from meshrun.host.processes import die_with_parent
@@ -136,5 +136,5 @@ def _judge(measured: Measured, require: str) -> Verdict:
     layout = Layout.from_dict(measured.layout)
     rows = dim_rows(measured, layout)
     requirements = parse_requirements(require, "--require") if require else ()
-    speeds = ", ".join(f"{dim} {show_rate(rate)}" for dim, rate in best_bus(rows).items())
+    speeds = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best_bus(rows).items())
     return Verdict(findings=[*unmet(requirements, rows), *judge(measured, layout)], speeds=speeds)

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.check.judge import best_bus, dim_rows, failed_hosts, judge, show_rate, size_of, unmet
+from meshrun.check.judge import (
+    best_bus,
+    dim_rows,
+    failed_hosts,
+    format_rate,
+    format_size,
+    judge,
+    unmet,
+)
 from meshrun.check.measured import Collective, Exchange, Measured, RankMeasures
 from meshrun.check.requirements import check_dims, parse_requirements
 from meshrun.check.schedule import meetings, pairs_of
@@ -176,7 +184,7 @@ def test_a_picture(layout: Layout, slow: list[tuple[int, int]], drawn: list[str]
 def test_requirements() -> None:
     rows = dim_rows(measured(LAYOUT, {}), LAYOUT)
     best = best_bus(rows)
-    assert show_rate(best["dp"]) == "1.6 GB/s"  # 2 * 3/4 of a MiB in 1 ms
+    assert format_rate(best["dp"]) == "1.6 GB/s"  # 2 * 3/4 of a MiB in 1 ms
     met, not_met = parse_requirements("dp>=1.5GB/s", "--require"), "tp >= 300GB/s"
     assert unmet(met, rows) == []
     (finding,) = unmet(parse_requirements(not_met, "--require"), rows)
@@ -191,9 +199,9 @@ def test_requirements() -> None:
 
 
 def test_how_sizes_are_shown() -> None:
-    assert [size_of(each) for each in (12, 1024, MIB, 256 * MIB)] == [
+    assert [format_size(each) for each in (12, 1024, MIB, 256 * MIB)] == [
         *("12 B", "1 KiB", "1 MiB", "256 MiB"),
     ]
-    assert [show_rate(each) for each in (12, 2e3, 3e6, 4.56e10)] == [
+    assert [format_rate(each) for each in (12, 2e3, 3e6, 4.56e10)] == [
         *("12 B/s", "2 kB/s", "3 MB/s", "45.6 GB/s"),
     ]

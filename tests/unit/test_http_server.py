@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshrun.host.http_server import Answer, HttpServer
+from meshrun.host.http_server import HttpServer, Response
 from meshrun.host.reactor import Reactor
 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -19,7 +19,7 @@ SLOW = 100
 def server() -> Iterator[tuple[Reactor, tuple[str, int]]]:
     """Serve texts that name the path."""
     with Reactor() as reactor, socket.create_server(("127.0.0.1", 0)) as listener:
-        HttpServer(listener, reactor, lambda path, _: Answer(f"this is {path}\n"))
+        HttpServer(listener, reactor, lambda path, _: Response(f"this is {path}\n"))
         yield reactor, listener.getsockname()
         while len(reactor.watched) > 1:  # until all clients are known to have gone
             reactor.turn()
