@@ -21,6 +21,7 @@ from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine, requested_help, spell_out, spell_out_known
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, open_standard_streams
+from meshrun.host.shortage import describe_shortage
 from meshrun.host.stderr import discard_output, say
 from meshrun.plan.parse import parse_flag
 from meshrun.protocol.step_end import report_end
@@ -232,6 +233,8 @@ def _as_meshrun_error(error: Any) -> MeshrunError:
     if is_lost_output(error):
         discard_output(sys.stdout)
         return HostError(f"cannot write the output: {error.strerror}")
+    if (shortage := describe_shortage(error)) is not None:
+        return shortage
     traceback.print_exception(error)
     return InternalError(
         f"this is a bug in meshrun: {error}",

@@ -65,10 +65,11 @@ class Folder:
 
     def remove(self) -> None:
         """Remove its contents, and itself if it is still at its path; ignore errors."""
-        for _, folders, files, here in os.fwalk(topdown=False, dir_fd=self._fd):
-            for name in (*files, *folders):
-                with contextlib.suppress(OSError):
-                    _remove(name, here)
+        with contextlib.suppress(OSError):  # out of descriptors, or of memory
+            for _, folders, files, here in os.fwalk(topdown=False, dir_fd=self._fd):
+                for name in (*files, *folders):
+                    with contextlib.suppress(OSError):
+                        _remove(name, here)
         with contextlib.suppress(OSError):
             os.rmdir(self.path)
 
@@ -87,8 +88,12 @@ def make_folder(path: str) -> Folder:
     """
     above = os.open(os.path.dirname(path), _OPEN)
     try:
-        os.mkdir(os.path.basename(path), 0o700, dir_fd=above)
-        return Folder(path, above=above)
+        os.mkdir(name := os.path.basename(path), 0o700, dir_fd=above)
+        try:
+            return Folder(path, above=above)
+        except OSError:
+            os.rmdir(name, dir_fd=above)
+            raise
     finally:
         os.close(above)
 

@@ -7,6 +7,7 @@ those of every turn, and due timers, in this order.
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import itertools
 import selectors
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Collection
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Protocol
+
+from meshrun.errors import HostError
 
 Call = Callable[[], object]
 _LONGEST_WAIT_S = 1800.0
@@ -126,11 +129,22 @@ class Reactor:
         try:
             key = self._selector.get_key(fileobj)
         except KeyError:
-            self._selector.register(fileobj, event, {event: call})
+            self._register(fileobj, event, call)
             return
         key.data[event] = call
         if not key.events & event:
             self._selector.modify(fileobj, key.events | event, key.data)
+
+    def _register(self, fileobj: int | HasFileno, event: int, call: Call) -> None:
+        try:
+            self._selector.register(fileobj, event, {event: call})
+        except OSError as error:
+            if error.errno != errno.ENOSPC:  # which is also that of a full disk
+                raise
+            raise HostError(
+                "cannot wait for more descriptors: this user has reached the limit of epoll",
+                hint="raise /proc/sys/fs/epoll/max_user_watches",
+            ) from error
 
     # ---- timers ----------------------------------------------------------------------------
 

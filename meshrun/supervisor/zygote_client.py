@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
 from meshrun.host.processes import Ended
+from meshrun.host.shortage import HINTS
 from meshrun.host.sockets import packet_pair
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
@@ -25,6 +27,10 @@ from meshrun.zygote.guard import LAUNCH_MARK
 
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun, WarmZygote
+
+_TOO_FEW = "check `ulimit -u` and `free -h`: the machine may be out of processes or memory"
+_EXIT_TAKES_S = 10.0
+"""How long the zygote may take to exit once its socket is closed."""
 
 
 class ZygoteClient:
@@ -183,10 +189,11 @@ class _NewZygote:
                 env={**zygote_environment(os.environ), LAUNCH_MARK: mark},
             )
         except OSError as error:
+            hint = _TOO_FEW
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                hint = HINTS[error.errno]
             raise HostError(
-                f"cannot start `{sys.executable}`: {error.strerror}",
-                hint="check `ulimit -u` and `free -h`: the machine may be out of processes or"
-                " memory",
+                f"cannot start `{sys.executable}`: {error.strerror}", hint=hint
             ) from error
 
     @property
@@ -197,5 +204,9 @@ class _NewZygote:
         self._process.kill()
 
     def wait(self) -> tuple[int, Ended]:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(timeout=_EXIT_TAKES_S)
+        except subprocess.TimeoutExpired:  # such as where a module in it executed another program
+            self._process.kill()
+            code = self._process.wait()
         return (-code if code < 0 else code << 8), Ended(0)  # this process adopts its orphans

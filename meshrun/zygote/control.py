@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 from typing import Any
@@ -41,6 +42,13 @@ def receive(control: socket.socket) -> tuple[codec.Message | None, list[int]]:
     except ConnectionError:
         return None, []
     return (codec.decode(packet) if packet else None), fds
+
+
+def is_hung_up(control: socket.socket) -> bool:
+    """Return whether the launcher is dead, even if orders of it are still to be read."""
+    poll = select.poll()
+    poll.register(control, 0)
+    return bool(poll.poll(0))
 
 
 def leave_signals_to_launcher() -> dict[int, Any]:

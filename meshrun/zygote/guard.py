@@ -23,7 +23,7 @@ from meshrun.host.processes import (
     marked_processes,
     send_signal,
 )
-from meshrun.zygote.control import launcher_pid
+from meshrun.zygote.control import is_hung_up, launcher_pid
 
 LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
 """A variable with a random value, set for everything that a launch starts, to find leftovers."""
@@ -77,9 +77,7 @@ def _launcher_pidfd(control: socket.socket) -> int:
     """Return a pidfd of the launcher, which created the socket pair; -1 if it is dead."""
     pid = launcher_pid(control)
     pidfd = _pidfd(pid) if pid else -1
-    poll = select.poll()
-    poll.register(control, 0)
-    if pidfd >= 0 and poll.poll(0):  # hung up, so another process may have the id by now
+    if pidfd >= 0 and is_hung_up(control):  # so another process may have the id by now
         os.close(pidfd)
         return -1
     return pidfd

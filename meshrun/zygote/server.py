@@ -50,7 +50,7 @@ from meshrun.protocol.result import signal_name
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source
-from meshrun.zygote.control import LEFT_TO_LAUNCHER, launcher_pid, receive, send
+from meshrun.zygote.control import LEFT_TO_LAUNCHER, is_hung_up, launcher_pid, receive, send
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.spawn import spawn_command, spawn_fresh
 from meshrun.zygote.store import run_store
@@ -339,7 +339,7 @@ class ZygoteServer:
         """End the store and everything that ranks left behind, then this process."""
         self._end_negotiation()
         ended = self._end_children(grace_s)
-        if launcher_is_gone:
+        if launcher_is_gone or is_hung_up(self._control):  # that may have been killed meanwhile
             self._guard.remove_scratch()
             if os.getppid() == self._parent:  # a keeper, which waits for our end and may be stopped
                 send_signal(self._parent, signal.SIGCONT)

@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,29 @@ def test_a_limit_of_open_files_that_is_too_low(
     assert (ours.returncode, ours.stdout) == (71, "")
     assert f"open files, but the limit is {limit}" in ours.stderr
     assert "Traceback" not in ours.stderr
+
+
+@pytest.mark.parametrize("free", [4, 8, 10, 12])
+def test_descriptors_that_a_parent_left_open(free: int, fake_torch: object) -> None:
+    """They count towards the limit; whatever meets it is no bug."""
+
+    def leave_open() -> None:
+        limit = 256
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        with suppress(OSError):
+            while True:
+                os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
+        os.closerange(limit - free, limit)
+
+    ours = run_meshrun(
+        *("--nproc-per-node", "2", PROGRAMS / "echo.py"), preexec_fn=leave_open, close_fds=False
+    )
+
+    assert (ours.returncode, ours.stdout) == (71, ""), ours.stderr
+    error, empty, hint = ours.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert error.endswith(": Too many open files")
+    assert (empty, hint) == ("", "hint: raise the limit with `ulimit -n`")
 
 
 def test_a_kernel_without_files_in_memory(tmp_path: Path, fake_torch: object) -> None:

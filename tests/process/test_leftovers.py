@@ -74,6 +74,24 @@ def test_the_folder_of_the_dead_goes(fake_torch: object, tmp_path: Path) -> None
     assert folders() == set()
 
 
+def test_the_folder_goes_with_a_launcher_that_dies_at_the_end(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """The zygote is ending what ranks left, as it was told, and learns only then."""
+    (program := tmp_path / "leaves.py").write_text(
+        "import os, signal, sys, time\n"
+        "if os.fork() == 0:\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "    while True:\n"
+        "        time.sleep(60)\n"
+    )
+    with start_meshrun("--shutdown-timeout", "2", program, folder=tmp_path) as running:
+        running.wait_for("asked")
+        running.process.kill()
+        running.wait()
+        wait_until(lambda: folders() == set(), lambda: str(folders()))
+
+
 def test_the_folder_of_a_dead_caller_goes(fake_torch: object, tmp_path: Path) -> None:
     """launch() has one of its own."""
     (script := tmp_path / "calls.py").write_text(CALLS)

@@ -122,6 +122,18 @@ def test_a_preload_that_fails_is_told_once(fake_torch: Path) -> None:
     assert ours.stdout == ""
 
 
+def test_a_preload_that_executes_another_program_is_no_wait_forever(
+    fake_torch: Path, tmp_path: Path
+) -> None:
+    """That has closed the launcher's socket, and would never end."""
+    (tmp_path / "executes.py").write_text("import os\nos.execvp('sleep', ['sleep', '1000'])\n")
+    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
+    ours = run_meshrun("--preload", "executes", PROGRAMS / "echo.py", env=env)
+
+    assert ours.returncode == 137
+    assert "error: the process that starts the ranks was killed by SIGKILL" in ours.stderr
+
+
 def test_several_preloads_in_one_are_told(fake_torch: Path) -> None:
     """The hint repeats the option."""
     ours = run_meshrun("--preload", "json,math", PROGRAMS / "echo.py")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import selectors
 import socket
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshrun.errors import HostError
 from meshrun.host.reactor import Reactor, Timer
 
 S = 1_000_000_000
@@ -227,6 +231,19 @@ def test_turns_are_taken_until_something_holds_or_for_so_long(
         reactor.run_until(lambda: said)
         assert said == [b"come"]
         assert reactor.poll(0) == 0
+
+
+def test_the_limit_of_epoll_is_no_full_disk() -> None:
+    """Though it has the same number."""
+
+    class Full(selectors.SelectSelector):
+        def register(self, *_: object) -> NoReturn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Reactor(selector=Full()) as reactor, pytest.raises(HostError) as raised:
+        reactor.add_reader(0, lambda: None)
+
+    assert raised.value.hint == "raise /proc/sys/fs/epoll/max_user_watches"
 
 
 def test_a_descriptor_that_was_closed_and_given_again_is_another(reactor: Reactor) -> None:

@@ -1,0 +1,38 @@
+"""Errors of the operating system that mean this machine lacks something."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from meshrun.errors import HostError
+
+_MEMORY = "check `free -h`, `ulimit -v`, and the memory limit of the cgroup"
+_DISK = "free some space, or set TMPDIR to a folder with free space"
+HINTS = {
+    errno.EMFILE: "raise the limit with `ulimit -n`",
+    errno.ENFILE: "see /proc/sys/fs/file-nr: this machine has too many files open",
+    errno.ENOMEM: _MEMORY,
+    errno.ENOBUFS: _MEMORY,
+    errno.EAGAIN: "check `ulimit -u` and pids.max of the cgroup",
+    errno.ENOSPC: _DISK,
+    errno.EDQUOT: _DISK,
+    errno.EIO: "see `dmesg`: a disk or a network file system may have failed",
+    errno.EROFS: "set TMPDIR to a writable folder",
+    errno.ESTALE: "a network file system was exchanged: start again in a new shell",
+}
+"""What to try for each error number."""
+
+
+def describe_shortage(error: BaseException) -> HostError | None:
+    """Return what this machine lacks, if that is why ``error`` was raised; else ``None``."""
+    if isinstance(error, MemoryError):
+        return HostError("this machine is out of memory", hint=_MEMORY)
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return HostError("cannot start a thread", hint=HINTS[errno.EAGAIN])
+    if not isinstance(error, OSError) or error.errno not in HINTS:
+        return None
+    what = "the operating system refused what meshrun needs"
+    if isinstance(error.filename, str | bytes):
+        what = f"cannot use `{os.fsdecode(error.filename)}`"
+    return HostError(f"{what}: {os.strerror(error.errno)}", hint=HINTS[error.errno])

@@ -1,0 +1,67 @@
+"""What a machine lacks is told as that, and what is our bug is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from meshrun.host import folder as folders
+from meshrun.host.folder import Folder, make_folder
+from meshrun.host.shortage import describe_shortage
+
+FULL = OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FULL, "the operating system refused what meshrun needs: Too many open files in system"),
+        (OSError(errno.EIO, "I/O", "/a/b"), "cannot use `/a/b`: Input/output error"),
+        (MemoryError(), "this machine is out of memory"),
+        (RuntimeError("can't start new thread"), "cannot start a thread"),
+        (OSError(errno.EBADF, "Bad file descriptor"), None),
+        (RuntimeError("dictionary changed size during iteration"), None),
+        (OSError("no number"), None),
+    ],
+)
+def test_an_error_is_a_shortage(error: BaseException, message: str | None) -> None:
+    """With something to try."""
+    shortage = describe_shortage(error)
+
+    assert message == (shortage and shortage.message)
+    assert shortage is None or shortage.hint
+
+
+def test_a_folder_that_cannot_be_opened_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be one descriptor for the folder above, and none for the new one."""
+
+    def refuse(*_: object, **__: object) -> Folder:
+        raise FULL
+
+    monkeypatch.setattr(folders, "Folder", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        make_folder(str(tmp_path / "new"))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_read_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch does not fail because it cannot clear up."""
+
+    def refuse(*_: object, **__: object) -> object:
+        raise FULL
+
+    made = make_folder(str(tmp_path / "new"))
+    made.make("inside")
+    monkeypatch.setattr(os, "fwalk", refuse)
+    made.remove()
+    made.close()
+
+    assert (tmp_path / "new" / "inside").exists()
