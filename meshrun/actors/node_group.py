@@ -194,7 +194,7 @@ class NodeGroup:
         return dict(self._ray._private.state.available_resources_per_node())
 
     def _lack(self, waited: str) -> Refused:
-        nodes, free = self._nodes(), self._free()
+        nodes, free = sorted(self._nodes(), key=_sort_key), self._free()
         found = [
             (name, node["Resources"], free.get(node["NodeID"], {}))
             for name, node in zip(_names(nodes), nodes, strict=True)
