@@ -101,6 +101,12 @@ class _Prompt(code.InteractiveConsole):
     def _start(self) -> WorkerGroup:
         return WorkerGroup(options=self._options, program=self._program)
 
+    def _open_group(self) -> WorkerGroup:
+        """Return the group; start a new one if the last one was closed."""
+        if not self.group.is_open:
+            self.group = self._start()
+        return self.group
+
     def _interact(self) -> None:
         labels = self._labels
         _enable_line_editing(self._complete)
@@ -147,9 +153,7 @@ class _Prompt(code.InteractiveConsole):
             KeyboardInterrupt: If the cell was interrupted.
         """
         try:
-            if not self.group.is_open:
-                self.group = self._start()
-            run_on_ranks(self.group, cell, name, only=self._only)
+            run_on_ranks(self._open_group(), cell, name, only=self._only)
         except CellFailed as failed:
             if isinstance(failed.error, SystemExit):
                 raise failed.error from None
@@ -172,9 +176,8 @@ class _Prompt(code.InteractiveConsole):
             self._set_prompt("")
         else:
             try:
-                if not self.group.is_open:
-                    self.group = self._start()
-                self._only = find_rank(self.group.call(current_layout)[0], which.strip(), "%rank")
+                layout = self._open_group().call(current_layout)[0]
+                self._only = find_rank(layout, which.strip(), "%rank")
             except MeshrunError as error:
                 _print_error(error)
             else:

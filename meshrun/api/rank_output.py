@@ -42,9 +42,6 @@ class RankOutput(io.TextIOBase):
         self._pass_on("".join(shown))
         return len(text)
 
-    def flush(self) -> None:
-        """Do nothing: whole lines are passed on at once."""
-
     def keep(self) -> None:
         """Keep the output from now on instead of passing it on."""
         self._is_passed_on = False

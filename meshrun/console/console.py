@@ -58,7 +58,8 @@ class Console:
         self._state_ns: dict[Hashable, int] = {}
         """When each owner last took the line from another's progress state."""
         self._status = b""
-        self._shared = False
+        self.is_shared = False
+        """Whether a rank writes to the terminal directly, so that only whole lines are printed."""
         self.is_typed_on: Callable[[], bool] = lambda: False
         """Whether the user types to another process on our terminal; ranks are not read then."""
         self._panel: tuple[bytes, ...] = ()
@@ -93,7 +94,7 @@ class Console:
         pieces = stream.lines.feed(data) if data else stream.lines.finish()
         for piece in pieces:
             self._show(stream, stream.outlet, piece)
-        may_wait = stream.outlet.is_terminal and not (self._shared or self._is_json)
+        may_wait = stream.outlet.is_terminal and not (self.is_shared or self._is_json)
         if stream.lines.pending and may_wait:
             self._partial.setdefault(stream, time.monotonic_ns())
         else:
@@ -119,19 +120,10 @@ class Console:
         """Print a line of meshrun's own to stderr."""
         self._show(self, self._err, Piece(f"meshrun: {text}\n".encode(errors="backslashreplace")))
 
-    def share_terminal(self) -> None:
-        """Print only whole lines from now on, because a rank writes to the terminal directly."""
-        self._shared = True
-
     @property
     def window(self) -> os.terminal_size | None:
         """Columns and lines of the terminal that shows the ranks' lines, if there is one."""
         return None if self._is_json else self._out.window
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether a rank writes to the terminal directly."""
-        return self._shared
 
     def has_just_shown(self, lines: Sequence[str]) -> bool:
         """Return whether these are among the last lines on stderr."""
@@ -140,7 +132,7 @@ class Console:
     @property
     def shows_status(self) -> bool:
         """Whether stderr is a terminal on which a status line can be shown and removed."""
-        is_free = not (self._shared or self._is_stdout_piped or self._is_json)
+        is_free = not (self.is_shared or self._is_stdout_piped or self._is_json)
         return self._err.moves_cursor and is_free
 
     def set_status(self, text: str) -> None:
@@ -246,7 +238,7 @@ class Console:
     def leave_terminal(self) -> None:
         """Remove what is below the lines, as the shell prints there next."""
         for outlet in {self._out, self._err}:
-            if outlet.moves_cursor and not self._shared:
+            if outlet.moves_cursor and not self.is_shared:
                 if self._check_foreground(outlet):
                     outlet.write(CLEAR_BELOW if self._panel else CLEAR_LINE)
             elif self._open.pop(outlet, None) is not None:
@@ -307,7 +299,7 @@ class Console:
         if self._prompt is not None and self._prompt[0] is owner:
             self._prompt = None
         if piece.is_state:
-            if not self._shared:
+            if not self.is_shared:
                 self._show_changing(owner, piece.text[:-1], outlet)
             return
         if self._bar is not None and self._bar[0] is owner:

@@ -82,7 +82,7 @@ class Terminal:
         self._modes = termios.tcgetattr(self._terminal)
         # If the launcher were stopped, the rank and the shell would compete for the terminal.
         self._stop_handler = signal.signal(signal.SIGTSTP, lambda *_: None)
-        console.share_terminal()
+        console.is_shared = True
         console.is_typed_on = self._is_typing
 
     def has_stdin(self, local_rank: int) -> bool:

@@ -16,13 +16,8 @@ from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
 from meshrun.start import own_command
-from meshrun.warm.identity import Mismatch, Requirements, Server, find_mismatch, this_interpreter
-from meshrun.warm.inherited import (
-    fixed_by_parent,
-    is_supported,
-    leader_of_session,
-    read_inherited,
-)
+from meshrun.warm.identity import Mismatch, Requirements, Server, find_mismatch
+from meshrun.warm.inherited import is_supported, leader_of_session, read_inherited
 from meshrun.warm.place import Place, stop_server, usual_place
 from meshrun.warm.warm_messages import (
     Assignment,
@@ -249,8 +244,6 @@ class WarmRun:
         learnt = self._learnt()
         environment = {**zygote_environment(os.environ), **self._settings.values}
         return Requirements(
-            interpreter=this_interpreter(),
-            fixed=fixed_by_parent(),
             modules=tuple(dict.fromkeys((*self._installed_preload(), *learnt.modules))),
             environment=_absolute(
                 {name: value for name, value in environment.items() if value is not None}

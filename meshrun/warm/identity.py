@@ -13,6 +13,7 @@ from itertools import chain
 from types import ModuleType
 from typing import Any
 
+from meshrun.warm.inherited import fixed_by_parent
 from meshrun.worker.early_settings import is_read_at_import
 from meshrun.worker.learnt import Stat, stat_of
 
@@ -22,6 +23,12 @@ _FOR_PYTHON = ("PYTHON", "LD_", "LC_", "GLIBC_", "MALLOC_")
 """Prefixes of variables that the interpreter, the loader or the C library reads at its start."""
 _LANGUAGE = ("LANG", "LANGUAGE")
 _OURS = "MESHRUN_"
+
+
+def this_interpreter() -> str:
+    """Return a text that identifies this interpreter and this copy of meshrun."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return f"{os.path.realpath(sys.executable)} {sys.prefix} {sys.version} {here}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +68,8 @@ class Server:
 class Requirements:
     """What a launch requires of a server."""
 
-    interpreter: str
-    fixed: Mapping[str, str]
+    interpreter: str = field(default_factory=this_interpreter)
+    fixed: Mapping[str, str] = field(default_factory=fixed_by_parent)
     modules: tuple[str, ...]
     environment: Mapping[str, str]
     """The variables when the program imports its libraries."""
@@ -134,12 +141,6 @@ def _changed_program(server: Server) -> Iterator[Mismatch]:
         if stat_of(path) != source.stat and words_of(path, server.read) != source.words:
             reason = f"the imports or variables in `{path}` have changed"
             yield Mismatch(reason, distance=0, is_permanent=True)
-
-
-def this_interpreter() -> str:
-    """Return a text that identifies this interpreter and this copy of meshrun."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return f"{os.path.realpath(sys.executable)} {sys.prefix} {sys.version} {here}"
 
 
 def packages(modules: Collection[str]) -> frozenset[str]:

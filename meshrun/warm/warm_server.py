@@ -114,8 +114,6 @@ class WarmServer:
     def _has_equal(self, assignment: Assignment) -> bool:
         """Return whether another run has left an equal server in the meantime."""
         required = Requirements(
-            interpreter=this_interpreter(),
-            fixed=fixed_by_parent(),
             modules=tuple(assignment.modules),
             environment=assignment.environment,
             own_files=assignment.own_files,

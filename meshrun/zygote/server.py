@@ -161,7 +161,7 @@ class ZygoteServer:
             if self._program.kind == "command":
                 pid = spawn_command(order, self._program, *fds[:2])
             elif self._fresh:
-                pid = spawn_fresh(order, self._program, self._reports, self._gate_fd, *fds)
+                pid = spawn_fresh(order, self._program, self._reports, self._gate_fd, fds)
             else:
                 pid = self._fork(self._dispositions, die_with_parent)
                 if pid == 0:
@@ -237,37 +237,34 @@ class ZygoteServer:
         if self._gate_fd >= 0:
             os.close(self._gate_fd)
         self._gate_fd = gate_fd
-        try:
-            # The store keeps our handlers: the signals that end ranks must not end it first.
-            pid = self._fork({}, self._guard.begin)
-        except OSError as error:
-            self._report_start_failed(STORE, error)
-            pid = None
-        if pid == 0:
+        self._store_pid = self._fork_helper(self._guard.begin)
+        if self._store_pid == 0:
             self._reports.close()
             return partial(run_store, order.port, listeners, self._guard)
         for listen_fd in listeners:
             os.close(listen_fd)
-        self._store_pid = pid
         return None
 
-    def _report_start_failed(self, rank: int, error: OSError) -> None:
-        reason = error.strerror or str(error)
-        send(self._control, StartFailed(rank=rank, error=reason, at_ns=time.monotonic_ns()))
-
     def _fork_negotiation(self, order: Negotiate) -> Callable[[], None] | None:
-        try:
-            pid = self._fork({}, die_with_parent)
-        except OSError as error:
-            self._report_start_failed(STORE, error)
-            pid = None
-        if pid == 0:
+        self._negotiation_pid = self._fork_helper(die_with_parent)
+        if self._negotiation_pid == 0:
             from meshrun.rendezvous.torch_backend import negotiate
             from meshrun.worker.sys_path import first_path
 
             return partial(negotiate, order, self._reports, first_path(self._program))
-        self._negotiation_pid = pid
         return None
+
+    def _fork_helper(self, begin: Callable[[int], None]) -> int | None:
+        """Fork a process that keeps our handlers: signals that end ranks must not end it first."""
+        try:
+            return self._fork({}, begin)
+        except OSError as error:
+            self._report_start_failed(STORE, error)
+            return None
+
+    def _report_start_failed(self, rank: int, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        send(self._control, StartFailed(rank=rank, error=reason, at_ns=time.monotonic_ns()))
 
     def _end_negotiation(self) -> None:
         _kill_child(self._negotiation_pid)

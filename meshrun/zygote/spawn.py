@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from collections.abc import Sequence
+from typing import Any
 
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.processes import die_with_parent
@@ -15,35 +17,27 @@ from meshrun.protocol.codec import StartRank
 from meshrun.start import own_command
 
 
-def spawn_fresh(  # noqa: PLR0917
-    order: StartRank,
-    program: Program,
-    reports: socket.socket,
-    gate_fd: int,
-    stdout: int,
-    stderr: int,
-    stacks: int,
-    questions: int,
+def spawn_fresh(
+    order: StartRank, program: Program, reports: socket.socket, gate_fd: int, fds: Sequence[int]
 ) -> int:
-    """Start a rank as a new interpreter, which reads its order, and return its process id."""
+    """Start a rank as a new interpreter, which reads its order, and return its process id.
+
+    Args:
+        order: The order.
+        program: The program.
+        reports: Carries the rank's reports.
+        gate_fd: The gate that opens once all ranks may exit.
+        fds: The rank's stdout, stderr, file of stacks and pipe of questions.
+    """
     ours, theirs = packet_pair()  # a pipe is too small for the longest order
-    fds = (theirs.fileno(), reports.fileno(), gate_fd, stacks, questions)
-    numbers = [str(number) for number in (*fds, os.getpid())]
+    stdout, stderr, *others = fds
+    inherited = (theirs.fileno(), reports.fileno(), gate_fd, *others)
+    numbers = [str(number) for number in (*inherited, os.getpid())]
     words = (*numbers, program.kind, program.target, *program.args)
     with ours, theirs:
         ours.send(codec.encode(order))
-        process = subprocess.Popen(
-            own_command("rank", *words, unbuffered=True),
-            stdin=_stdin(order, stdout),
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=fds,
-            env=_environment(order),  # for sitecustomize and readers of /proc/PID/environ
-            start_new_session=True,
-            restore_signals=True,
-        )
-    process.returncode = 0  # reaped by the loop, with all other children
-    return process.pid
+        command = own_command("rank", *words, unbuffered=True)
+        return _start(order, command, stdout, stderr, pass_fds=inherited)
 
 
 def spawn_command(order: StartRank, program: Program, stdout: int, stderr: int) -> int:
@@ -55,27 +49,23 @@ def spawn_command(order: StartRank, program: Program, stdout: int, stderr: int) 
         die_with_parent(zygote)
         bind_to_cpus(order.cpus)
 
+    return _start(order, [program.target, *program.args], stdout, stderr, preexec_fn=prepare)
+
+
+def _start(
+    order: StartRank, command: Sequence[str], stdout: int, stderr: int, **options: Any
+) -> int:
+    stdin = stdout if order.debug else None if order.stdin else subprocess.DEVNULL
+    removed = {*order.unset, "MESHRUN_WORKER_PID"}
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
     process = subprocess.Popen(
-        [program.target, *program.args],
-        stdin=_stdin(order, stdout),
+        command,
+        stdin=stdin,  # the terminal of a rank that is debugged is its stdout
         stdout=stdout,
         stderr=stderr,
-        env=_environment(order),
+        env={**kept, **order.environment},  # for sitecustomize and readers of /proc/PID/environ
         start_new_session=True,
-        restore_signals=True,
-        preexec_fn=prepare,  # noqa: PLW1509
+        **options,
     )
     process.returncode = 0  # reaped by the loop, with all other children
     return process.pid
-
-
-def _environment(order: StartRank) -> dict[str, str]:
-    removed = {*order.unset, "MESHRUN_WORKER_PID"}
-    kept = {name: value for name, value in os.environ.items() if name not in removed}
-    return {**kept, **order.environment}
-
-
-def _stdin(order: StartRank, terminal: int) -> int | None:
-    if order.debug:
-        return terminal
-    return None if order.stdin else subprocess.DEVNULL
