@@ -560,7 +560,7 @@ def _badness(report: pytest.TestReport) -> int:
 
 
 def _is_failure(report: Mapping[str, Any]) -> bool:
-    """Return whether a test failed, expectedly or not; passing despite a strict xfail is none."""
+    """Return whether a test failed, as expected or not; passing a strict xfail does not count."""
     if report.get("outcome") == "failed":
         return not str(report.get("longrepr")).startswith("[XPASS(strict)]")
     return report.get("outcome") == "skipped" and "wasxfail" in report

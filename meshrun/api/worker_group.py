@@ -72,7 +72,7 @@ class GroupLost(MeshrunError):
 
 
 class WorkerGroup:
-    """Workers with a mesh that keep running until :meth:`close`, and their state between calls.
+    """Workers with a mesh that keep running, and keep their state, until :meth:`close`.
 
     Args:
         mesh: As for :func:`meshrun.launch`, like the parameters below.

@@ -69,7 +69,7 @@ class Collapser:
         self._printing = sum(1 << rank for rank in set(ranks))
         self._first: _Entry | None = None
         self._last: _Entry | None = None
-        self._alike: dict[bytes, deque[_Entry]] = {}
+        self._equal: dict[bytes, deque[_Entry]] = {}
         """Entries by text, in order."""
         self._reached: dict[int, _Entry] = {}
         """The last entry that each rank has joined, which may have been shown already."""
@@ -153,21 +153,21 @@ class Collapser:
 
     def _find_equal(self, line: bytes, bit: int, reached: _Entry | None) -> _Entry | None:
         """Return the entry that a rank's next line joins; move the rank's own ones if needed."""
-        alike = self._alike.get(line)
-        if alike is None:
+        equal = self._equal.get(line)
+        if equal is None:
             return None
-        index = 0 if reached is None else bisect_right(alike, reached.place, key=_place)
-        if index < len(alike):
-            return alike[index]
+        index = 0 if reached is None else bisect_right(equal, reached.place, key=_place)
+        if index < len(equal):
+            return equal[index]
         own: list[_Entry] = []
         while reached is not None and reached.ranks == bit and len(own) < _MOST_MOVED:
             own.append(reached)
             reached = reached.prior
         if reached is not None and reached.ranks:
-            index = bisect_right(alike, reached.place, key=_place)
+            index = bisect_right(equal, reached.place, key=_place)
         else:
             index = 0
-        found = next((alike[i] for i in range(index, len(alike)) if not alike[i].ranks & bit), None)
+        found = next((equal[i] for i in range(index, len(equal)) if not equal[i].ranks & bit), None)
         if found is not None:
             for entry in reversed(own):
                 if entry.place > found.place:
@@ -185,7 +185,7 @@ class Collapser:
         return entry
 
     def _unlink(self, entry: _Entry) -> None:
-        self._alike[entry.line].remove(entry)
+        self._equal[entry.line].remove(entry)
         if entry.before is None:
             self._first = entry.after
         else:
@@ -206,11 +206,11 @@ class Collapser:
         else:
             entry.after.before = entry
         self._choose_place(entry)
-        alike = self._alike.setdefault(entry.line, deque())
+        equal = self._equal.setdefault(entry.line, deque())
         if entry.after is None:
-            alike.append(entry)
+            equal.append(entry)
         else:
-            insort(alike, entry, key=_place)
+            insort(equal, entry, key=_place)
 
     def _choose_place(self, entry: _Entry) -> None:
         """Give an entry a place between those of its neighbors."""
@@ -220,7 +220,7 @@ class Collapser:
             entry.place = entry.after.place - _STEP
         else:
             entry.place = (entry.before.place + entry.after.place) // 2
-            if entry.place == entry.before.place:  # no room is left: number all of them anew
+            if entry.place == entry.before.place:  # no room is left: renumber all
                 place, each = 0, self._first
                 while each is not None:
                     each.place, place, each = place, place + _STEP, each.after
@@ -231,10 +231,10 @@ class Collapser:
         while entry is not last and self._first is not None:
             entry = self._first
             self._first = entry.after
-            alike = self._alike[entry.line]
-            alike.popleft()
-            if not alike:
-                del self._alike[entry.line]
+            equal = self._equal[entry.line]
+            equal.popleft()
+            if not equal:
+                del self._equal[entry.line]
             size = len(entry.line) + _BYTES_PER_ENTRY
             self._bytes -= size
             self._own_bytes[entry.first] -= size

@@ -105,7 +105,7 @@ class Console:
         self._show(self, self._err if to_stderr else self._out, Piece(line + b"\n"))
 
     def end_call(self, number: int) -> None:
-        """Mark for the reader of our output that everything printed during a call precedes."""
+        """Write a mark that ends the output of a call, for the reader of our output."""
         for outlet in {self._out, self._err}:
             outlet.write(end_of_call(number))
 

@@ -14,7 +14,7 @@ from meshrun.host.stderr import is_terminal
 
 _MOST_BYTES_A_WRITE = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
-"""The requested size of a pipe: in a small one, reader and writer keep waiting for each other."""
+"""The requested size of a pipe: with a small one, reader and writer often wait for each other."""
 
 
 class Outlet:

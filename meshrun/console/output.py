@@ -33,7 +33,7 @@ _READ_BYTES_COLLAPSING = 8 * 1024
 """So that no rank gets far ahead of the others, whose equal lines become one."""
 _LEAST_COLUMNS = 20
 _TAIL_BYTES = 16384
-"""Of a rank's stderr; C++ prints a stack of some kilobytes after the error that ends it."""
+"""How much of a rank's stderr to keep; C++ prints a stack of some kilobytes after an error."""
 _POLL_EVERY_NS = 100_000_000
 """How often to read files for which the system sends no notifications."""
 
@@ -159,15 +159,15 @@ class Output:
             end = open_log(file.path, self._opener)
             if not wanted:
                 return None, end
-            ours = self._opener(file.path, os.O_RDONLY)
+            read_fd = self._opener(file.path, os.O_RDONLY)
         else:
-            ours, end = os.pipe()
-            os.set_blocking(ours, False)
+            read_fd, end = os.pipe()
+            os.set_blocking(read_fd, False)
         prefix = line_prefix(self._plan, rank, self._hostname, teed=file.path is not None)
         stream = self._console.stream(
             rank=rank.rank, prefix=prefix, to_stderr=to_stderr, has_stdin=rank.local_rank == 0
         )
-        return _Source(rank.rank, to_stderr, ours, file.path, stream), end
+        return _Source(rank.rank, to_stderr, read_fd, file.path, stream), end
 
     def _copy(self, rank: RankPlan, to_stderr: bool, path: str) -> LineCopy | None:
         logs = self._plan.request.logs
@@ -263,7 +263,7 @@ class Output:
         self._console.end_call(number)
 
     def _read_bytes_of(self, source: _Source, left: int) -> None:
-        """Read so many bytes and no more: a thread of the rank may continue to print."""
+        """Read ``left`` bytes and no more, as a thread of the rank may continue to print."""
         while left > 0 and (data := os.read(source.fd, min(left, self._read_size))):
             self._take(source, data)
             left -= len(data)

@@ -1,4 +1,4 @@
-"""Prints lines that several ranks write to stderr before they fail only once. Pure."""
+"""Removes repetitions from what ranks write to stderr before they fail. Pure."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Server:
 
     pid: int
     born: str
-    """When the kernel started it, which tells it from a later process with its id."""
+    """When the kernel started it, which distinguishes it from a later process with its id."""
     began: float
     """When it was started, in seconds since the epoch."""
     idle_s: float

@@ -98,7 +98,8 @@ class ZygoteServer:
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
-        self._reactor = Reactor(selector=selectors.PollSelector())  # which no child inherits
+        # Unlike epoll, poll has no descriptor that children would inherit.
+        self._reactor = Reactor(selector=selectors.PollSelector())
         self._is_zygote = True
         self._in_child: Callable[[], None] | None = None
         """In a forked child, the function that it is to run."""
@@ -108,7 +109,8 @@ class ZygoteServer:
         """Follow orders until the launcher ends; return only in a forked child."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        # From now on there may be children to kill, so wake up even if stopped: the socket closes.
+        # From now on there may be children to kill. If the parent dies while this process is
+        # stopped, SIGCONT wakes it, and it finds the socket closed.
         die_with_parent(self._parent, signal.SIGCONT)
         launcher = launcher_pid(self._control) or self._parent
         self._reactor.add_reader(self._woken, self._reap)
@@ -353,7 +355,7 @@ class ZygoteServer:
             send(self._control, event)
 
     def _end_children(self, grace_s: float) -> Ended:
-        """End what ranks left behind, but not the store, which guards until all have ended."""
+        """End what ranks left behind, but not the store process, which guards the launch."""
         spare = frozenset() if self._store_pid is None else frozenset({self._store_pid})
         return end_children(
             grace_s=grace_s, deadline_s=_EXIT_TAKES_S if grace_s else 0.0, spare=spare

@@ -47,5 +47,5 @@ def run_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
     """
     set_title("store")
     allow_many_descriptors()  # connections from outsiders must not keep ranks out
-    _stores = [serve_store(port, listen_fd) for listen_fd in listeners]  # this frame keeps them
+    _stores = [serve_store(port, listen_fd) for listen_fd in listeners]  # kept by this frame
     guard.run()
