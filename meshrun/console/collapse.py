@@ -34,23 +34,21 @@ class Group:
     ranks: tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
     """A waiting line, its place in the order, and the ranks that have printed it."""
 
-    __slots__ = ("after", "before", "first", "line", "place", "prior", "ranks", "since_ns")
-
-    def __init__(self, line: bytes, since_ns: int, first: int, prior: _Entry | None) -> None:
-        self.line = line
-        self.since_ns = since_ns
-        self.first = first
-        """The rank that printed it first."""
-        self.prior = prior
-        """The line that this rank had printed before."""
-        self.place = 0
-        self.ranks = 0
-        """One bit per rank; 0 once it was shown."""
-        self.before: _Entry | None = None
-        self.after: _Entry | None = None
+    line: bytes
+    since_ns: int
+    first: int
+    """The rank that printed it first."""
+    prior: _Entry | None
+    """The line that this rank had printed before."""
+    place: int = 0
+    ranks: int = 0
+    """One bit per rank; 0 once it was shown."""
+    before: _Entry | None = None
+    after: _Entry | None = None
 
 
 _place = attrgetter("place")

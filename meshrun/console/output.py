@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from meshrun.console.collapsing import collapsing_for
@@ -38,23 +39,21 @@ _POLL_EVERY_NS = 100_000_000
 """How often to read files for which the system sends no notifications."""
 
 
+@dataclass(slots=True, eq=False)
 class _Source:
     """One stream that is read here: where it comes from and where it goes."""
 
-    def __init__(
-        self, rank: int, to_stderr: bool, fd: int, path: str | None, stream: RankStream
-    ) -> None:
-        self.rank = rank
-        self.to_stderr = to_stderr
-        self.fd = fd
-        self.path = path
-        """The file that is followed, or ``None`` for a pipe."""
-        self.stream = stream
-        self.copy: LineCopy | None = None
-        self.ended = False
-        """Whether nobody writes to the file any longer."""
-        self.final_text = ""
-        """Appended to the file once it has been read to the end, so that it is not printed here."""
+    rank: int
+    to_stderr: bool
+    fd: int
+    path: str | None
+    """The file that is followed, or ``None`` for a pipe."""
+    stream: RankStream
+    copy: LineCopy | None = None
+    ended: bool = False
+    """Whether nobody writes to the file any longer."""
+    final_text: str = ""
+    """Appended to the file once it has been read to the end, so that it is not printed here."""
 
 
 class Output:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import SupportsIndex
 
 _EVERY_S = 0.2
 """More frequent heartbeats carry no new information."""
 
 
+@dataclass(slots=True)
 class _ToLauncher:
     """The connection to the launcher; a global, so that all threads and libraries share it.
 
     A rank sets its functions; outside meshrun they stay ``None``.
     """
 
-    def __init__(self) -> None:
-        self.send_beat: Callable[[int | None], object] | None = None
-        self.exclude_node: Callable[[str], None] | None = None
-        self.next_beat_s = 0.0
-        self.step: int | None = None
-        """The furthest step that the program reported."""
+    send_beat: Callable[[int | None], object] | None = None
+    exclude_node: Callable[[str], None] | None = None
+    next_beat_s: float = 0.0
+    step: int | None = None
+    """The furthest step that the program reported."""
 
 
 to_launcher = _ToLauncher()
