@@ -12,7 +12,7 @@ CLEAR_BELOW = CLEAR_LINE + b"\x1bD\x1b[J\x1b[A"
 """Clears the line of the cursor, then the lines below it. tmux takes a clear from the first
 position of the window as a clear of all of it, and keeps the old content in its history."""
 _COLORS = (36, 33, 35, 32, 34, 31)
-_COLOR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR_CODE = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def colored(prefix: Prefix, rank: int) -> Prefix:
@@ -29,10 +29,16 @@ def _in_color(text: bytes, color: int) -> bytes:
 
 
 def fit(text: bytes, columns: int) -> bytes:
-    """Cut a changing line so that it does not wrap: a wrapped line could not be cleared."""
-    shown = text.decode(errors="replace")
-    colors = sum(len(code) for code in _COLOR_CODE.findall(shown))
-    return shown[: columns - 1 + colors].encode()
+    """Cut a changing line so that it does not wrap: a wrapped line could not be cleared.
+
+    All color codes are kept, as one behind the cut may reset the color.
+    """
+    parts, room = [], columns - 1
+    for part in _COLOR_CODE.split(text.decode(errors="replace")):
+        is_code = _COLOR_CODE.fullmatch(part) is not None
+        parts.append(part if is_code else part[:room])
+        room -= 0 if is_code else len(parts[-1])
+    return "".join(parts).encode()
 
 
 def panel_block(lines: Sequence[bytes]) -> bytes:
