@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshrun.mesh.current import init_mesh as init_mesh
     from meshrun.mesh.current import use_mesh as use_mesh
     from meshrun.mesh.current_layout import current_layout as current_layout
-    from meshrun.mesh.data_shard import data_shard as data_shard
+    from meshrun.mesh.current_layout import data_shard as data_shard
     from meshrun.mesh.to_launcher import exclude_node as exclude_node
     from meshrun.mesh.to_launcher import heartbeat as heartbeat
     from meshrun.mesh.to_launcher import progress as progress
@@ -60,7 +60,7 @@ _HOME = {
     "RankFailed": "meshrun.protocol.result",
     "current_layout": "meshrun.mesh.current_layout",
     "current_mesh": "meshrun.mesh.current",
-    "data_shard": "meshrun.mesh.data_shard",
+    "data_shard": "meshrun.mesh.current_layout",
     "exclude_node": "meshrun.mesh.to_launcher",
     "has_mesh": "meshrun.mesh.current",
     "heartbeat": "meshrun.mesh.to_launcher",

@@ -24,8 +24,7 @@ from meshrun.layout.derived import parse_flatten, parse_view
 from meshrun.layout.selection import select_ranks
 from meshrun.layout.spec import parse_mesh
 from meshrun.mesh.build_here import layout_of, read_group_options
-from meshrun.mesh.current_layout import current_layout
-from meshrun.mesh.data_shard import data_shard
+from meshrun.mesh.current_layout import current_layout, data_shard
 from meshrun.plan.group_options import format_group_options, parse_group_options
 from meshrun.protocol import codec
 
