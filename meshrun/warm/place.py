@@ -68,16 +68,13 @@ class Place:
         so are those of other containers that share the folder.
         """
         found = []
-        for name in os.listdir(self.path):
-            pid, _, kind = name.partition(".")
-            if kind != "json" or not pid.isdecimal():
-                continue
+        for pid, name in self._files("json"):
             server = self._read(name)
             if server is not None and server.fixed.get("pid namespace") != process_namespace():
                 continue
-            born = started_at(int(pid))
+            born = started_at(pid)
             if born is None or (server is not None and born != server.born):
-                self.forget(int(pid))
+                self.forget(pid)
             elif server is not None:
                 with contextlib.suppress(OSError):
                     found.append(Found(server, os.stat(f"{self.path}/{name}").st_mtime))
@@ -86,18 +83,23 @@ class Place:
     def starting(self) -> list[int]:
         """Return the servers that are still importing."""
         found = []
-        for name in os.listdir(self.path):
-            pid, _, kind = name.partition(".")
-            if kind == "starting" and pid.isdecimal():
-                with contextlib.suppress(OSError):
-                    namespace, _, born = self._text(name).partition(" ")
-                    if namespace != process_namespace():
-                        continue
-                    if born == started_at(int(pid)):
-                        found.append(int(pid))
-                        continue
-                self.forget(int(pid))
+        for pid, name in self._files("starting"):
+            with contextlib.suppress(OSError):
+                namespace, _, born = self._text(name).partition(" ")
+                if namespace != process_namespace():
+                    continue
+                if born == started_at(pid):
+                    found.append(pid)
+                    continue
+            self.forget(pid)
         return found
+
+    def _files(self, kind: str) -> Iterator[tuple[int, str]]:
+        """Yield (server, name) of each file with this ending."""
+        for name in os.listdir(self.path):
+            pid, _, ending = name.partition(".")
+            if ending == kind and pid.isdecimal():
+                yield int(pid), name
 
     def has(self, pid: int) -> bool:
         """Return whether a server is alive, importing or not."""
