@@ -250,7 +250,7 @@ def test_who_listens_is_asked_where_the_kernel_tells_nothing_of_signals(
     code = (
         "import sys, time\nfrom meshrun.worker.stack_handler import enable_stack_dumps\n"
         "if sys.argv[2] == '0': enable_stack_dumps(int(sys.argv[1]))\n"
-        "print('up', flush=True)\ntime.sleep(100)\n"
+        "print('up', flush=True); time.sleep(100)\n"
     )
     ranks = []
     for rank in range(2):
