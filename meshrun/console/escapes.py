@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from meshrun.console.lines import Prefix
@@ -33,12 +34,23 @@ def fit(text: bytes, columns: int) -> bytes:
 
     All color codes are kept, as one behind the cut may reset the color.
     """
-    parts, room = [], columns - 1
+    shown, width = "", 0
     for part in _COLOR_CODE.split(text.decode(errors="replace")):
-        is_code = _COLOR_CODE.fullmatch(part) is not None
-        parts.append(part if is_code else part[:room])
-        room -= 0 if is_code else len(parts[-1])
-    return "".join(parts).encode()
+        if _COLOR_CODE.fullmatch(part):
+            shown += part
+            continue
+        for character in part:
+            width += _columns_of(character)
+            if width >= columns:
+                break
+            shown += character
+    return shown.encode()
+
+
+def _columns_of(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("F", "W") else 1
 
 
 def panel_block(lines: Sequence[bytes]) -> bytes:

@@ -15,6 +15,8 @@ GREEN, RESET = "\x1b[32m", "\x1b[0m"
         (f"{GREEN}short{RESET}", f"{GREEN}short{RESET}"),
         (f"{GREEN}{'x' * 20}{RESET}", f"{GREEN}{'x' * 9}{RESET}"),
         (f"{'x' * 20}{GREEN}y{RESET}", f"{'x' * 9}{GREEN}{RESET}"),
+        ("训练" * 5, "训练训练"),
+        ("e\u0301" * 20, "e\u0301" * 9),
     ],
 )
 def test_a_changing_line_is_cut_to_the_window(text: str, shown: str) -> None:
