@@ -103,17 +103,8 @@ def _prepare_zygote(
     for standard, fd in enumerate(fds[:3]):
         os.dup2(fd, standard)
         os.close(fd)
-    control, reports, stacks = fds[3:]
     program = Program(kind=spec.kind, target=spec.target, args=tuple(spec.args))
-    return partial(
-        run_zygote,
-        socket.socket(fileno=control),
-        socket.socket(fileno=reports),
-        stacks,
-        program,
-        ending=ending,
-        known_at_start=known_at_start,
-    )
+    return partial(run_zygote, fds[3:], program, ending=ending, known_at_start=known_at_start)
 
 
 def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:

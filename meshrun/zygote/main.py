@@ -15,7 +15,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from difflib import get_close_matches
 from pkgutil import iter_modules
@@ -43,42 +43,30 @@ _LEAST_TORCH = (2, 10)
 
 def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     """Run the zygote; return only in a rank, with the function that it is to run."""
-    control, reports, stacks = map(int, sys.argv[1:4])
+    fds = list(map(int, sys.argv[1:4]))
     kind, target, *arguments = sys.argv[4:]
     assert kind in ("script", "module", "command")  # noqa: S101 - the launcher wrote it
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
-    return run_zygote(
-        socket.socket(fileno=control),
-        socket.socket(fileno=reports),
-        stacks,
-        program,
-        ending=Ending(),
-        known_at_start=known_at_start,
-    )
+    return run_zygote(fds, program, ending=Ending(), known_at_start=known_at_start)
 
 
 def run_zygote(
-    control: socket.socket,
-    reports: socket.socket,
-    stacks: int,
-    program: Program,
-    *,
-    ending: Ending,
-    known_at_start: frozenset[str],
+    fds: Sequence[int], program: Program, *, ending: Ending, known_at_start: frozenset[str]
 ) -> Callable[[], None]:
     """Run the zygote; return only in a rank, with the function that it is to run.
 
     Args:
-        control: Carries orders from the launcher and events to it.
-        reports: Carries the ranks' reports to the launcher.
-        stacks: The descriptor to which this process dumps its stacks.
+        fds: The control socket, for orders and events; the socket for the ranks' reports; the file
+            to which this process dumps its stacks.
         program: The program that ranks run.
         ending: Ends a rank.
         known_at_start: Modules that a new interpreter has loaded before its program.
     """
+    control_fd, reports_fd, stacks_fd = fds
+    control, reports = socket.socket(fileno=control_fd), socket.socket(fileno=reports_fd)
     for inherited in (control, reports):
         inherited.set_inheritable(False)
-    enable_stack_dumps(stacks)
+    enable_stack_dumps(stacks_fd)
     set_title("zygote", program.target, *program.args)
     die_with_parent(os.getppid())
     dispositions = leave_signals_to_launcher()
