@@ -29,8 +29,7 @@ class Collapsing:
 
     def begin_generation(self) -> None:
         """Print what waits, and expect output from all ranks again."""
-        for to_stderr, collapser in self._collapsers.items():
-            self._show(collapser.flush(), to_stderr)
+        self.flush()
         self._collapsers = {False: Collapser(self._ranks), True: Collapser(self._ranks)}
 
     def feed(self, rank: int, to_stderr: bool, data: bytes) -> None:

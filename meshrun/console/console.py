@@ -65,7 +65,7 @@ class Console:
         self._panel: tuple[bytes, ...] = ()
         self._drawn_ns = 0
         self._was_drawn = False
-        self._is_ours = True
+        self._is_foreground = True
         """Whether we are in the foreground, and so may draw below the lines and clear there."""
         self._is_stdout_piped = False
         """Whether lines went to a pipe on stdout, whose reader may print on our terminal."""
@@ -328,7 +328,7 @@ class Console:
         return self._prompt is not None and self.is_read()
 
     def _changing_line(self) -> bytes:
-        if not self._is_ours:
+        if not self._is_foreground:
             return b""
         shown = self._prompt if self._is_prompting else self._bar
         text = shown[1] if shown is not None else self._status
@@ -341,13 +341,13 @@ class Console:
         return fit(text, columns)
 
     def _below(self) -> bytes:
-        return self._changing_line() + panel_block(self._panel if self._is_ours else ())
+        return self._changing_line() + panel_block(self._panel if self._is_foreground else ())
 
     def _check_foreground(self, outlet: Outlet) -> bool:
         """Return whether we are in the foreground; if not, the shell has overwritten our lines."""
-        self._is_ours = outlet.is_ours
-        self._was_drawn = self._was_drawn and self._is_ours
-        return self._is_ours
+        self._is_foreground = outlet.is_foreground
+        self._was_drawn = self._was_drawn and self._is_foreground
+        return self._is_foreground
 
     def _redraw(self, outlet: Outlet) -> None:
         self._check_foreground(outlet)

@@ -55,7 +55,7 @@ class Outlet:
             return None
 
     @property
-    def is_ours(self) -> bool:
+    def is_foreground(self) -> bool:
         """Whether we may move the terminal's cursor, which in the background only the shell may."""
         return is_foreground(self._fd)
 
