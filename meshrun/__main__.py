@@ -17,6 +17,9 @@ def main(_known_at_start: object = None) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until there is something to clean up, Ctrl-C ends this process without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        # As some daemons start programs; the exit codes of children would be lost.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.set_threshold(_FEW_COLLECTIONS)
     from meshrun.cli.command import run_command_line
     from meshrun.cli.invocation import Invocation

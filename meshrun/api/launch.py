@@ -332,7 +332,8 @@ def check_options(flags: Sequence[str]) -> None:
         command, more = launcher_command(folder, words, ["-"])
         env, null = {**os.environ, **more}, subprocess.DEVNULL
         code = subprocess.call(command, env=env, stdin=null, stdout=null, stderr=null)
-        read_result(folder, code, began_ns=began_ns)
+        if code or os.path.exists(error_file(folder)):
+            read_result(folder, code, began_ns=began_ns)
 
 
 def _unreported(code: int, timings: Timings) -> LaunchResult:
@@ -345,6 +346,11 @@ def _unreported(code: int, timings: Timings) -> LaunchResult:
         end = describe_exit(code, signum)
         trouble = HostError(f"the launcher {end} before it could report a result")
         trouble.exit_code = code if signum is None else 128 + signum
+    elif signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # wait() returns 0 then
+        trouble = HostError(
+            "the launcher reported no result, and its exit code is unknown: SIGCHLD is ignored",
+            hint="call `signal.signal(signal.SIGCHLD, signal.SIG_DFL)` before the launch",
+        )
     return LaunchResult(
         exit_code=trouble.exit_code if trouble else 0,
         signum=signum,

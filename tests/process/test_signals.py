@@ -18,6 +18,19 @@ FORWARDED = PROGRAMS / "forwarded.py"
 PREEMPTED = PROGRAMS / "preempted.py"
 
 
+def test_exit_codes_are_known_though_the_parent_ignores_sigchld(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """As some daemons do; whoever inherits that gets no exit codes from the kernel."""
+    (program := tmp_path / "kills.py").write_text(
+        "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(60)\n"
+    )
+    ours = run_meshrun(program, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+
+    assert ours.returncode == 137, ours.stderr
+    assert "error: the process that starts the ranks was killed by SIGKILL" in ours.stderr
+
+
 def test_a_signal_is_passed_to_ranks_that_know_it(fake_torch: object, tmp_path: Path) -> None:
     """Not to their children, nor to a rank that would be ended by it; and the launch goes on."""
     words = ("--forward", "USR1", "--nproc-per-node", "3", FORWARDED, "0", "2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,15 @@ def test_a_launcher_that_reports_nothing(tmp_path: Path, code: int, end: str) ->
     assert result.trouble is not None
     assert result.trouble.message == f"the launcher {end} before it could report a result"
     assert result.exit_code == (code if code > 0 else 128 - code)
+
+
+def test_a_launcher_whose_exit_code_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where SIGCHLD is ignored it is always 0, which is no success."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+    result = read_result(str(tmp_path), 0, began_ns=0)
+
+    assert result.trouble is not None
+    assert "SIGCHLD is ignored" in result.trouble.message
+    assert result.exit_code == 71
