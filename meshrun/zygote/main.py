@@ -22,6 +22,8 @@ from pkgutil import iter_modules
 
 from meshrun.errors import UsageError
 from meshrun.host.processes import become_subreaper, die_with_parent
+from meshrun.host.shortage import describe_shortage
+from meshrun.host.stderr import note
 from meshrun.host.title import set_title
 from meshrun.mesh.build import check_registered
 from meshrun.plan.rank_program import Program
@@ -87,7 +89,13 @@ def run_zygote(
         dispositions=dispositions,
         guard=guard,
     )
-    return server.serve()
+    try:
+        return server.serve()
+    except (OSError, MemoryError) as error:
+        if (shortage := describe_shortage(error)) is None:
+            raise
+        note(f"{shortage.message}; {shortage.hint}")
+        os._exit(shortage.exit_code)
 
 
 def _load(

@@ -211,6 +211,23 @@ def test_descriptors_that_a_parent_left_open(free: int, fake_torch: object) -> N
     assert (empty, hint) == ("", "hint: raise the limit with `ulimit -n`")
 
 
+def test_a_zygote_without_memory(fake_torch: object, tmp_path: Path) -> None:
+    """It says so, without a traceback of meshrun's."""
+    (tmp_path / "refuses.py").write_text(
+        "import errno, os, socket\n"
+        "def refuse(*_): raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))\n"
+        "socket.recv_fds = refuse\n"
+    )
+    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
+    ours = run_meshrun("--preload", "refuses", PROGRAMS / "echo.py", env=env)
+    told, *_, error = ours.stderr.splitlines()
+
+    assert ours.returncode == 71, ours.stderr
+    assert told.startswith("meshrun: the operating system refused what meshrun needs: Cannot alloc")
+    assert error.startswith("error: the process that starts the ranks exited with code 71")
+    assert "Traceback" not in ours.stderr
+
+
 def test_a_kernel_without_files_in_memory(tmp_path: Path, fake_torch: object) -> None:
     """A sandbox may refuse memfd_create(); stacks go to a temporary file then."""
     (tmp_path / "sitecustomize.py").write_text(
