@@ -26,6 +26,7 @@ def open_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `fd`
+            os.set_inheritable(fd, True)
 
 
 @contextmanager

@@ -185,6 +185,21 @@ def test_closed_streams_do_no_harm(fake_torch: object, tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_stream_is_no_other(closed: int, method: str, fake_torch: object) -> None:
+    """What a rank writes to stderr does not go to stdout, and it reads no pipe of ours."""
+    script = f'"$@" {"<&-" if closed == 0 else f"{closed}>&-"}'
+    words = command("--start-method", method, PROGRAMS / "streams.py")
+    ran = subprocess.run(
+        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 0
+    assert ran.stdout == ("" if closed == 1 else "[rank 0] out, read ''\n")
+    assert ran.stderr == ("" if closed == 2 else "[rank 0] err\n")
+
+
 def test_a_full_disk_is_told_and_does_not_end_the_launch(fake_torch: object) -> None:
     """What cannot be written is lost, and one line says so."""
     with open("/dev/full", "wb") as full:
