@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
+from meshrun.errors import HostError
 from meshrun.host.processes import (
     Ended,
     die_with_parent,
@@ -22,6 +23,7 @@ from meshrun.host.processes import (
     send_signal_to_group,
 )
 from meshrun.host.reactor import Reactor
+from meshrun.host.stderr import note
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.protocol.codec import (
@@ -169,6 +171,7 @@ class ZygoteServer:
                 if pid == 0:
                     return self._in_rank(order, *fds)
         except OSError as error:
+            self._exit_in_child(error)
             self._report_start_failed(order.rank, error)
             return None
         finally:
@@ -261,8 +264,16 @@ class ZygoteServer:
         try:
             return self._fork({}, begin)
         except OSError as error:
+            self._exit_in_child(error)
             self._report_start_failed(STORE, error)
             return None
+
+    def _exit_in_child(self, error: OSError) -> None:
+        """Exit if the fork has succeeded and this is its child: only the zygote reports."""
+        if not self._is_zygote:
+            what = f"cannot use `{error.filename}`" if error.filename else "cannot start"
+            note(f"{what}: {error.strerror}")
+            os._exit(HostError.exit_code)
 
     def _report_start_failed(self, rank: int, error: OSError) -> None:
         reason = error.strerror or str(error)

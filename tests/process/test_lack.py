@@ -211,6 +211,24 @@ def test_descriptors_that_a_parent_left_open(free: int, fake_torch: object) -> N
     assert (empty, hint) == ("", "hint: raise the limit with `ulimit -n`")
 
 
+def test_a_fork_that_lacks_something_is_no_second_zygote(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """It says what, and exits; only the zygote reports to the launcher."""
+    (tmp_path / "refuses.py").write_text(
+        "import errno, os\n"
+        "def refuse(*_): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))\n"
+        "os.dup2 = refuse\n"
+    )
+    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
+    ours = run_meshrun("--preload", "refuses", PROGRAMS / "echo.py", env=env)
+
+    assert ours.returncode == 71, ours.stderr
+    assert "meshrun: cannot start: Too many open files\n" in ours.stderr
+    assert "error: rank 0 exited with code 71" in ours.stderr
+    assert "Traceback" not in ours.stderr
+
+
 def test_a_zygote_without_memory(fake_torch: object, tmp_path: Path) -> None:
     """It says so, without a traceback of meshrun's."""
     (tmp_path / "refuses.py").write_text(
