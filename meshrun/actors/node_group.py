@@ -120,11 +120,7 @@ class NodeGroup:
         return max(self._count(self._free()), self._request.min_nodes)
 
     def _count(self, resources: Mapping[str, Resources]) -> int:
-        """Return how many nodes of the launch fit in one domain.
-
-        Args:
-            resources: The usable resources by the cluster's node id.
-        """
+        """Return how many nodes of the launch fit in one domain, given usable resources by id."""
         domains: dict[str, list[Resources]] = {}
         for node in self._nodes():
             label = self._label(node) if self._request.domain else "any"

@@ -34,14 +34,7 @@ def run_on_ranks(
     only: int | None = None,
     hidden: Collection[int] = (),
 ) -> None:
-    """Run a cell on every rank and print values by coordinate.
-
-    Args:
-        group: The ranks.
-        cell: The source.
-        name: The cell's name in tracebacks.
-        only: The only rank to run it; ``None`` for all.
-        hidden: Ranks whose values are not printed.
+    """Run a cell on all ranks, or on one, and print values by coordinate except of ``hidden``.
 
     Raises:
         CellFailed: And all other exceptions of :func:`call_on_ranks`.

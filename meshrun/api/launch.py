@@ -296,12 +296,7 @@ def _run(
 
 
 def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
-    """Return the result that a launcher reported before it ended.
-
-    Args:
-        folder: The folder of its report.
-        code: Its exit code; -n if signal n ended it.
-        began_ns: When it was started.
+    """Return what a launcher reported that exited with ``code``, or was killed by signal -``code``.
 
     Raises:
         MeshrunError: The launcher's error, if it could not launch.

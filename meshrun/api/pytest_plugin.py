@@ -264,7 +264,7 @@ class _MeshTests:
     def pytest_sessionfinish(self) -> None:
         """End all ranks."""
         while self._ranks:
-            self._ranks.popitem()[1].close()
+            self._ranks.popitem()[1].group.close()
 
     def _next_on_ranks(
         self, item: pytest.Item, nextitem: pytest.Item | None, key: str
@@ -287,14 +287,14 @@ class _MeshTests:
         except MeshrunError as error:
             return list(_failed(item, _render(error), when="setup"))
         self._is_quit = ranks.is_quit
-        if not ranks.is_open or ranks.is_spent or any(report.failed for report in reports):
-            self._ranks.pop(request.key).close()
+        if not ranks.group.is_open or ranks.is_spent or any(report.failed for report in reports):
+            self._ranks.pop(request.key).group.close()
         return reports
 
     def _ranks_for(self, item: pytest.Item, request: _Request) -> _TestRanks:
         if request.key not in self._ranks:
             while len(self._ranks) >= _MOST_GROUPS:
-                self._ranks.popitem(last=False)[1].close()
+                self._ranks.popitem(last=False)[1].group.close()
             paths = {str(each.path): None for each in item.session.items if _key_of(each)}
             self._ranks[request.key] = _TestRanks(self._config, request, list(paths))
         self._ranks.move_to_end(request.key)
@@ -364,7 +364,7 @@ class _TestRanks:
         is_live = config.getoption("capture") in ("no", "tee-sys")
         output = None if is_live else self._output
         try:
-            self._group: WorkerGroup = WorkerGroup(
+            self.group: WorkerGroup = WorkerGroup(
                 mesh=request.spec,
                 **dict(request.options),
                 stdout=output,
@@ -387,20 +387,11 @@ class _TestRanks:
             paths,
             config.getoption("usepdb"),
         )
-        began = self._group.exchange(pickle.dumps(begin), timeout_s=_TIMEOUT_S)
+        began = self.group.exchange(pickle.dumps(begin), timeout_s=_TIMEOUT_S)
         if began.missing:
             reason = began.trouble or began.reason
             text = f"the ranks' sessions did not start: {reason}\n{self._output.getvalue()}"
             raise UsageError(text.rstrip())
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there are ranks to run a test."""
-        return self._group.is_open
-
-    def close(self) -> None:
-        """End the ranks."""
-        self._group.close()
 
     def run(
         self, item: pytest.Item, nextitem: pytest.Item | None, timeout_s: float
@@ -417,7 +408,7 @@ class _TestRanks:
         self._output.truncate()
         order = RunTest(item.nodeid, nextitem.nodeid if nextitem is not None else None)
         lender, began_s = Lender(self._debugging), time.monotonic()
-        answers = self._group.exchange(
+        answers = self.group.exchange(
             pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed, handle=lender.handle
         )
         self.is_quit = lender.has_quit

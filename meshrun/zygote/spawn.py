@@ -20,18 +20,10 @@ from meshrun.start import own_command
 def spawn_fresh(
     order: StartRank, program: Program, reports: socket.socket, gate_fd: int, fds: Sequence[int]
 ) -> int:
-    """Start a rank as a new interpreter, which reads its order, and return its process id.
-
-    Args:
-        order: The order.
-        program: The program.
-        reports: Carries the rank's reports.
-        gate_fd: The gate that opens once all ranks may exit.
-        fds: The rank's stdout, stderr, file of stacks and pipe of questions.
-    """
+    """Start a rank as a new interpreter, which reads its order, and return its process id."""
     ours, theirs = packet_pair()  # a pipe is too small for the longest order
-    stdout, stderr, *others = fds
-    inherited = (theirs.fileno(), reports.fileno(), gate_fd, *others)
+    stdout, stderr, stacks, questions = fds
+    inherited = (theirs.fileno(), reports.fileno(), gate_fd, stacks, questions)
     numbers = [str(number) for number in (*inherited, os.getpid())]
     words = (*numbers, program.kind, program.target, *program.args)
     with ours, theirs:

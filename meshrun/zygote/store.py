@@ -38,13 +38,7 @@ def serve_store(port: int, listen_fd: int) -> Store:
 
 
 def run_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
-    """Serve the store, if this node has it, and guard the launch until the zygote ends.
-
-    Args:
-        port: The store's port.
-        listeners: The socket to serve it on; empty if another node serves the store.
-        guard: Kills what is left if launcher and zygote are killed.
-    """
+    """Guard the launch until the zygote ends; serve the store if there is a listener for it."""
     set_title("store")
     allow_many_descriptors()  # connections from outsiders must not keep ranks out
     _stores = [serve_store(port, listen_fd) for listen_fd in listeners]  # kept by this frame
