@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import UsageError
+from meshrun.wording import count
 
 if TYPE_CHECKING:
     from meshrun.api.worker_group import WorkerGroup
@@ -79,7 +80,7 @@ class _Cells:
         elif self._group is None or not self._group.is_open:
             print("no ranks")
         else:
-            print(f"{shlex.join(self._words)}: {len(self._group.labels)} ranks")
+            print(f"{shlex.join(self._words)}: {count(len(self._group.labels), 'rank')}")
 
     def stop(self) -> None:
         """End the ranks."""
