@@ -64,8 +64,9 @@ class BuiltMesh:
 
     def _find(self, dims: tuple[str, ...]) -> DeviceMesh:
         flattened, views = self.flattened, self.views
-        if len(dims) == 1 and dims[0] in {**flattened, **views}:
-            return {**flattened, **views}[dims[0]]
+        named = {**flattened, **views}
+        if len(dims) == 1 and dims[0] in named:
+            return named[dims[0]]
         own = self.mesh.mesh_dim_names or ()
         of_views = [dim for view in views.values() for dim in view.mesh_dim_names or ()]
         known = tuple(dict.fromkeys([*own, *flattened, *of_views]))
