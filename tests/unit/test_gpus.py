@@ -490,7 +490,8 @@ def test_ranks_of_a_warm_server_are_of_this_launch(driver: Any) -> None:
     driver([card("GPU-a1", 1, used=1 << 30, processes=[[outside.pid, 1 << 30]])])
     nvml = load_nvml()
     assert nvml is not None
-    for zygote, is_ours in ((0, False), (outside.pid, True), (outside.parents()[-1].pid, True)):
+    above = [(process.pid, True) for process in outside.parents()[-1:]]  # none, if it is init
+    for zygote, is_ours in ((0, False), (outside.pid, True), *above):
         ((holder,),) = (use.holders for use in read_use(nvml, [gpu], zygote=zygote))
         assert holder.is_ours is is_ours
 
