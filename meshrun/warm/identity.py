@@ -9,10 +9,12 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import all_suffixes
 from itertools import chain
 from types import ModuleType
 from typing import Any
 
+from meshrun.host.users_files import is_users_file
 from meshrun.warm.inherited import fixed_by_parent
 from meshrun.worker.early_settings import is_read_at_import
 from meshrun.worker.learnt import Stat, stat_of
@@ -23,6 +25,8 @@ _FOR_PYTHON = ("PYTHON", "LD_", "LC_", "GLIBC_", "MALLOC_")
 """Prefixes of variables that the interpreter, the loader or the C library reads at its start."""
 _LANGUAGE = ("LANG", "LANGUAGE")
 _OURS = "MESHRUN_"
+_IMPORTED = (*all_suffixes(), ".pth", ".dist-info", ".egg-info", ".egg-link")
+"""Suffixes of files that Python imports, or that list what is installed beside them."""
 
 
 def this_interpreter() -> str:
@@ -109,7 +113,7 @@ def changed_library(files: Mapping[str, Any]) -> Mismatch | None:
         files: What :func:`loaded_files` returned in the server; its values are not trusted.
     """
     for path, before in files.items():
-        if not isinstance(before, list | tuple) or stat_of(path) != tuple(before):
+        if not isinstance(before, list | tuple) or _state_of(path) != tuple(before):
             return Mismatch(f"`{path}` has changed", distance=0, is_permanent=True)
     return None
 
@@ -194,10 +198,33 @@ def loaded_files(modules: Mapping[str, ModuleType]) -> dict[str, Stat]:
     """Return the files that this process has loaded, and the folders of its ``sys.path``."""
     found = {}
     for path in {*_files_of(modules), *_mapped(), *filter(os.path.isdir, sys.path)}:
-        state = stat_of(path)
+        state = _state_of(path)
         if state is not None:
             found[path] = state
     return found
+
+
+def _state_of(path: str) -> Stat | None:
+    """Return a value that changes with a file, or with the names that a folder lets one import.
+
+    Programs write checkpoints and logs to their own folders, which ``PYTHONPATH`` or an editable
+    installation may have put on the path; any change of an installed one may be an installation.
+    """
+    if not os.path.isdir(path) or not is_users_file(os.path.join(path, "")):
+        return stat_of(path)
+    try:
+        with os.scandir(path) as entries:
+            names = sorted(entry.name for entry in entries if _can_be_imported(entry))
+    except OSError:
+        return None
+    digest = hashlib.blake2b(os.fsencode("\0".join(names)), digest_size=8)
+    return int.from_bytes(digest.digest(), "big"), len(names)
+
+
+def _can_be_imported(entry: os.DirEntry[str]) -> bool:
+    if entry.name.endswith(_IMPORTED):
+        return True
+    return entry.is_dir() and os.path.exists(os.path.join(entry.path, "__init__.py"))
 
 
 def _files_of(modules: Mapping[str, ModuleType]) -> Iterator[str]:

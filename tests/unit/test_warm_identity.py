@@ -14,8 +14,10 @@ from meshrun.warm.identity import (
     Requirements,
     Server,
     Source,
+    changed_library,
     digests,
     find_mismatch,
+    loaded_files,
     stat_of,
     words_of,
 )
@@ -119,6 +121,28 @@ def test_a_library_that_changes(
     place.close()
     assert unlike is not None
     assert (unlike.reason, unlike.is_permanent) == (why, True)
+
+
+@pytest.mark.parametrize(
+    ("new", "is_other"),
+    [("outputs/", False), ("model.pt", False), ("util.py", True), ("lib/__init__.py", True)],
+)
+def test_a_folder_of_the_users_that_is_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str, is_other: bool
+) -> None:
+    """What a program writes there is no change, unless it can be imported."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = {str(tmp_path): loaded_files({})[str(tmp_path)]}
+    if new.endswith("/"):
+        (tmp_path / new).mkdir()
+    else:
+        (tmp_path / new).parent.mkdir(exist_ok=True)
+        (tmp_path / new).touch()
+    unlike = changed_library(files)
+    assert (unlike is not None) is is_other
+    if unlike is not None:
+        assert unlike.reason == f"`{tmp_path}` has changed"
 
 
 @pytest.mark.parametrize(
