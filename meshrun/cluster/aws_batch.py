@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
-from meshrun.cluster.numbers import are_set, read_index, read_number
+from meshrun.cluster.read_variables import are_set, read_index, read_number
 
 _NUMBERS = tuple(f"AWS_BATCH_JOB_{name}" for name in ("NUM_NODES", "NODE_INDEX", "MAIN_NODE_INDEX"))
 _ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"

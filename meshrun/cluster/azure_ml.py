@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, derive_port
-from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
+from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
 from meshrun.cluster.tasks import place_task
 
 _COUNT = "AZUREML_NODE_COUNT"

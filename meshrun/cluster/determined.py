@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_hosts
-from meshrun.cluster.json_values import index_in, names_in
+from meshrun.cluster.read_variables import index_in, names_in
 from meshrun.errors import UsageError
 
 _FILE = "/run/determined/info/rendezvous.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
-from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
+from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
 
 
 def detect_dstack(here: Surroundings) -> ClusterFacts | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
-from meshrun.cluster.numbers import read_index, read_number
+from meshrun.cluster.read_variables import read_index, read_number
 from meshrun.cluster.tasks import read_task
 from meshrun.errors import UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
-from meshrun.cluster.numbers import are_set, read_index, read_number
+from meshrun.cluster.read_variables import are_set, read_index, read_number
 
 _TRAINER = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR",
             "PET_MASTER_PORT")  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.cluster.job_shell import describe_shell, hosts_in, place_of
-from meshrun.cluster.numbers import invalid
+from meshrun.cluster.read_variables import invalid
 from meshrun.cluster.tasks import read_task
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
-from meshrun.cluster.numbers import read_number
+from meshrun.cluster.read_variables import read_number
 from meshrun.cluster.tasks import read_task
 
 _PLACES = re.compile(r"tcp6?://([^;]*?):\d+(?=;|$)")

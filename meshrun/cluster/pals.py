@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
-from meshrun.cluster.numbers import are_set, read_number
+from meshrun.cluster.read_variables import are_set, read_number
 from meshrun.cluster.tasks import read_task
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
 from meshrun.cluster.job_shell import describe_shell
-from meshrun.cluster.numbers import read_number
+from meshrun.cluster.read_variables import read_number
 
 
 def detect_pbs(here: Surroundings) -> ClusterFacts | None:

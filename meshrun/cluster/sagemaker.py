@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_hosts
-from meshrun.cluster.json_values import names_in, read_json
-from meshrun.cluster.numbers import are_set, invalid
+from meshrun.cluster.read_variables import are_set, invalid, names_in, read_json
 
 
 def detect_sagemaker(here: Surroundings) -> ClusterFacts | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, derive_port
-from meshrun.cluster.numbers import invalid, read_index, read_number
+from meshrun.cluster.read_variables import invalid, read_index, read_number
 from meshrun.cluster.slurm_lists import expand_counts, expand_hosts
 from meshrun.errors import UsageError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from meshrun.cluster.cluster_facts import Task
-from meshrun.cluster.numbers import are_set, invalid, read_index, read_number
+from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
 
 
 class Placed(NamedTuple):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_hosts
-from meshrun.cluster.json_values import index_in, names_in, read_json
-from meshrun.cluster.numbers import invalid
+from meshrun.cluster.read_variables import index_in, invalid, names_in, read_json
 
 _PARTS = ("cluster", "task")
 _POOLS = ("workerpool0", "workerpool1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_hosts
-from meshrun.cluster.numbers import invalid, read_number
+from meshrun.cluster.read_variables import invalid, read_number
 
 _OF_ONE_LAUNCH = ("MASTER", "WORKER")
 """Tasks that together form one launch, in node order; any other task is a launch of its own."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import IO
 
-from meshrun.cluster.numbers import read_number
+from meshrun.cluster.read_variables import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
 from meshrun.errors import HostError, NodeLostError, UsageError
 from meshrun.host.machine import UNKNOWN_HOST
