@@ -48,7 +48,8 @@ def main(order: Mapping[str, Any], version: str) -> NoReturn:
     signal.signal(signal.SIGPIPE, lambda *_: None)  # inherit SIG_IGN, but not a handler
     die_with_parent(os.getppid(), signal.SIGCONT)  # a stopped agent would not notice stdin's end
     set_title("agent", "of", order["controller"])
-    os._exit(Agent(order, version).run())
+    Agent(order, version).run()
+    os._exit(0)
 
 
 class Agent:
@@ -83,7 +84,7 @@ class Agent:
         for signum in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, lambda signum, _: self._stop(signum))
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Carry out the controller's orders until the end."""
         self._out.write(greeting(self._order["nonce"]))
         if not self._refuses():
@@ -92,7 +93,6 @@ class Agent:
             while not self._over:
                 self._turn()
         self._finish()
-        return 0
 
     def _refuses(self) -> bool:
         theirs, folder = self._order["version"], self._order["cwd"]
@@ -118,7 +118,6 @@ class Agent:
         return {
             "own": os.environ.pop(ADDRESS, "") or own,
             "theirs": theirs,
-            "outward": outward_address() or "",
             "machine": _machine(),
         }
 

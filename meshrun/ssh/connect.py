@@ -78,7 +78,7 @@ class Connector:
                 refusal = self.refusal(session)
                 if refusal is None:
                     continue
-                if self._retries_later(session):
+                if self._schedule_retry(session):
                     self._busy[session.number] = refusal
                 else:  # the last attempt may have been too late for an answer
                     busy = None if session.output else self._busy.get(session.number)
@@ -94,8 +94,8 @@ class Connector:
             self._check_distinct()
         return refusals
 
-    def _retries_later(self, session: HostSession) -> bool:
-        """Return whether to retry a host, as it or a host on the way may have been busy."""
+    def _schedule_retry(self, session: HostSession) -> bool:
+        """Retry a host later if it, or one on the way, may be busy; return whether it does."""
         wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads the retries
         left_s = session.began + self._remote.reach.connect_timeout_s - time.monotonic()
         if _BUSY not in session.output or left_s < wait_s:

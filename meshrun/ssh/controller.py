@@ -72,10 +72,10 @@ class Controller:
         self._is_elastic = request.rendezvous.least_nodes is not None
         self._first: HostSession | None = None
         """The session of node 0, which reports the result."""
-        means_more = {*request.stop_signals, *request.forwarded_signals} & {signal.SIGTSTP}
+        claims_sigtstp = {*request.stop_signals, *request.forwarded_signals} & {signal.SIGTSTP}
         self._pause = Pause(
             self._pool.reactor,
-            None if means_more else partial(is_stopped, os.getppid()),
+            None if claims_sigtstp else partial(is_stopped, os.getppid()),
             stop=partial(self._suspend_ranks, is_on=True),
             resume=partial(self._suspend_ranks, is_on=False),
         )
@@ -129,6 +129,7 @@ class Controller:
         ended = (self._first and self._first.ended) or 0
         if not ended and (late := (self._forwarded - before) & {*self._request.stop_signals}):
             return -min(late)  # the ranks had finished, but not the readers of their output
+        # A launcher that a forwarded signal stopped exits with 128 + n.
         return 128 - ended if ended - 128 in self._forwarded else ended
 
     @property

@@ -25,7 +25,7 @@ for kind, length, text in json.load(open(sys.argv[1])):
 sys.stdout.flush()
 sys.stdin.read()
 """
-READY = json.dumps({"ready": {"own": "", "theirs": "", "outward": "", "machine": ""}})
+READY = json.dumps({"ready": {"own": "", "theirs": "", "machine": ""}})
 ERROR = {"kind": "HostError", "message": "\x1b[31mred", "hint": "\x1b]0;title\x07"}
 ERROR |= {"exit_code": 3}
 
