@@ -14,7 +14,7 @@ from meshrun.cli.options import Options
 from meshrun.cli.parsers import text_of_file
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, UsageError
-from meshrun.host.devices import accelerator_of_torch
+from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.stderr import note
 from meshrun.plan.masking import Mask

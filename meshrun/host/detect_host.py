@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from meshrun.host.cores import count_usable_cores
-from meshrun.host.devices import accelerator_of, build_of_torch
 from meshrun.host.gpu_links import read_domain, read_gpu_links
 from meshrun.host.gpus import visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import HostFacts
 from meshrun.host.nics import add_nics
 from meshrun.host.topology import read_topology
-from meshrun.host.visibility import listed_devices, visibility_variables
+from meshrun.host.visibility import Build, listed_devices, visibility_variables
+
+_BUILD = re.compile(r"^(cuda|hip|xpu)\b[^=]*=\s*'", re.MULTILINE)
+_BUILDS: tuple[Build, ...] = ("hip", "cuda", "xpu")
 
 
 def detect_host(
@@ -27,14 +32,14 @@ def detect_host(
 ) -> HostFacts:
     """Return the facts about this machine that a plan needs, without side effects."""
     env = os.environ if environment is None else environment
-    build = build_of_torch()
+    build = _build_of_torch()
     vendor, gpus = visible_gpus(build, env)
     variables = visibility_variables(vendor, env)
     addresses = [gpu.address for gpu in gpus]
     return HostFacts(
         hostname=socket.gethostname(),
         usable_cores=count_usable_cores(),
-        accelerator=accelerator_of(build),
+        accelerator=_accelerator_of(build),
         accelerator_count=len(gpus) if build else 0,
         visible_devices=listed_devices(variables, env),
         visibility=variables,
@@ -44,3 +49,30 @@ def detect_host(
         domain=read_domain(gpus) if with_domain else "",
         links=read_gpu_links(gpus) if with_links else None,
     )
+
+
+def _build_of_torch() -> Build | None:
+    """Return the platform that the installed torch was built for, or ``None``.
+
+    Source:
+        ``torch/version.py``, written by torch's build: ``cuda: Optional[str] = '12.8'``.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return None
+    built_for = {match.group(1) for match in _BUILD.finditer(text)}
+    return next((build for build in _BUILDS if build in built_for), None)
+
+
+def _accelerator_of(build: Build | None) -> str | None:
+    """Return the torch device type of a build; ROCm's is ``cuda``."""
+    return "cuda" if build == "hip" else build
+
+
+def accelerator_of_torch() -> str | None:
+    """Return the torch device type that the installed torch was built for, or ``None``."""
+    return _accelerator_of(_build_of_torch())

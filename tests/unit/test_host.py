@@ -9,7 +9,7 @@ import pytest
 
 from meshrun.errors import UsageError
 from meshrun.host.cores import count_usable_cores
-from meshrun.host.devices import accelerator_of_torch
+from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.interfaces import interface_for_ranks, interface_variables
 from meshrun.host.sockets import listen_on
 from meshrun.plan.request import LogRequest
