@@ -290,8 +290,8 @@ def _run(
         MeshrunError: The launcher's error, if it could not launch.
     """
     began_ns = time.monotonic_ns()
-    command, more = launcher_command(folder, flags, words)
-    code = run_launcher(command, env={**env, **more}, cwd=cwd, stdin=stdin)
+    command, variables = launcher_command(folder, flags, words)
+    code = run_launcher(command, env={**env, **variables}, cwd=cwd, stdin=stdin)
     return read_result(folder, code, began_ns=began_ns)
 
 
@@ -324,8 +324,8 @@ def check_options(flags: Sequence[str]) -> None:
     began_ns = time.monotonic_ns()
     with private_folder() as folder:
         words = ["--nnodes=1", *flags, "--dry-run"]
-        command, more = launcher_command(folder, words, ["-"])
-        env, null = {**os.environ, **more}, subprocess.DEVNULL
+        command, variables = launcher_command(folder, words, ["-"])
+        env, null = {**os.environ, **variables}, subprocess.DEVNULL
         code = subprocess.call(command, env=env, stdin=null, stdout=null, stderr=null)
         if code or os.path.exists(error_file(folder)):
             read_result(folder, code, began_ns=began_ns)

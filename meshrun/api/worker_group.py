@@ -146,10 +146,11 @@ class WorkerGroup:
                 unread |= {*KINDS_OF_PROGRAM}
                 flags.append("--module")
                 words, own = ["meshrun.worker.serve_calls", self._folder, serve], {}
-            command, more = launcher_command(self._folder, flags, words)
+            command, variables = launcher_command(self._folder, flags, words)
+            inherited = without_variables(unread, {**os.environ, **(env or {})})
             self._process = subprocess.Popen(
                 command,
-                env={**without_variables(unread, {**os.environ, **(env or {})}), **more, **own},
+                env={**inherited, **variables, **own},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -11,7 +11,7 @@ from meshrun.submit.job import Job
 from meshrun.submit.slurm_options import (
     check_options,
     container_options,
-    how_tasks_end,
+    end_options,
     names_container,
     option_names,
     options_in,
@@ -76,7 +76,7 @@ def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
     srun = f"srun --nodes={nodes} --ntasks-per-node=1"
     if cores:
         srun += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'
-    ends = " ".join(how_tasks_end(is_elastic=is_elastic))
+    ends = " ".join(end_options(is_elastic=is_elastic))
     command = [f"{srun} \\\n    {ends} --export=ALL"]
     for word in map(_quote, container_options(job, folder)):
         if word.lstrip("'").startswith("-"):

@@ -27,7 +27,7 @@ _HARMLESS = (signal.SIGCONT, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, sig
 """Signals that do not end meshrun; on SIGQUIT it shows where every rank is."""
 
 
-def how_tasks_end(*, is_elastic: bool) -> list[str]:
+def end_options(*, is_elastic: bool) -> list[str]:
     """Return the options of srun for launchers that end together, or continue without others."""
     after_first_end = ["--no-kill", "--wait=0"] if is_elastic else ["--wait=60"]
     return ["--kill-on-bad-exit=0", *after_first_end]  # 1 would lose the other exit codes

@@ -26,7 +26,7 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
 from meshrun.protocol.step_end import STEP, StepEnds
 from meshrun.start import own_command
-from meshrun.submit.slurm_options import how_tasks_end
+from meshrun.submit.slurm_options import end_options
 from meshrun.supervisor.program_file import check_program
 from meshrun.supervisor.signals import SignalQueue
 
@@ -73,7 +73,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         *("srun", f"--job-name={name}", *nodes),
         *("--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL"),
         "--disable-status",  # so that srun passes on the first SIGINT
-        *how_tasks_end(is_elastic=request.rendezvous.least_nodes is not None),
+        *end_options(is_elastic=request.rendezvous.least_nodes is not None),
     ]
     forwarded = (*request.stop_signals, *request.forwarded_signals, signal.SIGQUIT)
     signals = SignalQueue(

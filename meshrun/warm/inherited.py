@@ -35,7 +35,7 @@ class Inherited:
     blocked: list[int]
     oom_score_adj: str
 
-    def take_on(self, folder: int) -> None:
+    def apply(self, folder: int) -> None:
         """Give this process the properties, as if it had inherited them.
 
         Args:

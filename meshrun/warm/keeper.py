@@ -69,7 +69,7 @@ def serve_connection(
         spec = decode(_read_whole(fds[0]))
         assert isinstance(spec, ZygoteSpec)  # noqa: S101 - the launcher wrote it
         os.setsid()
-        spec.inherited.take_on(fds[1])
+        spec.inherited.apply(fds[1])
         mark.set(spec.mark)
     except (OSError, ValueError, AssertionError):
         os._exit(1)
