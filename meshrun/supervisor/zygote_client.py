@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from meshrun.protocol import codec
 from meshrun.protocol.codec import Prepare, ToZygote
 from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote, RankEvent
 from meshrun.start import own_command
+from meshrun.zygote.control import LEFT_TO_LAUNCHER
 from meshrun.zygote.guard import LAUNCH_MARK
 
 if TYPE_CHECKING:
@@ -180,6 +182,8 @@ class _NewZygote:
         self, program: Program, fds: Sequence[int], *, mark: str, stdin: int | None
     ) -> None:
         words = (*map(str, fds), program.kind, program.target, *program.args)
+        # Until it can leave them to us, it is to survive signals to all processes of the job.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_LAUNCHER)
         try:
             self._process = subprocess.Popen(
                 own_command("zygote", *words, unbuffered=True),
@@ -195,6 +199,8 @@ class _NewZygote:
             raise HostError(
                 f"cannot start `{sys.executable}`: {error.strerror}", hint=hint
             ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     @property
     def pid(self) -> int:

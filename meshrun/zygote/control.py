@@ -62,4 +62,5 @@ def leave_signals_to_launcher() -> dict[int, Any]:
         before[signum] = signal.getsignal(signum)
         if before[signum] != signal.SIG_IGN:  # under nohup it stays ignored
             signal.signal(signum, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_LAUNCHER)  # the launcher has blocked them
     return before

@@ -31,6 +31,21 @@ def test_exit_codes_are_known_though_the_parent_ignores_sigchld(
     assert "error: the process that starts the ranks was killed by SIGKILL" in ours.stderr
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_zygote_leaves_signals_to_the_launcher_from_its_start(
+    name: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """Schedulers signal every process of a job, and one may be starting up."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        f"if 'zygote' in sys.orig_argv: os.kill(os.getpid(), signal.{name})\n"
+    )
+    program = PROGRAMS / "echo.py"
+    ours = run_meshrun(program, env={"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"})
+
+    assert (ours.returncode, ours.stdout) == (0, "[rank 0] out 0\n"), ours.stderr
+
+
 def test_a_signal_is_passed_to_ranks_that_know_it(fake_torch: object, tmp_path: Path) -> None:
     """Not to their children, nor to a rank that would be ended by it; and the launch goes on."""
     words = ("--forward", "USR1", "--nproc-per-node", "3", FORWARDED, "0", "2")
