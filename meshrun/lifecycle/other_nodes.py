@@ -44,7 +44,7 @@ def _nodes(state: State) -> NodesState:
 def _met(state: State, event: Met) -> Step:
     known = _nodes(state)
     ranks = {rank: RankState() for rank in event.ranks}
-    if known.is_met:  # the nodes of an elastic launch have changed
+    if known.is_met:  # the nodes have changed since
         if state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF:
             return state, []
         return start_next_generation(replace(state, ranks=ranks, causes=event.causes), event.at_ns)

@@ -28,8 +28,7 @@ retransmitted."""
 _A_DAY_MS = 86_400_000
 _CHUNK = 64 * 1024
 _DRIFT = 1e-4
-"""How fast two clocks may drift apart, so that a later round trip may count although it is longer.
-"""
+"""How fast two clocks may drift apart, so a later round trip may count although it is longer."""
 _TRIPS = 2
 """How many round trips suffice to know the peer's clock."""
 

@@ -444,9 +444,9 @@ class Coordinator:
         )
 
     def _port_of(self, number: int) -> tuple[str, int]:
-        """Return the address and port at which the preceding node tests whether it can reach one.
+        """Return a node's address and port for the test by the preceding node.
 
-        The address is "" for this node's, and the port 0 if there is nothing to test.
+        The address is "" for that of the coordinator, and the port 0 if there is nothing to test.
         """
         if self._reach is None or self._causes:  # tested already
             return "", 0

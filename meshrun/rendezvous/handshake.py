@@ -14,8 +14,7 @@ from typing import Any
 from meshrun.protocol.printable import one_line
 
 VERSION = 4
-"""The version of the protocol between launchers; launchers with different versions do not connect.
-"""
+"""The version of the protocol between launchers; different versions do not connect."""
 LONGEST_LINE = 1024
 NO_LAUNCHER = "the other end is not a meshrun launcher"
 

@@ -215,8 +215,8 @@ class Peers:
         try:
             listener = listen_on(place, config.port or DEFAULT_PORT)
         except HostError as error:
-            if config.is_first is None:
-                self._become_participant(endpoint.own or endpoint.addresses)  # of a launcher here
+            if config.is_first is None:  # another launcher on this machine listens there
+                self._become_participant(endpoint.own or endpoint.addresses)
                 return
             port = config.port or DEFAULT_PORT
             error.hint = (

@@ -31,8 +31,7 @@ _OTHERS_REPORT_S = 1.0
 """How long the other launchers may take to report the error of the first that cannot launch."""
 _SAME_MOMENT_S = 1.0
 _GRACE_S = 10.0
-"""How long the other hosts may take to end after one has, beyond the timeouts of ranks and nodes.
-"""
+"""How long the other hosts may take to end after one has, beyond the ranks' and nodes' timeouts."""
 
 
 class Controller:

@@ -129,7 +129,7 @@ class HostSession:
         )  # fmt: skip
 
     def ends_by(self, deadline: float) -> bool:
-        """Return whether ssh exits before a deadline, and wait until then."""
+        """Wait until ssh exits or a deadline passes; return whether it exited."""
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
