@@ -278,12 +278,7 @@ def stop(
 ) -> Step:
     """Ask the ranks to stop, once, and set their deadline.
 
-    Args:
-        state: The state before.
-        at_ns: When the reason for it occurred.
-        sparing: A rank that is ending by itself.
-        signum: The signal to send.
-        others_know: Whether the coordinator need not be notified.
+    The rank ``sparing`` is ending by itself. If ``others_know``, the coordinator is not notified.
     """
     if state.stopping:
         return state, []

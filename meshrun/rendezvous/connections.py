@@ -27,7 +27,6 @@ class Connections:
     """The connections of this launcher, whether it is the coordinator or a participant.
 
     Args:
-        reactor: The loop's reactor.
         note: Prints a line for the user.
     """
 

@@ -52,11 +52,7 @@ class Coordinator:
     elastic launch, each change of the nodes ends the round, and the next one has other nodes.
 
     Args:
-        node: This node.
-        connections: The connections to the other nodes, by number.
         infos: The Join of each node, this one's first.
-        listener: The socket to which other nodes connect.
-        run_id: The name of the launch.
     """
 
     def __init__(

@@ -13,7 +13,6 @@ class Deadline:
     """A time limit that begins now.
 
     Args:
-        timeout_s: The limit.
         lost_ns: Returns how long this process has been suspended so far, which does not count.
     """
 

@@ -24,7 +24,6 @@ class FrameWriter:
     """Writes the frames of one direction.
 
     Args:
-        key: The key of the connection.
         direction: A different text for each of the two directions.
     """
 

@@ -31,7 +31,6 @@ class Lobby:
     """Node 0 of a launch until all nodes have joined; then a coordinator takes over.
 
     Args:
-        node: This node.
         nnodes: How many nodes are expected, if not as many as the launch may have.
         listener: The socket to which the others connect.
         run_id: The name of the launch, which the others receive.

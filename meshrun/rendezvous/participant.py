@@ -58,7 +58,6 @@ class Participant:
     """Any node of a launch but node 0.
 
     Args:
-        node: This node.
         addresses: Those of the coordinator, if known; otherwise its name is looked up before each
             attempt, as it may take a while to appear.
     """

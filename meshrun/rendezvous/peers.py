@@ -48,7 +48,6 @@ class Peers:
     """The launchers of the other nodes.
 
     Args:
-        node: This node.
         is_open: Whether the launch has no secret beyond its command line.
         negotiate: Starts torch's rendezvous, for backends that need it.
     """

@@ -18,8 +18,6 @@ class NameResolver:
     """A node that does not know yet whether it is the coordinator.
 
     Args:
-        config: Has the name, and the time limit.
-        hub: Has the reactor.
         found: Called with the addresses, and why there are none; returns whether that suffices.
         fail: Called if the name does not resolve in time.
     """

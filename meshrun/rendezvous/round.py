@@ -38,10 +38,7 @@ class Round:
     """The nodes' reports on one generation, and what follows from them for all.
 
     Args:
-        generation: Its number.
         connections: To the other nodes, by number; the owner removes lost ones.
-        world_size: The number of ranks.
-        hub: Watches the connections.
     """
 
     def __init__(

@@ -38,8 +38,6 @@ class DeclineProcess:
     """The process, as the launcher sees it.
 
     Args:
-        order: The parameters of the rendezvous.
-        notice: The message to the other nodes.
         reactor: Notices the end of the process.
     """
 

@@ -22,11 +22,8 @@ class TorchNegotiation:
     """Starts torch's rendezvous, again if its process is replaced.
 
     Args:
-        config: Has the backend and its parameters.
         endpoint: The endpoint as seen from here; ``None`` if there is none.
-        host: This node's host name.
         start: Sends the order to the zygote.
-        reactor: The loop's reactor.
 
     Raises:
         MeshrunError: If no socket can be opened.

@@ -36,8 +36,6 @@ class Unauthenticated:
 
     Args:
         listener: The socket to which nodes connect; the caller closes it.
-        secret: The key that nodes must prove to know.
-        hub: Watches the connections.
         most: How many nodes may connect at once, if more than usual.
         every_s: The interval of heartbeats on these connections.
         on_join: Called with an authenticated connection, no longer watched and perhaps closed, and

@@ -40,8 +40,6 @@ class Connector:
     """Starts an agent on every host, but no launcher yet.
 
     Args:
-        request: The launch request.
-        pool: The pool that the sessions join.
         version: The version of this meshrun, which every host must have.
     """
 

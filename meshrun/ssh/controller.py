@@ -38,9 +38,7 @@ class Controller:
     """One launch on several hosts.
 
     Args:
-        request: The launch request.
         words: The launchers' command line, without what differs between nodes.
-        version: The version of this meshrun.
         excluded: Hosts found unfit, and why; this launch adds its own.
     """
 

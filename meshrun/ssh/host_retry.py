@@ -31,8 +31,6 @@ class HostRetry:
     """The missing hosts, and when each is tried again.
 
     Args:
-        connector: Connects to a host.
-        pool: The pool that the sessions join.
         start: Starts a launcher on a host that has answered.
     """
 

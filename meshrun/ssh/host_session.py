@@ -38,12 +38,7 @@ class HostSession:
     """A host and the command that connects to it.
 
     Args:
-        number: The index of the host.
-        host: The host.
-        command: The command.
-        env: Its environment.
         cwd: Its folder; ``None`` for the current one.
-        reactor: The pool's reactor.
         starter: The name of the command, such as ``ssh``; ``""`` if it is the agent itself.
     """
 
