@@ -52,6 +52,8 @@ def judge(state: State) -> list[Verdict]:
     verdicts.sort(key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
     if verdicts and verdicts[0].distance == _CONSEQUENT:
         verdicts[:0] = _first_to_leave(state, min(verdict.at_ns for verdict in verdicts))
+    elif verdicts and verdicts[0].distance > _CONSEQUENT:
+        verdicts[:0] = _first_to_hide_its_error(state)
     return verdicts
 
 
@@ -87,6 +89,30 @@ def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
             asked_to_end=False,
         )
     ]
+
+
+def _first_to_hide_its_error(state: State) -> list[Verdict]:
+    """Return the rank for whose exception the others were stopped, though it exited with 0.
+
+    An exit handler may call ``os._exit(0)``.
+    """
+    found = [
+        Verdict(
+            rank=rank,
+            distance=0,
+            exit_code=1,
+            signum=None,
+            at_ns=known.raised.at_ns,
+            raised=known.raised,
+            asked_to_end=False,
+        )
+        for rank, known in state.ranks.items()
+        if known.raised is not None
+        and known.exited is not None
+        and known.exited.wait_status == 0
+        and (known.told_to_end_ns is None or known.raised.at_ns < known.told_to_end_ns)
+    ]
+    return sorted(found, key=lambda verdict: verdict.at_ns)[:1]
 
 
 def describe_verdict(verdict: Verdict) -> str:

@@ -163,3 +163,21 @@ def test_an_error_of_a_gpu_that_nccls_watchdog_met_first_is_the_cause(
     assert ours.returncode == 134
     (said,) = [line for line in ours.stderr.splitlines() if line.startswith("error: ")]
     assert said.startswith(f"error: rank 0 was killed by SIGABRT (CUDA error: {error})")
+
+
+def test_an_error_whose_exit_code_an_exit_handler_hides_is_the_cause(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """The others were stopped because of it, and only they failed by their exit codes."""
+    (program := tmp_path / "hides.py").write_text(
+        "import atexit, os, time\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    time.sleep(60)\n"
+        "atexit.register(os._exit, 0)\n"
+        "raise ValueError('the loss is nan')\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "2", program)
+
+    assert ours.returncode == 1, ours.stderr
+    assert "error: rank 1 raised ValueError: the loss is nan, exit code 1" in ours.stderr
+    assert "not sent by meshrun" not in ours.stderr
