@@ -18,6 +18,7 @@ from meshrun.errors import HostError
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PTRACE_DETACH = 17
 _GUARD = b"meshrun-guard"
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4
@@ -46,6 +47,15 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent_pid:  # it ended before the call
         os.kill(os.getpid(), signum)
+
+
+def release_traced(pid: int, signum: int) -> None:
+    """Let a child go on that is stopped because it asked its parent to trace it (ptrace(2)).
+
+    ``waitpid`` returns such a child without having been asked for stopped ones.
+    """
+    if _LIBC is not None:
+        _LIBC.ptrace(_PTRACE_DETACH, pid, None, ctypes.c_long(signum))
 
 
 def list_children() -> list[int]:
@@ -213,7 +223,8 @@ def _reap(spare: frozenset[int]) -> list[int]:
         if pid in spare:
             continue
         try:
-            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended == 0 or os.WIFSTOPPED(status):  # the latter is one that asked to be traced
                 alive.append(pid)
         except ChildProcessError:
             continue

@@ -19,6 +19,7 @@ from meshrun.host.processes import (
     end_children,
     is_exiting,
     is_stopped,
+    release_traced,
     send_signal,
     send_signal_to_group,
 )
@@ -292,6 +293,9 @@ class ZygoteServer:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):
+                release_traced(pid, os.WSTOPSIG(status))
+                continue
             now_ns = time.monotonic_ns()
             rank = self._pids.pop(pid, None)
             if rank is not None:

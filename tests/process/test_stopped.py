@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ from tests.kit import (
     command,
     let_pass,
     ranks_below,
+    run_meshrun,
     start_meshrun,
     wait_for_states,
     wait_until,
@@ -140,3 +142,33 @@ def test_quiet_ranks_stop_with_the_program_that_launched_them(
 
         assert run.wait() == 137
         wait_until(lambda: not any(each.is_running() for each in ranks), lambda: str(ranks))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ptrace differs between systems")
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_process_that_asks_to_be_traced_runs_on(
+    leaves: bool, fake_torch: object, tmp_path: Path
+) -> None:
+    """The kernel stops it at each signal, which to its parent looks like its end."""
+    (program := tmp_path / "traced.py").write_text(
+        "import ctypes, os, signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('got it', flush=True))\n"
+        "if len(sys.argv) > 1:\n"
+        "    ready, done = os.pipe()\n"
+        "    if os.fork() > 0:\n"
+        "        os.read(ready, 1)\n"
+        "        sys.exit()\n"
+        "    while os.getppid() == int(os.environ['MESHRUN_WORKER_PID']):\n"
+        "        os.write(done, b'.')\n"
+        "        time.sleep(0.01)\n"
+        "ctypes.CDLL(None).ptrace(0, 0, 0, 0)\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "if len(sys.argv) > 1:\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    time.sleep(60)\n"
+    )
+    ours = run_meshrun("--shutdown-timeout", "1", program, *["leaves"] * leaves)
+
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout == "[rank 0] got it\n" or leaves
+    assert "killed 1 process" in ours.stderr or not leaves
