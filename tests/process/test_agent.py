@@ -1,4 +1,4 @@
-"""What ssh starts on a host: it says why it ends, for whoever started it to pass on."""
+"""The agent that ssh starts on a host: it reports why it ends, so that the caller can show it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _news(**values: object) -> tuple[str, int, str]:
 
 
 def start_agent(folder: Path, *, lease_s: float) -> subprocess.Popen[bytes]:
-    """Start an agent that hears nothing beyond its first order, and wait until it is ready."""
+    """Start an agent that receives only its first order, and wait until it is ready."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     agent = subprocess.Popen(boot_command(sys.executable), bufsize=0, **pipes)
     assert agent.stdin is not None
@@ -57,8 +57,8 @@ def start_agent(folder: Path, *, lease_s: float) -> subprocess.Popen[bytes]:
     return agent
 
 
-def test_silence_ends_it(tmp_path: Path) -> None:
-    """Without a word for so long nobody is there for whom it could work."""
+def test_silence_ends_the_agent(tmp_path: Path) -> None:
+    """After the lease without a message, it assumes that the host that started it is gone."""
     with start_agent(tmp_path, lease_s=0.1) as agent:
         assert agent.stderr is not None
         said = agent.stderr.read().decode()
@@ -67,8 +67,8 @@ def test_silence_ends_it(tmp_path: Path) -> None:
     assert said.startswith("no message from the host where meshrun was started for ")
 
 
-def test_a_signal_ends_it(tmp_path: Path) -> None:
-    """At once, where nothing was started yet."""
+def test_a_signal_ends_the_agent(tmp_path: Path) -> None:
+    """At once, if it has not started anything yet."""
     with start_agent(tmp_path, lease_s=600.0) as agent:
         agent.send_signal(signal.SIGTERM)
         assert agent.stderr is not None
@@ -95,10 +95,10 @@ def test_a_signal_ends_it(tmp_path: Path) -> None:
     ],
     ids=lambda said: said[-1][2][:30],
 )
-def test_what_is_not_an_agent_s_ends_the_host_alone(
+def test_invalid_data_from_an_agent_ends_only_its_host(
     said: list[tuple[str, int, str]], tmp_path: Path
 ) -> None:
-    """Whoever rules a host can neither fill the memory here, nor break this process."""
+    """A compromised host can neither exhaust the controller's memory nor crash it."""
     ours = _with_agent_that(said, tmp_path)
 
     assert ours.returncode == 69
@@ -108,7 +108,7 @@ def test_what_is_not_an_agent_s_ends_the_host_alone(
 
 
 def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> None:
-    """It is printed here."""
+    """The controller prints it to its own terminal."""
     said = [("n", 0, READY), _news(error=json.dumps(ERROR)), _news(ended=3, why="")]
     ours = _with_agent_that(said, tmp_path)
 
@@ -119,7 +119,7 @@ def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> N
 def _with_agent_that(
     said: list[tuple[str, int, str]], folder: Path
 ) -> subprocess.CompletedProcess[str]:
-    """Launch on a host that says this."""
+    """Launch on a host whose agent sends ``said``."""
     (agent := folder / "agent.py").write_text(SAYS)
     (folder / "said").write_text(json.dumps(said))
     (ssh := folder / "ssh").write_text(f"#!/bin/sh\nexec {sys.executable} {agent} {folder}/said\n")

@@ -32,7 +32,7 @@ time.sleep(3600)
 
 
 def test_failures_are_counted_across_jobs(fake_torch: object, tmp_path: Path) -> None:
-    """An exclusion ends the launch with a code of its own; the program's own failures are none."""
+    """Exclusion has its own exit code; an exception of the program is not a node failure."""
     program, history = tmp_path / "program.py", tmp_path / "history"
     program.write_text(PROGRAM)
     words = ("--nproc-per-node", "2", "--max-restarts", "2", "--node-history", history, program)
@@ -67,7 +67,7 @@ def test_failures_are_counted_across_jobs(fake_torch: object, tmp_path: Path) ->
 def test_no_rank_starts_again_on_a_gpu_that_needs_a_reset(
     fake_driver: Callable[[list[Any]], None], tmp_path: Path, xid: str, code: int, generations: int
 ) -> None:
-    """As the driver's errors say; what a program can cause is no reason."""
+    """The driver's errors decide; an error that a program can cause is no reason."""
     (log := tmp_path / "kmsg").write_text("4,1,1,-;NVRM: Xid (PCI:0000:02:00): 79, an old one\n")
     program = tmp_path / "program.py"
     program.write_text(
@@ -100,22 +100,22 @@ def test_no_rank_starts_again_on_a_gpu_that_needs_a_reset(
 
 
 def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:
-    """A file that others write to, and that grows old."""
+    """The history is shared between jobs and is never cleaned up."""
     now, file = time.time(), tmp_path / "history"
     lines: list[dict[str, Any]]
     lines = [{"time": now - 40 * 86400, "host": "a", "run_id": "1", "reason": "x"}] * 5
     lines += [{"time": now, "host": "b", "run_id": str(run), "reason": "y"} for run in range(3)]
     lines += [{**lines[0], "time": each} for each in (float("inf"), now + 10**9, 10**400)]
-    broken = f'no JSON\n[]\n{"[" * 100_000}\n{{"ti'  # and what a full disk left
+    broken = f'no JSON\n[]\n{"[" * 100_000}\n{{"ti'  # the last line was cut off by a full disk
     file.write_text(broken)
     for line in lines[-6:-3]:
         record_failure(str(file), "b", line["run_id"], "y\n\x1b[31m", pytest.fail)
     with file.open("a") as opened:
         opened.writelines(f"{json.dumps(line)}\n" for line in (*lines[:5], *lines[-3:]))
 
-    (told,) = describe_history(read_history(str(file)), now)
-    assert told.startswith("b failed 3 times in 3 jobs in the last 30 days")
-    assert r"because y\n\x1b[31m; to leave" in told
+    (line_shown,) = describe_history(read_history(str(file)), now)
+    assert line_shown.startswith("b failed 3 times in 3 jobs in the last 30 days")
+    assert r"because y\n\x1b[31m; to leave" in line_shown
     os.mkfifo(fifo := tmp_path / "fifo")
     for wrong in (fifo, "/dev/zero", tmp_path / "none" / "history"):
         with pytest.raises((HostError, UsageError), match="--node-history"):
@@ -125,7 +125,7 @@ def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_node_that_failed_too_often_starts_nothing(tmp_path: Path) -> None:
-    """Only its own failures count, and only late ones."""
+    """Only its own recent failures count."""
     file, now = tmp_path / "history", time.time()
     own = {"time": now, "host": HOST, "run_id": "1", "reason": "ECC"}
     old, other = {**own, "time": now - 40 * 86400}, {**own, "host": "b"}

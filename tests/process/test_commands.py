@@ -1,4 +1,4 @@
-"""Ranks that are any command, or run by another interpreter."""
+"""Ranks that run an arbitrary command or another interpreter."""
 
 import json
 import stat
@@ -11,7 +11,7 @@ from tests.kit import PROGRAMS, run_meshrun
 
 
 def executable(folder: Path, text: str) -> Path:
-    """Write a program that can be run by itself."""
+    """Write an executable file."""
     path = folder / "program"
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -19,7 +19,7 @@ def executable(folder: Path, text: str) -> Path:
 
 
 def test_any_command_can_be_run(tmp_path: Path, fake_torch: Path) -> None:
-    """--no-python starts it as it is, with the same variables; only the store needs torch."""
+    """--no-python runs it unchanged, with a rank's variables; only the store imports torch."""
     program = executable(tmp_path, '#!/bin/sh\necho "$RANK of $WORLD_SIZE: $*"\n')
     ours = run_meshrun("--nproc-per-node", "2", "--no-python", program, "a", "x${local_rank}")
 
@@ -27,8 +27,8 @@ def test_any_command_can_be_run(tmp_path: Path, fake_torch: Path) -> None:
     assert not fake_torch.exists() or len(fake_torch.read_text().splitlines()) == 1
 
 
-def test_a_command_s_end_is_the_launch_s(tmp_path: Path, fake_torch: object) -> None:
-    """Its exit code, and the end of all others."""
+def test_a_command_that_fails_ends_the_launch(tmp_path: Path, fake_torch: object) -> None:
+    """Its exit code becomes the launch's, and the other ranks are stopped."""
     program = executable(tmp_path, "#!/bin/sh\n[ $RANK = 1 ] && exit 7\nexec sleep 1000\n")
     ours = run_meshrun("--nproc-per-node", "3", "--no-python", program)
 
@@ -36,8 +36,7 @@ def test_a_command_s_end_is_the_launch_s(tmp_path: Path, fake_torch: object) -> 
     assert "error: rank 1 exited with code 7" in ours.stderr
 
 
-def test_a_command_that_dies_is_started_again(tmp_path: Path, fake_torch: object) -> None:
-    """Restarts know no difference."""
+def test_a_command_that_fails_is_restarted(tmp_path: Path, fake_torch: object) -> None:
     program = executable(tmp_path, "#!/bin/sh\n[ $TORCHELASTIC_RESTART_COUNT = 2 ]\n")
     ours = run_meshrun("--no-python", "--max-restarts", "3", program)
 
@@ -53,7 +52,7 @@ def test_a_command_that_dies_is_started_again(tmp_path: Path, fake_torch: object
     ],
 )
 def test_a_command_that_cannot_be_run(name: str, code: int, message: str) -> None:
-    """The codes are a shell's."""
+    """Exit codes 126 and 127, as in a shell."""
     ours = run_meshrun("--no-python", name)
 
     assert ours.returncode == code
@@ -62,7 +61,7 @@ def test_a_command_that_cannot_be_run(name: str, code: int, message: str) -> Non
 
 @pytest.mark.parametrize("options", [[], ["--hosts", "localhost"]])
 def test_another_interpreter(options: list[str], tmp_path: Path, fake_torch: object) -> None:
-    """PYTHON_EXEC names what runs the program; the words of the command line stay as they are."""
+    """PYTHON_EXEC names the interpreter; the arguments stay as they are."""
     wrapper = executable(tmp_path, f'#!/bin/sh\necho "wrapped $*"\nexec {sys.executable} "$@"\n')
     words = ("--nproc-per-node", "1", *options, PROGRAMS / "echo.py")
     ours = run_meshrun(*words, env={"PYTHON_EXEC": str(wrapper)})
@@ -73,8 +72,7 @@ def test_another_interpreter(options: list[str], tmp_path: Path, fake_torch: obj
     ]
 
 
-def test_what_a_command_recorded_is_its_error(tmp_path: Path, fake_torch: object) -> None:
-    """An error file tells more than an exit code."""
+def test_a_command_s_error_file_is_reported(tmp_path: Path, fake_torch: object) -> None:
     program = executable(
         tmp_path,
         '#!/bin/sh\necho \'{"message": {"message": "ValueError: bad", "extraInfo": '
@@ -86,7 +84,7 @@ def test_what_a_command_recorded_is_its_error(tmp_path: Path, fake_torch: object
 
 
 @pytest.mark.parametrize(
-    ("last", "told"),
+    ("last", "expected"),
     [
         ("os._exit(7)", "rank 0 exited with code 7"),
         ("os.kill(os.getpid(), 9)", "rank 0 was killed by SIGKILL"),
@@ -94,10 +92,10 @@ def test_what_a_command_recorded_is_its_error(tmp_path: Path, fake_torch: object
         ("sys.exit(1)", "rank 0 raised OSError: theirs, exit code 1"),
     ],
 )
-def test_what_a_child_recorded_is_no_other_error(
-    last: str, told: str, tmp_path: Path, fake_torch: object
+def test_an_error_file_of_a_child_does_not_hide_the_rank_s_own_error(
+    last: str, expected: str, tmp_path: Path, fake_torch: object
 ) -> None:
-    """A program may have handled it, and end of something else; its own error is in the file."""
+    """The program may have handled it and failed for another reason, which is then in the file."""
     program, child = tmp_path / "program.py", tmp_path / "child.py"
     record = json.dumps({"message": {"message": "OSError: theirs"}})
     child.write_text(
@@ -110,13 +108,13 @@ def test_what_a_child_recorded_is_no_other_error(
     logs = tmp_path / "logs"
     ours = run_meshrun("--nproc-per-node", "1", "--log-dir", logs, "-r", "2", program)
 
-    assert f"error: {told}" in ours.stderr
+    assert f"error: {expected}" in ours.stderr
     (file,) = logs.glob("*/attempt_0/0/error.json")
-    assert ("KeyError: 'mine'" in file.read_text()) == ("mine" in told)
+    assert ("KeyError: 'mine'" in file.read_text()) == ("mine" in expected)
 
 
 def test_a_failure_that_a_rank_handled_is_not_its_own(tmp_path: Path, fake_torch: object) -> None:
-    """A launcher below a rank tells the rank, and nobody else."""
+    """A launcher started by a rank reports to that rank alone."""
     program, failing = tmp_path / "program.py", tmp_path / "failing.py"
     failing.write_text("raise ValueError('inner')\n")
     program.write_text(
@@ -132,7 +130,7 @@ def test_a_failure_that_a_rank_handled_is_not_its_own(tmp_path: Path, fake_torch
 
 
 def test_a_module_that_turns_warnings_into_errors(tmp_path: Path, fake_torch: object) -> None:
-    """pytest would warn of its plug-in, our own, which a rank has imported before."""
+    """pytest would warn about meshrun's plug-in if the rank had imported it before pytest."""
     (tmp_path / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
     words = ("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path)
     ours = run_meshrun("--nproc-per-node", "1", *words)

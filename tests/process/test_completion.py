@@ -1,4 +1,4 @@
-"""Completion in the shells that people use, as they type."""
+"""Completion in real shells, driven by keystrokes."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from meshrun.errors import HostError, UsageError
 from tests.terminal import Terminal
 
 CLEAR = "\25"
-"""Ctrl-U, which empties the line in all of them."""
+"""Ctrl-U, which clears the line in every shell."""
 TYPED = {
     "meshrun --mesh 2x4 --names alpha,beta --show be\t": "--show beta=",
     "meshrun --mesh alpha=2,beta=4 --intra-node alpha,be\t": "--intra-node alpha,beta",
@@ -30,12 +30,12 @@ TYPED = {
     "meshrun --help rend\t": "--help rendezvous",
     "meshrun --format s\t": "--format svg",
 }
-"""What is typed, and what then stands on the line."""
+"""Keys typed, and text that the line must then contain."""
 
 
 @contextmanager
 def open_shell(name: str, home: Path) -> Iterator[Terminal]:
-    """Yield a shell that reads what is typed, in a home of its own."""
+    """Yield an interactive shell with its own home folder."""
     env = {
         "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "XDG_DATA_HOME": "", "XDG_CONFIG_HOME": "", "SHELL": "/bin/sh",
@@ -53,7 +53,7 @@ def open_shell(name: str, home: Path) -> Iterator[Terminal]:
 def test_what_is_typed_is_completed(
     shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After --install-completion, which changes nothing when it is run again."""
+    """After --install-completion, which is idempotent."""
     if shutil.which(shell) is None:
         pytest.skip(f"needs {shell}")
     (home := tmp_path / "home").mkdir()
@@ -62,7 +62,7 @@ def test_what_is_typed_is_completed(
     (work / "logs").mkdir()
     for name in ("notes.txt", "train.py"):
         (work / name).touch()
-    # Else fish reads all man pages first.
+    # Without this folder, fish first parses all man pages.
     (home / ".local" / "share" / "fish" / "generated_completions").mkdir(parents=True)
     monkeypatch.delenv("ZDOTDIR", raising=False)
     monkeypatch.chdir(work)
@@ -83,7 +83,7 @@ def test_what_is_typed_is_completed(
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_a_script_knows_every_option(shell: str) -> None:
-    """And starts no interpreter to complete."""
+    """It completes without starting Python."""
     script = render_completion(shell, Options)
 
     assert [row.flag for row in Options.rows() if row.flag[2:] not in script] == []
@@ -91,15 +91,14 @@ def test_a_script_knows_every_option(shell: str) -> None:
     assert "$(meshrun" not in script
 
 
-def test_what_is_suggested_is_accepted() -> None:
-    """A shell offers no value that is an error."""
+def test_every_suggested_value_is_accepted() -> None:
     for row in Options.rows():
         for word in row.suggested:
             row.parse_given((word,) if row.repeats else word)
 
 
-def test_an_unknown_shell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written for it."""
+def test_an_unknown_shell_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written."""
     monkeypatch.setattr("psutil.Process.parents", lambda _process: [])
     env = {"SHELL": "/bin/nosh", "HOME": str(tmp_path)}
 
@@ -108,8 +107,7 @@ def test_an_unknown_shell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not any(tmp_path.iterdir())
 
 
-def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    """By its path."""
+def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / ".local").touch()
 
     with pytest.raises(HostError, match=r"cannot write `.*/.local/share/meshrun`: Not a directory"):

@@ -1,4 +1,4 @@
-"""Ranks' output on our stdout and stderr."""
+"""Ranks' output on meshrun's stdout and stderr."""
 
 import os
 import pty
@@ -18,26 +18,25 @@ from tests.kit import PROGRAMS, command, is_full, lines_of, run_meshrun, wait_un
 from tests.terminal import Terminal, open_terminal
 
 
-def test_each_stream_keeps_its_place(fake_torch: object) -> None:
-    """stdout to stdout, stderr to stderr, each line with its rank."""
+def test_stdout_and_stderr_stay_apart(fake_torch: object) -> None:
+    """Each line starts with its rank."""
     ours = run_meshrun("--nproc-per-node", "3", PROGRAMS / "echo.py")
 
     assert sorted(ours.stdout.splitlines()) == [f"[rank {rank}] out {rank}" for rank in range(3)]
     assert sorted(ours.stderr.splitlines()) == [f"[rank {rank}] err {rank}" for rank in range(3)]
 
 
-def test_without_prefix_lines_are_as_they_were(fake_torch: object) -> None:
-    """--no-prefix changes nothing in a line."""
+def test_no_prefix_leaves_lines_unchanged(fake_torch: object) -> None:
     ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", PROGRAMS / "echo.py")
 
     assert sorted(ours.stdout.splitlines()) == ["out 0", "out 1"]
 
 
 @pytest.mark.parametrize("more", [[], ["--no-prefix"]])
-def test_what_all_say_before_they_fail_is_printed_once(
+def test_output_common_to_all_ranks_that_fail_is_printed_once(
     fake_torch: object, tmp_path: Path, more: list[str]
 ) -> None:
-    """As where an argument is missing; nor does the report repeat it."""
+    """Such as argparse's usage; the report does not repeat it either."""
     program = tmp_path / "args.py"
     program.write_text(
         "import argparse\nparser = argparse.ArgumentParser()\n"
@@ -51,22 +50,22 @@ def test_what_all_say_before_they_fail_is_printed_once(
     assert "last lines" not in ours.stderr
 
 
-def test_what_ranks_that_go_on_say_alike_is_all_there(fake_torch: object, tmp_path: Path) -> None:
-    """A warning of every rank stands before what the rank says next, or its end."""
+def test_ranks_that_continue_keep_all_their_lines(fake_torch: object, tmp_path: Path) -> None:
+    """A warning that every rank prints comes before that rank's next line or its end."""
     program = tmp_path / "warn.py"
     program.write_text(
         "import os, sys\nprint('careful', file=sys.stderr, flush=True)\n"
         "if os.environ['RANK'] < '2': print('on', file=sys.stderr)\n"
     )
-    said = run_meshrun("--nproc-per-node", "4", program).stderr.splitlines()
+    lines = run_meshrun("--nproc-per-node", "4", program).stderr.splitlines()
 
     for rank in range(4):
-        mine = [line for line in said if line.startswith(f"[rank {rank}]")]
+        mine = [line for line in lines if line.startswith(f"[rank {rank}]")]
         assert mine == [f"[rank {rank}] careful", f"[rank {rank}] on"][: 2 if rank < 2 else 1]
 
 
-def test_halves_of_lines_find_each_other(fake_torch: object) -> None:
-    """Lines written in two halves by four ranks at once come out whole."""
+def test_lines_written_in_halves_are_joined(fake_torch: object) -> None:
+    """Four ranks write their lines in two halves at the same time."""
     ours = run_meshrun("--nproc-per-node", "4", PROGRAMS / "half_lines.py")
     labels = [f"rank {rank}" for rank in range(4)]
 
@@ -74,8 +73,8 @@ def test_halves_of_lines_find_each_other(fake_torch: object) -> None:
         assert lines == [f"first-{n}-{rank} second-{n}-{rank}" for n in range(30)]
 
 
-def test_odd_bytes_and_bars_come_through(fake_torch: object) -> None:
-    """Bars keep their states, bad UTF-8 its bytes, and a last line gets its end."""
+def test_invalid_utf_8_and_progress_bars_pass_through(fake_torch: object) -> None:
+    """A bar keeps all its states, invalid UTF-8 its bytes, and an open last line is terminated."""
     result = subprocess.run(
         command("--start-method", "exec", PROGRAMS / "bars.py"), capture_output=True, check=True
     )
@@ -91,7 +90,7 @@ def test_odd_bytes_and_bars_come_through(fake_torch: object) -> None:
 
 @pytest.mark.slow
 def test_a_slow_reader_loses_nothing(fake_torch: object) -> None:
-    """Two ranks print 8 MB into a pipe that is read late and slowly: every line arrives."""
+    """Two ranks print 8 MB into a pipe that is read late and slowly."""
     count = 40_000
     with subprocess.Popen(
         command("--nproc-per-node", "2", PROGRAMS / "print_much.py", str(count)),
@@ -108,8 +107,8 @@ def test_a_slow_reader_loses_nothing(fake_torch: object) -> None:
         assert found[f"rank {rank}"] == [f"{rank}:{n}".ljust(99, ".") for n in range(count)]
 
 
-def test_a_reader_that_goes_away_ends_the_launch(fake_torch: object) -> None:
-    """``meshrun ... | head`` ends with SIGPIPE, as any program in a pipe."""
+def test_a_reader_that_exits_ends_the_launch(fake_torch: object) -> None:
+    """``meshrun ... | head`` ends by SIGPIPE, like any program in a pipe."""
     with subprocess.Popen(
         command("--nproc-per-node", "2", PROGRAMS / "print_much.py", "100000000"),
         stdout=subprocess.PIPE,
@@ -121,8 +120,8 @@ def test_a_reader_that_goes_away_ends_the_launch(fake_torch: object) -> None:
         assert process.wait(timeout=60) == -13
 
 
-def test_a_reader_that_is_gone_ends_the_help() -> None:
-    """``meshrun --help | true`` ends with SIGPIPE too."""
+def test_a_reader_that_has_exited_ends_the_help() -> None:
+    """``meshrun --help | true`` ends by SIGPIPE too."""
     gone, pipe = os.pipe()
     os.close(gone)
     ours = subprocess.run(command("--help"), stdout=pipe, stderr=subprocess.PIPE, check=False)
@@ -131,8 +130,8 @@ def test_a_reader_that_is_gone_ends_the_help() -> None:
     assert (ours.returncode, ours.stderr) == (-13, b"")
 
 
-def test_a_reader_that_is_gone_ends_the_help_in_a_container() -> None:
-    """The kernel ignores a signal that PID 1 sends itself, so the exit code says it."""
+def test_a_reader_that_has_exited_ends_the_help_in_a_container() -> None:
+    """The kernel drops a signal that PID 1 sends itself, so the exit code shows it instead."""
     around = within("--user", "--map-root-user", "--pid", "--fork", prepare=":")
     gone, pipe = os.pipe()
     os.close(gone)
@@ -144,7 +143,7 @@ def test_a_reader_that_is_gone_ends_the_help_in_a_container() -> None:
 
 
 def test_stdout_and_stderr_may_be_one_file(fake_torch: object, tmp_path: Path) -> None:
-    """``> log 2>&1`` keeps lines whole and the file's offset shared with the shell."""
+    """``> log 2>&1`` keeps lines whole, and the shell and meshrun share one file offset."""
     log = tmp_path / "log"
     with open(log, "ab") as file:
         file.write(b"before\n")
@@ -164,7 +163,7 @@ def test_stdout_and_stderr_may_be_one_file(fake_torch: object, tmp_path: Path) -
 
 
 def test_our_stdout_stays_blocking_for_its_other_users(fake_torch: object) -> None:
-    """The flag O_NONBLOCK is never set on a descriptor that we share with the shell."""
+    """O_NONBLOCK is never set on a descriptor shared with the shell."""
     read, write = os.pipe()
     process = subprocess.Popen(command(PROGRAMS / "echo.py"), stdout=write)
     process.wait(timeout=60)
@@ -175,7 +174,7 @@ def test_our_stdout_stays_blocking_for_its_other_users(fake_torch: object) -> No
 
 
 def test_closed_streams_do_no_harm(fake_torch: object, tmp_path: Path) -> None:
-    """``>&- 2>&-`` is a launch that nobody hears."""
+    """``>&- 2>&-`` runs the launch without output."""
     program = tmp_path / "touch.py"
     program.write_text(f"print('x'); open(r'{tmp_path}/ran', 'w').close()")
     script = '"$@" <&- >&- 2>&-'
@@ -187,8 +186,10 @@ def test_closed_streams_do_no_harm(fake_torch: object, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "exec"])
 @pytest.mark.parametrize("closed", [0, 1, 2])
-def test_a_closed_stream_is_no_other(closed: int, method: str, fake_torch: object) -> None:
-    """What a rank writes to stderr does not go to stdout, and it reads no pipe of ours."""
+def test_a_closed_stream_is_not_replaced_by_another(
+    closed: int, method: str, fake_torch: object
+) -> None:
+    """A rank's stderr does not go to stdout, and its stdin is not one of meshrun's pipes."""
     script = f'"$@" {"<&-" if closed == 0 else f"{closed}>&-"}'
     words = command("--start-method", method, PROGRAMS / "streams.py")
     ran = subprocess.run(
@@ -200,8 +201,8 @@ def test_a_closed_stream_is_no_other(closed: int, method: str, fake_torch: objec
     assert ran.stderr == ("" if closed == 2 else "[rank 0] err\n")
 
 
-def test_a_full_disk_is_told_and_does_not_end_the_launch(fake_torch: object) -> None:
-    """What cannot be written is lost, and one line says so."""
+def test_a_full_disk_is_reported_and_does_not_end_the_launch(fake_torch: object) -> None:
+    """One line says that output is lost."""
     with open("/dev/full", "wb") as full:
         result = subprocess.run(
             command("--nproc-per-node", "2", PROGRAMS / "print_much.py", "3"),
@@ -218,7 +219,7 @@ def test_a_full_disk_is_told_and_does_not_end_the_launch(fake_torch: object) -> 
 
 
 def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Path) -> None:
-    """A start is followed, a bar stays on one line, and colors can be switched off."""
+    """It shows the progress of the start, keeps a bar on one line, and respects NO_COLOR."""
     program = tmp_path / "bar.py"
     program.write_text(
         "import sys\nfor n in range(3):\n    sys.stdout.write(f'\\r{n}%')\nprint('\\nall done')\n"
@@ -242,15 +243,15 @@ def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Pa
 
     assert process.wait(timeout=60) == 0
     assert b"meshrun: importing torch" in shown
-    assert b"mesh (" not in shown, "there is none"
+    assert b"mesh (" not in shown, "this launch has no mesh"
     lines = shown.replace(b"\r\n", b"\n").split(b"\n")
     assert lines[-2].endswith(b"[rank 0] all done")
     assert any(line.endswith(b"[rank 0] 2%") for line in lines)
     assert b"\x1b[3" not in shown
 
 
-def test_a_panel_takes_the_place_of_the_status_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are there while a launch with --status starts."""
+def test_a_panel_is_drawn_below_the_status_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are shown while a launch with --status starts."""
     monkeypatch.setenv("TERM", "xterm")
     screen = pyte.Screen(60, 10)
     ours, theirs = pty.openpty()
@@ -291,10 +292,10 @@ console.close()
 
 
 @pytest.mark.parametrize("way", ["job", "child"])
-def test_in_the_background_the_line_that_is_typed_stays(
+def test_in_the_background_the_typed_line_stays(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is drawn nor cleared where the shell prints, and all is there again after ``fg``."""
+    """Nothing is drawn or cleared while the shell has the terminal; ``fg`` redraws everything."""
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "console.py"
     program.write_text(BACKGROUND)
@@ -329,10 +330,10 @@ def test_in_the_background_the_line_that_is_typed_stays(
         terminal.end()
 
 
-def test_the_status_line_ends_where_another_prints_our_lines(
+def test_the_status_line_is_cleared_when_another_process_prints_our_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in ``| tee log``, whose lines would go on where the status ends."""
+    """As with ``| tee log``, whose lines would continue after the status."""
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = pty.openpty()
     read, write = os.pipe()
@@ -354,11 +355,11 @@ def test_the_status_line_ends_where_another_prints_our_lines(
 def test_bars_of_several_ranks_do_not_fill_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One goes on; another takes its place every 10 s, and each has its last line."""
+    """One bar is written at a time, another one after 10 s, and the last line of each."""
     now_s = 100.0
     clock = SimpleNamespace(monotonic_ns=lambda: int(now_s * 1e9))
     monkeypatch.setattr("meshrun.console.console.time", clock)
-    write = os.open(tmp_path / "said", os.O_WRONLY | os.O_CREAT)
+    write = os.open(tmp_path / "output", os.O_WRONLY | os.O_CREAT)
     console = Console(write, write)
     bars = [console.stream(rank=rank, prefix=b"%d " % rank, to_stderr=True) for rank in (0, 1)]
     for step in range(1, 5):
@@ -370,9 +371,9 @@ def test_bars_of_several_ranks_do_not_fill_a_file(
     for bar in bars:
         console.feed(bar, b"\rdone\n")
     os.close(write)
-    said = (tmp_path / "said").read_bytes()
+    output = (tmp_path / "output").read_bytes()
 
-    assert said.replace(b"\r", b"~").splitlines() == [
+    assert output.replace(b"\r", b"~").splitlines() == [
         b"0 1~", b"1 1~", b"0 2~0 3~0 4~", b"1 4~", b"0 5~0 done", b"1 5~1 done",
     ]  # fmt: skip
 
@@ -380,7 +381,7 @@ def test_bars_of_several_ranks_do_not_fill_a_file(
 def test_a_prompt_is_not_hidden_by_the_progress_of_another_rank(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """Nor is what somebody types there; once it is answered, the bar is there again."""
+    """Nor is the text typed there; once it is answered, the bar returns."""
     program, go = tmp_path / "ask.py", tmp_path / "go"
     program.write_text(
         "import os, sys, time\n"
@@ -410,8 +411,8 @@ def test_a_prompt_is_not_hidden_by_the_progress_of_another_rank(
     assert "[rank 0] your name? hello Ada" in terminal.all_lines
 
 
-def test_ranks_know_how_wide_their_lines_may_be(fake_torch: object, tmp_path: Path) -> None:
-    """What the prefix leaves of the terminal; a width that the user sets holds."""
+def test_ranks_know_the_width_of_their_lines(fake_torch: object, tmp_path: Path) -> None:
+    """The terminal's width less the prefix, unless the user sets COLUMNS."""
     program = tmp_path / "wide.py"
     program.write_text("import shutil; print('-' * shutil.get_terminal_size().columns)\n")
     with open_terminal(program) as terminal:
@@ -426,7 +427,7 @@ def test_ranks_know_how_wide_their_lines_may_be(fake_torch: object, tmp_path: Pa
 
 
 def test_a_dumb_terminal_shows_a_prompt(fake_torch: object, tmp_path: Path) -> None:
-    """Without one escape sequence; the line is there again once it is whole."""
+    """Without escape sequences; the line is printed again once it is complete."""
     program = tmp_path / "ask.py"
     program.write_text("print('hello', input('your name? '))\n")
     with open_terminal(program, env={"TERM": "dumb"}) as terminal:
@@ -441,22 +442,23 @@ def test_a_dumb_terminal_shows_a_prompt(fake_torch: object, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_an_error_is_colored_on_a_terminal(env: dict[str, str]) -> None:
-    """Its first words alone, unless the terminal or the user says otherwise."""
+    """Only ``error:`` and ``hint:`` are, unless TERM or NO_COLOR rules it out."""
     with open_terminal("--help", "lgos", env=env) as terminal:
         assert terminal.wait() == 2
-        told = terminal.raw.replace(b"\r\n", b"\n")
+        printed = terminal.raw.replace(b"\r\n", b"\n")
 
     error, hint = (
         (b"error:", b"hint:") if env else (b"\33[1;31merror:\33[0m", b"\33[1;36mhint:\33[0m")
     )
     assert (
-        told == error + b" no help topic or option `lgos`\n\n" + hint + b" did you mean `logs`?\n"
+        printed
+        == error + b" no help topic or option `lgos`\n\n" + hint + b" did you mean `logs`?\n"
     )
 
 
 @pytest.mark.parametrize("asked", [["--version"], ["--help"], ["--dry-run", "--mesh", "2", "x.py"]])
-def test_a_full_disk_below_stdout_is_no_bug(asked: list[str]) -> None:
-    """What cannot be written is said in one line, with the code of a machine that lacks room."""
+def test_a_full_disk_behind_stdout_is_not_a_bug(asked: list[str]) -> None:
+    """One line of error, and the exit code for a problem of the machine."""
     with open("/dev/full", "w") as full:
         result = subprocess.run(
             command(*asked), stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -467,15 +469,15 @@ def test_a_full_disk_below_stdout_is_no_bug(asked: list[str]) -> None:
 
 
 def test_an_error_shows_what_it_found_without_control_characters() -> None:
-    """A value may come from a file or a name that somebody else wrote."""
+    """A value may come from a file or name that somebody else chose."""
     ran = run_meshrun("--hosts", "a\x1b]0;b\x07", "x.py")
 
     assert ran.returncode == 2
     assert ran.stderr.startswith(r"error: --hosts: `a\x1b]0;b\x07` is not a host" + "\n\nhint: ")
 
 
-def test_a_full_disk_below_stderr_changes_no_exit_code(fake_torch: object) -> None:
-    """The story of a failure is lost there, and nothing else."""
+def test_a_full_disk_behind_stderr_changes_no_exit_code(fake_torch: object) -> None:
+    """Only the report of the failure is lost."""
     with open("/dev/full", "w") as full:
         result = subprocess.run(
             command("--nproc-per-node", "2", PROGRAMS / "end.py", "7"),
@@ -488,10 +490,10 @@ def test_a_full_disk_below_stderr_changes_no_exit_code(fake_torch: object) -> No
 
 
 @pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_a_reader_that_is_stopped_does_not_keep_a_launch_that_is(
+def test_a_stopped_reader_does_not_keep_a_stopped_launch_alive(
     both: bool, fake_torch: object
 ) -> None:
-    """One SIGTERM is enough, and what was dropped is said where somebody reads."""
+    """One SIGTERM is enough; stderr, if it is read, says how much output was dropped."""
     reader, writer = os.pipe()
     with subprocess.Popen(
         command(
@@ -503,12 +505,11 @@ def test_a_reader_that_is_stopped_does_not_keep_a_launch_that_is(
     ) as process:
         wait_until(lambda: is_full(writer), lambda: "a full pipe")
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate()
+        _, stderr = process.communicate()
     os.close(reader)
     os.close(writer)
 
     assert process.returncode == -signal.SIGTERM
     if not both:
-        told = r"\nmeshrun: dropped [1-9][0-9,]* bytes of output"
-        assert re.search(told, said.decode())
-        assert said.endswith(b"meshrun: stopped by SIGTERM\n")
+        assert re.search(r"\nmeshrun: dropped [1-9][0-9,]* bytes of output", stderr.decode())
+        assert stderr.endswith(b"meshrun: stopped by SIGTERM\n")

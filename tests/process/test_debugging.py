@@ -1,4 +1,4 @@
-"""Who reads stdin; the terminal of a debugged rank, and that it comes back as it was."""
+"""Which rank has stdin, and the terminal of a debugged rank, which is restored afterwards."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ THREE = ("--nproc-per-node", "3", "--debug-rank", "1")
 
 @pytest.fixture
 def asking(tmp_path: Path) -> Path:
-    """A program that stops in pdb, in every rank that may."""
+    """A program that stops in pdb in every rank that has stdin."""
     program = tmp_path / "asking.py"
     program.write_text(
         "import os, pdb, time\nprint('before', os.environ['RANK'])\n"
@@ -31,7 +31,7 @@ def asking(tmp_path: Path) -> Path:
 
 
 def let_ask(terminal: Terminal, program: Path) -> None:
-    """Let the rank stop once the others have said all: two may write to a terminal at once."""
+    """Let rank 1 stop after the others have printed: their lines could mix with its prompt."""
     terminal.wait_for("[rank 0] after")
     terminal.wait_for("[rank 2] after")
     (program.parent / "go").touch()
@@ -49,7 +49,7 @@ def rank_at_prompt(terminal: Terminal) -> psutil.Process:
 
 
 def stdin_of(process: psutil.Process) -> str | None:
-    """Return what a process reads, ``None`` if it has ended meanwhile."""
+    """Return the file that a process has as stdin, ``None`` if the process has ended."""
     try:
         return os.readlink(f"/proc/{process.pid}/fd/0")
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def test_set_trace_stops_one_rank_alone(fake_torch: object, asking: Path, method
 def test_a_rank_killed_at_its_prompt_leaves_the_terminal_clean(
     fake_torch: object, asking: Path
 ) -> None:
-    """SIGKILL in readline: the modes of the terminal are restored, and the report is legible."""
+    """After SIGKILL in readline, the terminal's modes are restored before the report."""
     with open_terminal(*THREE, asking) as terminal:
         let_ask(terminal, asking)
         rank = rank_at_prompt(terminal)
@@ -94,7 +94,7 @@ def test_a_rank_killed_at_its_prompt_leaves_the_terminal_clean(
 
 
 def test_ctrl_c_in_a_running_program_stops_it_in_pdb(fake_torch: object, tmp_path: Path) -> None:
-    """Without any breakpoint Ctrl-C opens pdb where the rank is, and ``c`` goes on."""
+    """Ctrl-C opens pdb where the rank is, without a breakpoint, and ``c`` continues."""
     stop = tmp_path / "stop"
     arguments = (*THREE, PROGRAMS / "spinning.py")
     with open_terminal(*arguments, env={"STOP_FILE": str(stop)}) as terminal:
@@ -114,7 +114,7 @@ def test_ctrl_c_in_a_running_program_stops_it_in_pdb(fake_torch: object, tmp_pat
 
 
 def test_ctrl_c_three_times_ends_the_launch(fake_torch: object, asking: Path) -> None:
-    """A rank that does not go away by itself does not keep a person from leaving."""
+    """Even if the debugged rank does not end by itself."""
     with open_terminal(*THREE, asking) as terminal:
         let_ask(terminal, asking)
         rank_at_prompt(terminal)
@@ -130,7 +130,7 @@ def test_ctrl_c_three_times_ends_the_launch(fake_torch: object, asking: Path) ->
 
 
 def test_the_others_are_quiet_while_a_line_is_typed(fake_torch: object, tmp_path: Path) -> None:
-    """What another rank prints meanwhile comes after the line is entered."""
+    """Output of other ranks appears once the line is entered."""
     go = tmp_path / "go"
     program = tmp_path / "talking.py"
     program.write_text(
@@ -157,17 +157,16 @@ def test_the_others_are_quiet_while_a_line_is_typed(fake_torch: object, tmp_path
     assert f"{PROMPT} p 6 * 7" in before  # in one piece
 
 
-def test_without_a_terminal_it_is_an_error(fake_torch: object, asking: Path) -> None:
-    """stdin that is a file or a pipe gives a debugger nothing to read."""
+def test_debug_rank_without_a_terminal_is_an_error(fake_torch: object, asking: Path) -> None:
     result = run_meshrun(*THREE, asking, stdin=subprocess.DEVNULL)
-    said = result.stderr.splitlines()
+    lines = result.stderr.splitlines()
 
     assert result.returncode == 2
-    assert "error: --debug-rank 1 needs a terminal, but stdin is not one" in said
-    assert "hint: run meshrun without redirecting or piping stdin; over ssh, use `ssh -t`" in said
+    assert "error: --debug-rank 1 needs a terminal, but stdin is not one" in lines
+    assert "hint: run meshrun without redirecting or piping stdin; over ssh, use `ssh -t`" in lines
 
 
-PASSED = "skipped a breakpoint: only rank 0 has stdin; --debug-rank"
+SKIPPED = "skipped a breakpoint: only rank 0 has stdin; --debug-rank"
 
 
 @pytest.mark.parametrize(
@@ -175,14 +174,15 @@ PASSED = "skipped a breakpoint: only rank 0 has stdin; --debug-rank"
     [
         "breakpoint()",
         pytest.param("import pdb; pdb.set_trace()", marks=pytest.mark.nightly),
-        pytest.param("import pdb; pdb.Pdb().set_trace()", marks=pytest.mark.nightly),  # as torch's
+        # as torch.distributed.breakpoint() does
+        pytest.param("import pdb; pdb.Pdb().set_trace()", marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_a_plain_breakpoint_has_one_prompt(
     fake_torch: object, tmp_path: Path, stop: str, method: str
 ) -> None:
-    """Rank 0 alone asks; the others pass, and one line says how to stop in one of them."""
+    """Only rank 0 stops; the others skip it, and one line says how to stop in one of them."""
     program = tmp_path / "stopping.py"
     program.write_text(f"{stop}\nprint('af' + 'ter')\n")  # pdb may show either line
     arguments = ("--nproc-per-node", "4", "--start-method", method, program)
@@ -194,13 +194,13 @@ def test_a_plain_breakpoint_has_one_prompt(
         lines = terminal.all_lines
 
     assert code == 0
-    assert sum("(Pdb)" in line for line in lines) <= 2  # as typed at, and before what came next
-    assert sum(PASSED in line for line in lines) == 1
+    assert sum("(Pdb)" in line for line in lines) <= 2  # where `c` was typed, and redrawn once
+    assert sum(SKIPPED in line for line in lines) == 1
     assert sum(line.endswith("] after") for line in lines) >= 3
 
 
 def test_ctrl_c_after_a_breakpoint_ends_the_launch(fake_torch: object, tmp_path: Path) -> None:
-    """As after none: pdb does not take SIGINT from the program to which it returns."""
+    """pdb does not keep its SIGINT handler after it returns to the program."""
     program = tmp_path / "stopping.py"
     program.write_text("import time\nbreakpoint()\nprint('go' + 'ing')\ntime.sleep(600)\n")
     with open_terminal("--nproc-per-node", "2", program) as terminal:
@@ -216,10 +216,8 @@ def test_ctrl_c_after_a_breakpoint_ends_the_launch(fake_torch: object, tmp_path:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
-def test_what_is_piped_in_goes_to_rank_0_whole(
-    fake_torch: object, tmp_path: Path, method: str
-) -> None:
-    """``echo data | meshrun``: the others are at the end at once, and no part is theirs."""
+def test_piped_input_goes_to_rank_0_whole(fake_torch: object, tmp_path: Path, method: str) -> None:
+    """``echo data | meshrun``: the others read an empty stdin."""
     program = tmp_path / "read.py"
     program.write_text("import sys\nprint(len(sys.stdin.read()))\n")
     result = run_meshrun(
@@ -230,8 +228,8 @@ def test_what_is_piped_in_goes_to_rank_0_whole(
     assert result.stderr == ""
 
 
-def test_a_rank_without_stdin_is_told_who_has_it(fake_torch: object, tmp_path: Path) -> None:
-    """The report of its EOFError says why, and what to try."""
+def test_an_eof_error_names_the_rank_that_has_stdin(fake_torch: object, tmp_path: Path) -> None:
+    """The report says why stdin is empty, and what to try."""
     program = tmp_path / "ask.py"
     program.write_text(
         "import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\ninput('? ')\n"
@@ -246,7 +244,7 @@ def test_a_rank_without_stdin_is_told_who_has_it(fake_torch: object, tmp_path: P
 
 
 def test_a_background_job_leaves_the_keys_to_the_shell(fake_torch: object, tmp_path: Path) -> None:
-    """What is typed while it runs is the shell's; the job is at the end of its stdin."""
+    """The shell reads what is typed; the job's stdin is empty."""
     program = tmp_path / "read.py"
     program.write_text("import sys\nprint('read', len(sys.stdin.read()))\n")
     terminal = Terminal(["bash", "--norc", "-i"], {"PS1": "now:"}, 200, 30)
@@ -262,9 +260,11 @@ def test_a_background_job_leaves_the_keys_to_the_shell(fake_torch: object, tmp_p
         terminal.end()
 
 
-@pytest.mark.parametrize(("which", "said"), [("3", "0 to 2"), ("rank=0-1", "ranks 0, 1")])
-def test_it_must_be_one_rank(fake_torch: object, asking: Path, which: str, said: str) -> None:
-    """A rank that is not there, or several, are refused before anything starts."""
+@pytest.mark.parametrize(("which", "message"), [("3", "0 to 2"), ("rank=0-1", "ranks 0, 1")])
+def test_debug_rank_must_be_one_rank(
+    fake_torch: object, asking: Path, which: str, message: str
+) -> None:
+    """A rank that does not exist, or several ranks, are refused before anything starts."""
     result = subprocess.run(
         command("--nproc-per-node", "3", "--debug-rank", which, asking),
         capture_output=True,
@@ -274,5 +274,5 @@ def test_it_must_be_one_rank(fake_torch: object, asking: Path, which: str, said:
 
     assert result.returncode == 2
     assert f"error: --debug-rank {which}: " in result.stderr
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stdout == ""

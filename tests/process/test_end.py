@@ -1,4 +1,4 @@
-"""How launches end: whose code, what is said last, and that nobody is left."""
+"""How launches end: exit code, last lines, and no process left behind."""
 
 import os
 import signal
@@ -40,10 +40,10 @@ KILLED = "killed from outside; the kernel logged no out-of-memory kill"
         ("SIGUSR1", 138, "was killed by SIGUSR1", ""),
     ],
 )
-def test_the_first_failure_decides_and_is_told_last(
+def test_the_first_failure_decides_and_is_reported_last(
     how: str, code: int, last: str, place: str, fake_torch: object
 ) -> None:
-    """Exit code and last words are those of the rank that failed, and where it did."""
+    """The exit code and the last lines are of the rank that failed first, with its place."""
     ours = run_meshrun(*FOUR, PROGRAMS / "end.py", how)
     *before, cause, where = ours.stderr.splitlines()
 
@@ -54,19 +54,19 @@ def test_the_first_failure_decides_and_is_told_last(
     assert "meshrun: 3 ranks stopped as requested (0, 2, 3)" in before
 
 
-@pytest.mark.parametrize(("how", "told"), [("raise", "ValueError"), ("chain", "KeyError: 'lr'")])
-def test_the_traceback_is_pythons(how: str, told: str, fake_torch: object) -> None:
-    """Once, whole, with the program's own frames and none of ours."""
+@pytest.mark.parametrize(("how", "raised"), [("raise", "ValueError"), ("chain", "KeyError: 'lr'")])
+def test_the_traceback_is_pythons(how: str, raised: str, fake_torch: object) -> None:
+    """Printed once, complete, and without frames of meshrun."""
     ours = run_meshrun(*FOUR, PROGRAMS / "end.py", how)
 
     assert ours.stderr.count("Traceback (most recent call last):") == (2 if how == "chain" else 1)
-    assert told in ours.stderr
+    assert raised in ours.stderr
     assert f'File "{PROGRAMS / "end.py"}", line' in ours.stderr
     assert "/meshrun/worker/" not in ours.stderr
 
 
-def test_ranks_that_fail_alike_are_folded(fake_torch: object) -> None:
-    """An exception that all raise is told once."""
+def test_ranks_that_fail_alike_are_merged(fake_torch: object) -> None:
+    """A traceback common to all ranks is printed once."""
     ours = run_meshrun(*FOUR, PROGRAMS / "bad_import.py")
 
     assert ours.returncode == 1
@@ -83,10 +83,10 @@ def start(tmp_path: Path, *args: str) -> "Running":
 
 @pytest.mark.parametrize("extra", [[], ["deaf"], ["children"], ["deaf", "children"]])
 @pytest.mark.parametrize("victim", ["launcher", "zygote", "store", "rank"])
-def test_nobody_outlives_a_kill(
+def test_no_process_outlives_a_kill(
     victim: str, extra: list[str], fake_torch: object, tmp_path: Path
 ) -> None:
-    """Whoever is killed, whatever the ranks started and ignore, all end."""
+    """Whichever process is killed, and whatever the ranks started or ignore."""
     with start(tmp_path, *extra) as running:
         running.wait_for("up", 4)
         below = running.below_zygote()
@@ -104,10 +104,10 @@ def test_nobody_outlives_a_kill(
 
 @pytest.mark.parametrize("method", ["fork", "exec"])
 @pytest.mark.parametrize("first", ["launcher", "zygote"])
-def test_nobody_outlives_launcher_and_zygote(
+def test_no_process_outlives_launcher_and_zygote(
     first: str, method: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """Killed at the same moment, so that neither can see to what the other leaves."""
+    """Both are killed at once, so that neither can clean up after the other."""
     with start_meshrun(
         *(*FOUR, "--start-method", method, PROGRAMS / "wait.py", "deaf", "children"),
         folder=tmp_path,
@@ -124,10 +124,10 @@ def test_nobody_outlives_launcher_and_zygote(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_all_and_is_passed_on_to_the_shell(
+def test_a_signal_ends_the_ranks_and_then_the_launcher(
     signum: signal.Signals, fake_torch: object, tmp_path: Path
 ) -> None:
-    """The launcher dies of the very signal, after its ranks."""
+    """The launcher ends by the same signal, so that the shell sees it."""
     with start(tmp_path) as running:
         running.wait_for("up", 4)
         running.signal(signum)
@@ -137,7 +137,7 @@ def test_a_signal_ends_all_and_is_passed_on_to_the_shell(
 
 
 def test_deaf_ranks_are_killed_after_the_grace_period(fake_torch: object, tmp_path: Path) -> None:
-    """--shutdown-timeout is the limit, for ranks that ignore the request."""
+    """--shutdown-timeout limits how long ranks may ignore SIGTERM."""
     with start(tmp_path, "deaf") as running:
         running.wait_for("up", 4)
         running.signal(signal.SIGTERM)
@@ -145,8 +145,8 @@ def test_deaf_ranks_are_killed_after_the_grace_period(fake_torch: object, tmp_pa
         assert running.wait() == 143
 
 
-def test_a_third_ctrl_c_waits_for_nobody(fake_torch: object, tmp_path: Path) -> None:
-    """With minutes of grace, three signals end deaf ranks at once."""
+def test_a_third_ctrl_c_kills_at_once(fake_torch: object, tmp_path: Path) -> None:
+    """Even with ten minutes of grace and ranks that ignore signals."""
     with start_meshrun(
         *FOUR, "--shutdown-timeout", "600", PROGRAMS / "wait.py", "deaf", folder=tmp_path
     ) as running:
@@ -160,7 +160,7 @@ def test_a_third_ctrl_c_waits_for_nobody(fake_torch: object, tmp_path: Path) -> 
 
 
 def test_two_ctrl_c_shorten_the_grace_period(fake_torch: object, tmp_path: Path) -> None:
-    """The second one leaves ranks two seconds of their ten minutes."""
+    """The second one leaves the ranks two seconds of their ten minutes."""
     with start_meshrun(
         *FOUR, "--shutdown-timeout", "600", PROGRAMS / "wait.py", "deaf", folder=tmp_path
     ) as running:
@@ -176,7 +176,7 @@ def test_two_ctrl_c_shorten_the_grace_period(fake_torch: object, tmp_path: Path)
 def test_a_storm_of_ctrl_c_leaves_no_folder(
     pause_s: float, fake_torch: object, tmp_path: Path
 ) -> None:
-    """However often it is pressed while the launch clears up; the fixture looks for the folder."""
+    """However often it is pressed during cleanup; the fixture checks for the folder."""
     with start(tmp_path) as running:
         running.wait_for("up", 4)
         while running.process.poll() is None:
@@ -191,7 +191,7 @@ def test_a_storm_of_ctrl_c_leaves_no_folder(
 def test_a_signal_after_the_decision_changes_no_code(
     signum: signal.Signals, fake_torch: object, tmp_path: Path
 ) -> None:
-    """As from `srun --kill-on-bad-exit`, while this launcher is about to end by itself."""
+    """`srun --kill-on-bad-exit` sends one while this launcher is already ending."""
     with start_meshrun(*FOUR, PROGRAMS / "end.py", "7", folder=tmp_path) as running:
         wait_until(lambda: "\nerror: " in running.stderr, lambda: running.stderr)
         running.signal(signum)
@@ -200,7 +200,7 @@ def test_a_signal_after_the_decision_changes_no_code(
 
 
 def test_nohup_is_respected(fake_torch: object, tmp_path: Path) -> None:
-    """A SIGHUP that was ignored at the start stays ignored, by ranks too."""
+    """A SIGHUP that is ignored at the start stays ignored, in ranks too."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with start(tmp_path) as running:
@@ -219,7 +219,7 @@ def test_nohup_is_respected(fake_torch: object, tmp_path: Path) -> None:
 def test_a_launch_ends_while_torch_is_imported(
     signum: signal.Signals, fake_torch: object, tmp_path: Path
 ) -> None:
-    """Before there are ranks there is nothing to wait for."""
+    """There are no ranks to wait for yet."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with (
@@ -235,7 +235,7 @@ def test_a_launch_ends_while_torch_is_imported(
 
 @pytest.mark.nightly
 def test_a_stopped_zygote_does_not_keep_the_launch(fake_torch: object, tmp_path: Path) -> None:
-    """A zygote that no longer answers is ended, and its ranks with it."""
+    """A zygote that does not answer is killed, and its ranks with it."""
     with start(tmp_path) as running:
         running.wait_for("up", 4)
         os.kill(running.zygote(), signal.SIGSTOP)
@@ -247,7 +247,7 @@ def test_a_stopped_zygote_does_not_keep_the_launch(fake_torch: object, tmp_path:
 def test_a_stopped_zygote_wakes_when_the_launcher_is_killed(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """Even then nobody is left."""
+    """It still kills everything below it."""
     with start(tmp_path, "children") as running:
         running.wait_for("up", 4)
         os.kill(running.zygote(), signal.SIGSTOP)
@@ -256,8 +256,8 @@ def test_a_stopped_zygote_wakes_when_the_launcher_is_killed(
         assert running.wait() == 137
 
 
-def test_what_was_there_before_is_not_ours_to_end(fake_torch: object, tmp_path: Path) -> None:
-    """A shell that execs meshrun may have left it children; they live on."""
+def test_children_from_before_the_launch_are_left_alone(fake_torch: object, tmp_path: Path) -> None:
+    """A shell that execs meshrun may leave it children."""
     ready = tmp_path / "ready"
     result = run_in_shell(f'sleep 300 & echo $! > {ready}; exec "$@"', tmp_path)
     bystander = int(ready.read_text())
@@ -268,7 +268,7 @@ def test_what_was_there_before_is_not_ours_to_end(fake_torch: object, tmp_path: 
 
 
 def run_in_shell(script: str, tmp_path: Path) -> int:
-    """Run a launch whose zygote is killed as the last act of a shell script."""
+    """Run a script that execs a launch, kill its zygote, and return the exit code."""
     import subprocess
 
     from tests.kit import command
@@ -293,8 +293,8 @@ def run_in_shell(script: str, tmp_path: Path) -> int:
     return running.wait()
 
 
-def test_what_ranks_leave_behind_is_ended_and_told(fake_torch: object, tmp_path: Path) -> None:
-    """A program that goes well may still leave a process; it is ended, and one line says so."""
+def test_what_ranks_leave_behind_is_killed_and_reported(fake_torch: object, tmp_path: Path) -> None:
+    """Even if every rank succeeded."""
     program = tmp_path / "leave.py"
     program.write_text(
         "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"
@@ -305,8 +305,10 @@ def test_what_ranks_leave_behind_is_ended_and_told(fake_torch: object, tmp_path:
     assert ours.stderr == "meshrun: killed 2 processes that the ranks left behind\n"
 
 
-def test_a_message_that_is_no_text_is_told_all_the_same(fake_torch: object, tmp_path: Path) -> None:
-    """A lone surrogate and control characters in a message do not hide the cause."""
+def test_a_message_that_cannot_be_printed_as_it_is_does_not_hide_the_cause(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """A lone surrogate and control characters are escaped."""
     program = tmp_path / "odd.py"
     program.write_text("raise ValueError('a\\ud800b\\x1b[31m')\n")
     ours = run_meshrun("--nproc-per-node", "2", program)
@@ -325,21 +327,21 @@ def test_a_message_that_is_no_text_is_told_all_the_same(fake_torch: object, tmp_
 def test_a_report_that_cannot_be_written_hides_no_failure(
     end: str, code: int, last: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """The launch keeps its code and its last words, unless there was nothing else to say."""
+    """The launch keeps its exit code and last line, unless it has no other error."""
     (folder := tmp_path / "reports").mkdir()
     (program := tmp_path / "late.py").write_text(f"import os, sys\nos.rmdir(sys.argv[1])\n{end}\n")
     ours = run_meshrun("--report", folder / "report.json", program, folder)
-    told = [line for line in ours.stderr.splitlines() if line.startswith(("error:", "meshrun:"))]
+    lines = [line for line in ours.stderr.splitlines() if line.startswith(("error:", "meshrun:"))]
 
     assert ours.returncode == code
-    assert last in told[-1], ours.stderr
-    assert any("--report: folder " in line for line in told)
+    assert last in lines[-1], ours.stderr
+    assert any("--report: folder " in line for line in lines)
 
 
 def test_a_rank_that_raised_and_cannot_end_exits_with_one(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """A thread that keeps the process alive is ended after the grace period; 1 stays 1."""
+    """A thread keeps it alive; it is killed after the grace period, and the code stays 1."""
     program = tmp_path / "thread.py"
     program.write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
@@ -355,7 +357,7 @@ def test_a_rank_that_raised_and_cannot_end_exits_with_one(
 def test_a_failure_before_a_signal_is_reported(
     signum: int, name: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """With its traceback; the signal has the last word, as it has the exit code."""
+    """With its traceback, but the last line and the exit code are the signal's."""
     program = tmp_path / "fails.py"
     program.write_text(
         "import os, signal, sys\n"
@@ -376,17 +378,18 @@ def test_a_failure_before_a_signal_is_reported(
         running.signal(signal.SIGINT)
 
         assert running.wait() == 128 + signum
-    said = running.stderr
-    assert said.count("ValueError: the loss is nan") == 3, said  # the news, the traceback, the end
-    assert 'fails.py", line 4, in <module>' in said
-    assert said.endswith(f"\nmeshrun: stopped by {name}\n")
+    stderr = running.stderr
+    # when it happens, in the traceback, and in the final report
+    assert stderr.count("ValueError: the loss is nan") == 3, stderr
+    assert 'fails.py", line 4, in <module>' in stderr
+    assert stderr.endswith(f"\nmeshrun: stopped by {name}\n")
 
 
 @pytest.mark.parametrize("method", ["fork", "exec"])
-def test_what_was_to_run_at_exit_before_meshrun_runs_last(
+def test_exit_handlers_registered_before_meshrun_run_last(
     method: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """Startup hooks register it, as that of coverage, which then writes what it measured."""
+    """Startup hooks register them; coverage's saves its data."""
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os\n"
         "def tell(what):\n"
@@ -402,10 +405,10 @@ def test_what_was_to_run_at_exit_before_meshrun_runs_last(
     assert ours.stdout.splitlines() == ["of the program", "second in", "first in, last out"]
 
 
-def test_what_collections_call_is_not_called_without_its_names(
+def test_gc_callbacks_are_not_called_after_their_module_is_cleared(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """JAX has such a function, whose module may be the user's own checkout."""
+    """JAX registers one, and its module may be the user's own checkout."""
     program = tmp_path / "program.py"
     program.write_text(
         "import gc, os, sys\n"

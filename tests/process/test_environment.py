@@ -17,7 +17,7 @@ def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str
 
 @pytest.mark.parametrize("method", ["fork", "exec"])
 def test_ranks_get_their_numbers(method: str, fake_torch: object) -> None:
-    """Each rank has its own, and one store to meet at."""
+    """Each rank has its own, and all have the same store."""
     found = environments("--nproc-per-node", "3", "--start-method", method)
 
     assert [(env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"]) for env in found] == [
@@ -34,7 +34,7 @@ def test_ranks_get_their_numbers(method: str, fake_torch: object) -> None:
 def test_thread_variables_are_the_users_or_the_plans(
     method: str, given: dict[str, str], fake_torch: object
 ) -> None:
-    """The single thread of the import is no rank's business."""
+    """The zygote imports torch with one thread; ranks do not see that setting."""
     found = environments("--nproc-per-node", "2", "--start-method", method, env=given)
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
 
@@ -44,7 +44,7 @@ def test_thread_variables_are_the_users_or_the_plans(
 
 
 def test_the_environment_of_the_launcher_is_passed_on(fake_torch: object) -> None:
-    """A launch inside a rank of another one overrides all of the outer one's variables."""
+    """A launch inside a rank of another launch overrides the outer one's variables."""
     outer = {"RANK": "5", "WORLD_SIZE": "9", "MESHRUN_WORKER_PID": "1", "MY_TOKEN": "secret value"}
     found = environments("--nproc-per-node", "2", env=outer)
 
@@ -54,10 +54,8 @@ def test_the_environment_of_the_launcher_is_passed_on(fake_torch: object) -> Non
 
 
 @pytest.mark.parametrize("threads", ["\u00b2", "9" * 30, "many", "0", "-1"])
-def test_a_number_of_threads_that_is_none_is_left_to_openmp(
-    threads: str, fake_torch: object
-) -> None:
-    """It ignores such a text, and so does the rank."""
+def test_an_invalid_number_of_threads_is_left_to_openmp(threads: str, fake_torch: object) -> None:
+    """OpenMP ignores it, and so does the rank."""
     (found,) = environments(env={"OMP_NUM_THREADS": threads})
 
     assert found["OMP_NUM_THREADS"] == threads

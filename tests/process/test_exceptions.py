@@ -1,4 +1,4 @@
-"""Programs that have a way of their own to print exceptions: it works, and the cause is told."""
+"""Programs that print exceptions themselves: this works, and the cause is still reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CAUSE = "error: rank 0 raised ValueError: the loss is nan, exit code 1"
 
 
 def run(tmp_path: Path, method: str, before: str) -> str:
-    """Run a program that raises after the lines ``before``; return what was said on stderr."""
+    """Run a program that raises after the lines ``before``; return its stderr."""
     program = tmp_path / "raises.py"
     program.write_text(f"import sys\n{before}\nraise ValueError('the loss is nan')\n")
     ours = run_meshrun("--start-method", method, program, cwd=tmp_path)
@@ -45,12 +45,12 @@ _HANDLED = "exited while handling ValueError: the loss is nan"
         ("except ValueError: pass\nsys.exit(3)", 3, "exited with code 3"),
     ],
 )
-def test_an_error_that_a_program_exits_for_is_told(
+def test_an_exception_that_a_program_exits_for_is_reported(
     method: str, leaves: str, code: int, last: str, *, fake_torch: object, tmp_path: Path
 ) -> None:
-    """As hydra does, which prints it in a way of its own; it is not printed again.
+    """Hydra, for one, prints the exception itself and exits, so it is not printed again.
 
-    What a function does that the handler calls may have another reason.
+    If a function that the handler calls exits, it may do so for another reason.
     """
     program = tmp_path / "leaves.py"
     program.write_text(f"import sys\ntry:\n    raise ValueError('the loss is nan')\n{leaves}\n")
@@ -64,42 +64,45 @@ def test_an_error_that_a_program_exits_for_is_told(
 
 
 @METHODS
-def test_a_hook_prints_instead(method: str, fake_torch: object, tmp_path: Path) -> None:
-    """sys.excepthook is called once, and nothing is printed twice."""
-    said = run(
+def test_an_excepthook_prints_instead(method: str, fake_torch: object, tmp_path: Path) -> None:
+    """sys.excepthook is called once, and nothing else prints the exception."""
+    stderr = run(
         tmp_path, method, "sys.excepthook = lambda *got: print('mine', got[1], file=sys.stderr)"
     )
 
-    assert said.count("[rank 0] mine the loss is nan\n") == 1
-    assert "Traceback" not in said
+    assert stderr.count("[rank 0] mine the loss is nan\n") == 1
+    assert "Traceback" not in stderr
 
 
 @METHODS
-def test_a_hook_that_fails_hides_nothing(method: str, fake_torch: object, tmp_path: Path) -> None:
-    """Python prints the error of the hook and the exception; so do we."""
-    said = run(tmp_path, method, "sys.excepthook = lambda *got: print('mine', got[7])")
+def test_an_excepthook_that_fails_hides_nothing(
+    method: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """The hook's error and the exception are printed, as by Python."""
+    stderr = run(tmp_path, method, "sys.excepthook = lambda *got: print('mine', got[7])")
 
-    assert "[rank 0] Error in sys.excepthook:" in said
-    assert "[rank 0] IndexError: tuple index out of range" in said
-    assert said.count("Traceback (most recent call last):") == 2
-    assert "During handling of" not in said
+    assert "[rank 0] Error in sys.excepthook:" in stderr
+    assert "[rank 0] IndexError: tuple index out of range" in stderr
+    assert stderr.count("Traceback (most recent call last):") == 2
+    assert "During handling of" not in stderr
 
 
 @METHODS
 def test_a_stream_in_place_of_stderr_gets_the_traceback(
     method: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """A program that sends sys.stderr to its own log finds there why it ended."""
-    said = run(tmp_path, method, "sys.stderr = open('own.log', 'w')")
+    """A program that redirects sys.stderr to its own log finds the cause there."""
+    stderr = run(tmp_path, method, "sys.stderr = open('own.log', 'w')")
 
     log = (tmp_path / "own.log").read_text()
     assert log.startswith("Traceback (most recent call last):\n")
     assert log.endswith("\nValueError: the loss is nan\n")
-    assert log in said
+    assert log in stderr
 
 
-def test_a_stream_that_was_closed_does_no_harm(fake_torch: object, tmp_path: Path) -> None:
-    """What stands in for sys.stderr need not work."""
+def test_a_closed_stream_in_place_of_stderr_does_no_harm(
+    fake_torch: object, tmp_path: Path
+) -> None:
     assert "Traceback" in run(tmp_path, "fork", "sys.stderr = open('x', 'w'); sys.stderr.close()")
 
 
@@ -107,7 +110,7 @@ def test_a_stream_that_was_closed_does_no_harm(fake_torch: object, tmp_path: Pat
 def test_a_program_that_closed_all_descriptors_prints_its_exception_itself(
     method: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """As daemons close them, ours too; then the launcher knows the exit code alone."""
+    """Daemons close all descriptors, meshrun's too; the launcher then knows only the exit code."""
     program = tmp_path / "closes.py"
     program.write_text("import os\nos.closerange(3, 256)\nraise ValueError('the loss is nan')\n")
     ours = run_meshrun("--start-method", method, program)
@@ -118,18 +121,16 @@ def test_a_program_that_closed_all_descriptors_prints_its_exception_itself(
     assert "error: rank 0 exited with code 1\n" in ours.stderr
 
 
-def test_a_folder_that_goes_while_ranks_run_hides_nothing(
-    fake_torch: object, tmp_path: Path
-) -> None:
-    """The report then shows whole paths."""
+def test_a_folder_removed_while_ranks_run_hides_nothing(fake_torch: object, tmp_path: Path) -> None:
+    """The report then shows absolute paths."""
     here = tmp_path / "here"
     here.mkdir()
-    said = run(here, "fork", "import os, shutil\nshutil.rmtree(os.getcwd())")
+    stderr = run(here, "fork", "import os, shutil\nshutil.rmtree(os.getcwd())")
 
-    assert f"{here}/raises.py:4 in <module>, on " in said.splitlines()[-1]
+    assert f"{here}/raises.py:4 in <module>, on " in stderr.splitlines()[-1]
 
 
-_OF_NCCLS_WATCHDOG = """\
+_NCCL_WATCHDOG_OUTPUT = """\
 [rank0]:[E1125 10:00:00 ProcessGroupNCCL.cpp:2057] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process \
 group watchdog thread terminated with exception: CUDA error: {error}
 {stack}
@@ -148,27 +149,27 @@ _STACK = "".join(
 )
 
 
-def test_an_error_of_a_gpu_that_nccls_watchdog_met_first_is_the_cause(
+def test_a_gpu_error_that_nccls_watchdog_met_first_is_the_cause(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """It ends the process before the program has looked; the stacks of C++ follow the error."""
+    """It aborts the process before the program sees the error, and prints C++ stacks after it."""
     error = "an illegal memory access was encountered"
     program = tmp_path / "aborts.py"
-    text = _OF_NCCLS_WATCHDOG.format(error=error, stack=_STACK)
+    text = _NCCL_WATCHDOG_OUTPUT.format(error=error, stack=_STACK)
     program.write_text(
         f"import os, sys\nsys.stderr.write({text!r})\nsys.stderr.flush()\nos.abort()\n"
     )
     ours = run_meshrun(program)
 
     assert ours.returncode == 134
-    (said,) = [line for line in ours.stderr.splitlines() if line.startswith("error: ")]
-    assert said.startswith(f"error: rank 0 was killed by SIGABRT (CUDA error: {error})")
+    (cause,) = [line for line in ours.stderr.splitlines() if line.startswith("error: ")]
+    assert cause.startswith(f"error: rank 0 was killed by SIGABRT (CUDA error: {error})")
 
 
 def test_an_error_whose_exit_code_an_exit_handler_hides_is_the_cause(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """The others were stopped because of it, and only they failed by their exit codes."""
+    """Only the other ranks, which were stopped because of it, have failing exit codes."""
     (program := tmp_path / "hides.py").write_text(
         "import atexit, os, time\n"
         "if os.environ['RANK'] == '0':\n"

@@ -1,4 +1,4 @@
-"""Ranks are forks only of a process whose imports have left nothing that a fork cannot use."""
+"""Ranks are forked only if the imports have left nothing that a fork cannot use."""
 
 from pathlib import Path
 
@@ -21,20 +21,20 @@ torch._C = SimpleNamespace(
     _cuda_isInBadFork=lambda: os.getpid() != zygote,
 )
 """
-"""What torch of a build for CUDA is like once it has asked the driver in vain."""
+"""A CUDA build of torch after it has failed to initialize the driver."""
 
 
 @pytest.fixture
 def imports(tmp_path: Path) -> dict[str, str]:
-    """Return the variables with which modules of ``tmp_path`` are found beside the fake torch."""
+    """Return variables that put ``tmp_path`` on the path beside the fake torch."""
     return {"PYTHONPATH": f"{FAKES}:{tmp_path}"}
 
 
 @pytest.mark.parametrize("asked", [None, "0"])
-def test_a_driver_that_is_only_mapped_is_no_reason(
+def test_a_driver_that_is_only_mapped_does_not_prevent_forks(
     asked: str | None, driver: Driver, tmp_path: Path, fake_torch: Path, imports: dict[str, str]
 ) -> None:
-    """Ranks are forks and can use it; that imports ask NVML is no setting of the ranks'."""
+    """Forked ranks can use it; the zygote's setting of the NVML check does not reach them."""
     (tmp_path / "maps.py").write_text(f"{_MAPS_CUDA}seen = os.getenv({_NVML_CHECK!r})\n")
     program = tmp_path / "program.py"
     program.write_text(
@@ -58,7 +58,7 @@ def test_a_driver_that_is_only_mapped_is_no_reason(
 def test_a_driver_that_an_import_initialized_is_named(
     driver: Driver, tmp_path: Path, fake_torch: Path, imports: dict[str, str]
 ) -> None:
-    """Each rank then has its own interpreter, in which the driver can be used."""
+    """Each rank then gets its own interpreter, where the driver works."""
     (tmp_path / "maps.py").write_text(_MAPS_CUDA)
     (tmp_path / "inits.py").write_text("import maps\nmaps.cuda.cuInit(0)\n")
     program = tmp_path / "program.py"
@@ -74,10 +74,10 @@ def test_a_driver_that_an_import_initialized_is_named(
     assert len(driver.initialized_by()) == 3
 
 
-def test_torch_that_refuses_a_device_to_forks_is_asked_in_one(
+def test_whether_torch_refuses_a_device_in_forks_is_asked_in_a_fork(
     tmp_path: Path, fake_torch: Path, imports: dict[str, str]
 ) -> None:
-    """Nothing else in the process tells; the module that may have done it is named."""
+    """Nothing else in the process shows it; the module that may have caused it is named."""
     (tmp_path / "asks.py").write_text(_POISONED_TORCH)
     ours = run_meshrun("--preload", "asks", PROGRAMS / "echo.py", env=imports)
 
