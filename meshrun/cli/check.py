@@ -95,7 +95,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
         with open(path, opener=open_private) as file:
             measured: Measured = convert(Measured, read_json(file.read()))
     from meshrun.report.check_picture import render_check_svg
-    from meshrun.report.check_result import check_as_json, render_check
+    from meshrun.report.check_result import render_check, render_check_json
     from meshrun.report.plan_output import print_text
 
     layout = Layout.from_dict(measured.layout)
@@ -108,7 +108,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
 
         for host, why in failed_hosts(findings).items():
             record_failure(request.node_history, host, "", f"--check found: {why}", note)
-    render = {"json": check_as_json, "svg": render_check_svg}.get(options.format, render_check)
+    render = {"json": render_check_json, "svg": render_check_svg}.get(options.format, render_check)
     text = render(measured, layout, findings).rstrip("\n")
     print_text(f"{text}\n", options.output)
     if options.format == "svg" and options.output not in (None, "-"):  # also show the table

@@ -20,7 +20,7 @@ from meshrun.cli.read import (
     read_program,
     with_hosts,
 )
-from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced
+from meshrun.cli.words import LAUNCHER_OPTIONS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
 from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.stderr import note, say, set_message_format
@@ -167,7 +167,7 @@ def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterato
     source = read_source(program)
     for name in names:
         if source is None:
-            is_known = name not in LAUNCHERS
+            is_known = name not in LAUNCHER_OPTIONS
         else:
             is_known = name[2:] in source or name[2:].replace("-", "_") in source
         if not is_known:

@@ -14,7 +14,7 @@ GROUP = "meshrun.variables"
 """Group of entry points in which packages list variables that they read."""
 SWITCHES = ("MESHRUN_OPEN_STORE", "MESHRUN_NATIVE_STACKS", "MESHRUN_FULL_EXIT")
 """Variables without an option that are true or false."""
-READ = (*SWITCHES, "MESHRUN_SECRET", "MESHRUN_SECRET_FILE", "MESHRUN_DATA_DIMS")
+USER_VARIABLES = (*SWITCHES, "MESHRUN_SECRET", "MESHRUN_SECRET_FILE", "MESHRUN_DATA_DIMS")
 """Variables without an option that users set."""
 BETWEEN_LAUNCHERS = frozenset(
     f"MESHRUN_{name}"
@@ -52,7 +52,7 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     if IN_RANK in env:
         return
     rows = Options.rows()
-    known = {*(row.variable for row in rows), *READ, *BETWEEN_LAUNCHERS}
+    known = {*(row.variable for row in rows), *USER_VARIABLES, *BETWEEN_LAUNCHERS}
     unknown = sorted(
         name for name in env if name.startswith(("MESHRUN_", "PET_")) and name not in known
     )
@@ -72,7 +72,7 @@ def _suggestion(name: str, rows: Sequence[Option[object]]) -> str:
         instead = {row.flag: row.variable for row in rows if row.variable}
     else:
         instead = {row.flag: row.variable or row.flag for row in rows}
-        instead |= {_as_flag(other.partition("_")[2]): other for other in READ}
+        instead |= {_as_flag(other.partition("_")[2]): other for other in USER_VARIABLES}
     near = nearest(_as_flag(rest), instead, most=1, cutoff=_PET_CUTOFF if family == PET else 0.7)
     if not near:
         return ""

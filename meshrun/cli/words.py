@@ -36,8 +36,8 @@ _SWITCH_VALUES = {
 }
 """Values that users give to switches, and the correct spelling of what they mean."""
 _OFF = re.compile("0|no|off|false", re.IGNORECASE)
-LAUNCHERS = frozenset({"--mesh", "--nnodes", "--standalone", "--hosts", "--hostfile"})
-"""Options of one word that few programs share with launchers."""
+LAUNCHER_OPTIONS = frozenset({"--mesh", "--nnodes", "--standalone", "--hosts", "--hostfile"})
+"""Options of one word that belong to a launcher rather than a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:
     end = args.index("--") if "--" in args else len(args)
     names = (arg.partition("=")[0].replace("_", "-") for arg in args[:end] if arg[:2] == "--")
     ours = (name for name in names if name in options)
-    return list(dict.fromkeys(name for name in ours if name in LAUNCHERS or "-" in name[2:]))
+    return list(dict.fromkeys(name for name in ours if name in LAUNCHER_OPTIONS or "-" in name[2:]))
 
 
 def _full_name(name: str, options: Collection[str], torchrun_flags: Collection[str]) -> str:

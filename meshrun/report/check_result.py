@@ -47,7 +47,7 @@ def render_check(measured: Measured, layout: Layout, findings: Sequence[Finding]
     return "\n".join(lines)
 
 
-def check_as_json(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
+def render_check_json(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
     """Return the result as JSON."""
     failed = failed_hosts(findings)
     hosts = dict.fromkeys(rank.host for rank in measured.ranks)

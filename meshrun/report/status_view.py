@@ -39,10 +39,10 @@ class StatusView:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def __call__(self, status: Status, columns: int, rows: int) -> list[str]:
-        """Return lines for a window of this size; one plain line if ``rows`` is 0."""
-        if not rows:
-            return [f"status: {self._summary(status)}"]
+    def panel(self, status: Status, columns: int, rows: int) -> list[str]:
+        """Return the lines of a panel for a window of this size; one plain line if it has none."""
+        if not rows:  # as a terminal whose size nobody has set
+            return [f"status: {summarize(status)}"]
         console = Console(
             file=io.StringIO(),
             width=max(columns, 1),
@@ -51,7 +51,7 @@ class StatusView:
             legacy_windows=False,
         )
         most = max(_FEWEST_LINES, rows // _SHARE_OF_WINDOW)
-        head = Text(f"-- {self._summary(status)} --", style="bold")
+        head = Text(f"-- {summarize(status)} --", style="bold")
         head.truncate(columns, overflow="ellipsis")
         with console.capture() as captured:
             console.print(head, no_wrap=True)
@@ -59,18 +59,6 @@ class StatusView:
             console.print(body, no_wrap=True, width=_WIDE)  # cropped to the window, not squeezed
         lines = captured.get().splitlines()
         return lines[: max(1, min(most, rows - 2))]
-
-    def _summary(self, status: Status) -> str:
-        counts = Counter(rank.phase for rank in status.ranks)
-        parts = [f"{counts[phase]} {phase}" for phase in _STYLES if counts[phase]]
-        cores = [rank.cpu for rank in status.ranks if rank.cpu is not None]
-        parts += [f"CPU {100 * sum(cores):.0f} %"] if cores else []
-        for what, name in (("memory_bytes", "memory"), ("gpu_bytes", "GPU memory")):
-            found = [used for rank in status.ranks if (used := getattr(rank, what)) is not None]
-            parts += [f"{name} {_size(sum(found))}"] if found else []
-        if status.generation:
-            parts.append(f"restart {status.generation} of {status.max_restarts}")
-        return ", ".join([*parts, _duration(status.elapsed_s)])
 
     def _body(self, status: Status, console: Console, columns: int, lines: int) -> Table:
         if len(status.ranks) <= _MOST_CELLS:
@@ -124,6 +112,21 @@ class StatusView:
                 memory = _spread((rank.memory_bytes for rank in ranks), _size)
                 table.add_row(Text(phase, style=style), who, cpu, memory)
         return table
+
+
+def summarize(status: Status) -> str:
+    """Return a status in one line."""
+    counts = Counter(rank.phase for rank in status.ranks)
+    parts = [f"{counts[phase]} {phase}" for phase in _STYLES if counts[phase]]
+    if cores := [rank.cpu for rank in status.ranks if rank.cpu is not None]:
+        parts.append(f"CPU {100 * sum(cores):.0f} %")
+    if used := [rank.memory_bytes for rank in status.ranks if rank.memory_bytes is not None]:
+        parts.append(f"memory {_size(sum(used))}")
+    if used := [rank.gpu_bytes for rank in status.ranks if rank.gpu_bytes is not None]:
+        parts.append(f"GPU memory {_size(sum(used))}")
+    if status.generation:
+        parts.append(f"restart {status.generation} of {status.max_restarts}")
+    return ", ".join([*parts, _duration(status.elapsed_s)])
 
 
 def _cell(rank: RankStatus, detail: int) -> Text:

@@ -34,7 +34,7 @@ def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watch
 
         found.append(NodeHistory(plan, run_id, request.node_history, console))
     if request.status:
-        from meshrun.report.live import Live
+        from meshrun.report.live_status import LiveStatus
 
-        found.append(Live(plan, console))
+        found.append(LiveStatus(plan, console))
     return found

@@ -132,7 +132,7 @@ def test_words_that_are_known_are_options() -> None:
     """What other launchers call them, and what is looked for after the program."""
     flags = {row.flag for row in Options.rows()}
 
-    assert words.LAUNCHERS | set(words._OTHER_LAUNCHERS) <= flags
+    assert words.LAUNCHER_OPTIONS | set(words._OTHER_LAUNCHERS) <= flags
 
 
 @pytest.mark.torch

@@ -26,7 +26,7 @@ from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.protocol.packing import convert
 from meshrun.report.check_picture import render_check_svg
-from meshrun.report.check_result import check_as_json, render_check
+from meshrun.report.check_result import render_check, render_check_json
 
 MIB = 1 << 20
 SVG = "{http://www.w3.org/2000/svg}"
@@ -117,7 +117,7 @@ def test_a_bad_node_is_told_from_a_bad_link(nodes: int) -> None:
     text = render_check(node, layout, [finding])
     passed = "".join(f"\n  n{each} slots=1" for each in range(nodes) if each != 2)
     assert text.endswith(f"hosts that passed:{passed}")
-    assert json.loads(check_as_json(node, layout, [finding]))["hosts"]["failed"] == {
+    assert json.loads(render_check_json(node, layout, [finding]))["hosts"]["failed"] == {
         "n2": finding.text
     }
 

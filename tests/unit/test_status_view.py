@@ -34,7 +34,7 @@ def draw(
         for rank in range(layout.world_size)
     )
     status = Status(ranks=ranks, generation=0, max_restarts=0, elapsed_s=61.0)
-    return [_COLOR.sub("", line) for line in StatusView(layout)(status, columns, rows)]
+    return [_COLOR.sub("", line) for line in StatusView(layout).panel(status, columns, rows)]
 
 
 @pytest.mark.parametrize("columns", [60, 100, 200])

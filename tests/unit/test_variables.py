@@ -10,7 +10,7 @@ import pytest
 
 from meshrun.cli.options import Options
 from meshrun.cli.read import check_other_options
-from meshrun.cli.variables import BETWEEN_LAUNCHERS, READ, unknown_variables
+from meshrun.cli.variables import BETWEEN_LAUNCHERS, USER_VARIABLES, unknown_variables
 from meshrun.errors import UsageError
 from tests.kit import ROOT
 
@@ -101,7 +101,7 @@ def test_every_variable_of_the_code_is_known_or_documented() -> None:
     """A new one is either an option's, one for users, one between launchers, or one of a rank."""
     page = (ROOT / "docs" / "reference" / "environment.md").read_text()
     documented = {*NAME.findall(page)}
-    known = {str(row.variable) for row in Options.rows()} | {*READ} | BETWEEN_LAUNCHERS
+    known = {str(row.variable) for row in Options.rows()} | {*USER_VARIABLES} | BETWEEN_LAUNCHERS
     used = {
         name
         for path in (ROOT / "meshrun").rglob("*.py")
@@ -110,7 +110,7 @@ def test_every_variable_of_the_code_is_known_or_documented() -> None:
     }
 
     assert used - known - documented == set()
-    assert set(READ) <= documented
+    assert set(USER_VARIABLES) <= documented
     assert not BETWEEN_LAUNCHERS & documented - {"MESHRUN_LAUNCH_MARK"}
 
 

@@ -13,7 +13,7 @@ from meshrun.lifecycle.state import State
 from meshrun.lifecycle.status import RankStatus, Status, phase_of
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event
-from meshrun.report.status_view import StatusView
+from meshrun.report.status_view import StatusView, summarize
 from meshrun.supervisor.watcher import Watcher
 
 _NS = 1_000_000_000
@@ -24,7 +24,7 @@ _MIN_PAUSE = 20
 """The pause after a sample, as a multiple of its duration: the process table may be long."""
 
 
-class Live(Watcher):
+class LiveStatus(Watcher):
     """Shows the state of the ranks: in a panel on a terminal, as lines elsewhere."""
 
     def __init__(self, plan: LaunchPlan, console: Console) -> None:
@@ -68,9 +68,9 @@ class Live(Watcher):
         if self._on_panel:
             with suppress(OSError):  # the terminal hung up
                 size = os.get_terminal_size(2)
-                self._console.set_panel(self._view(status, size.columns - 1, size.lines))
+                self._console.set_panel(self._view.panel(status, size.columns - 1, size.lines))
         else:
-            self._console.note(self._view(status, 0, 0)[0])
+            self._console.note(f"status: {summarize(status)}")
 
     def _sample(self, state: State, now_ns: int) -> None:
         pids = [rank.pid for rank in state.ranks.values() if rank.pid and not rank.exited]
