@@ -1,4 +1,4 @@
-"""Temporary folders of launches that were killed as a whole: the next launch removes them."""
+"""Temporary folders of launches whose processes were all killed: the next launch removes them."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ launch(sys.argv[1], nproc_per_node=2)
 
 
 def folders() -> set[Path]:
-    """Return the temporary folders that are there."""
+    """Return the temporary folders that exist."""
     return set(Path(os.environ["TMPDIR"]).glob("meshrun_*"))
 
 
 def end_with(code: int, folder: Path, *options: str) -> int:
-    """Launch a program that ends with a code, and return that of the launch."""
+    """Launch a program that exits with ``code``, and return the launch's exit code."""
     (program := folder / "ends.py").write_text(f"raise SystemExit({code})")
     return run_meshrun(*options, program).returncode
 
 
 def kill_all(root: int) -> None:
-    """Kill a launch so that none of its processes sees another one's end."""
+    """Kill all processes of a launch before any of them can react to the others' deaths."""
     processes: list[psutil.Process] = []
     found = [psutil.Process(root)]
-    while found:  # those that are stopped start no more
+    while found:  # a stopped process starts no others
         for process in found:
-            with suppress(psutil.NoSuchProcess):  # one that asked something, and ended
+            with suppress(psutil.NoSuchProcess):  # a short-lived process has ended
                 process.send_signal(signal.SIGSTOP)
         processes += found
         found = [
@@ -55,15 +55,15 @@ def kill_all(root: int) -> None:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Say whether a process is dead; its parent need not have heard of it."""
+    """Whether a process is dead, even if its parent has not reaped it yet."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def test_the_folder_of_the_dead_goes(fake_torch: object, tmp_path: Path) -> None:
-    """Nobody was left to remove it but the next launch."""
+def test_the_folder_of_a_dead_launch_is_removed(fake_torch: object, tmp_path: Path) -> None:
+    """By the next launch, as nobody else is left to do it."""
     with start_meshrun("--nproc-per-node", "2", WAIT, folder=tmp_path) as running:
         running.wait_for("up", 2)
         kill_all(running.process.pid)
@@ -74,10 +74,10 @@ def test_the_folder_of_the_dead_goes(fake_torch: object, tmp_path: Path) -> None
     assert folders() == set()
 
 
-def test_the_folder_goes_with_a_launcher_that_dies_at_the_end(
+def test_the_folder_of_a_launcher_that_dies_at_the_end_is_removed(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """The zygote is ending what ranks left, as it was told, and learns only then."""
+    """The zygote, which is still stopping the ranks' leftovers, removes it afterwards."""
     (program := tmp_path / "leaves.py").write_text(
         "import os, signal, sys, time\n"
         "if os.fork() == 0:\n"
@@ -92,8 +92,8 @@ def test_the_folder_goes_with_a_launcher_that_dies_at_the_end(
         wait_until(lambda: folders() == set(), lambda: str(folders()))
 
 
-def test_the_folder_of_a_dead_caller_goes(fake_torch: object, tmp_path: Path) -> None:
-    """launch() has one of its own."""
+def test_the_folder_of_a_dead_caller_is_removed(fake_torch: object, tmp_path: Path) -> None:
+    """launch() has its own besides the launcher's."""
     (script := tmp_path / "calls.py").write_text(CALLS)
     env = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{ROOT}"}
     with subprocess.Popen(
@@ -110,10 +110,10 @@ def test_the_folder_of_a_dead_caller_goes(fake_torch: object, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [[], ["held.new"]])
-def test_a_folder_whose_maker_was_killed_at_once_goes(
+def test_a_folder_whose_creator_was_killed_at_once_is_removed(
     fake_torch: object, tmp_path: Path, content: list[str]
 ) -> None:
-    """It never came to hold it; one made now may still come to that."""
+    """Its creator never locked it; the creator of a recent one may still be about to."""
     old, new = (Path(os.environ["TMPDIR"]) / f"meshrun_{name * 16}" for name in "ab")
     for folder in (old, new):
         folder.mkdir()
@@ -130,7 +130,7 @@ def test_a_folder_whose_maker_was_killed_at_once_goes(
 def test_a_check_that_is_stopped_leaves_no_folder(
     is_early: bool, fake_torch: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends by the signal, as every launch does, also before it has begun to launch."""
+    """It ends by the signal like any launch, even before it has started the ranks."""
     (held := tmp_path / "held").mkdir()
     monkeypatch.setenv("FAKE_TORCH_HOLDS_IN", str(held))
     monkeypatch.setenv("FAKE_TORCH_HOLDS_AT", "importing 0")
@@ -144,8 +144,8 @@ def test_a_check_that_is_stopped_leaves_no_folder(
     assert folders() == set()
 
 
-def test_the_folder_of_the_living_stays(fake_torch: object, tmp_path: Path) -> None:
-    """As does one that only has such a name, and one with logs that were asked for."""
+def test_the_folder_of_a_running_launch_stays(fake_torch: object, tmp_path: Path) -> None:
+    """So does one that only has a similar name, and one with logs that the user asked for."""
     (alike := Path(os.environ["TMPDIR"]) / "meshrun_notes").mkdir()
     os.utime(alike, (0, 0))
     assert end_with(5, tmp_path, "--tee", "3") == 5

@@ -1,4 +1,4 @@
-"""Where ranks' output goes: files in torchrun's layout, and what the console shows of it."""
+"""Where ranks' output goes: files in torchrun's layout, and the console."""
 
 import os
 from functools import partial
@@ -12,7 +12,7 @@ ECHO = PROGRAMS / "echo.py"
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the files of the one run in ``folder``, by their paths within it."""
+    """Return the files of the only run in ``folder``, as paths relative to the run."""
     (run,) = folder.iterdir()
     return sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
 
@@ -22,8 +22,8 @@ def text_of(folder: Path, name: str) -> str:
     return (run / name).read_text()
 
 
-def test_redirected_streams_go_to_files_alone(fake_torch: object, tmp_path: Path) -> None:
-    """-r 3 prints nothing and keeps everything."""
+def test_redirected_streams_go_only_to_files(fake_torch: object, tmp_path: Path) -> None:
+    """-r 3 prints nothing."""
     ours = run_meshrun("--nproc-per-node", "2", "-r", "3", "--log-dir", tmp_path / "logs", ECHO)
 
     assert (ours.returncode, ours.stdout, ours.stderr) == (0, "", "")
@@ -34,7 +34,7 @@ def test_redirected_streams_go_to_files_alone(fake_torch: object, tmp_path: Path
 
 
 def test_teed_streams_go_to_both(fake_torch: object, tmp_path: Path) -> None:
-    """-t by local rank and stream; the rest is only printed."""
+    """-t selects local ranks and streams; the rest is only printed."""
     ours = run_meshrun(
         "--nproc-per-node", "2", "-t", "0:1,1:2", "--log-dir", tmp_path / "logs", ECHO
     )
@@ -45,7 +45,7 @@ def test_teed_streams_go_to_both(fake_torch: object, tmp_path: Path) -> None:
 
 
 def test_torchruns_prefixes(fake_torch: object, tmp_path: Path) -> None:
-    """Bare lines, ``[default0]:`` where they are teed, ``[rank1]:`` in tracebacks, files too."""
+    """None, ``[default0]:`` if teed, and ``[rank1]:`` in tracebacks, in files too."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys, time\n"
@@ -60,18 +60,18 @@ def test_torchruns_prefixes(fake_torch: object, tmp_path: Path) -> None:
         "--nproc-per-node", "2", "--prefix", "torchrun", "-t", "0:1,1:2",
         "--log-dir", tmp_path / "logs", program,
     )  # fmt: skip
-    told = text_of(tmp_path / "logs", "attempt_0/1/stderr.log").splitlines()
+    logged = text_of(tmp_path / "logs", "attempt_0/1/stderr.log").splitlines()
 
     assert sorted(ours.stdout.splitlines()) == ["[default0]:out", "out"]
     shown = {*ours.stderr.splitlines()}
     assert {"err 0", "[default1]:err 1", "[rank1]: KeyError: 'NOT_SET'"} <= shown
-    assert told[:2] == ["err 1", "[rank1]: Traceback (most recent call last):"]
-    assert told[-1] == "[rank1]: KeyError: 'NOT_SET'"
+    assert logged[:2] == ["err 1", "[rank1]: Traceback (most recent call last):"]
+    assert logged[-1] == "[rank1]: KeyError: 'NOT_SET'"
     assert f"       {program.name}:6 in <module>, on " in ours.stderr.replace(f"{tmp_path}/", "")
 
 
-def test_ranges_of_ranks_have_any_number_of_digits(fake_torch: object, tmp_path: Path) -> None:
-    """Torchrun's map knows one digit only."""
+def test_ranges_of_ranks_may_have_several_digits(fake_torch: object, tmp_path: Path) -> None:
+    """torchrun reads ranks of one digit only."""
     run_meshrun("--nproc-per-node", "12", "-r", "0-1:1,10-11:1", "--log-dir", tmp_path / "l", ECHO)
 
     assert files_below(tmp_path / "l") == [
@@ -79,8 +79,8 @@ def test_ranges_of_ranks_have_any_number_of_digits(fake_torch: object, tmp_path:
     ]
 
 
-def test_a_temporary_folder_goes_after_success(fake_torch: object, tmp_path: Path) -> None:
-    """Nothing is left where nobody named a place."""
+def test_a_temporary_folder_is_removed_after_success(fake_torch: object, tmp_path: Path) -> None:
+    """Without --log-dir."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     run_meshrun("-t", "3", ECHO, env={"TMPDIR": str(temporary)})
@@ -88,8 +88,9 @@ def test_a_temporary_folder_goes_after_success(fake_torch: object, tmp_path: Pat
     assert list(temporary.iterdir()) == []
 
 
-def test_a_temporary_folder_is_named_after_a_failure(fake_torch: object, tmp_path: Path) -> None:
-    """Then the logs are needed."""
+def test_a_temporary_folder_is_kept_and_named_after_a_failure(
+    fake_torch: object, tmp_path: Path
+) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     ours = run_meshrun(
@@ -103,7 +104,7 @@ def test_a_temporary_folder_is_named_after_a_failure(fake_torch: object, tmp_pat
 
 
 def test_dev_null_means_no_files(fake_torch: object) -> None:
-    """As for torchrun: streams are printed, and no error file is named."""
+    """As for torchrun: streams are printed, and TORCHELASTIC_ERROR_FILE is empty."""
     ours = run_meshrun(
         "--log-dir", "/dev/null", "-t", "3", "--no-prefix", PROGRAMS / "environment.py"
     )
@@ -112,7 +113,7 @@ def test_dev_null_means_no_files(fake_torch: object) -> None:
 
 
 def test_error_files_hold_the_exception(fake_torch: object, tmp_path: Path) -> None:
-    """Also of a program that is not decorated with @record."""
+    """Even if the program does not use @record."""
     run_meshrun(
         "--nproc-per-node", "2", "--log-dir", tmp_path / "logs", PROGRAMS / "end.py", "raise"
     )
@@ -125,7 +126,7 @@ def test_error_files_hold_the_exception(fake_torch: object, tmp_path: Path) -> N
 def test_a_log_ends_with_the_exception(
     kept: str, restarts: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """As under Python, where it is written to stderr; and the console shows it once."""
+    """Python writes it to stderr; the console still shows it only once."""
     words = ("--nproc-per-node", "2", "--max-restarts", restarts, "--log-dir", tmp_path / "logs")
     ours = run_meshrun(*words, kept, "2", PROGRAMS / "end.py", "raise")
 
@@ -137,8 +138,10 @@ def test_a_log_ends_with_the_exception(
     assert ours.stderr.count("Traceback") == int(restarts) + 1
 
 
-def test_a_log_that_its_rank_truncates_is_shown_on(fake_torch: object, tmp_path: Path) -> None:
-    """As ``open("/dev/stdout", "w")`` does, and programs that rotate logs do."""
+def test_a_log_that_its_rank_truncates_is_still_followed(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """``open("/dev/stdout", "w")`` truncates it, and so do programs that rotate logs."""
     program, go_on = tmp_path / "program.py", tmp_path / "go_on"
     program.write_text(
         "import os, time\n"
@@ -158,7 +161,7 @@ def test_a_log_that_its_rank_truncates_is_shown_on(fake_torch: object, tmp_path:
 
 
 def test_matching_lines_are_copied(fake_torch: object, tmp_path: Path) -> None:
-    """Teed lines with one of the words, in torchrun's words."""
+    """Teed lines that contain one of the words are copied with torchrun's prefix."""
     run_meshrun(
         "--nproc-per-node", "2", "-t", "0:2,1:3", "--role", "trainer",
         "--log-dir", tmp_path / "logs",
@@ -184,7 +187,7 @@ def test_matching_lines_are_copied(fake_torch: object, tmp_path: Path) -> None:
 def test_the_console_shows_chosen_ranks(
     options: list[str], expected: list[str], files: list[str], fake_torch: object, tmp_path: Path
 ) -> None:
-    """And files keep all."""
+    """Files keep the output of all ranks."""
     logs = ["--log-dir", str(tmp_path / "logs")] if files else []
     ours = run_meshrun("--nproc-per-node", "3", *options, *files, *logs, ECHO)
 
@@ -196,8 +199,8 @@ def test_the_console_shows_chosen_ranks(
             assert text_of(tmp_path / "logs", name) == f"out {rank}\n"
 
 
-def test_like_lines_are_printed_once(fake_torch: object) -> None:
-    """--collapse counts them instead."""
+def test_equal_lines_are_printed_once(fake_torch: object) -> None:
+    """--collapse adds their number."""
     ours = run_meshrun("--nproc-per-node", "4", "--collapse", PROGRAMS / "alike.py")
 
     lines = ours.stdout.splitlines()
@@ -206,8 +209,8 @@ def test_like_lines_are_printed_once(fake_torch: object) -> None:
     assert sorted(lines[1:-1]) == [f"[rank {rank}] I am {rank}" for rank in range(4)]
 
 
-def test_a_flood_of_like_lines_is_printed_once(fake_torch: object, tmp_path: Path) -> None:
-    """Ranks that are ahead wait for the others, and the lines of none are lost or out of order."""
+def test_a_flood_of_equal_lines_is_printed_once(fake_torch: object, tmp_path: Path) -> None:
+    """Lines of ranks that are ahead are held back; no line is lost or out of order."""
     program = tmp_path / "flood.py"
     program.write_text("for step in range(20_000): print('step', step)\n")
     ours = run_meshrun("--nproc-per-node", "4", "--collapse", program)
@@ -233,7 +236,7 @@ def test_a_flood_of_like_lines_is_printed_once(fake_torch: object, tmp_path: Pat
 def test_a_template_makes_the_prefix(
     given: list[str], env: dict[str, str], fake_torch: object
 ) -> None:
-    """Torchrun's variable and the later option, with torchrun's names."""
+    """torchrun's variable and its newer option, with torchrun's placeholders."""
     import socket
 
     ours = run_meshrun(*given, ECHO, env=env)
@@ -241,8 +244,8 @@ def test_a_template_makes_the_prefix(
     assert ours.stdout == f"default|0|{socket.gethostname()}: out 0\n"
 
 
-def test_a_time_in_the_prefix_is_the_lines_own(fake_torch: object) -> None:
-    """${time} is filled in when the line comes."""
+def test_a_time_in_the_prefix_is_the_line_s_own(fake_torch: object) -> None:
+    """${time} is the time when the line arrives."""
     ours = run_meshrun("--log-line-prefix-template", "${time} ", ECHO)
     day, clock, *rest = ours.stdout.split()
 
@@ -251,7 +254,7 @@ def test_a_time_in_the_prefix_is_the_lines_own(fake_torch: object) -> None:
 
 
 def test_files_are_followed_while_ranks_run(fake_torch: object, tmp_path: Path) -> None:
-    """A teed line is on the console long before its rank ends."""
+    """A teed line is printed before its rank ends."""
     with start_meshrun(
         "--nproc-per-node",
         "2",
@@ -268,7 +271,7 @@ def test_files_are_followed_while_ranks_run(fake_torch: object, tmp_path: Path) 
 
 
 def test_a_folder_that_cannot_be_made_starts_nothing(fake_torch: Path, tmp_path: Path) -> None:
-    """The error says which, and torch was not even imported."""
+    """The error names it, and torch is not even imported."""
     (tmp_path / "file").write_text("")
     ours = run_meshrun("-t", "3", "--log-dir", tmp_path / "file", ECHO)
 
@@ -279,10 +282,10 @@ def test_a_folder_that_cannot_be_made_starts_nothing(fake_torch: Path, tmp_path:
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 @pytest.mark.parametrize("made_before", [True, False])
-def test_what_is_made_is_private(
+def test_created_files_are_private(
     made_before: bool, umask: int, fake_torch: object, tmp_path: Path
 ) -> None:
-    """Folders and files, error files and copies of lines too; a folder that is there stays so."""
+    """So are folders, error files and copies of lines; an existing folder keeps its mode."""
     logs = tmp_path / "a" / "logs"
     if made_before:
         logs.mkdir(parents=True)
@@ -307,7 +310,7 @@ def test_what_is_made_is_private(
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
 def test_a_temporary_folder_is_private(umask: int, fake_torch: object, tmp_path: Path) -> None:
-    """Where nobody named a place, too."""
+    """Without --log-dir."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     run_meshrun(
@@ -321,10 +324,8 @@ def test_a_temporary_folder_is_private(umask: int, fake_torch: object, tmp_path:
     assert {path.stat().st_mode & 0o777 for path in below} == {0o700, 0o600}
 
 
-def test_a_folder_that_was_removed_meanwhile_is_not_named(
-    fake_torch: object, tmp_path: Path
-) -> None:
-    """Nobody is sent to logs that are not there."""
+def test_a_log_folder_that_was_removed_is_not_named(fake_torch: object, tmp_path: Path) -> None:
+    """The report does not point to logs that do not exist."""
     program = tmp_path / "cleans_up.py"
     program.write_text("import shutil, sys\nshutil.rmtree(sys.argv[1])\nsys.exit(3)\n")
     words = ("-t", "3", "--log-dir", tmp_path / "logs", program, tmp_path / "logs")

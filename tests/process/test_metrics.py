@@ -1,4 +1,4 @@
-"""Metrics, probes and events, as other programs read them."""
+"""Metrics, probes and events, read by other programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ while not os.path.exists(sys.argv[1]):
 
 
 def ask(url: str, accept: str = "*/*") -> tuple[int, str, str]:
-    """Return the status, the content type and the body."""
+    """Return the status, content type and body of a reply."""
     request = urllib.request.Request(url, headers={"Accept": accept})
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -58,15 +58,15 @@ def address(ours: Running) -> str:
 
 
 def read_events(text: str) -> list[dict[str, object]]:
-    """Return the events, each of which must be as the schema says."""
+    """Return the events, each validated against the schema."""
     lines = [json.loads(line) for line in text.splitlines()]
     for line in lines:
         jsonschema.validate(line, SCHEMA)
     return lines
 
 
-def test_a_launch_is_seen_from_outside(fake_torch: object, tmp_path: Path) -> None:
-    """A restart, steps and states in the metrics, probes that follow, and a line per event."""
+def test_a_launch_can_be_observed_from_outside(fake_torch: object, tmp_path: Path) -> None:
+    """Metrics of restarts, steps and states; probes; and one line per event."""
     program, stop, events = tmp_path / "train.py", tmp_path / "stop", tmp_path / "events.jsonl"
     program.write_text(TRAIN)
     words = ("--nproc-per-node", "2", "--max-restarts", "1", "--metrics", ":0")
@@ -96,18 +96,18 @@ def test_a_launch_is_seen_from_outside(fake_torch: object, tmp_path: Path) -> No
     assert (ready[0], ready[2], healthy[0], wrong) == (
         200, "2 of 2 ranks run the program\n", 200, 404,
     )  # fmt: skip
-    told = read_events(events.read_text())
-    names = [line["event"] for line in told]
+    written = read_events(events.read_text())
+    names = [line["event"] for line in written]
     assert [names[0], names[-1]] == ["launch_started", "launch_ended"]
     assert names.count("rank_started") == names.count("rank_ended") == 4
     assert {"rank_failed", "restarted", "progress", "rank_ready"} <= set(names)
-    (failed,) = (line for line in told if line["event"] == "rank_failed")
+    (failed,) = (line for line in written if line["event"] == "rank_failed")
     assert (failed["rank"], failed["exception"], failed["generation"]) == (1, "ValueError", 0)
-    assert told[-1]["generation"] == 1
+    assert written[-1]["generation"] == 1
 
 
 def test_lines_and_events_as_json(fake_torch: object, tmp_path: Path) -> None:
-    """Everything that is printed is an object a line, events on stdout among them."""
+    """Every printed line is an object, including events on stdout."""
     program = tmp_path / "fail.py"
     program.write_text(
         "import os, sys, time\n"
@@ -120,21 +120,21 @@ def test_lines_and_events_as_json(fake_torch: object, tmp_path: Path) -> None:
     ours = run_meshrun(*words, program)
 
     assert ours.returncode == 3
-    said = [json.loads(line) for line in ours.stderr.splitlines()]
+    errors = [json.loads(line) for line in ours.stderr.splitlines()]
     lines = [json.loads(line) for line in ours.stdout.splitlines()]
     printed = [line for line in lines if line.get("source") == "rank"]
     assert {(line["rank"], line["stream"], line["message"]) for line in printed} == {
         (rank, "stdout", text) for rank in (0, 1) for text in ("one", "\x1b[1mtwo")
     }
-    assert {line["message"] for line in said if line["source"] == "rank"} == {"done"}
-    assert "error: rank 1 exited with code 3" in said[-1]["message"]
-    assert (said[-1]["source"], said[-1]["level"]) == ("meshrun", "error")
+    assert {line["message"] for line in errors if line["source"] == "rank"} == {"done"}
+    assert "error: rank 1 exited with code 3" in errors[-1]["message"]
+    assert (errors[-1]["source"], errors[-1]["level"]) == ("meshrun", "error")
     events = [line for line in lines if "event" in line]
     assert read_events("\n".join(map(json.dumps, events)))[-1]["exit_code"] == 3
 
 
 def test_nothing_starts_without_the_port_or_the_file(fake_torch: object, tmp_path: Path) -> None:
-    """The error says which."""
+    """The error names it."""
     program = tmp_path / "never.py"
     program.write_text("print('started')")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -149,12 +149,12 @@ def test_nothing_starts_without_the_port_or_the_file(fake_torch: object, tmp_pat
     assert "--metrics expects [HOST]:PORT, found `somewhere`" in unclear.stderr
 
 
-def test_a_pipe_that_is_full_loses_whole_events() -> None:
-    """What its reader gets later are lines, and that some are lost is said once."""
-    told: list[str] = []
+def test_a_full_pipe_drops_whole_events() -> None:
+    """Its reader gets complete lines later, and one message says that events are lost."""
+    messages: list[str] = []
     reader, writer = os.pipe2(os.O_NONBLOCK)
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8192)
-    lines, got = WholeLines(writer, "pipe", told.append), b""
+    lines, got = WholeLines(writer, "pipe", messages.append), b""
     for begin in range(0, 20, 5):
         for number in range(begin, begin + 5):
             lines.write(json.dumps({"number": number, "text": "x" * 6000}))
@@ -165,14 +165,14 @@ def test_a_pipe_that_is_full_loses_whole_events() -> None:
     *whole, _rest = got.decode().split("\n")
     assert [json.loads(line)["number"] for line in whole][:2] == [0, 1]
     assert len(whole) > 3
-    assert len(told) == 1
-    assert told[0].endswith("; events are lost")
+    assert len(messages) == 1
+    assert messages[0].endswith("; events are lost")
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 def test_prometheus_reads_the_metrics(fake_torch: object, tmp_path: Path) -> None:
-    """The real server scrapes them, and answers a query."""
+    """A real server scrapes them and answers a query."""
     program, stop = tmp_path / "train.py", tmp_path / "stop"
     program.write_text(TRAIN)
     words = ("--nproc-per-node", "2", "--max-restarts", "1", "--metrics", ":0")
@@ -199,7 +199,7 @@ def test_prometheus_reads_the_metrics(fake_torch: object, tmp_path: Path) -> Non
                 return False
 
         try:
-            wait_until(answers, lambda: "an answer of Prometheus")
+            wait_until(answers, lambda: "an answer from Prometheus")
         finally:
             server.kill()
             server.wait()

@@ -1,4 +1,4 @@
-"""Options and variables that torchrun's users have in their scripts and templates."""
+"""Options and variables that users of torchrun have in their scripts and templates."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str
 
 
 def test_variables_are_options(fake_torch: object) -> None:
-    """As Kubeflow's trainer sets them."""
+    """Kubeflow's trainer sets them."""
     numbers = {"PET_NPROC_PER_NODE": "2", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
     others = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MAX_RESTARTS": "3", "PET_ROLE": "trainer"}
     env = {**numbers, **others, "MESHRUN_MAX_RESTART": "5"}
@@ -35,14 +35,13 @@ def test_variables_are_options(fake_torch: object) -> None:
     assert ours.stderr.count(slip) == 1, ours.stderr
 
 
-def test_the_command_line_counts_first(fake_torch: object) -> None:
-    """A variable is what an option falls back to."""
+def test_the_command_line_overrides_variables(fake_torch: object) -> None:
     assert len(environments("--nproc-per-node", "2", env={"PET_NPROC_PER_NODE": "3"})) == 2
 
 
 @pytest.mark.parametrize("yes", ["1", "true", "True", "yes", "on"])
 def test_a_switch_in_a_variable_may_be_written_in_many_ways(yes: str, fake_torch: object) -> None:
-    """Torchrun knows 1 and 0 alone."""
+    """torchrun accepts only 1 and 0."""
     ours = run_meshrun("true", env={"PET_NO_PYTHON": yes})
 
     assert ours.returncode == 0, ours.stderr
@@ -50,7 +49,7 @@ def test_a_switch_in_a_variable_may_be_written_in_many_ways(yes: str, fake_torch
 
 @pytest.mark.parametrize("no", ["0", "false", "off", ""])
 def test_and_so_may_its_opposite(no: str, fake_torch: object) -> None:
-    """An empty variable is one that is not set."""
+    """An empty variable counts as not set."""
     ours = run_meshrun(PROGRAMS / "echo.py", env={"PET_NO_PYTHON": no})
 
     assert ours.returncode == 0, ours.stderr
@@ -73,7 +72,7 @@ def test_and_so_may_its_opposite(no: str, fake_torch: object) -> None:
     ],
 )
 def test_a_bad_variable_is_named(name: str, value: str, message: str) -> None:
-    """Nobody looks for an error on a command line that is right."""
+    """The error does not blame the command line."""
     alone = {"PET_STANDALONE": "1"} if name == "PET_NNODES" else {}
     ours = run_meshrun(PROGRAMS / "echo.py", env={**alone, name: value})
 
@@ -82,7 +81,7 @@ def test_a_bad_variable_is_named(name: str, value: str, message: str) -> None:
 
 
 def test_of_two_bad_variables_the_one_whose_text_is_shown_is_named() -> None:
-    """A mesh is read together with the names of its dims."""
+    """MESHRUN_MESH and MESHRUN_NAMES are parsed together."""
     ours = run_meshrun(PROGRAMS / "echo.py", env={"MESHRUN_MESH": "1x1", "MESHRUN_NAMES": "dp"})
 
     assert ours.returncode == 2
@@ -90,7 +89,7 @@ def test_of_two_bad_variables_the_one_whose_text_is_shown_is_named() -> None:
 
 
 def test_a_launch_inside_a_rank_is_its_own(tmp_path: Path, fake_torch: object) -> None:
-    """The mesh of the outer launch describes the rank and is no option of the inner one."""
+    """The outer launch's MESHRUN_MESH describes the rank; it is not an option of the inner one."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os, subprocess, sys\n"
@@ -110,7 +109,7 @@ def test_a_launch_inside_a_rank_is_its_own(tmp_path: Path, fake_torch: object) -
 def test_a_virtual_local_rank(
     given: str | None, expected: list[str] | None, fake_torch: object
 ) -> None:
-    """Each rank sees one device and takes it for the first."""
+    """Each rank sees one device, as device 0."""
     env = {"CUDA_VISIBLE_DEVICES": given} if given else {}
     found = environments("--nproc-per-node", "2", "--virtual-local-rank", env=env)
 
@@ -119,7 +118,7 @@ def test_a_virtual_local_rank(
 
 
 def test_too_few_devices_for_virtual_local_ranks(fake_torch: Path) -> None:
-    """Two ranks cannot have one device each of one."""
+    """Two ranks need two devices."""
     ours = run_meshrun(
         "--nproc-per-node", "2", "--virtual-local-rank", PROGRAMS / "echo.py",
         env={"CUDA_VISIBLE_DEVICES": "0"},
@@ -131,7 +130,7 @@ def test_too_few_devices_for_virtual_local_ranks(fake_torch: Path) -> None:
 
 
 def test_gpus_are_chosen(fake_torch: Path, fake_driver: Callable[[list[Any]], None]) -> None:
-    """Ranks see what was chosen among what the launcher sees; mistakes start nothing."""
+    """--gpus selects among the GPUs that the launcher sees; a mistake starts nothing."""
     fake_driver([card(f"GPU-{bus}", bus) for bus in range(4)])
     refused = run_meshrun("--gpus", "GPU-7", PROGRAMS / "environment.py")
 
@@ -146,7 +145,7 @@ def test_gpus_are_chosen(fake_torch: Path, fake_driver: Callable[[list[Any]], No
 def test_gpus_are_checked(
     fake_torch: Path, fake_driver: Callable[[list[Any]], None], tmp_path: Path
 ) -> None:
-    """A broken one ends the launch before anything starts; others are warned of."""
+    """A broken GPU ends the launch before anything starts; a lesser fault is a warning."""
     broken = {"nvmlDeviceGetTotalEccErrors 1 0": 2}
     fake_driver([card("GPU-0", 1, links=["switch", None]), card("GPU-1", 2, **broken)])
     words = ("--check-gpus", "--node-history", tmp_path / "history", PROGRAMS / "echo.py")
@@ -166,7 +165,7 @@ def test_gpus_are_checked(
 
 @pytest.mark.parametrize("method", ["fork", "exec"])
 def test_ranks_are_bound_to_cores(method: str, fake_torch: object) -> None:
-    """Exclusive shares differ and lie within what meshrun may use."""
+    """Exclusive shares are disjoint and within the cores that meshrun may use."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         pytest.skip("two ranks need two cores of their own")

@@ -1,4 +1,4 @@
-"""Machines that have too little of something: a clear error, and nobody left."""
+"""Machines that lack something: a clear error, and no process left behind."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ except meshrun.MeshrunError as error:
 """
 RANKS = 4
 NEEDED = 3 + RANKS
-"""Launcher, zygote, store, and the ranks."""
+"""Processes: launcher, zygote, store, and the ranks."""
 
 
 @pytest.mark.parametrize("room", range(1, NEEDED + 1))
 def test_a_full_process_table(
     room: int, as_nobody: tuple[list[str], Path], fake_torch: object
 ) -> None:
-    """Wherever the last process goes: what cannot be started is said, the rest is ended."""
+    """Whichever process does not fit: the error names it, and the others are stopped."""
     words, folder = as_nobody
-    # One that ends at once would leave its place to the next.
+    # A program that ended at once would make room for the next rank.
     program = PROGRAMS / ("echo.py" if room == NEEDED else "wait.py")
     ours = subprocess.run(
         [*words, *command("--nproc-per-node", str(RANKS), program)],
@@ -79,7 +79,7 @@ def test_a_full_process_table(
 
 
 def test_too_many_threads(as_nobody: tuple[list[str], Path], fake_torch: object) -> None:
-    """A rank that cannot start one more is told where limits are."""
+    """The report of a rank that cannot start a thread names the limits."""
     words, folder = as_nobody
     program = folder / "threads.py"
     program.write_text(
@@ -106,7 +106,7 @@ def test_too_many_threads(as_nobody: tuple[list[str], Path], fake_torch: object)
 
 
 def test_no_room_for_the_logs_of_a_restart(fake_torch: object, tmp_path: Path) -> None:
-    """It fails as a rank would that cannot be started."""
+    """The launch fails as if a rank could not be started."""
     program = tmp_path / "fails.py"
     program.write_text(
         "import os, pathlib\n"
@@ -129,7 +129,7 @@ LONG = "9" * 100_000
 
 
 @pytest.mark.parametrize(
-    ("words", "env", "code", "told"),
+    ("words", "env", "code", "message"),
     [
         (
             ["--rdzv-id", LONG],
@@ -151,21 +151,21 @@ LONG = "9" * 100_000
             "       not restarted: twice in a row, no rank could be started\n",
         ),
     ],
-    ids=["id", "role", "variables", "variables, again"],
+    ids=["id", "role", "variables", "variables, with restarts"],
 )
-def test_what_is_too_long(
-    words: list[str], env: dict[str, str], code: int, told: str, fake_torch: object
+def test_values_that_are_too_long(
+    words: list[str], env: dict[str, str], code: int, message: str, fake_torch: object
 ) -> None:
-    """Ranks are handed a packet, whose size the kernel limits."""
+    """The zygote receives a rank's settings in one packet, whose size the kernel limits."""
     ours = run_meshrun(*words, PROGRAMS / "echo.py", env=env)
 
     assert (ours.returncode, ours.stdout) == (code, "")
-    assert told in ours.stderr
+    assert message in ours.stderr
     assert "Traceback" not in ours.stderr
 
 
-def test_an_order_that_a_pipe_could_not_hold(fake_torch: object) -> None:
-    """It gets to a rank with an interpreter of its own too."""
+def test_settings_that_do_not_fit_into_a_pipe(fake_torch: object) -> None:
+    """They reach a rank with its own interpreter too."""
     env = {"OPENBLAS_NUM_THREADS": LONG}
     ours = run_meshrun("--start-method", "exec", PROGRAMS / "echo.py", env=env)
 
@@ -177,7 +177,7 @@ def test_an_order_that_a_pipe_could_not_hold(fake_torch: object) -> None:
 def test_a_limit_of_open_files_that_is_too_low(
     limit: int, words: list[str], fake_torch: object
 ) -> None:
-    """Whatever would have been the one too many."""
+    """Whichever file would have been one too many."""
     ours = run_meshrun(
         *(*words, PROGRAMS / "echo.py"),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
@@ -190,7 +190,7 @@ def test_a_limit_of_open_files_that_is_too_low(
 
 @pytest.mark.parametrize("free", [4, 8, 10, 12])
 def test_descriptors_that_a_parent_left_open(free: int, fake_torch: object) -> None:
-    """They count towards the limit; whatever meets it is no bug."""
+    """They count towards the limit; reaching it anywhere is not reported as a bug."""
 
     def leave_open() -> None:
         limit = 256
@@ -211,10 +211,10 @@ def test_descriptors_that_a_parent_left_open(free: int, fake_torch: object) -> N
     assert (empty, hint) == ("", "hint: raise the limit with `ulimit -n`")
 
 
-def test_a_fork_that_lacks_something_is_no_second_zygote(
+def test_a_fork_that_fails_early_does_not_act_as_a_second_zygote(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """It says what, and exits; only the zygote reports to the launcher."""
+    """It prints why and exits; only the zygote reports to the launcher."""
     (tmp_path / "refuses.py").write_text(
         "import errno, os\n"
         "def refuse(*_): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))\n"
@@ -230,7 +230,7 @@ def test_a_fork_that_lacks_something_is_no_second_zygote(
 
 
 def test_a_zygote_without_memory(fake_torch: object, tmp_path: Path) -> None:
-    """It says so, without a traceback of meshrun's."""
+    """The error says so, without a traceback of meshrun."""
     (tmp_path / "refuses.py").write_text(
         "import errno, os, socket\n"
         "def refuse(*_): raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))\n"
@@ -238,16 +238,18 @@ def test_a_zygote_without_memory(fake_torch: object, tmp_path: Path) -> None:
     )
     env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
     ours = run_meshrun("--preload", "refuses", PROGRAMS / "echo.py", env=env)
-    told, *_, error = ours.stderr.splitlines()
+    first, *_, error = ours.stderr.splitlines()
 
     assert ours.returncode == 71, ours.stderr
-    assert told.startswith("meshrun: the operating system refused what meshrun needs: Cannot alloc")
+    assert first.startswith(
+        "meshrun: the operating system refused what meshrun needs: Cannot alloc"
+    )
     assert error.startswith("error: the process that starts the ranks exited with code 71")
     assert "Traceback" not in ours.stderr
 
 
-def test_a_kernel_without_files_in_memory(tmp_path: Path, fake_torch: object) -> None:
-    """A sandbox may refuse memfd_create(); stacks go to a temporary file then."""
+def test_a_kernel_without_memfd_create(tmp_path: Path, fake_torch: object) -> None:
+    """A sandbox may refuse it; stacks then go to a temporary file."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\ndef memfd_create(*_): raise OSError(38, 'Function not implemented')\n"
         "os.memfd_create = memfd_create\n"
@@ -259,7 +261,7 @@ def test_a_kernel_without_files_in_memory(tmp_path: Path, fake_torch: object) ->
 
 
 def test_without_a_temporary_folder_the_error_says_what_to_set(fake_torch: object) -> None:
-    """A read-only file system is no bug; a launch without files needs no folder."""
+    """A launch without files needs no temporary folder."""
     bind = 'mount --bind "$d" "$d" && mount -o remount,ro,bind "$d"'
     each = f'for d in /tmp /var/tmp; do [ ! -d "$d" ] || {{ {bind}; }} || exit; done; cd /proc'
     read_only = within("--mount", prepare=each)
@@ -277,17 +279,17 @@ def test_without_a_temporary_folder_the_error_says_what_to_set(fake_torch: objec
 
 
 @pytest.mark.parametrize(
-    ("call", "room", "told"),
+    ("call", "room", "message"),
     [
         ("launch", (3, 10_000), "cannot write to the temporary folder"),
         ("launch", (100, 500), "the launcher exited with code 3 before it could report a result"),
         ("group", (4, 10_000), "cannot write to the temporary folder"),
     ],
 )
-def test_a_caller_without_room_gets_an_error_of_ours(
-    call: str, room: tuple[int, int], told: str, fake_torch: object, tmp_path: Path
+def test_a_caller_without_disk_space_gets_a_host_error(
+    call: str, room: tuple[int, int], message: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """Calls and results are files; a report that was cut short is none."""
+    """Calls and results are files; a truncated report does not count as one."""
     inodes, size = room
     (script := tmp_path / "caller.py").write_text(CALLER)
     (small := tmp_path / "small").mkdir()
@@ -301,11 +303,11 @@ def test_a_caller_without_room_gets_an_error_of_ours(
         check=False,
     )
 
-    assert ran.stdout.startswith(f"HostError: {told}"), ran
+    assert ran.stdout.startswith(f"HostError: {message}"), ran
 
 
 @pytest.mark.parametrize(
-    ("namespace", "prepare", "told"),
+    ("namespace", "prepare", "message"),
     [
         (
             "--mount",
@@ -317,16 +319,16 @@ def test_a_caller_without_room_gets_an_error_of_ours(
     ],
     ids=["folder", "loopback", "proc"],
 )
-def test_what_every_launch_needs_is_missed_at_once(
-    namespace: str, prepare: str, told: str, fake_torch: Path
+def test_what_every_launch_needs_is_checked_first(
+    namespace: str, prepare: str, message: str, fake_torch: Path
 ) -> None:
-    """An error with a hint, before anything is started; no traceback, no wait."""
+    """An error with a hint before anything starts, without a traceback or a wait."""
     words = ("--nproc-per-node", "2", PROGRAMS / "echo.py")
     ours = run_meshrun(*words, around=within(namespace, prepare=prepare))
     error, empty, hint = ours.stderr.splitlines()
 
     assert ours.returncode == 71
-    assert error.startswith(f"error: {told}")
+    assert error.startswith(f"error: {message}")
     assert (empty, hint[:6]) == ("", "hint: ")
     assert not fake_torch.exists()
 
@@ -335,10 +337,10 @@ def test_what_every_launch_needs_is_missed_at_once(
     "words",
     [("--watch",), ("--report", "report"), ("--hosts", "a"), ("--submit", "slurm", "--dry-run")],
 )
-def test_no_launch_begins_in_a_folder_that_was_removed(
+def test_no_launch_starts_in_a_folder_that_was_removed(
     words: tuple[str, ...], fake_torch: Path
 ) -> None:
-    """However it is to be made."""
+    """In any way of launching."""
     removed = ("sh", "-c", 'cd "$(mktemp -d)" && rmdir "$PWD" && exec "$@"', "sh")
     ours = run_meshrun(*words, PROGRAMS / "echo.py", around=removed)
 

@@ -1,4 +1,4 @@
-"""--submit with a scheduler's command that only notes what it is given."""
+"""--submit with stand-ins for the schedulers' commands that record what they are given."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ sys.exit(CODE)
 
 @pytest.fixture
 def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a program, and commands of schedulers first on the path."""
+    """A folder with a program, first on the PATH so that tests can put commands there."""
     (tmp_path / "train.py").touch()
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def make(folder: Path, name: str, prints: str, code: int = 0) -> None:
-    """Make a command that notes its words and its stdin."""
+def make_command(folder: Path, name: str, prints: str, code: int = 0) -> None:
+    """Create a command that records its arguments and stdin."""
     text = NOTES.replace("PRINTS", repr(prints)).replace("CODE", str(code))
     (folder / name).write_text(f"#!{sys.executable}\n{text}")
     (folder / name).chmod(0o755)
 
 
-def noted(folder: Path, name: str) -> tuple[list[str], str]:
-    """Return the words and the stdin of a command."""
+def recorded(folder: Path, name: str) -> tuple[list[str], str]:
+    """Return the recorded arguments and stdin of a command."""
     found = json.loads((folder / f"{name}.json").read_text())
     return found["argv"], found["stdin"]
 
 
 def test_sbatch_gets_the_script_that_a_dry_run_shows(folder: Path) -> None:
-    """The job's number alone is on stdout; on a cluster of several, without its name."""
-    make(folder, "sbatch", "41;cluster")
+    """Only the job's number is printed to stdout, without the cluster's name if sbatch adds it."""
+    make_command(folder, "sbatch", "41;cluster")
     words = ["--submit", "slurm", "--nnodes", "2", "--mesh", "2", "train.py", "--lr", "1"]
     shown = run_meshrun("-n", *words)
     kept = run_meshrun("-n", "-o", "job.sh", *words)
@@ -58,7 +58,7 @@ def test_sbatch_gets_the_script_that_a_dry_run_shows(folder: Path) -> None:
 
     assert (sent.returncode, sent.stdout) == (0, "41\n")
     assert sent.stderr == f"meshrun: submitted Slurm job 41, train; output: {folder}/train-41.out\n"
-    assert noted(folder, "sbatch") == (["--parsable"], shown.stdout)
+    assert recorded(folder, "sbatch") == (["--parsable"], shown.stdout)
     assert (kept.stdout, (folder / "job.sh").read_text()) == ("", shown.stdout)
 
     named = run_meshrun("--submit-arg", "-J 'my job'", *words)
@@ -80,7 +80,7 @@ MADE = json.dumps(
 
 
 def kubectl(folder: Path, **answers: tuple[str, int]) -> None:
-    """Make a kubectl that notes each call, and prints and exits by its verb."""
+    """Create a kubectl that records each call, and answers by its verb."""
     answers = {"create": (MADE, 0), **answers}
     text = KUBECTL.replace("ANSWERS", repr(answers))
     (folder / "kubectl").write_text(f"#!{sys.executable}\n{text}")
@@ -88,20 +88,20 @@ def kubectl(folder: Path, **answers: tuple[str, int]) -> None:
 
 
 def calls(folder: Path) -> list[tuple[list[str], str]]:
-    """Return the words and the stdin of each call of kubectl."""
+    """Return the arguments and stdin of each call of kubectl."""
     lines = (folder / "kubectl.json").read_text().splitlines()
     return [(each["argv"], each["stdin"]) for each in map(json.loads, lines)]
 
 
 def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
-    """Its Service and a Secret that nobody sees, another one each time; options are words."""
+    """A Service, and a Secret that is new each time and never shown; --submit-arg is split."""
     kubectl(folder, apply=("service/train created", 0))
     words = ["--submit", "kubernetes", "--image", "a", "--submit-arg", "-n ml", "--rdzv-id",
              "train", "--export", "HF_*,*SECRET,BASH_*", "--metrics", ":9400",
              "train.py"]  # fmt: skip
     variables = {"HF_TOKEN": "hf_hush", "HF_HOME": "/data", "MESHRUN_SECRET": "of this shell",
                  "BASH_FUNC_f%%": "() { :; }"}  # fmt: skip
-    told = [run_meshrun(*words, env=variables) for _ in range(2)]
+    submitted = [run_meshrun(*words, env=variables) for _ in range(2)]
     shown = run_meshrun("-n", *words, env=variables).stdout
 
     printed = "job.batch/train created\nservice/train created\n"
@@ -109,7 +109,8 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
         "meshrun: no probes in the manifest: --metrics is open on 127.0.0.1 only, where nothing"
         " outside the pod reaches it; use --metrics 0.0.0.0:9400\n"
     )
-    assert [(ours.returncode, ours.stdout, ours.stderr) for ours in told] == [(0, printed, why)] * 2
+    results = [(ours.returncode, ours.stdout, ours.stderr) for ours in submitted]
+    assert results == [(0, printed, why)] * 2
     (create, job), (apply, rest), _, (_, other) = calls(folder)
     assert create == ["create", "-f", "-", "-o", "json", "-n", "ml"]
     assert apply == ["apply", "--server-side", "--force-conflicts", "-f", "-", "-n", "ml"]
@@ -128,7 +129,7 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "told", "verbs"),
+    ("answers", "message", "verbs"),
     [
         ({"create": ('Error (AlreadyExists): jobs.batch "train" already exists', 1)},
          "hint: `kubectl delete` the existing `train`, or leave out --rdzv-id for a name of its",
@@ -138,22 +139,22 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
         ({"create": ("job.batch/train", 0)}, "remove any --submit-arg that chooses another output",
          ["create"]),
     ],
-    ids=["the same name again", "no secret", "other words"],
+    ids=["name in use", "no secret", "other output"],
 )  # fmt: skip
-def test_kubectl_that_refuses_is_heard(
-    folder: Path, answers: dict[str, tuple[str, int]], told: str, verbs: list[str]
+def test_an_error_of_kubectl_is_passed_on(
+    folder: Path, answers: dict[str, tuple[str, int]], message: str, verbs: list[str]
 ) -> None:
-    """With a way out, and nothing is left of half a job."""
+    """With a hint, and a job that is only half created is deleted."""
     kubectl(folder, **answers)
     ours = run_meshrun("--submit", "kubernetes", "--image", "a", "--rdzv-id", "train", "train.py")
 
     assert ours.returncode == 71
-    assert told in ours.stderr
+    assert message in ours.stderr
     assert [argv[0] for argv, _ in calls(folder)] == verbs
 
 
 def test_the_real_kubectl_sends_the_job_and_what_it_owns(folder: Path) -> None:
-    """And a secret in no place but the Secret's own, not even in an annotation."""
+    """A secret is in the Secret alone, not even in an annotation of kubectl's."""
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl")
     variables = {"HF_TOKEN": "hf_hush", "HOME": str(folder), "KUBECONFIG": "/dev/null"}
@@ -175,8 +176,8 @@ def test_the_real_kubectl_sends_the_job_and_what_it_owns(folder: Path) -> None:
     assert "hf_hush" not in json.dumps(sent) + ours.stdout + ours.stderr
 
 
-def test_jobs_without_a_name_have_one_of_their_own(folder: Path) -> None:
-    """So that a second one of the same program is not refused."""
+def test_each_job_without_a_name_gets_a_new_one(folder: Path) -> None:
+    """A second job of the same program is not refused."""
     words = ["--submit", "jobset", "--image", "a", "-n", "train.py"]
     names = [
         re.search(
@@ -190,8 +191,8 @@ def test_jobs_without_a_name_have_one_of_their_own(folder: Path) -> None:
     assert names[0][1] != names[1][1]
 
 
-def test_variables_are_written_out_and_none_submits(folder: Path) -> None:
-    """The job would inherit it, and submit again; one that names a node is refused."""
+def test_variables_become_options_and_none_submits(folder: Path) -> None:
+    """A job would inherit MESHRUN_SUBMIT and submit again; one that names a node is refused."""
     mesh = {"MESHRUN_MESH": "dp=2,tp=2", "PET_NNODES": "2", "MESHRUN_IMAGE": "a"}
     pod = run_meshrun("--submit", "kubernetes", "-n", "train.py", env=mesh)
     plan = run_meshrun("-n", "train.py", env={"MESHRUN_SUBMIT": "slurm", "MESHRUN_IMAGE": "a"})
@@ -208,8 +209,8 @@ def test_variables_are_written_out_and_none_submits(folder: Path) -> None:
     assert "--ssh" not in ssh.stdout
 
 
-def test_a_secret_among_the_arguments_is_pointed_at(folder: Path) -> None:
-    """It is kept, since the job needs it; numbers are none."""
+def test_a_secret_among_the_arguments_is_warned_of(folder: Path) -> None:
+    """It is kept, as the job needs it; a number is not taken for a secret."""
     words = [
         "--submit",
         "slurm",
@@ -228,15 +229,15 @@ def test_a_secret_among_the_arguments_is_pointed_at(folder: Path) -> None:
     assert "hush" not in ours.stderr
 
 
-def test_launch_hands_nothing_in(folder: Path) -> None:
-    """It would return before there is a rank, and the job would write its caller's report."""
+def test_launch_cannot_submit(folder: Path) -> None:
+    """It would return before any rank starts, and the job would write the caller's report."""
     with pytest.raises(UsageError, match=r"--submit cannot be used with launch\(\)"):
         launch("train.py", nnodes=2, options=["--submit", "slurm", "--dry-run"])
 
 
-def test_a_shell_of_a_job_steps_for_people_alone(folder: Path) -> None:
-    """The caller of launch() waits for one process of its own: it is told what to do."""
-    make(folder, "srun", "")
+def test_only_the_command_line_starts_srun_in_a_shell_of_a_job(folder: Path) -> None:
+    """launch() waits for a process of its own, so it raises an error that says what to run."""
+    make_command(folder, "srun", "")
     job = {"SLURM_JOB_ID": "7"}
     words = ["--nnodes", "2", "--nproc-per-node", "1", "train.py"]
     with pytest.raises(UsageError, match="--nnodes 2 in a Slurm shell") as refused:
@@ -247,12 +248,12 @@ def test_a_shell_of_a_job_steps_for_people_alone(folder: Path) -> None:
     assert refused.value.hint == (
         "start one launcher per node: srun --ntasks-per-node=1 meshrun ..."
     )
-    assert noted(folder, "srun")[0][-len(words) :] == words
-    # Its 0 says nothing of launchers that it has lost, and this one started none.
+    assert recorded(folder, "srun")[0][-len(words) :] == words
+    # srun's exit code 0 does not prove that the launchers ran, and this srun started none.
     assert ours.returncode == 69, ours.stderr
     assert "srun exited with 0, but no launcher has reported" in ours.stderr
 
-    # Where launchers' stderr does not reach this process, srun's own code is all that is known.
+    # Where the launchers' stderr does not come here, srun's exit code is all that is known.
     moved = run_meshrun(*words, env={**job, "SLURM_STDOUTMODE": "none"})
     os.mkfifo(folder / "unread")
     (folder / "srun").write_text("#!/bin/sh\ncat unread >&2\n")
