@@ -79,17 +79,17 @@ def run_zygote(
     guard = Guard(order.scratch_dir, control)
     source = _load(control, program, order, known_at_start)
     ending.keep_modules()
-    server = ZygoteServer(
-        control=control,
-        reports=reports,
-        program=program,
-        source=source,
-        fresh=order.start_method == "exec",
-        ending=ending,
-        dispositions=dispositions,
-        guard=guard,
-    )
     try:
+        server = ZygoteServer(
+            control=control,
+            reports=reports,
+            program=program,
+            source=source,
+            fresh=order.start_method == "exec",
+            ending=ending,
+            dispositions=dispositions,
+            guard=guard,
+        )
         return server.serve()
     except (OSError, MemoryError) as error:
         if (shortage := describe_shortage(error)) is None:

@@ -229,12 +229,13 @@ def test_a_fork_that_fails_early_does_not_act_as_a_second_zygote(
     assert "Traceback" not in ours.stderr
 
 
-def test_a_zygote_without_memory(fake_torch: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["socket.recv_fds", "os.pipe"])
+def test_a_zygote_without_memory(call: str, fake_torch: object, tmp_path: Path) -> None:
     """The error says so, without a traceback of meshrun."""
     (tmp_path / "refuses.py").write_text(
         "import errno, os, socket\n"
         "def refuse(*_): raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))\n"
-        "socket.recv_fds = refuse\n"
+        f"{call} = refuse\n"
     )
     env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
     ours = run_meshrun("--preload", "refuses", PROGRAMS / "echo.py", env=env)
