@@ -182,7 +182,7 @@ def test_ranks_are_bound_to_cores(method: str, fake_torch: object) -> None:
 
 
 def test_a_port_that_was_asked_for(fake_torch: object) -> None:
-    """The store listens there and nowhere else."""
+    """The store listens on that address only."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -192,7 +192,7 @@ def test_a_port_that_was_asked_for(fake_torch: object) -> None:
 
 
 def test_a_port_that_is_taken(fake_torch: Path) -> None:
-    """The error says whose, and nothing is started."""
+    """The error names it, and nothing is started."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -204,8 +204,8 @@ def test_a_port_that_is_taken(fake_torch: Path) -> None:
     assert not fake_torch.exists()
 
 
-def test_what_torchrun_passes_over(fake_torch: object) -> None:
-    """--standalone has a name of its own and one node, whatever a job's variables say."""
+def test_options_that_standalone_ignores(fake_torch: object) -> None:
+    """--standalone generates a run id and uses one node, whatever the PET_ variables say."""
     asked = ("--standalone", "--rdzv-id", "job7", "--signals-to-handle", "SIGTERM,SIGFOO,TERMM")
     ours = run_meshrun(
         "--no-prefix", *asked, PROGRAMS / "environment.py",
@@ -223,8 +223,8 @@ def test_what_torchrun_passes_over(fake_torch: object) -> None:
     )
 
 
-def test_options_after_the_program_are_told(fake_torch: object, tmp_path: Path) -> None:
-    """One that its file knows is its own, and so is one that was given before it as well."""
+def test_options_after_the_program_are_warned_of(fake_torch: object, tmp_path: Path) -> None:
+    """Except those that its file mentions, or that are also given before it."""
     program = tmp_path / "program.py"
     program.write_text("parser_knows = '--log-dir'\n")
     ours = run_meshrun(
@@ -239,15 +239,15 @@ def test_options_after_the_program_are_told(fake_torch: object, tmp_path: Path) 
     )
 
 
-def test_the_name_of_a_run(fake_torch: object) -> None:
-    """--rdzv-id is what ranks see."""
+def test_the_run_id(fake_torch: object) -> None:
+    """Ranks see the value of --rdzv-id."""
     (found,) = environments("--rdzv-id", "job7", "--rdzv-backend", "c10d")
 
     assert found["TORCHELASTIC_RUN_ID"] == "job7"
 
 
 def test_torchrun_s_exit_code(fake_torch: object) -> None:
-    """1 for any failure, for those who compare with it."""
+    """1 for any failure."""
     ours = run_meshrun(
         "--nproc-per-node", "2", "--exit-code", "torchrun", PROGRAMS / "end.py", "SIGSEGV"
     )
@@ -256,14 +256,14 @@ def test_torchrun_s_exit_code(fake_torch: object) -> None:
 
 
 def test_torchrun_s_exit_code_of_what_cannot_start() -> None:
-    """1 also where no rank ran."""
+    """1 even if no rank ran."""
     ours = run_meshrun("--exit-code", "torchrun", "--no-python", "no-such-command")
 
     assert ours.returncode == 1
 
 
 def test_a_signal_that_was_asked_for_ends_the_launch(fake_torch: object, tmp_path: Path) -> None:
-    """SIGUSR1 is passed on, and the launch ends by it."""
+    """--signals-to-handle: SIGUSR1 stops the ranks, and the launch ends by it."""
     import signal
 
     with start_meshrun(
@@ -277,7 +277,7 @@ def test_a_signal_that_was_asked_for_ends_the_launch(fake_torch: object, tmp_pat
 
 
 def test_a_timer_that_expires_ends_its_rank(fake_torch: object) -> None:
-    """And only those of our own processes."""
+    """Only timers of the launch's own processes count."""
     ours = run_meshrun(
         "--nproc-per-node", "2", PROGRAMS / "timed.py", env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
     )
@@ -287,8 +287,8 @@ def test_a_timer_that_expires_ends_its_rank(fake_torch: object) -> None:
     assert "error: rank 1 was killed by SIGKILL (its timer `too late` expired)\n" in ours.stderr
 
 
-def test_the_cause_is_passed_on_to_who_runs_meshrun(tmp_path: Path, fake_torch: object) -> None:
-    """As torch-elastic's agent does when another agent runs it."""
+def test_the_cause_is_passed_on_to_an_outer_launcher(tmp_path: Path, fake_torch: object) -> None:
+    """Through TORCHELASTIC_ERROR_FILE, as torch elastic does."""
     path = tmp_path / "error.json"
     run_meshrun(
         "--nproc-per-node", "2", PROGRAMS / "end.py", "raise",
@@ -298,8 +298,8 @@ def test_the_cause_is_passed_on_to_who_runs_meshrun(tmp_path: Path, fake_torch: 
     assert json.loads(path.read_text())["message"]["message"] == "ValueError: the loss is nan"
 
 
-def test_a_report_says_all_there_is(tmp_path: Path, fake_torch: object) -> None:
-    """For programs: how each rank ended, the cause first."""
+def test_a_report_lists_the_failures(tmp_path: Path, fake_torch: object) -> None:
+    """The cause comes first."""
     path = tmp_path / "report.json"
     run_meshrun("--nproc-per-node", "2", "--report", path, PROGRAMS / "end.py", "3")
     report = json.loads(path.read_text())
@@ -310,7 +310,7 @@ def test_a_report_says_all_there_is(tmp_path: Path, fake_torch: object) -> None:
 
 @pytest.mark.parametrize("path", ["-", "link"])
 def test_a_report_goes_to_stdout(path: str, tmp_path: Path, fake_torch: object) -> None:
-    """A link to a descriptor, as ``/dev/stdout`` is, stays one."""
+    """A link to a descriptor, such as ``/dev/stdout``, is not replaced by a file."""
     (link := tmp_path / "link").symlink_to("/proc/self/fd/1")
     ours = run_meshrun("--report", path, PROGRAMS / "echo.py", cwd=tmp_path)
 
@@ -320,7 +320,7 @@ def test_a_report_goes_to_stdout(path: str, tmp_path: Path, fake_torch: object) 
 
 
 def test_a_report_that_cannot_be_written_starts_nothing(tmp_path: Path, fake_torch: Path) -> None:
-    """On other hosts neither."""
+    """Nor on other hosts."""
     for words in ([], ["--hosts", "localhost,elsewhere"]):
         ours = run_meshrun(*words, "--report", tmp_path / "no" / "x", PROGRAMS / "echo.py")
 

@@ -1,4 +1,4 @@
-"""What others who may write to a folder could make of a launch, or a variable of another one."""
+"""What other users could do to a launch through a shared folder or an inherited variable."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WAYS_IN = (
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A folder where anybody may put files, and somebody has put modules that note who runs."""
+    """A world-writable folder where somebody has put modules that record who imports them."""
     (folder := tmp_path / "shared").mkdir(mode=0o777)
     folder.chmod(0o1777)
     poison(folder)
@@ -62,7 +62,7 @@ def shared(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A folder with programs of one's own."""
+    """A folder with the user's own programs."""
     (folder := tmp_path / "home").mkdir()
     (folder / "says.py").write_text(SAYS)
     (folder / "calls.py").write_text(CALLS)
@@ -73,7 +73,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def words_of(way: str, home: Path, shared: Path) -> Sequence[str | Path]:
-    """Return the command of one way to start ranks, each of which says its ``sys.path[0]``."""
+    """Return the command of one way to start ranks, each of which prints its ``sys.path[0]``."""
     program = home / "says.py"
     if way.startswith("launch"):
         return [sys.executable, home / "calls.py", way, program, shared]
@@ -94,7 +94,7 @@ def words_of(way: str, home: Path, shared: Path) -> Sequence[str | Path]:
 def test_no_file_of_the_working_folder_is_imported(
     way: str, home: Path, shared: Path, fake_torch: object
 ) -> None:
-    """Whatever starts the processes of a launch, and a program sees what Python would show it."""
+    """However the ranks are started; ``sys.path[0]`` is the program's folder, as under Python."""
     env = dict(os.environ)
     if way == "PYTHON_EXEC":
         env["PYTHON_EXEC"] = os.path.join(os.path.dirname(sys.executable), ".", "python")
@@ -116,7 +116,7 @@ def test_no_file_of_the_working_folder_is_imported(
 def test_no_file_of_the_working_folder_is_imported_under_slurm(
     what: str, home: Path, shared: Path, fake_torch: object
 ) -> None:
-    """The launchers that srun starts, from a shell of a job or from a script that is handed in."""
+    """By launchers that srun starts, from a shell of a job or from a submitted script."""
     (home / "srun").write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" > {home}/words\n')
     (home / "srun").chmod(0o755)
     env = {**os.environ, "PATH": f"{home}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "1"}
@@ -130,12 +130,12 @@ def test_no_file_of_the_working_folder_is_imported_under_slurm(
         return done.stdout
 
     if what == "step":
-        # No launcher says there how the launch ended.
+        # Without the launchers' stderr, srun's exit code is taken as the result.
         run(MESHRUN, *words, SLURM_JOB_ID="7", SLURM_STDERRMODE="none")
     else:
         run("bash", "-c", run(MESHRUN, "--submit", "slurm", "--dry-run", *words))
     started = (home / "words").read_text().split("\0")
-    ours = os.path.realpath(sys.executable)  # which the command `meshrun` may call `python3`
+    ours = os.path.realpath(sys.executable)  # the command `meshrun` may call it `python3`
     first = [os.path.realpath(word) for word in started].index(ours)
     launcher = started[first : started.index("--nnodes")]
 
@@ -143,10 +143,10 @@ def test_no_file_of_the_working_folder_is_imported_under_slurm(
     assert not (shared / "imported").exists(), (shared / "imported").read_text()
 
 
-def test_nothing_is_written_through_a_temporary_folder_that_was_exchanged(
+def test_nothing_is_written_through_a_temporary_folder_that_was_replaced(
     home: Path, tmp_path: Path, fake_torch: object
 ) -> None:
-    """Whoever may rename it, as on a scratch disk, puts links to this user's files in its place."""
+    """Where others may rename it, they can put links to the user's files in its place."""
     (scratch := tmp_path / "scratch").mkdir()
     (precious := tmp_path / "precious").write_text("kept")
     (home / "exchanges.py").write_text(EXCHANGES)
@@ -160,10 +160,10 @@ def test_nothing_is_written_through_a_temporary_folder_that_was_exchanged(
     assert precious.read_text() == "kept"
 
 
-def test_logs_are_written_to_the_folder_that_was_made(
+def test_logs_are_written_to_the_folder_that_was_created(
     tmp_path: Path, fake_torch: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever may rename it plants links in another of its name, to files of this user."""
+    """Even if it is renamed and a folder with links to the user's files takes its place."""
     (logs := tmp_path / "logs").mkdir()
     (moved := tmp_path / "moved").mkdir()
     (precious := tmp_path / "precious").write_text("kept")
@@ -171,7 +171,7 @@ def test_logs_are_written_to_the_folder_that_was_made(
     monkeypatch.setenv("FAKE_TORCH_WAITS", str(torch))
     words = ("-r", "1", "-t", "2", "--duplicate-stdout-filters", "out", "--log-dir", logs)
     with start_meshrun(*words, PROGRAMS / "echo.py", folder=tmp_path) as running:
-        with open(torch, "w"):  # once the zygote imports torch, the folder is there
+        with open(torch, "w"):  # once the zygote imports torch, the folder exists
             (run,) = logs.iterdir()
             run.rename(moved / run.name)
             (planted := run / "attempt_0" / "0").mkdir(parents=True)
@@ -182,14 +182,14 @@ def test_logs_are_written_to_the_folder_that_was_made(
     assert precious.read_text() == "kept"
     assert (moved / run.name / "attempt_0" / "0" / "stdout.log").read_text() == "out 0\n"
     assert (moved / run.name / "attempt_0" / "0" / "stderr.log").read_text() == "err 0\n"
-    assert running.stderr.endswith("err 0\n")  # which the console has read from there
+    assert running.stderr.endswith("err 0\n")  # the console reads it from the moved folder
 
 
 @pytest.mark.parametrize("options", [[], ["--logs-specs", "default"]])
-def test_a_log_folder_that_others_may_exchange_is_refused(
+def test_a_log_folder_that_others_may_replace_is_refused(
     options: list[str], tmp_path: Path, fake_torch: Path
 ) -> None:
-    """Before anything is started or made, unless it is meant."""
+    """Before anything is started or created, unless --allow-shared-log-dir is given."""
     (shared := tmp_path / "open").mkdir()
     shared.chmod(0o777)
     words = ["--tee", "3", "--log-dir", shared / "logs"]
@@ -200,12 +200,12 @@ def test_a_log_folder_that_others_may_exchange_is_refused(
     assert "--allow-shared-log-dir" in ours.stderr
     assert (list(shared.iterdir()), fake_torch.exists()) == ([], False)
     if not options:
-        meant = run_meshrun("--allow-shared-log-dir", *words, PROGRAMS / "echo.py")
-        assert (meant.returncode, len(list((shared / "logs").iterdir()))) == (0, 1)
+        allowed = run_meshrun("--allow-shared-log-dir", *words, PROGRAMS / "echo.py")
+        assert (allowed.returncode, len(list((shared / "logs").iterdir()))) == (0, 1)
 
 
 def test_a_variable_deletes_no_folder(tmp_path: Path, fake_torch: object) -> None:
-    """Nor does it make a launch a child of somebody's."""
+    """Nor does it tie a launch to another process."""
     (alike := tmp_path / "meshrun_notes").mkdir()
     (theirs := tmp_path / "theirs").mkdir()
     for folder in (alike, theirs):

@@ -14,7 +14,7 @@ from tests.kit import PROGRAMS, command, run_meshrun, wait_until
 
 
 def test_events_go_to_the_console(fake_torch: object) -> None:
-    """In torch-elastic's words."""
+    """With the names that torch elastic uses."""
     ours = run_meshrun("--event-log-handler", "console", PROGRAMS / "echo.py")
     events = [json.loads(line) for line in ours.stderr.splitlines() if line.startswith("{")]
 
@@ -28,12 +28,12 @@ def test_events_go_to_the_console(fake_torch: object) -> None:
 
 
 def test_events_tell_generations_and_failures_apart(fake_torch: object, tmp_path: Path) -> None:
-    """A worker is its process id from start to end, and an error is what ``@record`` writes."""
+    """A worker's id is its process id, and its error is what ``@record`` writes."""
     (program := tmp_path / "fails.py").write_text(
         "import os, signal\n"
         "there = os.environ['THERE'] + os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "if os.environ['RANK'] == '0':\n"
-        "    open(there).close()\n"  # a fifo, which opens once rank 1 is there too
+        "    open(there).close()\n"  # a fifo, which opens once rank 1 has opened it too
         "    raise RuntimeError('oops')\n"
         "open(there, 'w')\n"
         "signal.pause()\n"
@@ -53,14 +53,14 @@ def test_events_tell_generations_and_failures_apart(fake_torch: object, tmp_path
     assert ended[1]["raw_error"] is None
 
 
-def test_a_slow_reader_is_told_how_every_worker_ended(fake_torch: object) -> None:
-    """The launch waits until what it says at its end is taken, too."""
+def test_a_slow_reader_gets_the_end_of_every_worker(fake_torch: object) -> None:
+    """The launch waits until its last events have been read."""
     reader, stdout = socket.socketpair()
     stdout.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8_000)
     words = ("--nproc-per-node", "16", "--event-log-handler", "console", "--no-python", "true")
     with reader, subprocess.Popen(command(*words), stdout=stdout, stderr=stdout):
         with stdout:
-            wait_until(lambda: not select.select([], [stdout], [], 0)[1], lambda: "much unread")
+            wait_until(lambda: not select.select([], [stdout], [], 0)[1], lambda: "a full socket")
         events = [json.loads(line) for line in reader.makefile()]
 
     states = Counter(event["metadata"]["state"] for event in events)
@@ -68,22 +68,22 @@ def test_a_slow_reader_is_told_how_every_worker_ended(fake_torch: object) -> Non
 
 
 def test_events_of_nodes_that_do_not_meet(fake_torch: object) -> None:
-    """No worker has an end without a start, and the launch says why."""
+    """No worker ends without having started, and the launch's error says why."""
     ours = run_meshrun(
         "--nnodes", "2", "--nproc-per-node", "2", "--master-port", "0", "--node-rank", "0",
         "--rdzv-conf", "timeout=1", "--event-log-handler", "console", PROGRAMS / "echo.py",
     )  # fmt: skip
     events = [json.loads(line) for line in ours.stderr.splitlines() if line.startswith("{")]
 
-    told = [(event["source"], event["metadata"]["state"]) for event in events]
-    assert told == [("AGENT", "RENDEZVOUS"), ("AGENT", "FAILED")], ours.stderr
+    states = [(event["source"], event["metadata"]["state"]) for event in events]
+    assert states == [("AGENT", "RENDEZVOUS"), ("AGENT", "FAILED")], ours.stderr
     assert events[0]["metadata"]["duration_ms"] >= 1000
     assert "1 of 2 nodes joined" in events[1]["metadata"]["raw_error"]
 
 
 @pytest.fixture
 def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install a package with both kinds of plug-in for the time of a test."""
+    """Install a package with both kinds of plug-in for one test."""
     folder = tmp_path / "site"
     info = folder / "plug_in-1.dist-info"
     info.mkdir(parents=True)
@@ -113,12 +113,12 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_events_go_to_a_plug_in(plug_in: Path, tmp_path: Path, fake_torch: object) -> None:
-    """Found by its entry point."""
+    """It is found by its entry point."""
     path = tmp_path / "events"
-    monkey = f"{plug_in}{os.pathsep}{os.environ['PYTHONPATH']}"
+    python_path = f"{plug_in}{os.pathsep}{os.environ['PYTHONPATH']}"
     ours = run_meshrun(
         "--event-log-handler", "file", PROGRAMS / "echo.py",
-        env={"EVENTS": str(path), "PYTHONPATH": monkey},
+        env={"EVENTS": str(path), "PYTHONPATH": python_path},
     )  # fmt: skip
 
     assert ours.returncode == 0, ours.stderr
@@ -129,7 +129,7 @@ def test_events_go_to_a_plug_in(plug_in: Path, tmp_path: Path, fake_torch: objec
 
 @pytest.mark.torch
 def test_a_plug_in_chooses_the_log_files(plug_in: Path, tmp_path: Path) -> None:
-    """As torchrun's: it subclasses torch's LogsSpecs; of two with one name the first is taken."""
+    """It subclasses torch's LogsSpecs; of two with the same name, the first is used."""
     info = tmp_path / "later" / "another-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1\n")
@@ -144,7 +144,7 @@ def test_a_plug_in_chooses_the_log_files(plug_in: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--logs-specs", "--event-log-handler"])
-def test_a_plug_in_that_is_not_there(option: str, fake_torch: Path) -> None:
+def test_a_plug_in_that_does_not_exist(option: str, fake_torch: Path) -> None:
     """The error names the group of entry points."""
     ours = run_meshrun(option, "nobody", PROGRAMS / "echo.py")
 

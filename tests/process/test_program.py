@@ -1,4 +1,4 @@
-"""The program sees what ``python`` would show it."""
+"""A program runs as it does under ``python``."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_a_program_finds_itself_as_under_python(
      ["-m", "missing_module"], ["empty"]],
     ids=["no file", "syntax", "import", "no module", "no main"],
 )  # fmt: skip
-def test_a_broken_program_says_what_python_says_once(
+def test_the_error_of_a_broken_program_is_python_s_and_printed_once(
     words: list[str | Path], fake_torch: Path, tmp_path: Path
 ) -> None:
     """The same last line and exit code as ``python``, however many ranks there are."""
@@ -65,16 +65,16 @@ def test_a_broken_program_says_what_python_says_once(
     expected = python(*words, cwd=tmp_path)
     ours = run_meshrun("--nproc-per-node", "4", *words, cwd=tmp_path)
 
-    told = expected.stderr.strip().splitlines()[-1].removeprefix(f"{sys.executable}: ")
+    message = expected.stderr.strip().splitlines()[-1].removeprefix(f"{sys.executable}: ")
     assert ours.returncode == expected.returncode
-    assert ours.stderr.count(told) >= 1
+    assert ours.stderr.count(message) >= 1
     assert ours.stdout == ""
     assert "meshrun/worker" not in ours.stderr
     assert ours.stderr.count("Traceback") <= 1
 
 
-def test_an_error_of_syntax_is_told_in_pythons_words(fake_torch: Path, tmp_path: Path) -> None:
-    """All of them, and no others."""
+def test_a_syntax_error_is_printed_as_by_python(fake_torch: Path, tmp_path: Path) -> None:
+    """Nothing is added."""
     (tmp_path / "unclosed.py").write_text("x = (1\nprint('never')\n")
     expected = python(tmp_path / "unclosed.py")
     ours = run_meshrun("--nproc-per-node", "2", tmp_path / "unclosed.py")
@@ -87,8 +87,8 @@ def test_an_error_of_syntax_is_told_in_pythons_words(fake_torch: Path, tmp_path:
 def test_warnings_are_those_of_python(
     words: list[str], fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the compiler warns of is told once, and nothing of ours is added."""
-    monkeypatch.setenv("PYTHONWARNINGS", "default")  # from 3.12 on this one is always shown
+    """A warning of the compiler is printed once, and nothing is added."""
+    monkeypatch.setenv("PYTHONWARNINGS", "default")  # Python 3.12 always shows this warning
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (tmp_path / "escape.py").write_text("print(len('\\d'))\n")
     expected = python(*words, cwd=tmp_path)
@@ -99,7 +99,7 @@ def test_warnings_are_those_of_python(
 
 
 def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, fake_torch: Path) -> None:
-    """The message is the system's, the code python's."""
+    """With the system's message and python's exit code."""
     program = tmp_path / "secret.py"
     program.write_text("print('never')")
     program.chmod(0)
@@ -111,8 +111,8 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, fake_torch: Path
     assert "Permission denied" in ours.stderr
 
 
-def test_a_preload_that_fails_is_told_once(fake_torch: Path) -> None:
-    """torch that cannot be imported stops the launch with its own traceback."""
+def test_a_preload_that_fails_is_reported_once(fake_torch: Path) -> None:
+    """If torch cannot be imported, its traceback ends the launch."""
     ours = run_meshrun(
         "--nproc-per-node", "4", PROGRAMS / "echo.py", env={"FAKE_TORCH_BREAKS": "1"}
     )
@@ -122,10 +122,10 @@ def test_a_preload_that_fails_is_told_once(fake_torch: Path) -> None:
     assert ours.stdout == ""
 
 
-def test_a_preload_that_executes_another_program_is_no_wait_forever(
+def test_a_preload_that_executes_another_program_ends_the_launch(
     fake_torch: Path, tmp_path: Path
 ) -> None:
-    """That has closed the launcher's socket, and would never end."""
+    """That program does not have the launcher's socket, and would run for ever."""
     (tmp_path / "executes.py").write_text("import os\nos.execvp('sleep', ['sleep', '1000'])\n")
     env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
     ours = run_meshrun("--preload", "executes", PROGRAMS / "echo.py", env=env)
@@ -134,8 +134,8 @@ def test_a_preload_that_executes_another_program_is_no_wait_forever(
     assert "error: the process that starts the ranks was killed by SIGKILL" in ours.stderr
 
 
-def test_several_preloads_in_one_are_told(fake_torch: Path) -> None:
-    """The hint repeats the option."""
+def test_several_modules_in_one_preload_are_an_error(fake_torch: Path) -> None:
+    """The hint shows how to repeat the option."""
     ours = run_meshrun("--preload", "json,math", PROGRAMS / "echo.py")
 
     assert ours.returncode == 2
@@ -147,27 +147,27 @@ _MISSING = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (_MISSING, f"torch is not installed for {sys.executable}"),
         ("", "{file} is imported in place of torch"),
         ("__version__ = '1.9.0'", "meshrun requires torch 2.10 or newer, found 1.9.0, {file}"),
     ],
 )
-def test_a_python_without_a_torch_that_will_do(tmp_path: Path, text: str, told: str) -> None:
-    """What there is in its place is named, for there may be another one."""
+def test_a_python_without_a_usable_torch(tmp_path: Path, text: str, message: str) -> None:
+    """The error names the interpreter or the file found, as there may be others."""
     file = tmp_path / "torch.py"
     file.write_text(text)
     ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHONPATH": str(tmp_path)})
 
     assert (ours.returncode, ours.stdout) == (2, "")
-    assert ours.stderr.splitlines()[0] == "error: " + told.format(file=file)
+    assert ours.stderr.splitlines()[0] == "error: " + message.format(file=file)
 
 
-def test_a_preload_that_needs_another_torch_is_told_with_its_traceback(
+def test_a_preload_that_needs_another_torch_is_reported_with_its_traceback(
     fake_torch: Path, tmp_path: Path
 ) -> None:
-    """The torch that is there may be new enough."""
+    """The error does not claim that the installed torch is too old."""
     (tmp_path / "old_library.py").write_text("import torch._six\n")
     path = os.pathsep.join([str(FAKES), str(tmp_path)])
     words = ("--preload", "old_library", PROGRAMS / "echo.py")
@@ -178,8 +178,7 @@ def test_a_preload_that_needs_another_torch_is_told_with_its_traceback(
     assert ours.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'torch._six'"
 
 
-def test_torch_is_imported_once_a_node(fake_torch: Path) -> None:
-    """Eight ranks, one import."""
+def test_torch_is_imported_once_per_node(fake_torch: Path) -> None:
     ours = run_meshrun("--nproc-per-node", "8", PROGRAMS / "echo.py")
 
     assert ours.returncode == 0
@@ -187,7 +186,7 @@ def test_torch_is_imported_once_a_node(fake_torch: Path) -> None:
 
 
 def test_exec_gives_each_rank_its_own_interpreter(fake_torch: Path, tmp_path: Path) -> None:
-    """With its environment; nothing is imported for ranks that would not share it."""
+    """With the rank's environment; the zygote imports nothing that ranks would not share."""
     program = tmp_path / "says.py"
     program.write_text("print(open('/proc/self/environ').read().replace('\\0', '\\n'))")
     ours = run_meshrun("--start-method", "exec", "--nproc-per-node", "4", program)
@@ -198,7 +197,7 @@ def test_exec_gives_each_rank_its_own_interpreter(fake_torch: Path, tmp_path: Pa
 
 
 def test_a_zygote_with_a_thread_does_not_fork(fake_torch: Path) -> None:
-    """The ranks start as interpreters of their own, and one line says why."""
+    """Each rank gets its own interpreter, and one line says why."""
     ours = run_meshrun(
         "--nproc-per-node", "3", PROGRAMS / "echo.py", env={"FAKE_TORCH_THREAD": "1"}
     )
@@ -213,14 +212,15 @@ def test_a_zygote_with_a_thread_does_not_fork(fake_torch: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("ranks", "code"), [(1, 5), (2, 0)])
-def test_python_ends_a_rank_as_it_ends_a_program(
+def test_a_rank_ends_as_a_program_does_under_python(
     ranks: int, code: int, method: str, tmp_path: Path, fake_torch: Path
 ) -> None:
-    """Threads are joined, atexit handlers run, objects freed, files written; the code is kept."""
+    """Threads joined, atexit handlers run, objects freed, files flushed, the exit code kept."""
     program = PROGRAMS / "at_exit.py"
     alone = python(program, tmp_path, str(code))
     words = ("--start-method", method, "--nproc-per-node", str(ranks))
-    as_torch = ("--preload", "multiprocessing")  # which gives __main__ another name
+    # As torch does; it makes __mp_main__ a second name of __main__.
+    as_torch = ("--preload", "multiprocessing")
     ours = run_meshrun(*words, *as_torch, program, tmp_path, str(code))
 
     def traces(rank: str) -> dict[str, str]:
@@ -238,7 +238,7 @@ def test_python_ends_a_rank_as_it_ends_a_program(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_classes_of_main_pickle_and_have_source(method: str, fake_torch: Path) -> None:
-    """__main__ is the program's module, not ours."""
+    """__main__ is the program's module, not meshrun's."""
     ours = run_meshrun("--start-method", method, PROGRAMS / "pickling.py")
 
     assert ours.stdout == "[rank 0] 1 class Point:\n", ours.stderr
@@ -249,7 +249,7 @@ def test_classes_of_main_pickle_and_have_source(method: str, fake_torch: Path) -
 def test_spawned_children_send_back_what_main_defines(
     method: str, words: tuple[str | Path, ...], fake_torch: Path
 ) -> None:
-    """They know the program as __mp_main__, whenever multiprocessing was imported."""
+    """They know the program as __mp_main__, even if multiprocessing was imported before it."""
     options = ("--start-method", method, "--preload", "multiprocessing")
     ours = run_meshrun(*options, *words, env={"PYTHONPATH": f"{FAKES}{os.pathsep}{PROGRAMS}"})
 
@@ -257,7 +257,7 @@ def test_spawned_children_send_back_what_main_defines(
 
 
 def test_ranks_draw_different_random_numbers(fake_torch: Path) -> None:
-    """Forks share no random state, neither Python's nor numpy's."""
+    """Forks do not share the random state of Python or numpy."""
     ours = run_meshrun(
         "--nproc-per-node", "4", "--no-prefix", "--preload", "numpy", PROGRAMS / "seeds.py"
     )
@@ -268,7 +268,7 @@ def test_ranks_draw_different_random_numbers(fake_torch: Path) -> None:
 
 
 def test_stdin_and_folder_are_the_launchers(fake_torch: Path, tmp_path: Path) -> None:
-    """A rank reads what is piped in, where the command was given."""
+    """A rank reads piped input, in the folder where meshrun was started."""
     program = tmp_path / "read.py"
     program.write_text("import os, sys; print(sys.stdin.readline().strip(), os.getcwd())")
     ours = run_meshrun(program, input="piped\n", cwd=tmp_path)
@@ -277,7 +277,7 @@ def test_stdin_and_folder_are_the_launchers(fake_torch: Path, tmp_path: Path) ->
 
 
 def test_a_program_from_a_pipe_is_read_once(fake_torch: Path, tmp_path: Path) -> None:
-    """For all ranks; a descriptor that they do not inherit is refused."""
+    """All ranks run it; a descriptor that they do not inherit is refused."""
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["sh", "-c", f"echo 'print(__file__)' > {tmp_path}/pipe"]):
         ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", tmp_path / "pipe")
@@ -289,7 +289,7 @@ def test_a_program_from_a_pipe_is_read_once(fake_torch: Path, tmp_path: Path) ->
 
 
 def test_a_package_runs_as_a_module(fake_torch: Path) -> None:
-    """-m takes a package with a __main__."""
+    """-m accepts a package with a __main__."""
     ours = run_meshrun("-m", "package", "--flag", cwd=PROGRAMS)
 
     assert lines_of(ours.stdout, ["rank 0"]) == {"rank 0": ["package ['--flag'] package"]}
@@ -297,14 +297,12 @@ def test_a_package_runs_as_a_module(fake_torch: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("method", METHODS)
-def test_files_beside_the_program_do_not_stand_in_for_torchs_imports(
-    method: str, tmp_path: Path
-) -> None:
-    """The program gets its own ``platform.py`` and ``json.py``, and torch the ones it knows."""
+def test_files_beside_the_program_do_not_shadow_torchs_imports(method: str, tmp_path: Path) -> None:
+    """The program gets its own ``platform.py`` and ``json.py``, and torch the standard ones."""
     for name in ("platform", "json", "profile", "queue"):
         (tmp_path / f"{name}.py").write_text(f"MINE = {name!r}\n")
     program = tmp_path / "program.py"
-    # With exec the program imports torch itself, and would break on platform.py as under python.
+    # With exec, a program that imports torch breaks on platform.py, as it does under python.
     then = "; import torch" if method == "fork" else ""
     program.write_text(
         "import platform, json, profile, queue\n"
@@ -315,10 +313,10 @@ def test_files_beside_the_program_do_not_stand_in_for_torchs_imports(
     assert (ours.stdout, ours.stderr) == ("[rank 0] platform json profile queue\n", "")
 
 
-def test_one_node_needs_nothing_of_several(
+def test_one_node_does_not_import_what_several_need(
     fake_torch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What only launches of several nodes need is not imported before the ranks are started."""
+    """Not before the ranks have started, at least."""
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     several = ("--nnodes", "2", "--rdzv-conf", "join_timeout=1")
     alone, one_of_two = (
@@ -347,10 +345,10 @@ print("done")
 """
 
 
-def test_what_a_program_writes_to_descriptors_not_its_own_harms_no_other_rank(
+def test_writing_to_meshruns_descriptors_harms_no_other_rank(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """No rank can end, or speak for, another one by it; people are told once."""
+    """A rank cannot stop or impersonate another one, and one warning is printed."""
     (program := tmp_path / "program.py").write_text(WRITES)
     ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", program)
 

@@ -1,4 +1,4 @@
-"""progress(step): how far each generation came, and what restarts make of it."""
+"""progress(step): how far each generation got, and how that affects restarts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ STEPS = PROGRAMS / "steps.py"
 
 
 @pytest.mark.parametrize("method", ["fork", "exec"])
-def test_the_report_says_how_far_each_generation_came(
+def test_the_report_says_how_far_each_generation_got(
     method: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """The last step before an exception is told, however close to the one before it."""
+    """Including the last step before an exception, even right after the one before it."""
     report = tmp_path / "report.json"
     words = ("--nproc-per-node", "2", "--max-restarts", "3", "--start-method", method)
     ours = run_meshrun(*words, "--report", report, STEPS, "1-500:raise", ":3", "400-900:end")
@@ -26,8 +26,8 @@ def test_the_report_says_how_far_each_generation_came(
     assert json.loads(report.read_text())["best_steps"] == [500, None, 900]
 
 
-def test_nobody_has_to_say_how_far_it_came(fake_torch: object, tmp_path: Path) -> None:
-    """The report has a null for the generation."""
+def test_progress_is_optional(fake_torch: object, tmp_path: Path) -> None:
+    """The report has null for a generation without it."""
     report = tmp_path / "report.json"
     ours = run_meshrun("--report", report, STEPS, ":end")
 
@@ -35,8 +35,8 @@ def test_nobody_has_to_say_how_far_it_came(fake_torch: object, tmp_path: Path) -
     assert json.loads(report.read_text())["best_steps"] == [None]
 
 
-def test_who_comes_no_further_is_given_up(fake_torch: object, tmp_path: Path) -> None:
-    """After three failures at the same place, with the reason; not before, if a start got on."""
+def test_a_program_that_gets_no_further_is_given_up(fake_torch: object, tmp_path: Path) -> None:
+    """After three failures in a row at the same step and place; the error gives the reason."""
     report = tmp_path / "report.json"
     words = ("--nproc-per-node", "2", "--max-restarts", "9", "--report", report)
     ours = run_meshrun(*words, STEPS, "1-10:nan", "5-20:nan", "15-20:nan")
@@ -51,14 +51,14 @@ def test_who_comes_no_further_is_given_up(fake_torch: object, tmp_path: Path) ->
     assert (result["restarts"], result["best_steps"]) == (3, [10, 20, 20, 20])
 
 
-def test_waits_grow_until_a_start_gets_on(fake_torch: object) -> None:
-    """Their reason is told; one that got on is started again at once."""
+def test_waits_grow_until_a_start_gets_further(fake_torch: object) -> None:
+    """The message gives the reason; after progress, the restart follows at once."""
     words = ("--max-restarts", "4", STEPS)
     ours = run_meshrun(*words, "1-9:3", ":SIGKILL", "1-8:4", "7-12:nan", ":end")
-    told = [line for line in ours.stderr.splitlines() if line.startswith("meshrun: restart")]
+    restarts = [line for line in ours.stderr.splitlines() if line.startswith("meshrun: restart")]
 
     assert ours.returncode == 0
-    assert told == [
+    assert restarts == [
         "meshrun: restart 1 of 4, because rank 0 exited with code 3",
         "meshrun: restart 2 of 4, because rank 0 was killed by SIGKILL",
         "meshrun: restart 3 of 4 in 1 s, because rank 0 exited with code 4;"
@@ -68,7 +68,7 @@ def test_waits_grow_until_a_start_gets_on(fake_torch: object) -> None:
 
 
 def test_a_signal_ends_the_wait_for_a_restart(fake_torch: object, tmp_path: Path) -> None:
-    """The wait would be 2 s and then another start."""
+    """Otherwise, there would be another start after 2 s."""
     with start_meshrun("--max-restarts", "9", STEPS, ":3", folder=tmp_path) as running:
         wait_until(lambda: "restart 3 of 9 in 2 s" in running.stderr, lambda: running.stderr)
         running.signal(signal.SIGTERM)
@@ -79,8 +79,8 @@ def test_a_signal_ends_the_wait_for_a_restart(fake_torch: object, tmp_path: Path
     assert running.stderr.endswith("\nmeshrun: stopped by SIGTERM\n")
 
 
-def test_hangs_that_come_no_further_are_given_up(fake_torch: object, tmp_path: Path) -> None:
-    """A hang is a failure like others, and its report has the reason too."""
+def test_hangs_that_get_no_further_are_given_up(fake_torch: object, tmp_path: Path) -> None:
+    """A hang counts like any other failure, and its report gives the reason too."""
     program = tmp_path / "program.py"
     program.write_text("import time\nfrom meshrun import progress\nprogress(7)\ntime.sleep(1000)\n")
     ours = run_meshrun("--max-restarts", "9", "--hang-timeout", "1.5", program)

@@ -1,4 +1,4 @@
-"""All ranks again after a failure: a new generation from the zygote that is warm."""
+"""Restarts after a failure: the same zygote starts a new generation of all ranks."""
 
 import json
 import os
@@ -20,8 +20,8 @@ AGAIN = PROGRAMS / "generations.py"
 
 @pytest.mark.parametrize("how", ["SIGKILL", "3", "raise"])
 @pytest.mark.parametrize("method", ["fork", "exec"])
-def test_a_failure_starts_all_again(how: str, method: str, fake_torch: Path) -> None:
-    """Until it goes well, and then the launch has gone well."""
+def test_a_failure_restarts_all_ranks(how: str, method: str, fake_torch: Path) -> None:
+    """If the last generation succeeds, so does the launch."""
     ours = run_meshrun(
         "--nproc-per-node", "3", "--max-restarts", "3", "--start-method", method, "--no-prefix",
         AGAIN, "2", how,
@@ -40,8 +40,8 @@ def test_a_failure_starts_all_again(how: str, method: str, fake_torch: Path) -> 
         assert len(fake_torch.read_text().splitlines()) == 1  # one import for all generations
 
 
-def test_restarts_come_to_an_end(fake_torch: object) -> None:
-    """The last failure's exit code is the launch's."""
+def test_restarts_are_limited(fake_torch: object) -> None:
+    """The exit code is the last failure's."""
     ours = run_meshrun("--nproc-per-node", "2", "--max-restarts", "1", AGAIN, "9", "3")
 
     assert ours.returncode == 3
@@ -49,7 +49,7 @@ def test_restarts_come_to_an_end(fake_torch: object) -> None:
 
 
 def test_the_report_is_of_the_last_failure(fake_torch: object, tmp_path: Path) -> None:
-    """Another rank, another way: its stack and last words, and none of the first attempt's."""
+    """Its stack and last lines, and nothing of the first generation's other failure."""
     program = tmp_path / "program.py"
     program.write_text(
         "import ctypes, os, signal, sys\n"
@@ -77,8 +77,8 @@ def test_the_report_is_of_the_last_failure(fake_torch: object, tmp_path: Path) -
     assert f"{program}:5 in <module>" in first["stack"][0]
 
 
-def test_a_traceback_is_told_before_the_restart(fake_torch: object) -> None:
-    """Otherwise nobody would ever see it."""
+def test_a_traceback_is_printed_before_the_restart(fake_torch: object) -> None:
+    """Otherwise, nobody would ever see it."""
     ours = run_meshrun("--nproc-per-node", "2", "--max-restarts", "1", AGAIN, "1", "raise")
 
     assert ours.returncode == 0
@@ -86,7 +86,7 @@ def test_a_traceback_is_told_before_the_restart(fake_torch: object) -> None:
 
 
 def test_each_generation_has_its_own_files(fake_torch: object, tmp_path: Path) -> None:
-    """As torchrun's attempt folders."""
+    """In torchrun's attempt folders."""
     logs = tmp_path / "logs"
     run_meshrun(
         "--nproc-per-node", "2", "--max-restarts", "2", "-t", "3", "--log-dir", logs, AGAIN, "1",
@@ -99,10 +99,10 @@ def test_each_generation_has_its_own_files(fake_torch: object, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_log_files_that_were_cleaned_up_do_not_prevent_a_restart(
+def test_log_files_that_were_removed_do_not_prevent_a_restart(
     named: bool, fake_torch: object, tmp_path: Path
 ) -> None:
-    """The folder is made again, where the user named it or in the temporary one."""
+    """The folder is created again, in --log-dir or in the temporary folder."""
     logs = tmp_path / "logs"
     logs.mkdir()
     program = tmp_path / "cleans_up.py"
@@ -125,10 +125,8 @@ def test_log_files_that_were_cleaned_up_do_not_prevent_a_restart(
     assert log.read_text() == "again\n"
 
 
-def test_a_module_that_is_not_there_is_not_tried_for_ever(
-    fake_torch: object, tmp_path: Path
-) -> None:
-    """The second time it is clear that another start is of no use."""
+def test_a_missing_module_is_not_tried_for_ever(fake_torch: object, tmp_path: Path) -> None:
+    """After the second failure, another start is useless."""
     program = tmp_path / "program.py"
     program.write_text("import no_such_module\n")
     ours = run_meshrun("--nproc-per-node", "2", "--max-restarts", "9", program)
@@ -139,10 +137,10 @@ def test_a_module_that_is_not_there_is_not_tried_for_ever(
     assert "restart 2 of 9" not in ours.stderr
 
 
-def test_a_program_that_cannot_be_read_is_not_tried_again(
+def test_a_program_that_cannot_be_parsed_is_not_restarted(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """A syntax error is there before any rank."""
+    """A syntax error is found before any rank starts."""
     program = tmp_path / "program.py"
     program.write_text("def (:\n")
     ours = run_meshrun("--max-restarts", "9", program)
@@ -155,10 +153,10 @@ def test_a_program_that_cannot_be_read_is_not_tried_again(
     ("victim", "method", "extra"),
     [("store", "fork", "deaf"), ("zygote", "fork", "children"), ("zygote", "exec", "children")],
 )
-def test_a_process_of_meshruns_own_that_is_lost_is_started_again_and_named(
+def test_a_killed_process_of_meshrun_is_restarted_and_named(
     victim: str, method: str, extra: str, fake_torch: Path, tmp_path: Path
 ) -> None:
-    """The cause is that process, not the ranks that ended for its sake; nothing is left of them."""
+    """The cause is that process, not the ranks that end with it; none of them is left behind."""
     words = ("--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1")
     with start_meshrun(
         *words, "--start-method", method, PROGRAMS / "wait.py", extra, folder=tmp_path
@@ -181,10 +179,10 @@ def test_a_process_of_meshruns_own_that_is_lost_is_started_again_and_named(
     assert "meshrun: generation 1 is running, " in running.stderr
 
 
-def test_a_zygote_that_is_lost_once_too_often_ends_the_launch(
+def test_a_zygote_that_is_killed_too_often_ends_the_launch(
     fake_torch: Path, tmp_path: Path
 ) -> None:
-    """With its code, as without restarts; one that is lost before there are ranks counts too."""
+    """With its exit code; a zygote that is killed before ranks start counts too."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     env = {"FAKE_TORCH_WAITS": str(fifo)}
@@ -207,7 +205,7 @@ def test_a_zygote_that_is_lost_once_too_often_ends_the_launch(
 
 
 def test_a_signal_is_no_reason_to_restart(fake_torch: object, tmp_path: Path) -> None:
-    """Who stops the launcher wants it stopped."""
+    """Whoever stops the launcher wants it stopped."""
     with start_meshrun(
         "--nproc-per-node", "2", "--max-restarts", "9", PROGRAMS / "wait.py", folder=tmp_path
     ) as running:
@@ -218,8 +216,8 @@ def test_a_signal_is_no_reason_to_restart(fake_torch: object, tmp_path: Path) ->
         assert "restart" not in running.stderr
 
 
-def test_what_a_generation_left_behind_is_ended_first(fake_torch: object, tmp_path: Path) -> None:
-    """A process that a failed rank had started does not live on beside the new ranks."""
+def test_what_a_generation_left_behind_is_killed_first(fake_torch: object, tmp_path: Path) -> None:
+    """A process that a failed rank has started does not live on beside the new ranks."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os, subprocess, sys\n"
@@ -237,8 +235,10 @@ def test_what_a_generation_left_behind_is_ended_first(fake_torch: object, tmp_pa
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
 )
-def test_what_became_another_users_keeps_nobody(fake_torch: object, tmp_path: Path) -> None:
-    """As a setuid program does: it cannot be ended, is named, and ranks start again beside it."""
+def test_a_process_that_changed_its_user_does_not_prevent_a_restart(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Like a setuid program, it cannot be killed, so it is named and left running."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os, signal, sys\n"
@@ -256,19 +256,19 @@ def test_what_became_another_users_keeps_nobody(fake_torch: object, tmp_path: Pa
     )
     words = ("--nproc-per-node", "1", "--max-restarts", "1", "--no-prefix", program)
     ours = run_meshrun(*words, around=["setpriv", "--bounding-set", "-kill", "--"])
-    told = re.search(r"meshrun: cannot kill process (\d+): owned by another user", ours.stderr)
-    assert told is not None, ours.stderr
-    os.kill(int(told[1]), signal.SIGKILL)
+    found = re.search(r"meshrun: cannot kill process (\d+): owned by another user", ours.stderr)
+    assert found is not None, ours.stderr
+    os.kill(int(found[1]), signal.SIGKILL)
 
     assert (ours.returncode, ours.stdout) == (0, "generation 1\n")
     assert ours.stderr.count("cannot kill") == 1
     assert "state D" not in ours.stderr
 
 
-def test_a_restart_waits_for_memory_of_gpus(
+def test_a_restart_waits_for_gpu_memory(
     fake_driver: Callable[[list[Any]], None], tmp_path: Path
 ) -> None:
-    """Those that the launch may use, for as long as was asked; then who holds it is told."""
+    """Of the launch's GPUs, up to the given time; messages name the processes that hold it."""
     mine, busy = card("GPU-0", 1, used=1 << 20), card("GPU-1", 2, used=9 << 30)
     held = {**mine, "used": 3 << 30, "processes": [[os.getpid(), 2 << 30], [2**22 + 1, None]]}
     fake_driver([held, busy])
@@ -296,7 +296,7 @@ def test_a_restart_waits_for_memory_of_gpus(
 def test_a_wait_for_memory_ends_with_the_launch(
     signum: int, fake_driver: Callable[[list[Any]], None], tmp_path: Path
 ) -> None:
-    """At once, and without another start."""
+    """At once, without another start."""
     fake_driver([card("GPU-0", 1, used=3 << 30)])
     words = ("--gpu-memory-wait", "512MiB,1h", "--nproc-per-node", "2", "--max-restarts", "1")
 
