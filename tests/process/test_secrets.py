@@ -1,4 +1,4 @@
-"""What others on the machine, or on the screen, could read of a launch."""
+"""Secrets stay out of arguments, output, plans and reports; only trusted bytes are unpickled."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.kit import MARK, PROGRAMS, ROOT, run_meshrun, start_meshrun
 SECRET = "hunter2-of-this-test"
 _UNSAFE = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "yaml", "jsonpickle"}
 _UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "load", "loads"}
-_CALL_CHANNEL = "a socket in a private folder of the caller; each end refuses another user's"
+_CALL_CHANNEL = "a socket in a private folder of the caller; each end rejects other users"
 _FROM_OURSELVES = {
     "api/remote_call.py": "a function of launch(): through files in a private folder of its caller",
     "actors/node_group.py": "the same, from ranks on nodes of a Ray cluster",
     "worker/function.py": "the same, in the rank",
-    "worker/error_copy.py": "an exception of such a function or call, where that came from",
+    "worker/error_copy.py": "an exception of such a function or call, from the same source",
     "worker/program.py": "the user's own program, from its file",
     "worker/flight_recorder.py": "what torch has recorded, from torch in the same process",
     "zygote/logs_specs_process.py": "an installed plug-in, by its entry point",
     "rendezvous/torch_handler.py": "torch's rendezvous, from its store: of its own types only",
-    "submit/patch.py": "what whoever submits adds to a manifest, by YAML's safe loader",
+    "submit/patch.py": "the user's additions to a manifest, by YAML's safe loader",
     "report/elastic_events.py": "an installed plug-in, by its entry point",
     "api/answers.py": _CALL_CHANNEL,
     "api/worker_group.py": _CALL_CHANNEL,
@@ -39,7 +39,7 @@ _FROM_OURSELVES = {
     "api/prompt.py": "what the user typed at the prompt",
     "cluster/here.py": "an installed plug-in, by its entry point",
     "ssh/starters.py": "an installed plug-in, by its entry point",
-    "worker/cells.py": "a cell of the user's own notebook, which came that way",
+    "worker/cells.py": "a cell of the user's own notebook, through the channel of calls",
 }
 """Modules that turn bytes into objects or code, and where the bytes come from."""
 _UNPICKLE_NOTHING = (
@@ -57,7 +57,7 @@ _UNPICKLE_NOTHING = (
     "words", [["--start-method", "fork"], ["--start-method", "exec"], ["--no-python"]]
 )
 def test_no_secret_is_in_an_argv(words: list[str], fake_torch: object, tmp_path: Path) -> None:
-    """Every user may read the arguments of every process; the environment only its owner."""
+    """Any user can read a process's arguments, but only its owner can read the environment."""
     program = [PROGRAMS / "wait.py"]
     if "--no-python" in words:
         program = [sys.executable, "-u", *program]
@@ -68,13 +68,13 @@ def test_no_secret_is_in_an_argv(words: list[str], fake_torch: object, tmp_path:
         running.wait_for("up", 2)
         found = [each for each in psutil.process_iter() if _is_marked(each)]
         argv = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in found]
-        told = running.stdout + running.stderr
+        printed = running.stdout + running.stderr
         running.process.terminate()
         running.wait()
 
     assert len(found) >= 4 + 2 * 3  # the launcher, the zygote, the store, ranks with children
     assert not any(SECRET.encode() in each for each in argv)
-    assert SECRET not in told
+    assert SECRET not in printed
 
 
 def _is_marked(process: psutil.Process) -> bool:
@@ -87,10 +87,10 @@ def _is_marked(process: psutil.Process) -> bool:
 @pytest.mark.parametrize(
     "words", [["--start-method", "fork"], ["--start-method", "exec"], ["--no-python"]]
 )
-def test_the_secret_of_several_nodes_is_for_launchers_alone(
+def test_only_launchers_get_the_secret_of_several_nodes(
     words: list[str], fake_torch: object, tmp_path: Path
 ) -> None:
-    """Ranks are not given it; what they start could do nothing but harm with it."""
+    """Ranks and the processes that they start do not need it."""
     program = [str(PROGRAMS / "environment.py")]
     if "--no-python" in words:
         program = [sys.executable, *program]
@@ -106,7 +106,7 @@ def test_the_secret_of_several_nodes_is_for_launchers_alone(
 
 
 def test_the_secret_of_several_nodes_is_in_no_dry_run() -> None:
-    """Nor does a plan for several nodes need it."""
+    """A plan for several nodes does not need it either."""
     env = {"MESHRUN_SECRET": SECRET, "PET_RDZV_ID": f"x-{SECRET}"}
     words = ["--mesh", "dp=2", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--dry-run", "train.py"]
     for form in (["--format", "text"], ["--format", "json"], ["--rank", "1"]):
@@ -118,7 +118,7 @@ def test_the_secret_of_several_nodes_is_in_no_dry_run() -> None:
 
 @pytest.mark.parametrize("form", [["--format", "text"], ["--format", "json"], ["--rank", "1"]])
 def test_no_secret_is_in_a_dry_run(form: list[str]) -> None:
-    """Neither what a variable holds nor what an option's name gives away."""
+    """Neither the value of a variable nor that of an option whose name suggests a secret."""
     env = {"HF_TOKEN": SECRET, "PET_RDZV_CONF": "a=b,api_key=abc123"}
     words = ["--mesh", "dp=2", "--role", SECRET, "--dry-run", *form, "train.py", "--token", SECRET]
     ours = run_meshrun(*words, f"x{SECRET}", "--password=7", env=env)
@@ -130,7 +130,7 @@ def test_no_secret_is_in_a_dry_run(form: list[str]) -> None:
 
 
 def test_no_secret_is_in_a_report(fake_torch: object, tmp_path: Path) -> None:
-    """Of a launch that failed, on the screen and as JSON."""
+    """Neither printed nor as JSON, after a failure."""
     report = tmp_path / "report.json"
     ours = run_meshrun(
         *("--nproc-per-node", "2", "--report", report, PROGRAMS / "end.py", "SIGSEGV"),
@@ -141,8 +141,8 @@ def test_no_secret_is_in_a_report(fake_torch: object, tmp_path: Path) -> None:
     assert SECRET not in ours.stdout + ours.stderr + report.read_text()
 
 
-def test_only_what_is_our_own_is_unpickled() -> None:
-    """No module that reads from others turns bytes into objects; the few that do are known."""
+def test_only_trusted_bytes_are_unpickled() -> None:
+    """No module that reads from peers turns bytes into objects; the few that do are listed."""
     found = {}
     for path in sorted((ROOT / "meshrun").rglob("*.py")):
         if uses := _unsafe_in(ast.parse(path.read_text())):
@@ -154,7 +154,7 @@ def test_only_what_is_our_own_is_unpickled() -> None:
 
 
 def _unsafe_in(tree: ast.AST) -> set[str]:
-    """Return what a module imports or calls that could run what it is given; JSON may be read."""
+    """Return what a module imports or calls that could execute its input; JSON is safe."""
     uses = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -173,7 +173,7 @@ def _unsafe_in(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize(("mesh", "plan"), [("dp=2", "mesh dp=2: 2 ranks"), ("dp=0", "error: ")])
 def test_a_bug_report_has_no_secret(mesh: str, plan: str, tmp_path: Path, fake_torch: Path) -> None:
-    """Nor the user's name; it has versions, scheduler and plan, or the error there was."""
+    """Nor the user's name; it has versions, the scheduler, and the plan or its error."""
     (home := tmp_path / "adalovelace").mkdir()
     (home / "train.py").touch()
     env = {

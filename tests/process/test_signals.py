@@ -1,4 +1,4 @@
-"""Signals to the launcher: passed on by --forward, and SIGTERM that ranks take well."""
+"""Signals to the launcher: --forward, and ranks that exit cleanly on SIGTERM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREEMPTED = PROGRAMS / "preempted.py"
 def test_exit_codes_are_known_though_the_parent_ignores_sigchld(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """As some daemons do; whoever inherits that gets no exit codes from the kernel."""
+    """Some daemons do, and a process that inherits this gets no exit codes from the kernel."""
     (program := tmp_path / "kills.py").write_text(
         "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(60)\n"
     )
@@ -46,8 +46,8 @@ def test_a_zygote_leaves_signals_to_the_launcher_from_its_start(
     assert (ours.returncode, ours.stdout) == (0, "[rank 0] out 0\n"), ours.stderr
 
 
-def test_a_signal_is_passed_to_ranks_that_know_it(fake_torch: object, tmp_path: Path) -> None:
-    """Not to their children, nor to a rank that would be ended by it; and the launch goes on."""
+def test_a_signal_is_forwarded_to_ranks_that_handle_it(fake_torch: object, tmp_path: Path) -> None:
+    """Not to their children, nor to a rank that it would kill; the launch continues."""
     words = ("--forward", "USR1", "--nproc-per-node", "3", FORWARDED, "0", "2")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("child up", 2)
@@ -58,7 +58,7 @@ def test_a_signal_is_passed_to_ranks_that_know_it(fake_torch: object, tmp_path: 
             wait_until(
                 lambda times=times: running.stderr.count("\n") >= times, lambda: running.stderr
             )
-        said = running.stderr
+        stderr = running.stderr
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     lines = running.stdout.splitlines()
@@ -66,11 +66,11 @@ def test_a_signal_is_passed_to_ranks_that_know_it(fake_torch: object, tmp_path: 
         assert lines.count(f"[rank {rank}] got SIGUSR1") == 2
         assert lines.count(f"[rank {rank}] child got []") == 2
     why = "it has no handler and would be killed"
-    assert said == f"meshrun: SIGUSR1 was not forwarded to rank 1: {why}\n" * 2
+    assert stderr == f"meshrun: SIGUSR1 was not forwarded to rank 1: {why}\n" * 2
 
 
-def test_a_signal_to_the_whole_job_is_passed_on_once(fake_torch: object, tmp_path: Path) -> None:
-    """As `kill %1` of a shell and some schedulers send it: meshrun's other processes outlive it."""
+def test_a_signal_to_the_whole_job_is_forwarded_once(fake_torch: object, tmp_path: Path) -> None:
+    """A shell's `kill %1` and some schedulers send it so; meshrun's other processes survive it."""
     words = ("--forward", "USR1", "--nproc-per-node", "2", FORWARDED, "0", "1")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("child up", 2)
@@ -85,8 +85,10 @@ def test_a_signal_to_the_whole_job_is_passed_on_once(fake_torch: object, tmp_pat
     assert "was killed by" not in running.stderr
 
 
-def test_without_forward_a_signal_does_its_own(fake_torch: object, tmp_path: Path) -> None:
-    """SIGUSR1 ends a process that does nothing about it, the launcher too."""
+def test_without_forward_a_signal_has_its_default_action(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """SIGUSR1 kills the launcher, like any process that does not handle it."""
     with start_meshrun("--nproc-per-node", "2", FORWARDED, folder=tmp_path) as running:
         running.wait_for("] up ", 2)
         running.signal(USR1)
@@ -94,17 +96,17 @@ def test_without_forward_a_signal_does_its_own(fake_torch: object, tmp_path: Pat
 
 
 def test_a_signal_that_ends_the_launch_cannot_be_forwarded() -> None:
-    """One or the other."""
+    """The error names the signal."""
     ours = run_meshrun("--forward", "USR1,TERM", FORWARDED)
 
     assert ours.returncode == 2
     assert "--forward SIGTERM: this signal ends the launch" in ours.stderr
 
 
-def test_a_stop_signal_that_is_given_free_can_be_forwarded(
+def test_a_stop_signal_that_is_not_handled_can_be_forwarded(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """SIGHUP, where --signals-to-handle leaves it out."""
+    """SIGHUP, if --signals-to-handle leaves it out."""
     words = ("--signals-to-handle", "TERM", "--forward", "HUP", "--nproc-per-node", "2")
     with start_meshrun(*words, FORWARDED, folder=tmp_path) as running:
         running.wait_for("] up ", 2)
@@ -130,7 +132,7 @@ def test_a_stop_signal_that_is_given_free_can_be_forwarded(
 def test_a_launch_that_was_preempted_says_so(
     ways: tuple[str, str], code: int, last: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """75 if every rank took SIGTERM well, so that a scheduler starts it again."""
+    """Exit code 75 if every rank exits with 0 on SIGTERM, so that a scheduler requeues the job."""
     report = tmp_path / "report.json"
     words = ("--nproc-per-node", "2", "--report", report, PREEMPTED, *ways)
     with start_meshrun(*words, folder=tmp_path) as running:
@@ -148,7 +150,7 @@ def test_a_launch_that_was_preempted_says_so(
 def test_preempted_is_a_failure_for_torchruns_exit_codes(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """1, as for any signal."""
+    """The exit code is 1, as for any signal."""
     words = ("--exit-code", "torchrun", PREEMPTED, "well")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up")
@@ -156,8 +158,8 @@ def test_preempted_is_a_failure_for_torchruns_exit_codes(
         assert running.wait() == 1
 
 
-def test_it_is_said_who_has_not_finished_in_time(fake_torch: object, tmp_path: Path) -> None:
-    """With the numbers, before SIGKILL."""
+def test_ranks_that_do_not_exit_in_time_are_named(fake_torch: object, tmp_path: Path) -> None:
+    """With how many have exited, before SIGKILL."""
     words = ("--nproc-per-node", "3", "--shutdown-timeout", "2")
     with start_meshrun(*words, PREEMPTED, "well", "never", "well", folder=tmp_path) as running:
         running.wait_for("up", 3)
@@ -170,10 +172,10 @@ def test_it_is_said_who_has_not_finished_in_time(fake_torch: object, tmp_path: P
     ]
 
 
-def test_a_second_signal_shortens_the_time_and_says_what_it_left(
+def test_a_second_signal_shortens_the_grace_period_and_says_so(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """Two seconds of ten minutes."""
+    """To two seconds of ten minutes."""
     words = ("--nproc-per-node", "2", "--shutdown-timeout", "600")
     with start_meshrun(*words, PREEMPTED, "never", "never", folder=tmp_path) as running:
         running.wait_for("up", 2)
@@ -189,14 +191,14 @@ def test_a_second_signal_shortens_the_time_and_says_what_it_left(
     ]
 
 
-def test_a_third_signal_ends_all_at_once(fake_torch: object, tmp_path: Path) -> None:
-    """And says so."""
+def test_a_third_signal_kills_all_at_once(fake_torch: object, tmp_path: Path) -> None:
+    """One line says so."""
     words = ("--nproc-per-node", "2", "--shutdown-timeout", "600")
     with start_meshrun(*words, PREEMPTED, "never", "never", folder=tmp_path) as running:
         running.wait_for("up", 2)
-        for told in ("SIGTERM: stopping", "SIGTERM again", "killing both now"):
+        for text in ("SIGTERM: stopping", "SIGTERM again", "killing both now"):
             running.signal(signal.SIGTERM)
-            wait_until(lambda told=told: told in running.stderr, lambda: running.stderr)
+            wait_until(lambda text=text: text in running.stderr, lambda: running.stderr)
         assert running.wait() == 143
     assert running.stderr.splitlines()[2:] == [
         "meshrun: SIGTERM again: killing both now",
@@ -205,7 +207,7 @@ def test_a_third_signal_ends_all_at_once(fake_torch: object, tmp_path: Path) -> 
 
 
 def test_a_blocked_signal_is_caught() -> None:
-    """As SIGINT is in all that a worker of Ray starts."""
+    """SIGINT is blocked in every process that a Ray worker starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     queue = SignalQueue([signal.SIGUSR1])
     try:

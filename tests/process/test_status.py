@@ -1,4 +1,4 @@
-"""The live view: a panel below the lines of a terminal, lines elsewhere."""
+"""--status: a panel at the bottom of a terminal, plain lines elsewhere."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ HEAD = "-- "
 
 @pytest.fixture
 def until(tmp_path: Path) -> Path:
-    """A program that prints its steps until a file is there."""
+    """A program that prints its steps until a file exists."""
     program = tmp_path / "until.py"
     program.write_text(
         "import os, sys, time\n"
@@ -39,7 +39,7 @@ def until(tmp_path: Path) -> Path:
 def test_the_panel_stays_below_and_leaves_no_trace(
     fake_torch: object, tmp_path: Path, until: Path, columns: int
 ) -> None:
-    """Every line comes out whole, in order and once; the panel is last, and gone at the end."""
+    """Every line is printed whole, in order and once; at the end, the panel disappears."""
     arguments = (*OFTEN, "--nproc-per-node", "4", until)
     with open_terminal(*arguments, columns=columns, rows=24) as terminal:
         terminal.wait_for("step 40 of 3")
@@ -59,7 +59,7 @@ def test_the_panel_stays_below_and_leaves_no_trace(
 
 
 def test_the_report_comes_last(fake_torch: object, tmp_path: Path, until: Path) -> None:
-    """A failure takes the panel away before its report."""
+    """The panel disappears before the report of a failure."""
     arguments = (*OFTEN, "--nproc-per-node", "2", until)
     with open_terminal(*arguments, env={"CODE": "3"}) as terminal:
         terminal.wait_for("2 running")
@@ -73,7 +73,7 @@ def test_the_report_comes_last(fake_torch: object, tmp_path: Path, until: Path) 
 
 
 def test_ctrl_c_leaves_the_terminal_clean(fake_torch: object, until: Path) -> None:
-    """After Ctrl-C the last line is who stopped it."""
+    """The last line says that Ctrl-C stopped the launch."""
     with open_terminal(*OFTEN, "--nproc-per-node", "2", until) as terminal:
         terminal.wait_for("2 running")
         terminal.type("\x03")
@@ -86,8 +86,10 @@ def test_ctrl_c_leaves_the_terminal_clean(fake_torch: object, until: Path) -> No
     assert terminal.modes_left == terminal.modes
 
 
-def test_a_window_that_is_resized(fake_torch: object, tmp_path: Path, until: Path) -> None:
-    """The panel follows the window, and nothing of the old one is left in the lines."""
+def test_the_panel_follows_a_resized_window(
+    fake_torch: object, tmp_path: Path, until: Path
+) -> None:
+    """Nothing of the old panel is left between the lines."""
     with open_terminal(*OFTEN, "--nproc-per-node", "8", until, columns=150) as terminal:
         terminal.wait_for("8 running")
         terminal.resize(70, 30)
@@ -103,7 +105,7 @@ def test_a_window_that_is_resized(fake_torch: object, tmp_path: Path, until: Pat
 
 
 def test_a_line_is_typed_above_the_panel(fake_torch: object, tmp_path: Path) -> None:
-    """A prompt and what is typed there stay, however often the panel is drawn."""
+    """A prompt and the text typed there stay, however often the panel is drawn."""
     program = tmp_path / "ask.py"
     program.write_text("print('hello', input('your name? '))\n")
     with open_terminal(*OFTEN, program) as terminal:
@@ -123,10 +125,10 @@ def test_a_line_is_typed_above_the_panel(fake_torch: object, tmp_path: Path) -> 
     assert not any(line.startswith(HEAD) for line in lines)
 
 
-def test_a_panel_whose_terminal_hangs_up_ends_no_launch(
+def test_a_terminal_that_hangs_up_does_not_end_the_launch(
     fake_torch: object, tmp_path: Path, until: Path
 ) -> None:
-    """Where SIGHUP is ignored, as below nohup."""
+    """If SIGHUP is ignored, as under nohup."""
     terminal, ours = os.openpty()
     words = command(*OFTEN, "--nproc-per-node", "2", until)
     with open(tmp_path / "stdout", "wb") as out:
@@ -159,7 +161,7 @@ def test_a_panel_whose_terminal_hangs_up_ends_no_launch(
 
 
 def test_many_ranks_are_merged(fake_torch: object, tmp_path: Path, until: Path) -> None:
-    """Where a grid does not fit, ranks of one state share a line."""
+    """If a grid does not fit, ranks with the same state share a line."""
     arguments = (*OFTEN, "--nproc-per-node", "24", until)
     with open_terminal(*arguments, env={"PAUSE": "0.5"}, columns=60, rows=20) as terminal:
         terminal.wait_for("24 running")
@@ -171,10 +173,10 @@ def test_many_ranks_are_merged(fake_torch: object, tmp_path: Path, until: Path) 
 
 
 @pytest.mark.parametrize("term", ["dumb", None])
-def test_elsewhere_it_is_lines(
+def test_plain_lines_elsewhere(
     fake_torch: object, tmp_path: Path, until: Path, term: str | None
 ) -> None:
-    """Without a terminal, or on one that cannot move its cursor, lines of plain text."""
+    """Without a terminal, or on one that cannot move its cursor."""
     form = re.compile(
         r"meshrun: status: (\d starting, )?(\d running, )?(\d ended, )?"
         r"(CPU \d+ %, )?(memory \S+, )?\d+:\d\d"
@@ -186,7 +188,7 @@ def test_elsewhere_it_is_lines(
             wait_until(lambda: full.search(running.stderr) is not None, lambda: running.stderr)
             (tmp_path / "stop").touch()
             assert running.wait() == 0
-        said = running.stderr.splitlines()
+        lines = running.stderr.splitlines()
     else:
         with open_terminal(*arguments, env={"TERM": term}) as terminal:
             wait_until(
@@ -195,16 +197,16 @@ def test_elsewhere_it_is_lines(
             )
             (tmp_path / "stop").touch()
             assert terminal.wait() == 0
-            said = [line for line in terminal.all_lines if not line.startswith("[rank ")]
+            lines = [line for line in terminal.all_lines if not line.startswith("[rank ")]
             assert b"\x1b" not in terminal.raw
 
-    status = [line for line in said if line.startswith("meshrun: status: ")]
+    status = [line for line in lines if line.startswith("meshrun: status: ")]
     assert [line for line in status if not form.fullmatch(line)] == []
     assert any(full.search(line) for line in status)
 
 
-def test_a_reader_that_goes_away(fake_torch: object, until: Path) -> None:
-    """``meshrun --status ... | head -1`` ends as it does without."""
+def test_a_reader_that_exits_ends_the_launch(fake_torch: object, until: Path) -> None:
+    """``meshrun --status ... | head -1`` ends as without --status."""
     with subprocess.Popen(
         command(*OFTEN, "--nproc-per-node", "2", until),
         stdout=subprocess.PIPE,
@@ -217,7 +219,7 @@ def test_a_reader_that_goes_away(fake_torch: object, until: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--status-interval", "5"), "--status-interval requires --status"),
         (
@@ -226,16 +228,15 @@ def test_a_reader_that_goes_away(fake_torch: object, until: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together(flags: tuple[str, ...], said: str) -> None:
-    """Options that would do nothing, or get in each other's way, are refused."""
+def test_options_that_exclude_each_other(flags: tuple[str, ...], message: str) -> None:
     result = run_meshrun(*flags, PROGRAMS / "echo.py")
 
     assert result.returncode == 2
-    assert f"error: {said}" in result.stderr
+    assert f"error: {message}" in result.stderr
 
 
-def test_nothing_of_it_is_imported_unless_asked() -> None:
-    """A launch without --status loads neither rich nor psutil for it."""
+def test_a_launch_without_status_does_not_import_its_libraries() -> None:
+    """rich and psutil."""
     check = (
         "import sys, meshrun.app, meshrun.supervisor.loop\n"
         "print([name for name in ('rich', 'psutil') if name in sys.modules])"

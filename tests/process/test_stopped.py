@@ -1,4 +1,4 @@
-"""Ctrl-Z and SIGSTOP: the ranks stop with the launcher, and no time limit counts that time."""
+"""Ctrl-Z and SIGSTOP: the ranks stop with the launcher, and time limits do not count that time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = ("--nproc-per-node", "2", "--hang-timeout", str(LIMIT_S))
 
 
 def test_ctrl_z_stops_the_ranks_and_fg_continues_them(fake_torch: object, tmp_path: Path) -> None:
-    """In a shell with job control; a launch that is stopped for longer than it may hang is well."""
+    """In a shell with job control, even if the launch is stopped for longer than --hang-timeout."""
     line = " ".join(command(*WORDS, TICKS, tmp_path))
     terminal = Terminal(["bash", "--norc", "--noprofile", "-i"], {"PS1": "$ "}, 200, 40)
     try:
@@ -59,7 +59,7 @@ def test_ctrl_z_stops_the_ranks_and_fg_continues_them(fake_torch: object, tmp_pa
 def test_a_rank_that_reads_the_terminal_is_stopped_in_the_background(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """As the kernel stops a job: after ``bg`` the keys are the shell's, after ``fg`` the rank's."""
+    """Like any job: after ``bg`` the keys go to the shell, after ``fg`` to the rank."""
     program = tmp_path / "read.py"
     program.write_text("import sys\nfor line in sys.stdin: print('read', line, flush=True)\n")
     line = " ".join(command("--nproc-per-node", "2", program))
@@ -96,10 +96,10 @@ meshrun.launch(program, args=[folder], options=options)
 
 
 @pytest.mark.parametrize("way", ["fork", pytest.param("exec", marks=pytest.mark.nightly), "launch"])
-def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
+def test_a_launcher_stopped_by_sigstop_has_its_ranks_stopped(
     way: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """SIGSTOP comes without a word, also to who calls launch(); a kill meanwhile leaves nobody."""
+    """SIGSTOP cannot be caught, also not by a caller of launch(); a kill leaves no rank behind."""
     words, caller = (*WORDS, "--start-method", way), None
     if way == "launch":
         words, caller = WORDS, tmp_path / "caller.py"
@@ -113,8 +113,8 @@ def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
         let_pass(2 * LIMIT_S)
         run.signal(signal.SIGCONT)
         wait_for_states(ranks, stopped=False)
-        said = "meshrun: resumed the ranks; they were suspended with meshrun for "
-        wait_until(lambda: said in run.stderr, lambda: run.stderr)
+        resumed = "meshrun: resumed the ranks; they were suspended with meshrun for "
+        wait_until(lambda: resumed in run.stderr, lambda: run.stderr)
         assert "no rank has made progress" not in run.stderr
         run.signal(signal.SIGSTOP)
         wait_for_states(ranks, stopped=True)
@@ -127,7 +127,7 @@ def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
 def test_quiet_ranks_stop_with_the_program_that_launched_them(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """Nothing that they print wakes the launcher, which has to look at its caller by itself."""
+    """No output of theirs wakes the launcher, so it has to check its caller's state by itself."""
     caller = tmp_path / "caller.py"
     caller.write_text(CALLER)
     program = PROGRAMS / "wait.py"

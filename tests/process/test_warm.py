@@ -1,4 +1,4 @@
-"""Warm servers: what a run from one is, what makes one unfit, and what a death of each leaves."""
+"""Warm servers: runs from one, what makes one unusable, and kills of each process."""
 
 from __future__ import annotations
 
@@ -84,23 +84,24 @@ class Warm:
         return run_meshrun("--warm", *args, env=env, around=around)
 
     def leave(self, *args: str | Path) -> int:
-        """Run, and wait for the server that is left; return its process id."""
+        """Run, and wait for the server that the run leaves; return its process id."""
         before = {found.server.pid for found in self.servers()}
         done = self.run(*args)
         assert "leaving a warm server" in done.stderr, done.stderr
         wait_until(
-            lambda: bool(self.new(before) or self.why()), lambda: f"a server after {done.stderr}"
+            lambda: bool(self.new(before) or self.why_none()),
+            lambda: f"a server after {done.stderr}",
         )
-        assert self.new(before), self.why()
+        assert self.new(before), self.why_none()
         self.imports.unlink(missing_ok=True)
         return self.new(before)[0]
 
     def new(self, before: set[int]) -> list[int]:
-        """Return servers that were not there before."""
+        """Return the process ids of servers that did not exist before."""
         return [found.server.pid for found in self.servers() if found.server.pid not in before]
 
     def servers(self) -> list[Found]:
-        """Return the servers that are there."""
+        """Return the running servers."""
         if not os.path.isdir(usual_place()):
             return []
         place = Place(usual_place())
@@ -110,22 +111,22 @@ class Warm:
             place.close()
 
     def starting(self) -> list[int]:
-        """Return the servers that are still importing."""
+        """Return the process ids of servers that are still importing."""
         place = Place(usual_place())
         try:
             return place.starting()
         finally:
             place.close()
 
-    def why(self) -> str:
-        """Return why no server was left."""
+    def why_none(self) -> str:
+        """Return why the last run left no server."""
         path = Path(usual_place(), "why")
         return path.read_text() if path.exists() else ""
 
 
 @pytest.fixture
 def warm(fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Warm]:
-    """Give runs a torch that is quick and counts how often it is imported, and a library."""
+    """Give runs a fake torch that counts its imports, and a library that does."""
     (installed := tmp_path / "site-packages").mkdir()
     (installed / "torch").symlink_to(FAKES / "torch")
     (installed / "library.py").write_text(LIBRARY)
@@ -139,7 +140,7 @@ def warm(fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def text_of(path: Path) -> list[str]:
-    """Return the lines of a file that may not be there."""
+    """Return the lines of a file, none if it does not exist."""
     return path.read_text().split() if path.exists() else []
 
 
@@ -150,7 +151,7 @@ def program(folder: Path, source: str) -> Path:
 
 
 def test_the_second_run_imports_nothing(warm: Warm, tmp_path: Path) -> None:
-    """It ends as the first does, and says nothing about it; a third may run at the same time."""
+    """It ends like the first one, without a message; several may run at the same time."""
     script = program(tmp_path, "import torch\nprint('up')\n")
     words = ("--nproc-per-node", "2", script)
     server = warm.leave(*words)
@@ -174,8 +175,10 @@ def test_the_second_run_imports_nothing(warm: Warm, tmp_path: Path) -> None:
     psutil.Process(server).resume()
 
 
-def test_a_rank_is_as_from_a_fresh_start(warm: Warm, tmp_path: Path) -> None:
-    """Whatever a process has from its parent it has from the caller, and not from the server."""
+def test_a_rank_has_the_same_surroundings_as_after_a_fresh_start(
+    warm: Warm, tmp_path: Path
+) -> None:
+    """Everything that a process inherits comes from the caller, not from the server."""
     script = PROGRAMS / "surroundings.py"
     warm.leave("--nproc-per-node", "1", "--prefix", "none", script, "a")
     (folder := tmp_path / "elsewhere").mkdir()
@@ -184,7 +187,7 @@ def test_a_rank_is_as_from_a_fresh_start(warm: Warm, tmp_path: Path) -> None:
         'echo 7 > /proc/self/oom_score_adj; exec taskset -c 0 "$@"'
     )
 
-    def tell(*options: str) -> dict[str, object]:
+    def surroundings(*options: str) -> dict[str, object]:
         words = command(*options, "--nproc-per-node", "1", "--prefix", "none", script, "b", "c")
         done = subprocess.run(
             ["sh", "-c", around, "sh", str(folder), *words],
@@ -196,12 +199,12 @@ def test_a_rank_is_as_from_a_fresh_start(warm: Warm, tmp_path: Path) -> None:
             timeout=90,
         )
         assert "fresh" not in done.stderr, done.stderr
-        told: dict[str, object] = json.loads(done.stdout)
-        return told
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
 
-    fresh = tell()
+    fresh = surroundings()
     warm.imports.unlink()
-    other = {name: (value, fresh[name]) for name, value in tell("--warm").items()}
+    other = {name: (value, fresh[name]) for name, value in surroundings("--warm").items()}
     assert [name for name, (ours, theirs) in other.items() if ours != theirs] == [], other
     assert text_of(warm.imports) == []
 
@@ -209,8 +212,8 @@ def test_a_rank_is_as_from_a_fresh_start(warm: Warm, tmp_path: Path) -> None:
 USES_LIBRARY = "import torch, library\nprint('at', library.WHERE, flush=True)\n"
 
 
-def test_what_a_program_imported_is_there_next_time(warm: Warm, tmp_path: Path) -> None:
-    """Installed packages are learnt, and the program's own files are not held."""
+def test_what_a_program_imported_is_preloaded_next_time(warm: Warm, tmp_path: Path) -> None:
+    """Only installed packages; the program's own files are not kept."""
     (tmp_path / "own.py").write_text("import library\n")
     script = program(tmp_path, f"import own\n{USES_LIBRARY}")
     imported = tmp_path / "library"
@@ -228,8 +231,8 @@ def test_what_a_program_imported_is_there_next_time(warm: Warm, tmp_path: Path) 
 
 
 @pytest.mark.nightly
-def test_another_environment_has_a_server_of_its_own(warm: Warm, tmp_path: Path) -> None:
-    """Each variable that an import has read makes a difference, and others make none."""
+def test_another_environment_has_its_own_server(warm: Warm, tmp_path: Path) -> None:
+    """Variables that an import has read matter, and others do not."""
     script = program(tmp_path, USES_LIBRARY)
     server = warm.leave(script)
     assert "fresh" not in warm.run(script, env={"LEARNING_RATE": "0.1"}).stderr
@@ -243,8 +246,8 @@ def test_another_environment_has_a_server_of_its_own(warm: Warm, tmp_path: Path)
     assert server not in [found.server.pid for found in warm.servers()]
 
 
-def test_another_priority_has_a_server_of_its_own(warm: Warm, tmp_path: Path) -> None:
-    """So has whatever else a process cannot be given once it runs; the server there is stays."""
+def test_another_priority_has_its_own_server(warm: Warm, tmp_path: Path) -> None:
+    """So does anything else that a running process cannot change; the old server stays."""
     script = program(tmp_path, "import os, torch; print('nice', os.nice(0))")
     server = warm.leave(script)
     done = warm.run(script, around=["nice", "-n", "5"])
@@ -257,7 +260,7 @@ def test_another_priority_has_a_server_of_its_own(warm: Warm, tmp_path: Path) ->
 
 
 def test_a_changed_library_ends_the_server(warm: Warm, tmp_path: Path) -> None:
-    """So does one that is installed, as it may shadow another."""
+    """So does a new one, as it may shadow another."""
     script = program(tmp_path, USES_LIBRARY)
     server = warm.leave(script)
     library = tmp_path / "site-packages" / "library.py"
@@ -266,14 +269,14 @@ def test_a_changed_library_ends_the_server(warm: Warm, tmp_path: Path) -> None:
     done = warm.run(script)
     assert f"starting fresh, not from the warm server: `{library}` has changed" in done.stderr
     assert "at another place" in done.stdout
-    wait_until(lambda: not psutil.pid_exists(server), lambda: "the old one's end")
-    wait_until(lambda: len(warm.servers()) == 1, lambda: "the new one")
+    wait_until(lambda: not psutil.pid_exists(server), lambda: "the end of the old server")
+    wait_until(lambda: len(warm.servers()) == 1, lambda: "the new server")
     (tmp_path / "site-packages" / "new.py").touch()
     assert "site-packages` has changed" in warm.run(script).stderr
 
 
 def test_a_program_that_imports_less_starts_fresh(warm: Warm, tmp_path: Path) -> None:
-    """What libraries do to each other at their import is gone with the import."""
+    """An import may change other libraries, so a server with more imports is not the same."""
     script = program(tmp_path, USES_LIBRARY)
     warm.leave(script)
     script.write_text("import sys, torch\nprint('library' in sys.modules)\n")
@@ -301,18 +304,18 @@ STARTS_A_THREAD = (
     ],
     ids=["variable", "thread", "own file"],
 )
-def test_what_a_fork_could_not_take_along_is_not_held(
+def test_what_a_fork_would_not_reproduce_is_not_kept(
     warm: Warm, tmp_path: Path, source: str, library: str, why: str
 ) -> None:
-    """The next run says why, and has torch at least."""
+    """The server's reason is recorded; the next one keeps at least torch."""
     (tmp_path / "site-packages" / "library.py").write_text(
         library.replace("Thread(", "Thread(daemon=True, ")
     )
     Path(os.environ["TMPDIR"], "owned.py").touch()
     script = program(tmp_path, f"{source}\nprint('at', library.WHERE)\n")
     first = warm.run(script)
-    wait_until(lambda: bool(warm.why()), lambda: "why")
-    assert why in warm.why()
+    wait_until(lambda: bool(warm.why_none()), lambda: "the reason why no server was left")
+    assert why in warm.why_none()
 
     second = warm.run(script)
     assert second.stdout == first.stdout
@@ -340,8 +343,8 @@ while not os.path.exists(sys.argv[1]):
         *("stopped keeper", "stopped keeper and zygote, launcher", "folder", "removed folder"),
     ],
 )
-def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None:
-    """Whoever is killed: the server's death harms no run, and a run's death harms no server."""
+def test_a_kill_leaves_nothing_behind(warm: Warm, tmp_path: Path, victim: str) -> None:
+    """The server's death does not harm a run, nor a run's death the server."""
     script = program(tmp_path, WAITS)
     (go := tmp_path / "go").touch()
     words = ("--warm", "--nproc-per-node", "2", script, go)
@@ -363,7 +366,7 @@ def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None
             "rank": [rank],
             "launcher": [psutil.Process(running.process.pid)],
         }
-        mark = running_mark(rank)
+        mark = mark_of(rank)
         if victim.startswith("stopped"):
             held = [keeper, zygote] if "zygote" in victim else [keeper]
             for process in held:
@@ -371,16 +374,16 @@ def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None
             wait_for_states(held, stopped=True)
         for process in found.get(victim.rpartition(", ")[2], []):
             process.kill()
-        if victim == "folder":  # with which the server is lost too
+        if victim == "folder":  # the server ends with it
             assert run_meshrun("--warm-stop").stdout == "stopped 1 warm server\n"
         if victim == "removed folder":
             shutil.rmtree(usual_place())
             wait_until(lambda: not psutil.pid_exists(server), lambda: "the server's end")
-        goes_well = victim in ("server", "keeper", "stopped keeper", "folder", "removed folder")
-        if goes_well:
+        succeeds = victim in ("server", "keeper", "stopped keeper", "folder", "removed folder")
+        if succeeds:
             go.touch()
         code = running.wait()
-    assert code == (0 if goes_well else code if victim == "zygote" else 137)
+    assert code == (0 if succeeds else code if victim == "zygote" else 137)
     wait_until(lambda: not marked(mark), lambda: str(marked(mark)))
     go.touch()
     assert warm.run(*words[1:]).returncode == 0
@@ -389,13 +392,13 @@ def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None
     )
 
 
-def running_mark(process: psutil.Process) -> str:
-    """Return the mark of a launch."""
+def mark_of(process: psutil.Process) -> str:
+    """Return the mark of the launch that a process belongs to."""
     return process.environ()["MESHRUN_LAUNCH_MARK"]
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes of a launch."""
+    """Return the process ids of the launch with a mark."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -407,7 +410,7 @@ def marked(mark: str) -> list[int]:
 
 
 def test_a_run_from_a_server_restarts_and_is_interrupted(warm: Warm, tmp_path: Path) -> None:
-    """A later generation comes from the same zygote; Ctrl-C leaves nothing but the server."""
+    """The next generation comes from the same zygote; Ctrl-C leaves only the server."""
     script = program(
         tmp_path,
         "import os, sys, time, torch\n"
@@ -433,12 +436,12 @@ def test_a_run_from_a_server_restarts_and_is_interrupted(warm: Warm, tmp_path: P
 
 
 def test_a_server_ends_when_idle_or_with_its_session(warm: Warm, tmp_path: Path) -> None:
-    """The session is that of whoever used it last."""
+    """The session is that of the last run from it."""
     script = program(tmp_path, "import torch\n")
     warm.run("--warm-idle", "0.2", script)
     wait_until(lambda: len(text_of(warm.imports)) == 2, lambda: "a server that imports torch")
     wait_until(lambda: not warm.starting() and not warm.servers(), lambda: "the end of an idle one")
-    assert warm.why() == ""
+    assert warm.why_none() == ""
 
     of_shell = subprocess.run(
         ["setsid", "sh", "-c", '"$@"; echo $$', "sh", *command("--warm", script)],
@@ -448,12 +451,12 @@ def test_a_server_ends_when_idle_or_with_its_session(warm: Warm, tmp_path: Path)
         timeout=90,
     )
     assert "leaving a warm server" in of_shell.stderr
-    wait_until(lambda: not warm.starting(), lambda: "the server of a session that is over")
-    wait_until(lambda: warm.servers() == [], lambda: f"the end of {len(warm.servers())}")
+    wait_until(lambda: not warm.starting(), lambda: "the server of a session that has ended")
+    wait_until(lambda: warm.servers() == [], lambda: f"the end of {len(warm.servers())} servers")
 
 
-def test_no_server_is_taken_from_a_folder_of_others(warm: Warm, tmp_path: Path) -> None:
-    """The run is as without it, and says so."""
+def test_no_server_is_used_from_a_folder_that_is_not_private(warm: Warm, tmp_path: Path) -> None:
+    """The run starts without one, and says why."""
     (session := tmp_path / "shared").mkdir()
     script = program(tmp_path, "import torch\n")
     (folder := session / "meshrun").mkdir(mode=0o755)
@@ -470,10 +473,10 @@ def test_no_server_is_taken_from_a_folder_of_others(warm: Warm, tmp_path: Path) 
         assert os.listdir(folder) == []
 
 
-def test_another_user_is_not_served_and_not_believed(
+def test_another_user_is_neither_served_nor_trusted(
     warm: Warm, as_nobody: tuple[list[str], Path], tmp_path: Path
 ) -> None:
-    """Both ends check whose the other is; that user may enter any folder here, as root may."""
+    """Both ends check the other's user; in this test, that user may enter any folder."""
     as_other, _ = as_nobody
     script = program(tmp_path, "import torch\n")
     server = warm.leave(script)
@@ -495,10 +498,10 @@ def test_another_user_is_not_served_and_not_believed(
     assert f"the warm server (process {server}) did not answer; starting fresh" in done.stderr
 
 
-def test_a_process_with_fewer_privileges_is_not_served_and_not_believed(
+def test_a_process_with_fewer_privileges_is_neither_served_nor_trusted(
     warm: Warm, tmp_path: Path
 ) -> None:
-    """As one in a sandbox that shows the folder: it gets no zygote without, nor an environment."""
+    """A sandboxed process that sees the folder gets no zygote outside, nor a run's environment."""
     if read_status("/proc/self/status")["NoNewPrivs"] == "1":
         pytest.skip("no process here may get new privileges")
     script = program(tmp_path, "import torch\n")
@@ -519,10 +522,10 @@ def test_a_process_with_fewer_privileges_is_not_served_and_not_believed(
 
 
 @pytest.mark.parametrize("what", ["module", "broken", "unclear", "command", "exec"])
-def test_programs_that_are_no_scripts(
+def test_programs_that_are_not_plain_scripts(
     warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """A module comes from a server too; what cannot, or is broken, is as without one."""
+    """A module starts from a server too; one that cannot, or is broken, runs as without one."""
     monkeypatch.chdir(tmp_path)
     source = "import torch\nprint('up')\n"
     if what == "unclear":
@@ -548,7 +551,7 @@ def test_programs_that_are_no_scripts(
 
 @pytest.mark.nightly
 def test_fifty_at_once(warm: Warm, tmp_path: Path) -> None:
-    """Without a server they leave one, and with one all are forked from it."""
+    """Without a server they leave one, and then all are forked from it."""
     script = program(tmp_path, "import torch\n")
     for _ in range(2):
         with ThreadPoolExecutor(50) as pool:

@@ -1,4 +1,4 @@
-"""``--watch``: each change of the program launches it again."""
+"""``--watch``: every change of the program launches it again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ while part.value % 2:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_torch: Path) -> Path:
-    """A folder with a program, which ends if the value of one of its modules is even."""
+    """A folder with a program that ends if the value in one of its modules is even."""
     (folder := tmp_path / "project").mkdir()
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").touch()
@@ -35,12 +35,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_torch: Path) -
     return folder
 
 
-def said(launch: Running, text: str, count: int = 1) -> None:
+def wait_for_message(launch: Running, text: str, count: int = 1) -> None:
     wait_until(lambda: launch.stderr.count(text) >= count, lambda: f"{text} in:\n{launch.stderr}")
 
 
 def test_changes_launch_again(project: Path, tmp_path: Path) -> None:
-    """Of a module too; an end or a mistake waits for the next one; others are none; Ctrl-C ends."""
+    """Changes of an imported module count, those of other files do not.
+
+    After an end or an error, meshrun waits for the next change. Ctrl-C ends it.
+    """
     part = project / "package" / "part.py"
     with start_meshrun("--watch", "--nproc-per-node", "2", "train.py", folder=tmp_path) as launch:
         launch.wait_for("part 1", 2)
@@ -49,11 +52,11 @@ def test_changes_launch_again(project: Path, tmp_path: Path) -> None:
         part.write_text("value = 3")
         launch.wait_for("part 3", 2)
         part.write_text("value =")
-        said(launch, "exit code 1; waiting for a change in 3 files")
+        wait_for_message(launch, "exit code 1; waiting for a change in 3 files")
         part.write_text("value = 2")
-        said(launch, "finished; waiting for a change")
+        wait_for_message(launch, "finished; waiting for a change")
         (project / "train.py").write_text("import missing")
-        said(launch, "exit code 1; waiting", 2)
+        wait_for_message(launch, "exit code 1; waiting", 2)
         (project / "missing.py").write_text(
             "import time\nprint('found', flush=True)\ntime.sleep(99)"
         )
@@ -62,13 +65,13 @@ def test_changes_launch_again(project: Path, tmp_path: Path) -> None:
 
         assert launch.wait() == 128 + signal.SIGINT
         lines = launch.stdout.splitlines()
-        told = launch.stderr.splitlines()
+        messages = launch.stderr.splitlines()
     assert sorted(lines) == [
         *("[rank 0] found", "[rank 0] part 1 on 0", "[rank 0] part 2 on 0", "[rank 0] part 3 on 0"),
         *("[rank 1] found", "[rank 1] part 1 on 1", "[rank 1] part 2 on 1", "[rank 1] part 3 on 1"),
     ]
-    ends = [line for line in told if "changed" in line]
-    assert ends == [
+    changes = [line for line in messages if "changed" in line]
+    assert changes == [
         "meshrun: package/part.py changed: stopping 2 ranks, up to 30 s",
         "meshrun: package/part.py changed: stopping 2 ranks, up to 30 s",
         "meshrun: package/part.py changed; launching again",
@@ -78,10 +81,10 @@ def test_changes_launch_again(project: Path, tmp_path: Path) -> None:
     assert "error: stopped by SIGTERM" not in launch.stderr
 
 
-def test_a_temporary_folder_that_was_cleaned_up_does_not_end_it(
+def test_a_temporary_folder_that_was_removed_does_not_end_it(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is told of a change then is the signal alone."""
+    """The message then names the signal instead of the changed file."""
     (temporary := tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     part = project / "package" / "part.py"
@@ -94,7 +97,7 @@ def test_a_temporary_folder_that_was_cleaned_up_does_not_end_it(
         (project / "train.py").write_text(PROGRAM)
         launch.wait_for("part 1", 3)
         part.write_text("value = 2")
-        said(launch, "finished; waiting for a change")
+        wait_for_message(launch, "finished; waiting for a change")
         launch.signal(signal.SIGINT)
 
         assert launch.wait() == 128 + signal.SIGINT
@@ -103,7 +106,7 @@ def test_a_temporary_folder_that_was_cleaned_up_does_not_end_it(
 
 @pytest.mark.nightly
 def test_what_ends_it(project: Path, tmp_path: Path) -> None:
-    """SIGKILL leaves nothing; what no change of the program mends is an error."""
+    """SIGKILL leaves nothing behind; an error that no change of the program can fix ends it too."""
     with start_meshrun("--watch", "train.py", folder=tmp_path) as launch:
         launch.wait_for("part 1")
         launch.process.kill()
@@ -113,8 +116,8 @@ def test_what_ends_it(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_ctrl_c_of_a_debugger_is_no_end(project: Path) -> None:
-    """It takes a line back; the terminal is the rank's again after a change."""
+def test_ctrl_c_in_a_debugger_does_not_end_it(project: Path) -> None:
+    """It clears the line; after a change, the rank has the terminal again."""
     (project / "train.py").write_text("x = 5\nbreakpoint()\nprint('x was', x)\n")
     with open_terminal("--watch", "--debug-rank", "0", "train.py") as terminal:
         terminal.wait_for("(Pdb)")

@@ -1,4 +1,4 @@
-"""Where is everybody: stacks on demand, when a start stalls, and when nobody gets on."""
+"""Where the ranks are: stacks on SIGQUIT, after a slow start, and in a hang."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ QUIT = signal.SIGQUIT
 
 
 def ask(running: Running, *answers: str, times: int = 1) -> str:
-    """Ask where ranks are until all have come there, a moment after they say `up`.
+    """Send SIGQUIT until stderr has all answers so many times, and return it.
 
-    The launcher may hear that a rank has started after the rank's own first word.
+    A rank that has printed `up` may not have got there yet, nor the launcher have seen it start.
     """
     while any(running.stderr.count(answer) < times for answer in answers):
-        told = running.stderr.count("    pid")
+        seen = running.stderr.count("    pid")
         running.signal(QUIT)
         wait_until(
-            lambda told=told: running.stderr.count("    pid") > told,
+            lambda seen=seen: running.stderr.count("    pid") > seen,
             lambda: running.stderr,
         )
     return running.stderr
 
 
-def test_equal_stacks_are_merged_and_the_launch_goes_on(fake_torch: object, tmp_path: Path) -> None:
-    """By coordinates, with the user's own place; a thread of the user's is told too."""
+def test_equal_stacks_are_merged_and_the_launch_continues(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """By coordinates, with the place in the user's code; the user's threads are shown too."""
     words = ("--mesh", "dp=2,tp=2", "--mesh-init", "lazy", WHERE, "rest=sleep", "3=thread")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 4)
         place = f"{WHERE}".removeprefix(f"{os.getcwd()}/")
         beside = f"dp1 tp1: {place}:17 in sleep_soundly (and 1 other thread)\n"
-        told = ask(running, beside, f"rank 0-2 x3: {place}:17 in sleep_soundly\n", times=2)
+        stderr = ask(running, beside, f"rank 0-2 x3: {place}:17 in sleep_soundly\n", times=2)
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
-    assert told.count("meshrun: SIGQUIT: showing where the ranks are") >= 2
-    assert f"    a thread: {place}:17 in sleep_soundly\n" in told
-    assert "meshrun/worker" not in told
+    assert stderr.count("meshrun: SIGQUIT: showing where the ranks are") >= 2
+    assert f"    a thread: {place}:17 in sleep_soundly\n" in stderr
+    assert "meshrun/worker" not in stderr
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
-def test_ps_says_who_is_who(fake_torch: object, tmp_path: Path, method: str) -> None:
-    """Titles name rank and coordinate, stacks the process ids; arguments stay the program's."""
+def test_ps_shows_which_process_is_which(fake_torch: object, tmp_path: Path, method: str) -> None:
+    """Titles name rank and coordinate, and stacks the process ids; sys.argv is unchanged."""
     program = tmp_path / "say.py"
     program.write_text(
         "import signal, sys\n"
@@ -61,7 +63,7 @@ def test_ps_says_who_is_who(fake_torch: object, tmp_path: Path, method: str) -> 
         running.wait_for("up ['a b']", 4)
         below = running.below_zygote()
         titles = [title_of(pid) for pid in (running.process.pid, running.zygote(), *below)]
-        told = ask(running, "all x4: ")
+        stderr = ask(running, "all x4: ")
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert titles == [
@@ -70,25 +72,25 @@ def test_ps_says_who_is_who(fake_torch: object, tmp_path: Path, method: str) -> 
         "meshrun store",
         *(f"meshrun rank {rank} [dp{rank // 2} tp{rank % 2}] {program} a b" for rank in range(4)),
     ]
-    (named,) = re.findall("all x4: [^\n]+\n(?:    .+\n)*?    pids ([0-9-,]+)", told)
+    (named,) = re.findall("all x4: [^\n]+\n(?:    .+\n)*?    pids ([0-9-,]+)", stderr)
     assert numbers_in(named) == below[1:]
 
 
 def title_of(pid: int) -> str:
-    """Return the one argument that ``ps`` and psutil find of a process."""
+    """Return the single argument that ``ps`` and psutil show for a process."""
     shown = Path(f"/proc/{pid}/cmdline").read_text()
     assert shown.count("\0") == 1, shown
     return shown.removesuffix("\0")
 
 
 def numbers_in(text: str) -> list[int]:
-    """Return what ``4-6,9`` stands for."""
+    """Parse ``4-6,9``."""
     ends = [part.split("-") for part in text.split(",")]
     return [pid for part in ends for pid in range(int(part[0]), int(part[-1]) + 1)]
 
 
 def test_ranks_that_cannot_answer_are_named(fake_torch: object, tmp_path: Path) -> None:
-    """A rank that is stopped is not ended by the question, and no other waits for it."""
+    """Asking does not kill a stopped rank, and the others do not wait for it."""
     words = ("--nproc-per-node", "4", WHERE, "0=stop", "1=closed", "rest=sleep")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 4)
@@ -108,7 +110,7 @@ def test_ranks_that_cannot_answer_are_named(fake_torch: object, tmp_path: Path) 
 
 
 def test_a_command_is_left_alone(tmp_path: Path) -> None:
-    """The signal would end it."""
+    """The signal would kill it."""
     words = ("--no-python", "--nproc-per-node", "2", "sh", "-c", "echo up; exec sleep 600")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
@@ -117,8 +119,7 @@ def test_a_command_is_left_alone(tmp_path: Path) -> None:
         assert running.wait() == 143
 
 
-def test_fresh_interpreters_answer_too(fake_torch: object, tmp_path: Path) -> None:
-    """With --start-method exec."""
+def test_ranks_started_by_exec_answer_too(fake_torch: object, tmp_path: Path) -> None:
     words = ("--nproc-per-node", "2", "--start-method", "exec", WHERE, "rest=sleep")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
@@ -127,8 +128,8 @@ def test_fresh_interpreters_answer_too(fake_torch: object, tmp_path: Path) -> No
         assert running.wait() == 143
 
 
-def test_sigquit_ends_a_launch_where_that_is_asked_for(fake_torch: object, tmp_path: Path) -> None:
-    """As for torchrun."""
+def test_sigquit_ends_a_launch_with_signals_to_handle(fake_torch: object, tmp_path: Path) -> None:
+    """As in torchrun."""
     words = ("--signals-to-handle", "SIGQUIT", "--nproc-per-node", "2", WHERE, "rest=sleep")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
@@ -138,8 +139,8 @@ def test_sigquit_ends_a_launch_where_that_is_asked_for(fake_torch: object, tmp_p
 
 
 @pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not on the PATH")
-def test_native_stacks_follow_where_they_can_be_had(fake_torch: object, tmp_path: Path) -> None:
-    """py-spy's, of each rank; and the launch goes on."""
+def test_native_stacks_follow_if_py_spy_is_installed(fake_torch: object, tmp_path: Path) -> None:
+    """For each rank; the launch continues."""
     words = ("--nproc-per-node", "2", WHERE, "rest=sleep")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
@@ -149,19 +150,19 @@ def test_native_stacks_follow_where_they_can_be_had(fake_torch: object, tmp_path
             lambda: all(f"Process {pid}: " in running.stderr for pid in pids),
             lambda: running.stderr,
         )
-        told = running.stderr
+        stderr = running.stderr
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
-    assert told.index("all x2: ") < told.index(f"Process {pids[0]}: ")
+    assert stderr.index("all x2: ") < stderr.index(f"Process {pids[0]}: ")
 
 
-# ---- a start that stalls -------------------------------------------------------------------
+# ---- a slow start --------------------------------------------------------------------------
 
 
-def test_a_start_that_stalls_tells_where(
+def test_a_start_that_stalls_says_where(
     fake_torch: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While torch is imported it is the zygote's stack, if it has come that far; all goes on."""
+    """While torch is imported, the zygote's stack is shown; the launch continues."""
     held = tmp_path / "held"
     held.mkdir()
     monkeypatch.setenv("FAKE_TORCH_HOLDS_IN", str(held))
@@ -172,17 +173,17 @@ def test_a_start_that_stalls_tells_where(
         wait_until(lambda: bool(list(held.iterdir())), lambda: running.stderr)
         running.signal(QUIT)
         wait_until(lambda: " in hold" in running.stderr, lambda: running.stderr)
-        told = running.stderr
+        stderr = running.stderr
         (held / "go").touch()
         assert running.wait() == 0
-    assert "meshrun: still starting after 0.2 s: torch is still being imported" in told
-    assert "the process that starts the ranks: " in told
+    assert "meshrun: still starting after 0.2 s: torch is still being imported" in stderr
+    assert "the process that starts the ranks: " in stderr
 
 
 def test_ranks_that_lag_behind_in_a_start_are_named(
     fake_torch: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a generation, with their stacks."""
+    """Once per generation, with their stacks."""
     held = tmp_path / "held"
     held.mkdir()
     monkeypatch.setenv("FAKE_TORCH_HOLDS_IN", str(held))
@@ -191,18 +192,18 @@ def test_ranks_that_lag_behind_in_a_start_are_named(
     words = ("--start-timeout", "0.2", "--nproc-per-node", "2", WHERE, "rest=end")
     with start_meshrun(*words, folder=tmp_path) as running:
         wait_until(lambda: "\nall x2: " in running.stderr, lambda: running.stderr)
-        told = running.stderr
+        shown = running.stderr
         (held / "go").touch()
         assert running.wait() == 0
-    assert "still starting after 0.2 s: 2 of 2 ranks have not started the program: all x2" in told
+    assert "still starting after 0.2 s: 2 of 2 ranks have not started the program: all x2" in shown
     assert running.stderr.count("have not started the program") == 1
 
 
-# ---- nobody gets on ------------------------------------------------------------------------
+# ---- hangs ---------------------------------------------------------------------------------
 
 
-def test_ranks_that_do_nothing_are_ended(fake_torch: object) -> None:
-    """With their stacks first, and an exit code of its own."""
+def test_ranks_that_do_nothing_are_killed(fake_torch: object) -> None:
+    """After their stacks are shown; the exit code is 124."""
     ours = run_meshrun("--hang-timeout", "0.5", "--nproc-per-node", "2", WHERE, "rest=sleep")
 
     assert ours.returncode == 124
@@ -213,8 +214,8 @@ def test_ranks_that_do_nothing_are_ended(fake_torch: object) -> None:
     )
 
 
-def test_a_hang_may_be_a_reason_to_start_again(fake_torch: object) -> None:
-    """The next generation then ends well."""
+def test_a_hang_may_cause_a_restart(fake_torch: object) -> None:
+    """The next generation then succeeds."""
     words = ("--hang-timeout", "1", "--max-restarts", "1", "--nproc-per-node", "2")
     ours = run_meshrun(*words, WHERE, "0.1=end", "1.1=end", "rest=sleep")
 
@@ -223,8 +224,10 @@ def test_a_hang_may_be_a_reason_to_start_again(fake_torch: object) -> None:
 
 
 @pytest.mark.parametrize("way", ["spin", "print", "beat"])
-def test_one_rank_that_gets_on_is_enough(way: str, fake_torch: object, tmp_path: Path) -> None:
-    """It works, prints or says so; the others may wait for it as long as it takes."""
+def test_one_rank_that_makes_progress_is_enough(
+    way: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """It uses CPU, prints or sends a heartbeat; the others may wait for it as long as it takes."""
     words = ("--hang-timeout", "1.5", "--nproc-per-node", "2", WHERE, f"0={way}", "rest=sleep")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
@@ -234,8 +237,8 @@ def test_one_rank_that_gets_on_is_enough(way: str, fake_torch: object, tmp_path:
     assert "no rank has made progress" not in running.stderr
 
 
-def test_a_rank_that_has_beaten_is_judged_by_its_beats(fake_torch: object) -> None:
-    """One that spins in a collective uses CPU too."""
+def test_a_rank_that_has_sent_a_heartbeat_is_judged_by_heartbeats(fake_torch: object) -> None:
+    """A rank that spins in a collective uses CPU too."""
     words = ("--hang-timeout", "1", "--nproc-per-node", "2")
     ours = run_meshrun(*words, WHERE, "0=last-beat", "rest=sleep")
 
