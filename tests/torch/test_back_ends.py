@@ -1,4 +1,4 @@
-"""--backend: what torch does not have is told before any rank; a package's own is taken."""
+"""--backend: an unknown backend is an error before any rank starts; a package's own works."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ THIRD = PROGRAMS / "third_party.py"
             ["--backend", "third", "--start-method", "exec"], "third", marks=pytest.mark.nightly
         ),
     ],
-    ids=["no name of torch's", "of another device", "not built in", "exec"],
+    ids=["unknown", "unknown for a device", "not built in", "exec"],
 )
-def test_a_back_end_that_torch_lacks_is_told_once(words: list[str], missing: str) -> None:
-    """By the launcher, with those there are, and how one of a package's comes to be known."""
+def test_a_back_end_that_torch_lacks_is_reported_once(words: list[str], missing: str) -> None:
+    """By the launcher, with the backends that exist, and how to register a package's."""
     from torch.distributed import is_mpi_available
 
     if missing == "mpi" and is_mpi_available():
@@ -45,8 +45,8 @@ def test_a_back_end_that_torch_lacks_is_told_once(words: list[str], missing: str
     "how",
     ordinary([["--mesh-init", "lazy"], ["--preload", "third_party"]], ["--mesh-init", "lazy"]),
 )
-def test_a_back_end_of_a_package_is_taken(how: list[str]) -> None:
-    """Whether the program registers it before its mesh is built, or a module that ranks share."""
+def test_a_back_end_of_a_package_is_used(how: list[str]) -> None:
+    """Whether the program registers it before its mesh is built, or a preloaded module does."""
     ours = run_meshrun(*TWO, "--backend", "third", *how, THIRD, env={"PYTHONPATH": str(PROGRAMS)})
 
     assert ours.returncode == 0, ours.stderr
@@ -54,8 +54,8 @@ def test_a_back_end_of_a_package_is_taken(how: list[str]) -> None:
 
 
 @pytest.mark.nightly
-def test_a_back_end_that_is_lacking_where_the_mesh_is_built_late() -> None:
-    """There it is the program's call that fails."""
+def test_a_back_end_that_torch_lacks_with_a_lazy_mesh() -> None:
+    """The program's call fails."""
     ours = run_meshrun(
         *TWO, "--backend", "foo", "--mesh-init", "lazy", PROGRAMS / "third_party.py"
     )  # fmt: skip

@@ -18,7 +18,7 @@ MESH = ("--check", "--mesh", "dp=2", "--device", "cpu")
 
 
 def test_what_is_measured(tmp_path: Path) -> None:
-    """Every operation on every dim, links, paths; requirements set the exit code."""
+    """Every operation on every dim, links and paths; an unmet requirement sets the exit code."""
     no_folder = tmp_path / "none"
     paths = ("--check-path", tmp_path, "--check-path", no_folder)
     done = run_meshrun(
@@ -33,14 +33,14 @@ def test_what_is_measured(tmp_path: Path) -> None:
         "quick",
     )
     assert done.returncode == 1, done.stderr
-    told = json.loads(done.stdout)
-    assert {(row["dim"], row["op"]) for row in told["dims"]} == {
+    result = json.loads(done.stdout)
+    assert {(row["dim"], row["op"]) for row in result["dims"]} == {
         ("dp", op) for op in ("all_reduce", "all_gather", "all_to_all")
     }
-    assert {row["bytes"] for row in told["dims"]} == {1 << 10, 1 << 20, 1 << 22}
-    assert [rank["exchanges"][0]["peer"] for rank in told["ranks"]] == [1, 0]
-    assert all(rank["gflops"] > 0 for rank in told["ranks"])
-    texts = [finding["text"] for finding in told["findings"]]
+    assert {row["bytes"] for row in result["dims"]} == {1 << 10, 1 << 20, 1 << 22}
+    assert [rank["exchanges"][0]["peer"] for rank in result["ranks"]] == [1, 0]
+    assert all(rank["gflops"] > 0 for rank in result["ranks"])
+    texts = [finding["text"] for finding in result["findings"]]
     assert texts[0].startswith("dp>=900GB/s is not met: the slowest group of dp has ")
     assert any(text.startswith(f"`{no_folder}` on ") for text in texts)
     (line,) = (tmp_path / "history").read_text().splitlines()
@@ -48,7 +48,7 @@ def test_what_is_measured(tmp_path: Path) -> None:
 
 
 def test_a_check_before_the_program(tmp_path: Path) -> None:
-    """The program is not started, nor restarted, if a requirement is not met."""
+    """The program is neither started nor restarted if a requirement is not met."""
     history = tmp_path / "history"
     words = ("--mesh", "dp=2", "--device", "cpu", "--max-restarts", "2", "--node-history", history)
     program = PROGRAMS / "describe.py"
@@ -56,17 +56,17 @@ def test_a_check_before_the_program(tmp_path: Path) -> None:
     done = run_meshrun("--check-first", *needs, *words, program)
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
-    told = re.sub(r"[\d.]+ ([MG]B/)?s\b", "#", done.stderr)
-    assert "meshrun: checked 2 ranks on 1 node in #; dp #\n" in told
-    assert "meshrun: found: dp>=900GB/s is not met: " in told
-    assert "error: --check-first did not start the program: dp>=900GB/s is not met: " in told
-    assert "(and 1 more)" in told
+    stderr = re.sub(r"[\d.]+ ([MG]B/)?s\b", "#", done.stderr)
+    assert "meshrun: checked 2 ranks on 1 node in #; dp #\n" in stderr
+    assert "meshrun: found: dp>=900GB/s is not met: " in stderr
+    assert "error: --check-first did not start the program: dp>=900GB/s is not met: " in stderr
+    assert "(and 1 more)" in stderr
     assert len(history.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(("products", "ends"), [(20, "fast"), (10**9, "slow")])
 def test_what_is_slow_by_chance_is_measured_again(tmp_path: Path, products: int, ends: str) -> None:
-    """A rank that something disturbs for its first products is not found slow."""
+    """A rank that is disturbed during its first products does not count as slow."""
     (program := tmp_path / "disturbed.py").write_text(
         "import time\n"
         "import torch\n"
@@ -87,15 +87,15 @@ def test_what_is_slow_by_chance_is_measured_again(tmp_path: Path, products: int,
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, 137), (signal.SIGINT, 130)])
-def test_a_check_that_is_cut_short(tmp_path: Path, signum: signal.Signals, code: int) -> None:
-    """A rank ends as its check does; Ctrl-C ends all, without a traceback."""
+def test_a_check_that_is_interrupted(tmp_path: Path, signum: signal.Signals, code: int) -> None:
+    """A rank ends in the same way as its check; Ctrl-C ends all, without a traceback."""
     words = ("--check-first", "--mesh", "dp=2", "--device", "cpu", PROGRAMS / "describe.py")
     with start_meshrun(*words, folder=tmp_path) as run:
         checks: list[psutil.Process] = []
 
         def look() -> bool:
             below = psutil.Process(run.process.pid).children(recursive=True)
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # a process has ended
                 checks[:] = [p for p in below if "check of rank 1" in " ".join(p.cmdline())]
             return bool(checks)
 
@@ -112,7 +112,7 @@ def test_a_check_that_is_cut_short(tmp_path: Path, signum: signal.Signals, code:
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", ["fork", "exec"])
 def test_the_program_finds_no_trace_of_the_check(method: str) -> None:
-    """No thread, no group, no variable; its own mesh works."""
+    """No thread, group or variable; the program's own mesh works."""
     words = ("--mesh-init", "lazy", "--mesh", "dp=2", "--device", "cpu", "--start-method", method)
     program = PROGRAMS / "untouched.py"
     done = run_meshrun("--check-first", *words, program)
@@ -122,7 +122,7 @@ def test_the_program_finds_no_trace_of_the_check(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ((*MESH, "train.py"), "--check runs no program, found `train.py`"),
         (("--check", "--nproc-per-node", "2"), "--check requires --mesh"),
@@ -133,8 +133,8 @@ def test_the_program_finds_no_trace_of_the_check(method: str) -> None:
         (("--check-path", "/tmp", "--mesh", "dp=2", "x.py"), "requires --check or --check-first"),
     ],
 )
-def test_what_cannot_be_checked(words: tuple[str, ...], says: str) -> None:
+def test_invalid_checks_start_nothing(words: tuple[str, ...], message: str) -> None:
     done = run_meshrun(*words)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert "rank" not in done.stderr  # nothing was started

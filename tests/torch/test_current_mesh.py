@@ -1,4 +1,4 @@
-"""The current mesh: blocks, threads, torch's own calls, other ways to get one."""
+"""The current mesh: with blocks, threads, torch's own calls, and other ways to get one."""
 
 import os
 import subprocess
@@ -30,8 +30,8 @@ def python(text: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_block_has_its_own_current_mesh() -> None:
-    """For one thread, for torch's calls too, and the launch's again after it."""
+def test_a_with_block_has_its_own_current_mesh() -> None:
+    """In one thread and for torch's calls too; afterwards, the launch's is current again."""
     ours = run_meshrun(*MESH, PROGRAMS / "ambient.py")
 
     assert ours.returncode == 0, ours.stderr
@@ -42,19 +42,19 @@ def test_a_block_has_its_own_current_mesh() -> None:
 
 @pytest.mark.nightly
 def test_one_timeout_reaches_every_group() -> None:
-    """torch's own dims would not inherit that of the world."""
+    """torch's own dims would not inherit the world's timeout."""
     assert timeouts("--timeout", "77s")[0] == {"world": 77, "dp": 77, "tp": 77}
 
 
-def test_a_dim_has_a_timeout_of_its_own_and_a_late_setting_is_noticed() -> None:
-    """In a variable too; once, on the first rank, and not where the mesh is built later."""
+def test_a_dim_has_its_own_timeout_and_a_late_setting_is_warned_of() -> None:
+    """From a variable too; the warning comes once, from rank 0, and not with a lazy mesh."""
     late = {"SET_LATE": "1"}
-    found, told = timeouts("--timeout", "5m", "--timeout", "tp=9", env=late)
-    lazy, untold = timeouts("--mesh-init", "lazy", env={**late, "MESHRUN_TIMEOUT": "5m;tp=9"})
+    eager, warned = timeouts("--timeout", "5m", "--timeout", "tp=9", env=late)
+    lazy, silent = timeouts("--mesh-init", "lazy", env={**late, "MESHRUN_TIMEOUT": "5m;tp=9"})
 
-    assert found == lazy == {"world": 300, "dp": 300, "tp": 9}
-    assert told.count("NCCL_DEBUG was changed after the process group") == 1
-    assert untold == ""
+    assert eager == lazy == {"world": 300, "dp": 300, "tp": 9}
+    assert warned.count("NCCL_DEBUG was changed after the process group") == 1
+    assert silent == ""
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_dim_has_a_timeout_of_its_own_and_a_late_setting_is_noticed() -> None:
 def test_bad_group_options_start_nothing(
     option: tuple[str, ...], message: str, fake_torch: object
 ) -> None:
-    """The error names the dims there are, or how it is written."""
+    """The error names the mesh's dims or the expected form."""
     ours = run_meshrun(*MESH, *option, PROGRAMS / "echo.py")
 
     assert (ours.returncode, ours.stdout) == (2, "")
@@ -78,7 +78,7 @@ def test_bad_group_options_start_nothing(
 
 
 def test_a_lazy_mesh_leaves_the_group_to_the_program() -> None:
-    """Its own init_process_group() is the first, and current_mesh() builds over it."""
+    """The program calls init_process_group() first, and current_mesh() builds on that group."""
     ours = run_meshrun(*MESH, "--mesh-init", "lazy", PROGRAMS / "own_init.py")
 
     assert ours.returncode == 0, ours.stderr
@@ -93,7 +93,7 @@ def test_a_fallback_is_a_mesh_without_any_launcher() -> None:
 
 
 def test_init_mesh_needs_no_launcher() -> None:
-    """And makes the current mesh."""
+    """It makes its mesh the current one."""
     alone = python(
         "import meshrun\n"
         "mesh = meshrun.init_mesh('1x-1', 'dp,tp')\n"
@@ -101,13 +101,13 @@ def test_init_mesh_needs_no_launcher() -> None:
         "print(meshrun.current_mesh('tp').size())"
     )
 
-    # gloo of torch 2.10 prints something, too
+    # gloo in torch 2.10 prints a line of its own
     assert (alone.returncode, alone.stdout.splitlines()[-1:]) == (0, ["1"]), alone.stderr
 
 
 @pytest.mark.nightly
 def test_init_mesh_under_torchrun() -> None:
-    """The same program runs under the other launcher."""
+    """The same program runs under either launcher."""
     program = (
         "import meshrun, os\n"
         "mesh = meshrun.init_mesh('dp=-1', device='cpu', timeout=['33s'])\n"

@@ -1,4 +1,4 @@
-"""One rank has the terminal, the others wait for it."""
+"""One rank has the terminal, and the others wait for it."""
 
 import pytest
 
@@ -11,7 +11,7 @@ MESH = ("--mesh", "dp=2,tp=2", "--device", "cpu")
 @pytest.mark.torch
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_a_breakpoint_in_one_of_four_ranks(method: str) -> None:
-    """pdb answers in the chosen rank, the others pass the breakpoint, and all end well."""
+    """pdb answers in the chosen rank, the others skip the breakpoint, and all succeed."""
     which = ("--debug-rank", "dp=1,tp=0", "--start-method", method)
     with open_terminal(*MESH, *which, PROGRAMS / "debugged.py") as terminal:
         terminal.wait_for("(Pdb)")
@@ -39,7 +39,7 @@ def test_a_breakpoint_in_one_of_four_ranks(method: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.torch
 def test_q_ends_the_launch_and_says_so() -> None:
-    """Who quits pdb is told in one line which rank that was, and no trace of bdb."""
+    """One line names the rank, without bdb's traceback."""
     with open_terminal(*MESH, "--debug-rank", "1", PROGRAMS / "debugged.py") as terminal:
         terminal.wait_for("(Pdb)")
         terminal.type("q\n")
@@ -53,7 +53,7 @@ def test_q_ends_the_launch_and_says_so() -> None:
 
 
 def end_prompt(terminal: Terminal) -> None:
-    """Press Ctrl-C at the prompt, which pdb answers, and go on."""
+    """Press Ctrl-C at the prompt, which pdb handles, and continue."""
     terminal.type("\x03")
     terminal.wait_for("--KeyboardInterrupt--")
     terminal.type("c\n")
@@ -62,7 +62,7 @@ def end_prompt(terminal: Terminal) -> None:
 @pytest.mark.torch
 @pytest.mark.nightly
 def test_ctrl_c_at_the_prompt_is_pdbs() -> None:
-    """Ctrl-C takes back the line that is being typed; the launch goes on to its end."""
+    """Ctrl-C clears the line that is being typed, and the launch continues."""
     with open_terminal(*MESH, "--debug-rank", "0", PROGRAMS / "debugged.py") as terminal:
         terminal.wait_for("(Pdb)")
         end_prompt(terminal)

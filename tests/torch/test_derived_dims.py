@@ -1,4 +1,4 @@
-"""Joined dims and views of a real mesh: their groups, what they share, what reaches them."""
+"""Joined dims and views of a real mesh: their groups, what they share, and their options."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MESH = (
 
 
 def planned(*options: str) -> list[str]:
-    """Return the groups that a dry run says each rank will be in."""
+    """Return the groups that a dry run shows for each rank."""
     ours = run_meshrun(*MESH, *options, "--dry-run", "--format", "json", PROGRAM)
     return list(json.loads(ours.stdout)["communicators"])
 
 
 def test_derived_dims_have_the_groups_of_the_layout() -> None:
-    """Each is built once, with as many groups as planned, and FSDP takes a joined one."""
+    """Each is built once, with as many groups as planned, and FSDP accepts a joined one."""
     ours = run_meshrun(
         *MESH, "--timeout", "70s", "--timeout", "efsdp=50s", "--timeout", "dp_cp=40s", PROGRAM
     )
@@ -50,8 +50,8 @@ def test_derived_dims_have_the_groups_of_the_layout() -> None:
 
 
 @pytest.mark.nightly
-def test_a_back_end_makes_groups_of_its_own() -> None:
-    """A dim that is asked to be otherwise shares no group, and the plan counts it."""
+def test_a_dim_with_its_own_back_end_has_its_own_groups() -> None:
+    """It shares no group with other dims, and the plan counts it."""
     more = ("--backend", "ep=gloo", "--backend", "dp_cp=gloo")
     ours = run_meshrun(*MESH, *more, PROGRAM)
 
@@ -64,7 +64,7 @@ def test_a_back_end_makes_groups_of_its_own() -> None:
 
 @pytest.mark.nightly
 def test_torchrun_and_init_mesh_build_them_too() -> None:
-    """From the variables, or from what a program says itself."""
+    """From the variables, or from the program's own arguments."""
     program = (
         "from meshrun import current_mesh, init_mesh\n"
         "import torch.distributed as dist\n"

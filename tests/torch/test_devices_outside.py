@@ -1,4 +1,4 @@
-"""Devices of a package outside torch, which torch loads by itself; they are simulated."""
+"""Simulated devices of a package outside torch, which torch loads automatically."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ print(here.device, here.sum().item(), total.item())
 
 
 def compile_devices(folder: Path) -> Path:
-    """Compile ``sim.cpp`` against torch, which takes seconds; skip the test where nothing can."""
+    """Compile ``sim.cpp`` against torch, which takes seconds; skip without a compiler."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
-        pytest.skip("no C++ compiler, which makes a back end with memory and kernels")
+        pytest.skip("needs a C++ compiler to build a back end with memory and kernels")
     library, torch_folder = folder / "libsim.so", Path(torch.__file__).parent
     includes = (torch_folder / "include", torch_folder / "include/torch/csrc/api/include")
     subprocess.run(
@@ -58,7 +58,7 @@ def compile_devices(folder: Path) -> Path:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program that says what it is on, on a machine with two devices of the type `sim`."""
+    """A program that prints its device, on a machine with two devices of the type `sim`."""
     monkeypatch.setenv("PYTHONPATH", str(FAKES / "back_end"))
     path = tmp_path / "program.py"
     path.write_text(_PROGRAM)
@@ -69,7 +69,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_rank_has_a_device(
     method: str, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is set before the program begins; the group has the package's backend beside gloo."""
+    """It is set before the program starts; the group has gloo and the package's backend."""
     monkeypatch.setenv("SIM_DEVICES", "4")
     words = ("--device", "sim", "--mesh", "2x2", "--start-method", method, "--no-prefix")
     ours = run_meshrun(*words, program)
@@ -85,7 +85,7 @@ def test_each_rank_has_a_device(
 def test_devices_with_memory_and_kernels(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are set with torch.accelerator, and tensors are there by default."""
+    """torch.accelerator selects them, and tensors are created there by default."""
     monkeypatch.setenv("SIM_LIBRARY", str(compile_devices(tmp_path)))
     program.write_text(_WITH_TENSORS)
     monkeypatch.setenv("SIM_DEVICES", "4")
@@ -107,8 +107,8 @@ def test_two_nodes_with_two_devices_each(device: str, make_hosts: MakeHosts, pro
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
     for launch, total in zip(launches, (1, 5), strict=True):
-        said = sorted(line for line in launch.text.splitlines() if line.startswith("sim "))
-        assert said == [f"sim {index} cpu:gloo,sim:simccl {total} False" for index in range(2)]
+        lines = sorted(line for line in launch.text.splitlines() if line.startswith("sim "))
+        assert lines == [f"sim {index} cpu:gloo,sim:simccl {total} False" for index in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_two_nodes_with_two_devices_each(device: str, make_hosts: MakeHosts, pro
         ),
     ],
 )
-def test_devices_that_are_not_there(words: tuple[str, ...], error: str, program: Path) -> None:
-    """Torch says so before any rank starts."""
+def test_devices_that_do_not_exist(words: tuple[str, ...], error: str, program: Path) -> None:
+    """torch is asked before any rank starts."""
     ours = run_meshrun(*words, program)
 
     assert (ours.returncode, ours.stdout) == (2, "")
@@ -154,7 +154,9 @@ def test_devices_that_are_not_there(words: tuple[str, ...], error: str, program:
         ("--mesh", "dp=-1", "--nproc-per-node", "auto"),
     ],
 )
-def test_torch_counts_where_a_plan_depends_on_it(words: tuple[str, ...], program: Path) -> None:
+def test_torch_counts_devices_if_the_plan_depends_on_it(
+    words: tuple[str, ...], program: Path
+) -> None:
     """A dry run shows the same plan."""
     ours = run_meshrun(*words, "--dry-run", program)
 
@@ -169,7 +171,7 @@ def test_torch_counts_where_a_plan_depends_on_it(words: tuple[str, ...], program
 def test_an_import_that_uses_the_device_is_named(
     loaded_by: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its devices are counted in the new process; a rank imports what brings them by itself."""
+    """Devices are counted in another process; each rank imports the package by itself."""
     text = "import torch\nassert torch.sim.is_available()\n"
     if loaded_by == "preload":
         text = f"import torch_sim\ntorch_sim.autoload()\n{text}"
@@ -185,7 +187,7 @@ def test_an_import_that_uses_the_device_is_named(
 
 @pytest.mark.nightly
 def test_a_device_type_without_a_backend_for_groups(program: Path, tmp_path: Path) -> None:
-    """No rank gets to its program, and the package is what has to change."""
+    """No rank starts its program, and the error blames the package."""
     (tmp_path / "forgets.py").write_text(
         "import torch.distributed as dist\ndel dist.Backend.default_device_backend_map['sim']\n"
     )

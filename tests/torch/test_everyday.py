@@ -1,4 +1,4 @@
-"""Programs as people have them, run again and again: races at the end show once in many runs."""
+"""Typical programs, run repeatedly: races at the end show up once in many runs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _OFTEN = 10
 
 
 def check(name: str, launch: tuple[str, ...], folder: Path) -> None:
-    """Run a program once; its ranks end well and leave nothing in shared memory."""
+    """Run a program once; its ranks succeed and leave nothing in shared memory."""
     folder.mkdir()
     ours = run_meshrun(*launch, EVERYDAY, name, env={"FOLDER": str(folder)})
     ranks = int(launch[1].removeprefix("dp="))
 
     assert ours.returncode == 0, ours.stderr
-    wells = 1 if name == "saved_by_the_first" else ranks
-    assert ours.stdout.count("well\n") == wells, ours.stdout
-    for told in ("Aborted", "terminate called", "Fatal Python error"):
-        assert told not in ours.stderr
+    successes = 1 if name == "saved_by_the_first" else ranks
+    assert ours.stdout.count("well\n") == successes, ours.stdout
+    for text in ("Aborted", "terminate called", "Fatal Python error"):
+        assert text not in ours.stderr
     assert ours.stderr.count("ValueError: in a child of rank") == (name == "forks") * ranks
 
 
@@ -47,7 +47,7 @@ def check(name: str, launch: tuple[str, ...], folder: Path) -> None:
     ],
 )
 def test_a_forked_child_may_end_in_any_way(launch: tuple[str, ...], tmp_path: Path) -> None:
-    """With its own status, files and traceback; groups whose threads it lacks hold it up not."""
+    """With its own status, files and traceback; groups whose threads it lacks do not block it."""
     check("forks", launch, tmp_path / "run")
 
 
@@ -56,14 +56,14 @@ def test_a_forked_child_may_end_in_any_way(launch: tuple[str, ...], tmp_path: Pa
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", _NAMES)
 def test_an_everyday_program_ends_well_every_time(name: str, tmp_path: Path) -> None:
-    """Ten times in a row, with and without a mesh, forked and as interpreters of their own."""
+    """Ten times in a row, with and without a mesh, by fork and by exec."""
     for number in range(_OFTEN):
         check(name, _LAUNCHES[number % len(_LAUNCHES)], tmp_path / str(number))
 
 
 @pytest.mark.torch
 def test_a_library_may_replace_how_threads_start(tmp_path: Path) -> None:
-    """As gevent does, whose greenlet would wait in the program's only thread."""
+    """gevent does, and meshrun's thread would be a greenlet that blocks the program's only one."""
     program = tmp_path / "patched.py"
     program.write_text(
         "import _thread\n"

@@ -1,4 +1,4 @@
-"""The examples print what follows from their mesh, and what they train learns."""
+"""The examples print what follows from their mesh, and their models learn."""
 
 import importlib.util
 import re
@@ -16,7 +16,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(mesh: str, program: str, *args: str | Path) -> str:
-    """Return what an example prints on a mesh it names itself; it says nothing on stderr."""
+    """Return what an example prints on the mesh in its docstring; stderr must be empty."""
     assert f"    meshrun --mesh {mesh} examples/{program}" in (EXAMPLES / program).read_text()
     ours = run_meshrun("--mesh", mesh, "--device", "cpu", EXAMPLES / program, *args)
     assert (ours.returncode, ours.stderr) == (0, "")
@@ -24,7 +24,7 @@ def run(mesh: str, program: str, *args: str | Path) -> str:
 
 
 def by_rank(mesh: str, printed: str) -> list[list[str]]:
-    """Return each rank's lines, in the order of ranks."""
+    """Return each rank's lines, by rank."""
     layout = Layout.parse(mesh)
     places = [layout.coordinate(rank) for rank in range(layout.world_size)]
     labels = [
@@ -67,7 +67,7 @@ def test_each_rank_finds_its_groups(
 
 @pytest.mark.parametrize(("workers", "fits"), [(4, "2x2"), (8, "2x4")])
 def test_a_mesh_that_does_not_fit_starts_nothing(workers: int, fits: str, tmp_path: Path) -> None:
-    """Too few or too many workers are counted out before a rank could do anything."""
+    """Too few or too many workers are an error before any rank starts."""
     program = tmp_path / "leave_trace.py"
     program.write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\n")
 
@@ -86,7 +86,7 @@ def test_a_mesh_that_does_not_fit_starts_nothing(workers: int, fits: str, tmp_pa
 
 @pytest.mark.nightly
 def test_slices_of_three_dims() -> None:
-    """Two dims of three are a mesh of their own, and a weight is cut by `tp`, then by `shard`."""
+    """Two of three dims form a sub-mesh, and a weight is sharded by `tp`, then by `shard`."""
     mesh = "replicate=2,shard=2,tp=2"
     found = by_rank(mesh, run(mesh, "slices.py"))
 
@@ -106,8 +106,8 @@ def test_slices_of_three_dims() -> None:
 
 
 @pytest.mark.nightly
-def test_hsdp_shards_are_alike_on_both_replicas() -> None:
-    """Four shards of 25, and a step that averages the gradients 0 to 7 moves all by 3.5."""
+def test_hsdp_shards_are_equal_on_both_replicas() -> None:
+    """Four shards of 25; a step with the average of the gradients 0 to 7 moves all by 3.5."""
     mesh = "replicate=2,shard=4"
     for rank, lines in enumerate(by_rank(mesh, run(mesh, "shards_hsdp.py"))):
         first = 101 + 25 * (rank % 4)
@@ -119,8 +119,8 @@ def test_hsdp_shards_are_alike_on_both_replicas() -> None:
 
 
 @pytest.mark.nightly
-def test_fsdp_averages_along_its_own_dim_alone() -> None:
-    """Gradients differ from row to row of the mesh until the program averages them over `dp`."""
+def test_fsdp_averages_along_its_own_dim_only() -> None:
+    """Gradients differ between rows of the mesh until the program averages them over `dp`."""
     mesh = "dp=2,fsdp=4"
     for rank, lines in enumerate(by_rank(mesh, run(mesh, "shards_fsdp_dp.py"))):
         first = 101 + 25 * (rank % 4)
@@ -132,8 +132,8 @@ def test_fsdp_averages_along_its_own_dim_alone() -> None:
 
 
 @pytest.mark.nightly
-def test_fsdp_and_tp_cut_a_weight_in_order() -> None:
-    """`tp` gives each rank 36 weights; `fsdp` halves them by rows, and the whole is in order."""
+def test_fsdp_and_tp_shard_a_weight_in_order() -> None:
+    """`tp` gives each rank 36 weights, `fsdp` halves them by rows; full_tensor() is in order."""
     mesh = "fsdp=2,tp=4"
     for rank, lines in enumerate(by_rank(mesh, run(mesh, "shards_fsdp_tp.py"))):
         start, fsdp = 101 + 36 * (rank % 4), rank // 4
@@ -148,8 +148,8 @@ def test_fsdp_and_tp_cut_a_weight_in_order() -> None:
 
 
 @pytest.mark.nightly
-def test_images_are_learned_and_training_goes_on_elsewhere(tmp_path: Path) -> None:
-    """An epoch that was saved by two ranks is followed by the same one on four."""
+def test_images_are_learned_and_training_continues_on_another_mesh(tmp_path: Path) -> None:
+    """Four ranks continue from a checkpoint of two, with the same results."""
     pattern = r"\[dp0\] epoch (\d): (?:loss ([\d.]+), )?accuracy ([\d.]+)%"
     whole = re.findall(pattern, run("dp=2", "images.py", tmp_path, "2"))
     shutil.rmtree(tmp_path / "2")
@@ -166,8 +166,8 @@ def test_images_are_learned_and_training_goes_on_elsewhere(tmp_path: Path) -> No
 
 
 @pytest.mark.nightly
-def test_a_pipeline_learns_alike_however_it_is_cut() -> None:
-    """Stages pass on to their neighbors, and pp x dp x tp has the losses of stages alone."""
+def test_a_pipeline_learns_the_same_on_any_mesh() -> None:
+    """Stages send to their neighbors, and pp x dp x tp has the same losses as pp alone."""
     cut, staged = "pp=2,dp=2,tp=2", "pp=4,dp=1,tp=1"
     found = by_rank(cut, run(cut, "pipeline.py"))
     others = by_rank(staged, run(staged, "pipeline.py"))
@@ -191,7 +191,7 @@ def test_a_pipeline_learns_alike_however_it_is_cut() -> None:
 
 
 def test_the_table_has_the_command_of_each_example() -> None:
-    """The table of examples/README.md links every program, beside its own first command."""
+    """The table in examples/README.md links every program, with the first command in it."""
     text = (EXAMPLES / "README.md").read_text()
     rows = dict(re.findall(r"^\| \[(\S+)\]\(\1\) \| `([^`]+)` \|", text, re.MULTILINE))
     commands = {
@@ -204,7 +204,7 @@ def test_the_table_has_the_command_of_each_example() -> None:
 
 @pytest.mark.parametrize("experts", ordinary([2, 1, 4], 2))
 def test_experts_learn_the_same_on_any_number_of_ranks(experts: int) -> None:
-    """The loss depends on the step alone, not on which rank has which expert."""
+    """The loss depends only on the step, not on which rank has which expert."""
     program = EXAMPLES / "experts.py"
     mesh = ("--mesh", "dp=4", "--view", f"moe:edp=-1,ep={experts}")
     ours = run_meshrun(*mesh, "--device", "cpu", "--no-prefix", program)
@@ -216,7 +216,7 @@ def test_experts_learn_the_same_on_any_number_of_ranks(experts: int) -> None:
 
 @pytest.mark.nightly
 def test_parts_of_a_sequence_are_attended_to_as_the_whole() -> None:
-    """By outputs and gradients; the program compares them."""
+    """The program compares outputs and gradients."""
     found = by_rank("dp=2,cp=2", run("dp=2,cp=2", "context.py"))
     halves = ["tokens 0 to 15 are as in the whole"], ["tokens 16 to 31 are as in the whole"]
 
@@ -225,7 +225,7 @@ def test_parts_of_a_sequence_are_attended_to_as_the_whole() -> None:
 
 @pytest.mark.nightly
 def test_replicas_answer_as_one_rank_would() -> None:
-    """The program compares them; one rank prints every prompt's answer."""
+    """The program compares them; one rank prints the answers to all prompts."""
     first, *others = by_rank("replica=2,tp=2", run("replica=2,tp=2", "inference.py"))
 
     assert [line.partition(" -> ")[0] for line in first] == [
@@ -238,7 +238,7 @@ def test_replicas_answer_as_one_rank_would() -> None:
 @pytest.mark.integrations
 @pytest.mark.parametrize("library", ["lightning", "accelerate", "transformers"])
 def test_a_library_s_example_learns(library: str) -> None:
-    """On two ranks, of which one prints the loss."""
+    """On two ranks, one of which prints the loss."""
     if importlib.util.find_spec(library) is None:
         pytest.skip("needs the extra `integrations`")
     name = {"transformers": "transformers_finetune.py"}.get(library, f"{library}_ddp.py")
@@ -252,7 +252,7 @@ def test_a_library_s_example_learns(library: str) -> None:
 
 
 def test_the_readme_has_every_example() -> None:
-    """With the command that stands at its top."""
+    """With the command at its top."""
     table = (EXAMPLES / "README.md").read_text()
     for path in EXAMPLES.glob("*.py"):
         command = re.search(r"^    (meshrun .*)$", path.read_text(), re.MULTILINE)

@@ -1,6 +1,6 @@
-"""The cause of a failure is the right one, though peers' errors may come first.
+"""The report names the right cause, even if errors of peers arrive first.
 
-``MESHRUN_REPEATS=20`` tries each case so often, ``MESHRUN_LOAD=2`` beside two busy processes.
+``MESHRUN_REPEATS=20`` repeats each case 20 times, ``MESHRUN_LOAD=2`` runs two busy processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOAD = int(os.environ.get("MESHRUN_LOAD", "0"))
 GUILTY, NAME = 2, "rank 2 [dp1 tp0]"
 FAILING = PROGRAMS / "failing.py"
 CGROUPS = Path("/sys/fs/cgroup/memory")
-FOLDED = re.compile(
+MERGED = re.compile(
     r"meshrun: (?:rank (\d)|(\d+) ranks) "
     r"(lost a connection to a peer as a consequence|stopped as requested)"
 )
@@ -34,14 +34,14 @@ FOLDED = re.compile(
 
 @dataclass(frozen=True)
 class Case:
-    """A way to fail, and what is to be told of it."""
+    """A way to fail, and the expected report."""
 
     way: str
     code: int
-    told: str
-    """What stands after the rank's name in the last lines; ``*`` is any text."""
+    message: str
+    """The text after the rank's name in the error; ``*`` is any text."""
     at: str = ""
-    """A text of the program's line that is named as the place."""
+    """A part of the line of the program that the report names as the place."""
     stack: bool = False
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ ORDINARY = ("inside", "leave", "segfault")
 
 @pytest.fixture(scope="module", autouse=True)
 def load() -> Iterator[None]:
-    """Keep cores busy, where that is asked for."""
+    """Run ``MESHRUN_LOAD`` busy processes."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(LOAD)]
     yield
     for process in busy:
@@ -97,13 +97,13 @@ def load() -> Iterator[None]:
 @pytest.mark.parametrize("case", ordinary(CASES, *ORDINARY), ids=lambda case: case.way)
 @pytest.mark.parametrize("repeat", range(REPEATS))
 def test_the_first_rank_to_fail_is_named(repeat: int, case: Case, tmp_path: Path) -> None:
-    """With its cause, its exit code and its place, and the others folded; in JSON too."""
+    """With cause, exit code and place, and the other ranks merged; in the JSON report too."""
     check(case, tmp_path)
 
 
 @pytest.mark.parametrize("repeat", range(REPEATS))
 def test_lack_of_memory_is_named(repeat: int, tmp_path: Path) -> None:
-    """The kernel's word on it, where the launch is in a group with a limit."""
+    """From the kernel's counters, if the launch is in a cgroup with a limit."""
     group = CGROUPS / f"meshrun_test_{os.getpid()}"
     try:
         group.mkdir()
@@ -113,13 +113,13 @@ def test_lack_of_memory_is_named(repeat: int, tmp_path: Path) -> None:
             swap.write_text(str(1 << 30))
     except OSError as error:
         pytest.skip(f"no memory group can be made here: {error}")
-    told = (
+    message = (
         "was killed by SIGKILL (out of memory: the kernel killed 1 process at this job's limit"
         " of 1.0 GiB)"
     )
     try:
         check(
-            Case("memory", 137, told),
+            Case("memory", 137, message),
             tmp_path,
             "sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh",
         )  # fmt: skip
@@ -129,22 +129,22 @@ def test_lack_of_memory_is_named(repeat: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("repeat", range(REPEATS))
 def test_full_shared_memory_is_named(repeat: int, tmp_path: Path) -> None:
-    """A write to a mapped file then ends in SIGBUS."""
+    """A write to a mapped file then raises SIGBUS."""
     small = "mount -t tmpfs -o size=2m none /dev/shm && head -c 2m /dev/zero > /dev/shm/full"
     words = ("unshare", "--mount", "sh", "-c")
     if shutil.which("unshare") is None or subprocess.run([*words, small], check=False).returncode:
         pytest.skip("no /dev/shm of its own can be mounted here")
-    told = "was killed by SIGBUS (/dev/shm is full: 2 MiB)"
+    message = "was killed by SIGBUS (/dev/shm is full: 2 MiB)"
     check(
-        Case("bus", 135, told, "mmap.mmap(", True),
+        Case("bus", 135, message, "mmap.mmap(", True),
         tmp_path,
         *words, f'{small}; exec "$@"', "sh",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("repeat", range(REPEATS))
-def test_ranks_that_fail_alike_at_once_are_folded(repeat: int, tmp_path: Path) -> None:
-    """One of them is told, the first, and no other as a cause."""
+def test_ranks_that_fail_alike_at_once_are_merged(repeat: int, tmp_path: Path) -> None:
+    """Only the first is reported as the cause."""
     report = tmp_path / "report.json"
     ours = launch(report, "all", "alike")
     result = json.loads(report.read_text())
@@ -161,22 +161,22 @@ def test_ranks_that_fail_alike_at_once_are_folded(repeat: int, tmp_path: Path) -
 
 
 def check(case: Case, folder: Path, *around: str) -> None:
-    """Have one of four ranks fail, and hold the report in both forms against the case."""
+    """Have one of four ranks fail, and compare both forms of the report with the case."""
     report = folder / "report.json"
     ours = launch(report, str(GUILTY), case.way, around=around)
     result = json.loads(report.read_text())
     first, *others = result["failures"]
     *before, cause, where = ours.stderr.splitlines()
-    told = re.escape(f"error: {NAME} {case.told}").replace(r"\*", ".*")
+    expected = re.escape(f"error: {NAME} {case.message}").replace(r"\*", ".*")
 
-    assert re.fullmatch(told, cause), ours.stderr
+    assert re.fullmatch(expected, cause), ours.stderr
     assert (ours.returncode, result["exit_code"]) == (case.code, case.code), ours.stderr
     assert (first["rank"], first["coordinate"], first["label"]) == (GUILTY, [1, 0], "dp1 tp0")
     assert not first["is_consequence"]
     assert all(other["is_consequence"] for other in others), others
     assert sorted(other["rank"] for other in others) == [0, 1, 3]
-    folded = sum(int(count or 1) for _, count, _ in FOLDED.findall("\n".join(before[1:])))
-    assert folded + ("lost a connection" in before[0]) == 3, ours.stderr  # each is told once
+    merged = sum(int(count or 1) for _, count, _ in MERGED.findall("\n".join(before[1:])))
+    assert merged + ("lost a connection" in before[0]) == 3, ours.stderr  # each is named once
     raised = first["raised"] or {"traceback": ""}
     assert ours.stderr.count("Traceback (most") == raised["traceback"].count("Traceback (most")
     assert place_of(case) in first["place"], first["place"]
@@ -188,7 +188,7 @@ def check(case: Case, folder: Path, *around: str) -> None:
 
 
 def place_of(case: Case) -> str:
-    """Return the program's line that fails, such as ``failing.py:41``."""
+    """Return the line that fails, such as ``failing.py:41``."""
     if not case.at:
         return ""
     lines = enumerate(FAILING.read_text().splitlines(), 1)
@@ -199,7 +199,7 @@ def place_of(case: Case) -> str:
 def launch(
     report: Path, who: str, way: str, around: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run four ranks to their end."""
+    """Run four ranks to the end."""
     words = ("--mesh", "dp=2,tp=2", "--device", "cpu", "--report", report, FAILING, who, way)
     return run_meshrun(*words, around=around)
 
@@ -218,10 +218,10 @@ def launch(
         ),
     ],
 )  # fmt: skip
-def test_a_rank_that_left_early_is_missed_whatever_it_left_behind(
+def test_a_rank_that_left_early_is_noticed_whatever_it_left_behind(
     how: str, leaving: str, tmp_path: Path
 ) -> None:
-    """A process with its descriptors keeps no connection up, and lives until the launch ends."""
+    """A process that inherits its descriptors keeps no connection open; it lives until the end."""
     words = ("--nproc-per-node", "2", PROGRAMS / "left_behind.py", tmp_path, how, leaving)
     ours = run_meshrun(*words, env={"MESHRUN_FULL_EXIT": str(int(leaving == "full exit"))})
 

@@ -1,4 +1,4 @@
-"""What others write to torch's store while nodes meet: told plainly, written again, never run."""
+"""Values that others write to torch's store during rendezvous: a clear error, never executed."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ INFO = NodeInfo(host="node0", address="127.0.0.1", port=1, secret="drawn")
         INFO.to_text().replace('"port": 1', '"port": 70000').encode(),
         INFO.to_text().replace("drawn", "x" * 999).encode(),
     ],
-    ids=["nothing", "no card", "no text", "deep", "no address", "no port", "a long secret"],
+    ids=["empty", "no fields", "not text", "deep", "no address", "no port", "long secret"],
 )  # fmt: skip
-def test_a_card_that_is_none_is_told(text: bytes) -> None:
-    """Where nodes say who they are; one that is one is taken."""
+def test_invalid_node_info_is_an_error(text: bytes) -> None:
+    """Valid info is accepted."""
     assert read_info(INFO.to_text().encode(), "0") == INFO
     with pytest.raises(RendezvousError, match="under `0`, expected a node's address"):
         read_info(text, "0")
 
 
 class Runs:
-    """What a stranger would have run."""
+    """A pickle that would run code."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("/nobody/makes/this",)
 
 
 def test_torchs_rendezvous_reads_its_own_state_and_runs_nothing() -> None:
-    """A pickle of anything else is an error of its own kind, which torch knows."""
+    """A pickle of anything else raises PickleError, which torch handles."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
         _NodeDesc,
         _RendezvousState,

@@ -1,4 +1,4 @@
-"""Process groups die when the program is done with them: no sooner, and without a hang."""
+"""Process groups are destroyed when the program no longer needs them, and without a hang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.variations import ordinary
     ),
 )
 def test_groups_may_die_in_any_way(how: str, options: tuple[str, ...]) -> None:
-    """A model that holds its group as the last one, a hundred groups, groups not used at all."""
+    """A model with the last reference to its group, a hundred groups, groups that are not used."""
     ours = run_meshrun("--nproc-per-node", "4", *options, PROGRAMS / "short_groups.py", how)
 
     assert ours.returncode == 0, ours.stderr
@@ -49,7 +49,7 @@ dist.all_reduce(torch.ones(1))
 
 @pytest.mark.torch
 def test_a_peer_does_not_wait_for_a_destroyed_group(tmp_path: Path) -> None:
-    """Whoever destroyed it goes on with something else, and the others learn of it."""
+    """The rank that destroyed it continues, and the others get an error."""
     (tmp_path / "gone.py").write_text(_GONE)
     ours = run_meshrun("--nproc-per-node", "2", tmp_path / "gone.py")
 

@@ -1,6 +1,6 @@
-"""A hang names the collective, its group by dim, and the ranks.
+"""The report of a hang names the collective, its group by dim, and the ranks.
 
-``MESHRUN_REPEATS=20`` tries each case so often.
+``MESHRUN_REPEATS=20`` repeats each case 20 times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LATE = "in the tp group {2-3}, rank 2 waits in all_reduce #2, which rank 3 has n
 
 
 @pytest.mark.parametrize(
-    ("how", "limit", "told"),
+    ("how", "limit", "expected"),
     [
         pytest.param("ops", "--hang-timeout", DIFFERENT),
         pytest.param("late", "--timeout", LATE),
@@ -33,33 +33,34 @@ LATE = "in the tp group {2-3}, rank 2 waits in all_reduce #2, which rank 3 has n
         pytest.param("ops", "--timeout", DIFFERENT, marks=pytest.mark.nightly),
     ],
 )
-def test_a_hung_collective_is_named(how: str, limit: str, told: str) -> None:
-    """meshrun's own limit, or that of the group, which raises on the ranks that wait.
+def test_a_hung_collective_is_named(how: str, limit: str, expected: str) -> None:
+    """At meshrun's limit, or at the group's timeout, which raises on the ranks that wait.
 
-    torch has a recorder for NCCL, and one for gloo and others; it takes either for the other here.
+    torch has one flight recorder for NCCL and one for other backends; in the cases with `nccl`,
+    gloo's stands in for NCCL's.
     """
     for _ in range(REPEATS):
         ours = run_meshrun(*MESH, limit, "2", PROGRAMS / "hung.py", *how.split())
 
-        said = ours.stderr.partition(f"meshrun: {told}\n")
-        assert said[1], ours.stderr
-        assert "rank 2: in all_reduce #2 (float32[1024], 4 KB)" in said[2]
-        if limit == "--hang-timeout":  # else a rank may be leaving as it is asked where it is
-            assert "hung.py:" in said[2].partition("rank 2: ")[2].partition("\n")[0]
-            assert "hung.py:" in said[2].partition("rank 3: ")[2].partition("\n")[0]
+        found = ours.stderr.partition(f"meshrun: {expected}\n")
+        assert found[1], ours.stderr
+        assert "rank 2: in all_reduce #2 (float32[1024], 4 KB)" in found[2]
+        if limit == "--hang-timeout":  # else a rank may already be exiting when it is asked
+            assert "hung.py:" in found[2].partition("rank 2: ")[2].partition("\n")[0]
+            assert "hung.py:" in found[2].partition("rank 3: ")[2].partition("\n")[0]
             assert ours.returncode == 124
-            assert ours.stderr.rstrip().endswith(told)
+            assert ours.stderr.rstrip().endswith(expected)
         elif how == "late":
-            assert f"({told})" in ours.stderr.rpartition("error: ")[2]
+            assert f"({expected})" in ours.stderr.rpartition("error: ")[2]
 
 
 @pytest.mark.nightly
 def test_shapes_that_gloo_aborts_for_are_named() -> None:
-    """The rank that gets more than it asked for is killed; its peer's call is told."""
+    """The rank that receives more than it expects is killed; the error names its peer's call."""
     for _ in range(REPEATS):
         ours = run_meshrun(*MESH, PROGRAMS / "hung.py", "shapes")
 
         assert ours.returncode == 134, ours.stderr
-        told = ours.stderr.rpartition("error: ")[2]
-        assert "rank 3 [dp1 tp1] was killed by SIGABRT (a peer sent " in told
-        assert "rank 2 called all_reduce #2 (float32[1024], 4 KB) of the tp group {2-3})" in told
+        error = ours.stderr.rpartition("error: ")[2]
+        assert "rank 3 [dp1 tp1] was killed by SIGABRT (a peer sent " in error
+        assert "rank 2 called all_reduce #2 (float32[1024], 4 KB) of the tp group {2-3})" in error
