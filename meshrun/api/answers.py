@@ -82,7 +82,8 @@ class Exchange:
     def send(self, message: bytes, timeout_s: float | None) -> None:
         """Send the message and begin to receive answers."""
         for member in self.left.values():
-            with contextlib.suppress(OSError):  # receiving will fail as well
+            # Receiving will fail as well. TimeoutError, an OSError, is what many handlers raise.
+            with contextlib.suppress(ConnectionError):
                 member.channel.send(message)
             self._reactor.add_reader(member.channel, partial(self._receive, member))
         if timeout_s is not None:

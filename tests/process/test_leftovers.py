@@ -48,7 +48,7 @@ def kill_all(root: int) -> None:
         found = [
             each for each in psutil.Process(root).children(recursive=True) if each not in processes
         ]
-    for process in processes:
+    for process in reversed(processes):  # the death of a parent wakes a stopped zygote
         with suppress(psutil.NoSuchProcess):
             process.kill()
     wait_until(lambda: all(map(has_ended, processes)), lambda: str(processes))

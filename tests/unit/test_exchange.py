@@ -1,0 +1,53 @@
+"""One message to the ranks of a group, as the caller's signal handlers may disturb it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import pytest
+
+from meshrun.api.answers import Exchange, Member
+from meshrun.host.reactor import Reactor
+from meshrun.worker.call_channel import Channel
+
+
+class _Signalled(Channel):
+    """A channel during whose use this process receives a signal."""
+
+    def send(self, message: bytes) -> None:
+        super().send(message)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+
+def test_what_a_signal_handler_raises_while_a_message_is_sent_ends_the_call() -> None:
+    """``TimeoutError`` is an ``OSError``, as are the errors of a lost rank."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError("the caller's own limit")
+
+    here, there = socket.socketpair()
+    member = Member(rank=0, pid=os.getpid(), label="rank 0", channel=_Signalled(here))
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        with Reactor() as reactor, pytest.raises(TimeoutError, match="the caller's own limit"):
+            Exchange([member], reactor, lambda _: False, lambda *_: False).send(b"call", None)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        here.close()
+        there.close()
+
+
+def test_a_rank_that_is_gone_is_noticed_when_its_answer_is_received() -> None:
+    here, there = socket.socketpair()
+    there.close()
+    member = Member(rank=0, pid=0, label="rank 0", channel=Channel(here))
+    with Reactor() as reactor:
+        exchange = Exchange([member], reactor, lambda _: False, lambda *_: False)
+        exchange.send(b"call", None)
+        reactor.run_until(lambda: exchange.is_done)
+    here.close()
+
+    assert exchange.answers.is_rank_gone
+    assert exchange.answers.missing == (member,)
