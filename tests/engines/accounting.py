@@ -1,4 +1,4 @@
-"""What records Slurm's jobs for sacct: slurmdbd and a MariaDB, on the first host of a cluster."""
+"""Job accounting for sacct: slurmdbd and MariaDB on the first host of a Slurm cluster."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _GRANT = "create user slurm@'%' identified by 'slurm'; grant all on slurm.* to s
 
 
 def why_no_accounting() -> str | None:
-    """Return why this machine cannot record jobs, ``None`` if it can."""
+    """Return why this machine cannot record jobs, or ``None`` if it can."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     return f"accounting needs {', '.join(missing)}" if missing else None
 
 
 def start_accounting(hosts: Hosts, folder: Path) -> None:
-    """Start the database and the daemon, once munged runs; they end with the host."""
+    """Start the database and the daemon; munged must be running. Both end with the host."""
     data = folder / "database"
     data.mkdir()
     place = ["--no-defaults", f"--datadir={data}", "--user=root"]

@@ -1,4 +1,4 @@
-"""Draws what happens to which node of a launch, and when, from a number; and what comes of it."""
+"""Draws a fault from a number: which node it hits, when, and what must follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST = 69
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A launch over several hosts and what happens to one of them."""
+    """A launch on several hosts and the fault that hits one of them."""
 
     number: int
     phase: Phase
@@ -33,12 +33,12 @@ class Case:
 
     @property
     def rank(self) -> int:
-        """The rank that is hit, or held."""
+        """The rank that is hit or held."""
         return self.victim * self.workers + self.local_rank
 
     @property
     def generation(self) -> int:
-        """In which generation of ranks it happens."""
+        """The generation of ranks in which the fault occurs."""
         return int(self.phase in ("restarting", "again"))
 
     @property
@@ -49,22 +49,22 @@ class Case:
 
     @property
     def is_early(self) -> bool:
-        """Whether the nodes may not have met when it happens."""
+        """Whether the fault may come before the nodes have met."""
         return self.phase in ("importing", "meeting")
 
     @property
     def has_launcher(self) -> bool:
-        """Whether the victim's launcher lives on."""
+        """Whether the victim's launcher survives."""
         return self.fault not in ("launcher", "host")
 
     @property
     def code(self) -> int:
-        """The exit code of every launcher that is alive, once the nodes have met."""
+        """The exit code of every surviving launcher, if the nodes had met."""
         codes = {"zygote": 137, "rank": 137, "term": 143, "raise": 1}
         return codes.get(self.fault, LOST)
 
-    def says(self, node: int) -> str:
-        """Return what the launcher of a node says of the cause, once the nodes have met."""
+    def cause(self, node: int) -> str:
+        """Return how a node's launcher reports the cause, if the nodes had met."""
         match self.fault:
             case "launcher" | "host":
                 return f"error: node {self.victim} (node{self.victim}) was lost: "
@@ -88,16 +88,16 @@ class Case:
 
 
 def draw(number: int) -> Case:
-    """Return the case of a number, always the same; neighbors have other phases and back ends."""
+    """Return the case for a number, always the same; adjacent numbers differ in their phase."""
     dice = random.Random(number)
     phase = PHASES[number % len(PHASES)]
-    # Whether the loss of a zygote costs a restart depends on the moment, in that phase.
+    # In that phase, whether losing a zygote costs a restart depends on timing.
     faults = tuple(each for each in _ANY if phase != "restarting" or each != "zygote")
     has_ranks = phase not in ("importing", "meeting", "restarting")
     nodes, workers = dice.choice(((2, 2), (2, 2), (3, 1), (4, 1)))
     if phase == "meeting":
         nodes, workers = 3, 1
-    last = nodes - (2 if phase == "meeting" else 1)  # there the last one does not come
+    last = nodes - (2 if phase == "meeting" else 1)  # while meeting, the last node is not started
     return Case(
         number=number,
         phase=phase,

@@ -1,4 +1,4 @@
-"""Grid Engine over hosts: a qmaster on the first, an execd on each, all of it in one folder."""
+"""Grid Engine on several hosts: a qmaster on the first, an execd on each, all in one folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PE = {
 
 
 class GridEngine:
-    """A cluster with two slots on each host, and a parallel environment over all."""
+    """A cluster with two slots on each host and one parallel environment."""
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts, self._folder = hosts, folder
@@ -49,7 +49,7 @@ class GridEngine:
                     "SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}  # fmt: skip
 
     def start(self) -> None:
-        """Make the cluster, and wait until it takes jobs."""
+        """Create the cluster and wait until it accepts jobs."""
         common = self._root / "default" / "common"
         for each in (common, self._folder / "qmaster", self._folder / "spooldb"):
             each.mkdir(parents=True)
@@ -82,18 +82,18 @@ class GridEngine:
         self._change("-Aq", queue, "-sq")
 
     def run_job(self, script: str, *, nodes: int) -> str:
-        """Run a script as a job over some hosts to its end; return what it printed."""
+        """Run a script as a job on ``nodes`` hosts and return its output."""
         done = self.hosts.run(0, self._qsub(script, nodes, "-sync", "y"), env=self.env, timeout=110)
         assert self.output.exists(), done.stdout + done.stderr
         return self.output.read_text()
 
     def start_job(self, script: str, *options: str, nodes: int) -> None:
-        """Run a script as a job over some hosts; what it prints is in :attr:`output`."""
+        """Submit a script as a job on ``nodes`` hosts; its output goes to :attr:`output`."""
         done = self.hosts.run(0, self._qsub(script, nodes, "-N", "mine", *options), env=self.env)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def qdel(self) -> None:
-        """Cancel the job that was started."""
+        """Cancel the job from :meth:`start_job`."""
         self._ask("qdel", "mine")
         wait_until(lambda: self._ask("qstat").stdout == "", lambda: self._ask("qstat").stdout)
 
@@ -116,7 +116,7 @@ class GridEngine:
         return self.hosts.run(0, words, env=self.env)
 
     def _change(self, option: str, values: dict[str, str], show: str | None = None) -> None:
-        """Add or change an object: all of its attributes are in a file."""
+        """Add or change an object, whose attributes ``qconf`` reads from a file."""
         found = self._ask("qconf", show).stdout.replace("\\\n", " ") if show else ""
         rows = dict(line.split(None, 1) for line in found.splitlines() if " " in line)
         path = self._folder / "object"
@@ -131,7 +131,7 @@ class GridEngine:
 
 @pytest.fixture
 def gridengine(make_hosts: MakeHosts, tmp_path: Path) -> GridEngine:
-    """Give a cluster of two hosts."""
+    """A Grid Engine cluster of two hosts."""
     missing = [name for name in ("sge_qmaster", "sge_execd", "qsub") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"Grid Engine needs {', '.join(missing) or 'root'}")

@@ -1,6 +1,6 @@
-"""Keep the namespaces of one host until stdin ends, then end every process that is in them.
+"""Hold the namespaces of one host until stdin closes, then kill every process in them.
 
-It runs inside the host, so that nothing is left of a test run that was killed.
+It runs inside the host, so a killed test run leaves no processes behind.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def network_of(pid: int | str) -> str | None:
-    """Return what identifies the network namespace of a process, ``None`` for one that ended."""
+    """Return the identifier of a process's network namespace, ``None`` if the process has ended."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -17,13 +17,13 @@ def network_of(pid: int | str) -> str | None:
 
 
 def processes_in(network: str | None) -> list[int]:
-    """Return the processes of a network namespace, the oldest first; zombies are in none."""
+    """Return the processes in a network namespace, oldest first; zombies belong to none."""
     pids = sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
     return [pid for pid in pids if network_of(pid) == network]
 
 
 def kill_all_in(network: str | None, *, but: int) -> None:
-    """Kill until nobody is left; the oldest first, so that no parent sees its child go."""
+    """Kill until no process is left; oldest first, so that no parent sees its child die."""
     while pids := [pid for pid in processes_in(network) if pid != but]:
         for pid in pids:
             try:

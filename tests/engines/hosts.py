@@ -1,7 +1,7 @@
 """Hosts made of namespaces: each has its own network, host name and hosts file.
 
-Files, process ids and the clock are the machine's. The hosts hang on a switch of their own, so the
-addresses are the same in every test and meet nobody else's.
+Files, process ids and the clock are the machine's. The hosts share a switch of their own, so every
+test can use the same addresses without a conflict.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import pytest
 from tests.engines.holder import kill_all_in, network_of, processes_in
 
 OwnName = Literal["address", "loopback", "nothing"]
-"""What a host's own name leads to: its address, 127.0.1.1 as Debian has it, or nothing."""
+"""What a host's own name resolves to: its address, 127.0.1.1 as on Debian, or nothing."""
 _HOLDER = Path(__file__).with_name("holder.py")
 _LIMIT_S = 60.0
 _IS_ROOT = os.geteuid() == 0
-# On the way to becoming a host: its name, its own files over the machine's, then the holder.
+# Turns namespaces into a host: set its name, mount its files over the machine's, run the holder.
 _BECOME = (
     'set -e; hostname "$0"; for file in hosts nsswitch.conf; do'
     ' if [ -e /etc/$file ]; then mount --bind "$1/$file" /etc/$file; fi; done; shift; exec "$@"'
@@ -35,14 +35,14 @@ _BECOME = (
 
 
 class Hosts:
-    """A number of hosts on one switch; gone at the end of the ``with`` block.
+    """Hosts on one switch, which end with the ``with`` block.
 
     Args:
-        count: How many.
-        name: What host names begin with; the number of the host follows.
-        own_name: What each host's hosts file says of its own name; with ``nothing`` no other
-            host's name is there either.
-        ipv6: Whether hosts have an IPv6 address too, and names lead to it.
+        count: The number of hosts.
+        name: Prefix of the host names; the host's number follows.
+        own_name: What each host's own name resolves to; with ``nothing``, the hosts file has no
+            other host's name either.
+        ipv6: Whether hosts also have an IPv6 address that their names resolve to.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Hosts:
         self._own_name = own_name
         self._holders: list[subprocess.Popen[str]] = []  # the switch, then the hosts
         self._started: dict[int, list[subprocess.Popen[Any]]] = defaultdict(list)
-        """What was started, by the number of its host."""
+        """The processes started on each host, by its number."""
 
     def __enter__(self) -> Hosts:
         try:
@@ -71,9 +71,9 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """End every process of the hosts, and with them the hosts."""
+        """Kill all processes on the hosts, which ends the hosts."""
         for holder in reversed(self._holders):
-            holder.communicate()  # the end of its stdin is what it waits for
+            holder.communicate()  # closes its stdin, which it waits for
         for process in chain(*self._started.values()):
             process.wait()
         self._holders.clear()
@@ -82,7 +82,7 @@ class Hosts:
         self, host: int, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None, **kwargs: Any,
     ) -> subprocess.Popen[Any]:  # fmt: skip
-        """Start a command on a host; the process id is the command's own.
+        """Start a command on a host; the returned process is the command itself.
 
         ``env`` is added to this process's environment.
         """
@@ -96,7 +96,7 @@ class Hosts:
     def run(
         self, host: int, argv: Sequence[str | Path], *, timeout: float = _LIMIT_S, **kwargs: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end; return what it printed and its exit code."""
+        """Run a command on a host; return its output and exit code."""
         kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **kwargs}
         with self.popen(host, argv, **kwargs) as process:
             try:
@@ -108,30 +108,30 @@ class Hosts:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def cut(self, host: int) -> None:
-        """Take the link of a host away: packets are lost, nobody is told."""
+        """Take a host's link down: packets are lost silently."""
         self._ip_switch(f"link set port{host} down")
 
     def heal(self, host: int) -> None:
-        """Bring the link of a host back."""
+        """Bring a host's link back up."""
         self._ip_switch(f"link set port{host} up")
 
     def lose_towards(self, host: int, other: int) -> None:
-        """Lose what one host sends to another, and nothing else."""
+        """Drop only the packets that one host sends to another."""
         self._ip(self._holder(host), f"route add blackhole {self.addresses[other]}/32")
 
     def drop(self, host: int, which: str) -> None:
-        """Lose what comes to a host over its link, as far as a rule of nftables says.
+        """Drop the incoming packets of a host that match an nftables rule.
 
-        The rules of the machine itself are others: each host has a network of its own.
+        The machine's own rules are unaffected: each host has its own network namespace.
         """
         chain = "add chain inet lost in { type filter hook input priority 0; }"
         rule = f"add rule inet lost in iifname eth0 {which} drop"
         self._change_network(host, "nft", "add table inet lost", chain, rule)
 
     def slow(self, host: int, *, towards: int | None = None) -> None:
-        """Have what one host sends, to all or to another, pass at 64 megabits a second.
+        """Limit what one host sends, to all others or to one, to 64 megabits a second.
 
-        A limit of nftables is none: it lets pass what it would have for a second, all at once.
+        nftables cannot do this: its limit lets a whole second's worth pass in one burst.
         """
         there = f"{self.addresses[towards]}/32" if towards is not None else "0.0.0.0/0"
         self._change_network(
@@ -152,39 +152,39 @@ class Hosts:
                 pytest.skip(f"{tool} {words}: {done.stderr.strip()}")
 
     def add_name(self, host: int, name: str, address: str) -> None:
-        """Have a name lead to an address on one host from now on."""
+        """Make a name resolve to an address on one host from now on."""
         self.run(host, ["sh", "-c", 'echo "$0 $1" >> /etc/hosts', address, name])
 
     def processes(self, host: int) -> list[int]:
-        """Return every process of a host, the oldest first, however it came there."""
+        """Return all processes on a host, oldest first, whoever started them."""
         holder = self._holder(host)
         return [pid for pid in processes_in(network_of(holder)) if pid != holder]
 
     def launches(self) -> list[str]:
-        """Return a line for each process of a launch on any host; daemons of a cluster are none."""
+        """Return a line for each process of a launch on any host, without a cluster's daemons."""
         found = []
         for host in range(len(self.names)):
             for pid in self.processes(host):
                 try:
                     words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-                except OSError:  # it has ended
+                except OSError:  # the process has ended
                     continue
                 if b"meshrun" in words:
                     found.append(f"{self.names[host]}: {pid} {words.decode(errors='replace')}")
         return found
 
     def kill_all(self, host: int) -> None:
-        """Kill every process of a host at once; the host is there for new ones.
+        """Kill all processes on a host at once; the host itself stays usable.
 
-        The kernel still closes their connections. For the silence of a power loss, cut first.
+        The kernel still closes their connections. To simulate a power loss, cut the link first.
         """
         holder = self._holder(host)
-        for process in self._started[host]:  # one that was just started may not be there yet
+        for process in self._started[host]:  # one just started may not have entered the host yet
             process.kill()
         kill_all_in(network_of(holder), but=holder)
 
     def enter(self, host: int, *, from_a_host: bool = False) -> list[str]:
-        """Return the words before a command that make it run on a host."""
+        """Return the prefix that makes a command run on a host."""
         user = [] if _IS_ROOT or from_a_host else ["--user", "--preserve-credentials"]
         holder = str(self._holder(host))
         return ["nsenter", "--target", holder, *user, "--net", "--uts", "--mount", "--"]
@@ -193,7 +193,7 @@ class Hosts:
         return self._holders[1 + host].pid
 
     def _hold(self, name: str, into_namespaces: Sequence[str]) -> None:
-        # Once they are mounted the files live on there, and their folder can go.
+        # The bind mounts keep the files alive, so their folder can be removed.
         with tempfile.TemporaryDirectory(dir="/tmp") as folder:
             Path(folder, "hosts").write_text(self._hosts_file(name))
             Path(folder, "nsswitch.conf").write_text("hosts: files\n")
@@ -260,7 +260,7 @@ def _enter_namespaces(pid: int, *which: str) -> list[str]:
 
 @cache
 def why_no_hosts() -> str | None:
-    """Return why this machine can have no hosts, ``None`` if it can."""
+    """Return why hosts cannot be created on this machine, or ``None`` if they can."""
     missing = [tool for tool in ("ip", "unshare", "nsenter") if shutil.which(tool) is None]
     if missing:
         return f"hosts need {', '.join(missing)}"
@@ -276,7 +276,7 @@ MakeHosts = Callable[..., Hosts]
 
 @pytest.fixture
 def make_hosts() -> Iterator[MakeHosts]:
-    """Give a function with the arguments of ``Hosts``; what it made goes with the test."""
+    """A function that takes the arguments of ``Hosts``; the hosts end with the test."""
     reason = why_no_hosts()
     if reason is not None:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""MPICH over hosts: its mpiexec on the first, which reaches the others as it would by ssh."""
+"""MPICH on several hosts: mpiexec runs on the first and reaches the others as if by ssh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Mpiexec = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def mpiexec_words(hosts: Hosts, folder: Path, *, slots: int = 1, number: int = 0) -> list[str]:
-    """Return the start of a command for the first host: ``slots`` processes on each, or fewer."""
+    """Return an ``mpiexec`` prefix for the first host: ``number`` processes, ``slots`` a host."""
     agent = write_agent(hosts, folder)
     places = ",".join(f"{address}:{slots}" for address in hosts.addresses)
     count = number or slots * len(hosts.names)
@@ -27,7 +27,7 @@ def mpiexec_words(hosts: Hosts, folder: Path, *, slots: int = 1, number: int = 0
 
 @pytest.fixture
 def mpiexec(tmp_path: Path) -> Mpiexec:
-    """Give a function that runs mpiexec to its end: (hosts, *words, slots=1, number=0)."""
+    """A function that runs mpiexec and waits for it: (hosts, *words, slots=1, number=0)."""
     if shutil.which("mpiexec.hydra") is None:
         pytest.skip("MPICH needs mpiexec.hydra")
 

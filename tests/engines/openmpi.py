@@ -1,4 +1,4 @@
-"""Open MPI over hosts: mpirun on the first, which reaches the others as it would by ssh."""
+"""Open MPI on several hosts: mpirun runs on the first and reaches the others as if by ssh."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Mpirun = Callable[..., subprocess.CompletedProcess[str]]
 def mpirun_words(
     hosts: Hosts, folder: Path, *, slots: int, on: Sequence[int] | None = None
 ) -> list[str]:
-    """Return the start of a command for the first host: ``mpirun`` with ``slots`` on each.
+    """Return an ``mpirun`` prefix for the first host, with ``slots`` on each host.
 
-    ``on`` is which hosts get processes, all if it is not given.
+    ``on`` lists the hosts that get processes; the default is all.
     """
     agent = write_agent(hosts, folder)
     used = range(len(hosts.names)) if on is None else on
@@ -44,7 +44,7 @@ def mpirun_words(
 
 
 def write_agent(hosts: Hosts, folder: Path) -> Path:
-    """Write a command that runs another on a host as ssh would, without ssh's options."""
+    """Write a script that runs a command on a host as ssh would, ignoring ssh's options."""
     agent = folder / "agent"
     entries = [shlex.join(hosts.enter(host, from_a_host=True)) for host in range(len(hosts.names))]
     cases = "\n".join(
@@ -58,7 +58,7 @@ def write_agent(hosts: Hosts, folder: Path) -> Path:
 
 @pytest.fixture
 def mpirun(tmp_path: Path) -> Mpirun:
-    """Give a function that runs mpirun to its end: (hosts, *words, slots=2, on=None)."""
+    """A function that runs mpirun and waits for it: (hosts, *words, slots=2, on=None)."""
     if shutil.which("mpirun") is None or shutil.which("orted") is None:
         pytest.skip("Open MPI needs mpirun, orted")
 

@@ -1,4 +1,4 @@
-"""One command for several hosts, and what is left of it on each of them."""
+"""Launches of ``meshrun --hosts``, and the processes they have on each host."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MESH = ("--mesh", "dp=2,tp=2")
 
 
 def launch(sshd: Sshd, *words: str | Path, hosts: str | None = None, **kwargs: object) -> Launch:
-    """Start meshrun on the first host, for all hosts or those that are named."""
+    """Start meshrun on the first host, for all hosts or those in ``hosts``."""
     named = ["--ssh", sshd.ssh, "--hosts", hosts or sshd.all]
     return Launch(sshd.hosts, 0, [*named, *words], **kwargs)
 
 
 def all_gone(sshd: Sshd) -> None:
-    """Wait until no process is left on any host, of ssh neither."""
+    """Wait until no process is left on any host, not even ssh."""
     hosts = range(len(sshd.hosts.names))
     wait_until(
         lambda: not any(sshd.processes(host) for host in hosts),
@@ -32,7 +32,7 @@ def all_gone(sshd: Sshd) -> None:
 
 
 def words_of(sshd: Sshd, host: int) -> list[str]:
-    """Return the command lines of a host's processes, whose arguments any user may read."""
+    """Return the command lines on a host, as any user can read them."""
     found = []
     for pid in sshd.processes(host):
         try:
@@ -44,6 +44,7 @@ def words_of(sshd: Sshd, host: int) -> list[str]:
 
 
 def pids_of(sshd: Sshd, host: int, text: str) -> list[int]:
+    """Return the processes on a host whose command line contains ``text``."""
     found = []
     for pid in sshd.processes(host):
         try:

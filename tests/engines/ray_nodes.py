@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes on this machine, which a process of its own holds."""
+"""A real Ray cluster of two nodes on this machine, held by a separate process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DOMAIN = "ray.io/gpu-domain"
 
 
 class RayNodes:
-    """The cluster; ``address`` is what RAY_ADDRESS has to be, and ``gpus`` what a node claims."""
+    """The cluster: ``address`` is for RAY_ADDRESS, ``gpus`` how many GPUs each node claims."""
 
     def __init__(self, folder: str, *, gpus: int = 0, **env: str) -> None:
         self._holder = subprocess.Popen(
@@ -38,7 +38,7 @@ class RayNodes:
         self.address: str = ""
 
     def begin(self) -> bool:
-        """Wait until it is there; ``False`` if Ray cannot start one here."""
+        """Wait until the cluster is up; return ``False`` if Ray cannot start one here."""
         try:
             self.address = self.ask("address")
         except (RuntimeError, OSError):
@@ -46,22 +46,22 @@ class RayNodes:
         return True
 
     def ask(self, what: str) -> Any:
-        """Have something done, or return what is there: see ``_hold``."""
+        """Send a command to the holder and return its answer; ``_hold`` lists the commands."""
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
         print(what, file=self._holder.stdin)
         answer = self._holder.stdout.readline()
         if not answer:
             self.end()
-            raise RuntimeError("the Ray cluster has ended; see what it said on stderr")
+            raise RuntimeError("the Ray cluster has ended; see stderr")
         return json.loads(answer)
 
     def is_idle(self) -> bool:
-        """Whether all of its resources are free, and no placement group is left."""
+        """Whether all resources are free and no placement group is left."""
         return self.ask("free") == 2 * _CORES and self.ask("groups") == 0
 
     def end(self) -> None:
-        """End it, and wait until nothing of it is left."""
+        """Stop the cluster and wait until all of its processes have ended."""
         with self._holder as holder:
             assert holder.stdin is not None
             holder.stdin.close()
@@ -69,14 +69,14 @@ class RayNodes:
 
 @contextmanager
 def start_ray(**how: Any) -> Iterator[RayNodes]:
-    """Start a cluster; everything ends with the block."""
+    """Start a cluster that ends with the block."""
     if find_spec("ray") is None:
         pytest.skip("needs the package ray")
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # names of sockets are short
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # socket paths must be short
     nodes = RayNodes(folder, **how)
     try:
         if not nodes.begin():
-            pytest.skip("Ray starts no cluster on this machine; what it said is on stderr")
+            pytest.skip("Ray cannot start a cluster on this machine; see stderr")
         yield nodes
     finally:
         nodes.end()
@@ -85,30 +85,30 @@ def start_ray(**how: Any) -> Iterator[RayNodes]:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[RayNodes]:
-    """Give a cluster, whose daemons are none of a test's own."""
+    """A cluster for a whole module, whose daemons do not count as a test's processes."""
     with start_ray() as nodes:
         yield nodes
 
 
 @pytest.fixture
 def ray_nodes(ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch) -> RayNodes:
-    """Give the cluster to a test whose launches find it."""
+    """The cluster, with RAY_ADDRESS set so that launches find it."""
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
     return ray_cluster
 
 
 class _User:
-    """An actor of somebody else's."""
+    """An actor of another user."""
 
     def gpus(self) -> tuple[str, str]:
-        """Return the node, and which GPUs of it are this actor's."""
+        """Return the node and this actor's GPUs on it."""
         return os.environ["RAY_RAYLET_PID"], os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 def _hold(gpus: int) -> None:
-    """Start a cluster and do what stdin says until it ends."""
+    """Start a cluster and execute commands from stdin until it closes."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # where Ray prints
+    os.dup2(2, 1)  # Ray prints to stdout
 
     import ray
     from ray.cluster_utils import Cluster
@@ -143,7 +143,7 @@ def _hold(gpus: int) -> None:
         ),
         "lose": lambda: cluster.remove_node(added.pop(), allow_graceful=False),
         "add": lambda: added.append(cluster.add_node(**of("two"), wait=False)),
-        # Of the nodes that were added.
+        # Of the added nodes only.
         "raylets": lambda: [str(node.all_processes["raylet"][0].process.pid) for node in added],
         "has domains": lambda: has_domains,
         "use a GPU of each node": use_gpus,

@@ -1,7 +1,7 @@
-"""A real Slurm cluster on hosts of its own: one slurmctld, a slurmd a host, one munged for all.
+"""A real Slurm cluster on its own hosts: one slurmctld, a slurmd per host, one shared munged.
 
-Each host claims four CPUs and two GPUs, which are device files of nothing. A job that is requeued
-waits for ``cred_expire`` seconds, 120 by default, before it starts again.
+Each host claims four CPUs and two GPUs, whose device files are copies of /dev/null. A requeued job
+waits ``cred_expire`` seconds, 120 by default, before it starts again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.kit import wait_until
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc", "scancel", "sinfo")
 _NODES = 3
-FIRST_TWO = "--nodelist=sl[0-1]"  # Slurm takes others while a job's end is cleaned up
-_QUEUED_S = 30  # after so long without the nodes it asked for, a command gives up
+FIRST_TWO = "--nodelist=sl[0-1]"  # else Slurm picks others while it cleans up after a job
+_QUEUED_S = 30  # how long a command waits for its nodes before it gives up
 _CONF = """\
 ClusterName=tests
 SlurmctldHost={first}({address})
@@ -69,7 +69,7 @@ SwitchName=top Switches=leaf[0-1]
 
 
 class Slurm:
-    """The cluster and its commands; each of them ends within its time limit."""
+    """The cluster and its commands, each of which has a time limit."""
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts = hosts
@@ -77,15 +77,15 @@ class Slurm:
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def srun(self, *args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-        """Run ``srun`` on the first host to its end."""
+        """Run ``srun`` on the first host."""
         return self.run(["srun", f"--immediate={_QUEUED_S}", *args], **kwargs)
 
     def salloc(self, *args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-        """Run ``salloc`` with a command on the first host to its end."""
+        """Run ``salloc`` with a command on the first host."""
         return self.run(["salloc", f"--immediate={_QUEUED_S}", *args], **kwargs)
 
     def sbatch(self, script: str, *args: str, **kwargs: Any) -> str:
-        """Run a batch script to the end of its job; return what it printed."""
+        """Submit a batch script, wait for its job, and return the job's output."""
         path = self._folder / "job.sh"
         path.write_text(f"#!/bin/bash\n{script}\n")
         output = self._folder / "job.out"
@@ -95,7 +95,7 @@ class Slurm:
         return output.read_text(errors="replace")
 
     def wait_gone(self, job: str) -> None:
-        """Wait until a job is over."""
+        """Wait until a job has left the queue."""
         listed = ["squeue", "--noheader", f"--jobs={job}"]
         wait_until(lambda: not self.run(listed).stdout, lambda: f"job {job}\n{self.log()}")
 
@@ -104,17 +104,17 @@ class Slurm:
         self.run(["scancel", *args])
 
     def popen(self, *args: str | Path, **kwargs: Any) -> subprocess.Popen[Any]:
-        """Start a command of Slurm's on the first host: ``srun``, ``sbatch``, ..."""
+        """Start a Slurm command on the first host: ``srun``, ``sbatch``, ..."""
         env = {**self.env, **kwargs.pop("env", {})}
         return self.hosts.popen(0, list(args), env=env, **kwargs)
 
     def run(self, argv: Sequence[str | Path], **kwargs: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command of Slurm's on the first host to its end."""
+        """Run a Slurm command on the first host."""
         env = {**self.env, **kwargs.pop("env", {})}
         return self.hosts.run(0, argv, env=env, **kwargs)
 
     def wait_idle(self) -> None:
-        """Wait until every node may take a job."""
+        """Wait until every node can take a job."""
         states = ["sinfo", "--noheader", "--states=idle", "--format=%D"]
         wait_until(
             lambda: self.run(states).stdout.strip() == str(len(self.hosts.names)),
@@ -123,7 +123,7 @@ class Slurm:
 
     @contextmanager
     def stopped(self, *names: str) -> Iterator[None]:
-        """Have daemons answer nobody: ``slurmctld``, ``slurmd`` or ``slurmstepd``, on all hosts."""
+        """Suspend daemons on all hosts: ``slurmctld``, ``slurmd`` or ``slurmstepd``."""
         found = [each for host in range(_NODES) for each in self.daemons(host, *names)]
         for daemon in found:
             daemon.suspend()
@@ -134,13 +134,13 @@ class Slurm:
                 daemon.resume()
 
     def daemons(self, host: int, *names: str) -> list[psutil.Process]:
-        """Return the daemons of a host that have one of these names."""
+        """Return the daemons on a host with one of these names."""
         found = map(psutil.Process, self.hosts.processes(host))
         return [each for each in found if each.name() in names]
 
     @contextmanager
     def plug_in(self, library: Path, argument: str | Path) -> Iterator[None]:
-        """Have srun and its steps load a plugin, which adds options."""
+        """Make srun and its steps load a SPANK plug-in, which adds options."""
         stack = self._folder / "plugstack.conf"
         stack.write_text(f"required {library} {argument}\n")
         try:
@@ -156,8 +156,8 @@ class Slurm:
 
 @contextmanager
 def start_slurm(*, records: bool = False, **host_options: Any) -> Iterator[Slurm]:
-    """Start a cluster of three nodes, which may record jobs; everything ends with the block."""
-    # A short path: it holds a socket. Not of a test: it may outlive one.
+    """Start a cluster of three nodes that ends with the block; ``records`` enables accounting."""
+    # The path is short because it holds a socket, and no test's own as the cluster may outlive one.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     try:
         with Hosts(_NODES, name="sl", **host_options) as hosts:
@@ -219,7 +219,7 @@ def _run_daemon(slurm: Slurm, host: int, words: Sequence[str]) -> None:
 
 
 def why_no_slurm() -> str | None:
-    """Return why this machine can have no Slurm cluster, ``None`` if it can."""
+    """Return why this machine cannot run a Slurm cluster, or ``None`` if it can."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         return f"Slurm needs {', '.join(missing)}"
@@ -230,7 +230,7 @@ def why_no_slurm() -> str | None:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Slurm]:
-    """Give the cluster of this test run; host names lead to loopback, as Debian has it."""
+    """The cluster of this test run; each host's own name resolves to loopback, as on Debian."""
     reason = why_no_slurm()
     if reason is not None:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""Hosts with a real sshd on each, and the client's configuration for them."""
+"""Hosts that each run a real sshd, and an ssh configuration for them."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ Host {names}
 
 
 class Sshd:
-    """Hosts that ssh leads to.
+    """Hosts reachable by ssh.
 
     Args:
-        hosts: The hosts; they end their servers.
-        folder: Where keys and configurations go.
+        hosts: The hosts; the servers end with them.
+        folder: Where keys and configuration files go.
     """
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts, self.folder = hosts, folder
-        os.makedirs("/run/sshd", exist_ok=True)  # where sshd locks itself up
+        os.makedirs("/run/sshd", exist_ok=True)  # sshd's privilege separation directory
         for name in ("id", *(f"key_of_{name}" for name in hosts.names)):
             subprocess.run(
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
@@ -67,16 +67,16 @@ class Sshd:
 
     @property
     def ssh(self) -> str:
-        """The command that leads to the hosts."""
+        """The ssh command that reaches the hosts."""
         return f"ssh -F {self.folder / 'config'}"
 
     @property
     def all(self) -> str:
-        """What --hosts takes to mean every host."""
+        """The value of --hosts that names every host."""
         return ",".join(self.hosts.names)
 
     def write_config(self, more: str = "") -> None:
-        """Write the client's configuration, with further lines for every host."""
+        """Write the client's configuration, with ``more`` lines for every host."""
         text = _SSH.format(
             names=" ".join([*self.hosts.names, "10.77.0.*"]), port=_PORT, folder=self.folder,
             user=os.environ.get("USER") or "root", strict="yes",
@@ -84,13 +84,13 @@ class Sshd:
         (self.folder / "config").write_text(f"{text}{more}\n")
 
     def processes(self, host: int) -> list[int]:
-        """Return the processes of a host beside its server."""
+        """Return the processes on a host, apart from its server."""
         return [pid for pid in self.hosts.processes(host) if pid != self.servers[host].pid]
 
     def serve(self, host: int, *, startups: int = 100) -> subprocess.Popen[Any]:
-        """Start a server on a host, and wait until it answers.
+        """Start a server on a host and wait until it listens.
 
-        ``startups`` is how many connections may be on their way at once.
+        ``startups`` limits the unauthenticated connections at one time.
         """
         name = self.hosts.names[host]
         config = self.folder / f"sshd_{name}"
@@ -104,7 +104,7 @@ class Sshd:
                 startups=startups,
             )
         )
-        log = open(self.folder / f"log_of_{name}", "w")  # noqa: SIM115 - closed by the server's end
+        log = open(self.folder / f"log_of_{name}", "w")  # noqa: SIM115 - the server inherits it
         server = self.hosts.popen(
             host, [shutil.which("sshd") or "/usr/sbin/sshd", "-D", "-e", "-f", config], stderr=log
         )
@@ -121,7 +121,7 @@ MakeSshd = Callable[..., Sshd]
 
 
 def why_no_sshd() -> str | None:
-    """Return why this machine can serve no ssh, ``None`` if it can."""
+    """Return why this machine cannot run sshd, or ``None`` if it can."""
     if os.geteuid() != 0:
         return "sshd needs root"
     there = shutil.which("sshd") or os.path.exists("/usr/sbin/sshd")
@@ -130,7 +130,7 @@ def why_no_sshd() -> str | None:
 
 @pytest.fixture
 def make_sshd(make_hosts: MakeHosts, tmp_path: Path) -> MakeSshd:
-    """Give a function with the arguments of ``Hosts`` that has sshd run on them."""
+    """A function that takes the arguments of ``Hosts`` and runs sshd on each host."""
     reason = why_no_sshd()
     if reason is not None:
         pytest.skip(reason)

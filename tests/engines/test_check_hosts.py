@@ -1,6 +1,6 @@
-"""``--check`` on several hosts, with one slow link and with one slow host.
+"""``--check`` on several hosts, with a slow link or a slow host.
 
-``MESHRUN_REPEATS=20`` tries each case so often, with each host and each link in turn.
+``MESHRUN_REPEATS=20`` repeats each case 20 times, with each host and each link in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPEATS = int(os.environ.get("MESHRUN_REPEATS", "1"))
 @pytest.mark.parametrize("turn", range(REPEATS))
 @pytest.mark.parametrize("what", ["link", "node", "nothing"])
 def test_what_is_slow_is_named(make_hosts: MakeHosts, what: str, turn: int) -> None:
-    """One link, or all links of a host, which then leaves the host file; a healthy one is not."""
+    """A slow link or a slow host, which is also left out of the host file; never a healthy one."""
     hosts = make_hosts(3 + turn % 2, name="n")
     pairs = list(combinations(range(len(hosts.names)), 2))
     one, other = pairs[turn // 2 % len(pairs)]
@@ -38,22 +38,22 @@ def test_what_is_slow_is_named(make_hosts: MakeHosts, what: str, turn: int) -> N
     )
 
     assert {each.end() for each in launches} <= {0, 1}
-    told = launches[0].text
-    named = [line for line in told.splitlines() if " slow: " in line]
+    text = launches[0].text
+    named = [line for line in text.splitlines() if " slow: " in line]
     if what == "node":
-        assert len(named) == 1, told
-        assert f"found: all links of n{other} are slow: " in named[0], told
-        assert f"n{other} slots=1" not in told.partition("hosts that passed:")[2]
+        assert len(named) == 1, text
+        assert f"found: all links of n{other} are slow: " in named[0], text
+        assert f"n{other} slots=1" not in text.partition("hosts that passed:")[2]
     elif what == "link":
-        assert len(named) == 1, told
-        assert f"found: the link between n{one} and n{other} is slow: " in named[0], told
+        assert len(named) == 1, text
+        assert f"found: the link between n{one} and n{other} is slow: " in named[0], text
     else:
-        assert not named, told
+        assert not named, text
 
 
 @pytest.mark.nightly
 def test_a_bad_node_is_left_out_before_the_program(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """One that differs from the others leaves; they are checked again, and run the program."""
+    """The node that differs leaves; the others are checked again and run the program."""
     hosts = make_hosts(2)
     launches = [
         Launch(

@@ -1,4 +1,4 @@
-"""meshrun --hosts with --nnodes MIN:MAX: one command for hosts that are lost and come back."""
+"""meshrun --hosts with --nnodes MIN:MAX: hosts are lost and come back."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def start(
 
 
 def places(run: Launch, generation: int) -> list[str]:
-    """Return which rank of one generation was where."""
+    """Return the ranks of one generation with their hosts."""
     said = re.findall(r"rank (\d+ of \d+) in (\d+) on (\w+)", run.text)
     return sorted(f"{rank} on {host}" for rank, of, host in said if of == str(generation))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("what", ["agent", "launcher"])
-def test_a_lost_host_is_gone_on_without_and_comes_back(
+def test_a_launch_goes_on_without_a_lost_host_until_it_comes_back(
     make_sshd: MakeSshd, tmp_path: Path, what: str
 ) -> None:
-    """Whatever is killed there, the others go on, and a launcher is started there again."""
+    """Whichever process is killed, the others continue, and a launcher starts there again."""
     sshd = make_sshd(3)
     run = start(sshd, tmp_path, nnodes="2:3")
     run.wait_for(" in 0 on ", times=3)
@@ -67,7 +67,7 @@ def test_a_lost_host_is_gone_on_without_and_comes_back(
 
 @pytest.mark.nightly
 def test_a_host_that_cannot_be_used_is_tried_again(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """The others begin without it, and it takes part once ssh leads there."""
+    """The others start without it, and it joins once ssh reaches it."""
     sshd = make_sshd(3)
     sshd.servers[0].kill()
     sshd.servers[0].wait()
@@ -87,7 +87,7 @@ def test_a_host_that_cannot_be_used_is_tried_again(make_sshd: MakeSshd, tmp_path
 
 @pytest.mark.nightly
 def test_too_few_hosts(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """Nothing is started, and each that cannot be used is named."""
+    """Nothing starts, and every unusable host is named."""
     sshd = make_sshd(2)
     run = start(sshd, tmp_path, nnodes="3:4", hosts="node0,node1,nowhere1,nowhere2")
 
@@ -98,8 +98,8 @@ def test_too_few_hosts(make_sshd: MakeSshd, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_others_restart_without_the_first(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """It holds the stores, so all that run end; nobody is left in the end."""
+def test_the_other_hosts_restart_without_the_first(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """It hosts the stores, so every running rank ends; no process is left."""
     sshd = make_sshd(3)
     run = start(sshd, tmp_path, nnodes="1:2", hosts="node1,node2")
     run.wait_for(" in 0 on ", times=2)
@@ -117,8 +117,8 @@ def test_the_others_restart_without_the_first(make_sshd: MakeSshd, tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_hosts_beyond_the_most_are_spares(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """One steps in for a host that is cut off."""
+def test_hosts_beyond_the_maximum_are_spares(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """A spare replaces a host that is cut off."""
     sshd = make_sshd(3)
     run = start(sshd, tmp_path, nnodes="1:2")
     run.wait_for(" in 0 on ", times=2)
@@ -136,7 +136,7 @@ def test_hosts_beyond_the_most_are_spares(make_sshd: MakeSshd, tmp_path: Path) -
 def test_a_host_that_is_excluded_is_not_tried_again(
     make_sshd: MakeSshd, tmp_path: Path, bad: int
 ) -> None:
-    """The others continue without it; without the first, they begin again."""
+    """The others continue without it, or start over if it was the first host."""
     sshd = make_sshd(2)
     history, broken = tmp_path / "history", "x" * 3
     line = {"time": time.time(), "host": f"node{bad}", "run_id": "1", "reason": broken}

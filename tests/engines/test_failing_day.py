@@ -1,6 +1,6 @@
-"""A training of a whole day on hosts that come and go: examples/resume.py, launched elastically.
+"""A day of training on hosts that come and go: examples/resume.py in elastic launches.
 
-``MESHRUN_DAY_EVENTS`` is how many things happen in the nightly test, ``MESHRUN_DAY_SEED`` its seed.
+``MESHRUN_DAY_EVENTS`` is the number of events in the nightly test, ``MESHRUN_DAY_SEED`` its seed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ RESUME = ROOT / "examples" / "resume.py"
 FOR_EVER = 10**9
 PREEMPTED = 75
 _AT_ONCE = 0.3
-"""How often a second thing happens at the same moment."""
+"""Probability that a second event happens at the same moment."""
 _STARTS = re.compile(r"from step (\d+) on, with \{'dp': (\d+)\}, generation (\d+)\n")
 _RESTARTS = re.compile(r"restart (\d+) of \d+(?: in \d+ s)?, because (.*?)(?:; none of .*)?\n")
 
 
 class Day:
-    """One launch of the training after another, and what happens to its nodes."""
+    """Consecutive launches of one training, and the events that hit its nodes."""
 
     def __init__(self, hosts: Hosts, folder: Path, seed: int) -> None:
         self.hosts, self.folder = hosts, folder
@@ -46,18 +46,18 @@ class Day:
         self.ended: list[Launch] = []
         self.cut: int | None = None
         self.printed = ""
-        """By the first nodes of launches that are over."""
+        """By the first nodes of earlier launches."""
         self.done: Counter[str] = Counter()
-        """What happened in this launch."""
+        """The events of this launch."""
         self.lost: list[int] = []
-        """The hosts that were lost in it, each time that they were."""
+        """The hosts lost in this launch, one entry for each loss."""
         self.took: dict[str, list[float]] = {}
-        """From what happened to the next step of training, in seconds."""
+        """Seconds from each event to the next training step, by kind of event."""
 
     # ---- a launch --------------------------------------------------------------------------
 
     def begin(self, count: int, last: int = FOR_EVER) -> None:
-        """Launch on some hosts, and wait until all of them train."""
+        """Launch on ``count`` hosts and wait until all of them train."""
         saved = curve(self.printed)[-1][0] if self.printed else 0
         self.launches, self.ended, self.lost = {}, [], []
         self.done.clear()
@@ -67,12 +67,12 @@ class Day:
         assert self.starts()[0][0] == saved, self.text()
 
     def stop(self) -> None:
-        """Preempt the launch, which saves the last step that it takes."""
+        """Preempt the launch, which saves its last step."""
         self.launches[0].send(signal.SIGTERM)
         self.close(PREEMPTED)
 
     def close(self, code: int) -> None:
-        """Check the end of a launch, and the log of its first node."""
+        """Check how a launch ends and what its first node logged."""
         codes = [as_shell(each) for each in end_all([*self.launches.values()])]
         self.printed += self.launches[0].text
         assert codes == [code] * len(codes), self.text()
@@ -88,10 +88,10 @@ class Day:
         program = [str(RESUME), str(self.folder / "checkpoints"), str(last), "0.05"]
         self.launches[host] = Launch(self.hosts, host, [*words, *program])
 
-    # ---- what happens ----------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------
 
     def happen(self) -> None:
-        """Have something happen, or two things at once, and wait until all is well again."""
+        """Cause one event, or two at once, and wait until training continues."""
         steps = self.furthest() + self.chance.randint(1, 15)
         wait_until(lambda: self.step() >= steps, self.text)
         before, spared = len(self.starts()), set[int]()
@@ -107,7 +107,7 @@ class Day:
         print(f"after step {steps}: {what}; {self.starts()[-1]} after {took:.2f} s", flush=True)
 
     def _check_no_step_is_lost(self) -> None:
-        """Nodes that only come have the step saved that was being taken."""
+        """When nodes only join, the step in progress is saved first."""
         *_, before, _ = self.launches[0].text.split("from step ")
         saved = curve(before)[-1][0] if curve(before) else int(before.split()[0])
         assert self.starts()[-1][0] == saved or " s are over" in before, self.text()
@@ -159,36 +159,36 @@ class Day:
         [zygote] = psutil.Process(self.launches[host].process.pid).children()
         return max(zygote.children(), key=lambda child: child.create_time()).pid
 
-    # ---- what is to be seen ----------------------------------------------------------------
+    # ---- observations ----------------------------------------------------------------------
 
     def starts(self) -> list[tuple[int, int, int]]:
-        """Return step, number of ranks and generation of each start of this launch."""
+        """Return the step, number of ranks and generation of each start in this launch."""
         found = _STARTS.findall(self.launches[0].text)
         return [(int(step), int(ranks), int(generation)) for step, ranks, generation in found]
 
     def furthest(self) -> int:
-        """Return the furthest step that was ever taken."""
+        """Return the furthest step ever taken."""
         return max((step for step, _ in curve(self.printed + self.launches[0].text)), default=0)
 
     def step(self) -> int:
-        """Return the last step that was taken, or 0."""
+        """Return the last step taken in this launch, or 0."""
         before = self.launches[0].text.rpartition(": loss ")[0]
         return int(before.rpartition("step ")[2] or 0)
 
     def is_training(self, after: int) -> bool:
-        """Whether the ranks of all nodes that are there have taken a step, in a new start."""
+        """Whether the ranks of all connected nodes have taken a step since a new start."""
         starts = self.starts()
         if len(starts) <= after or starts[-1][1] != len(self.launches) - (self.cut is not None):
             return False
         return ": loss " in self.launches[0].text.rpartition("from step ")[2]
 
     def text(self) -> str:
-        """Return what every launcher has printed."""
+        """Return the output of every launcher."""
         each = [*self.ended, *self.launches.values()]
         return "\n".join(f"--- node {launch.host}:\n{launch.text}" for launch in each)
 
     def check_log(self) -> None:
-        """Check that each generation is explained, and has the ranks that its nodes give it."""
+        """Check that the log explains each generation, and that its ranks match its nodes."""
         log, starts = self.launches[0].text, self.starts()
         report = json.loads((self.folder / "report.json").read_text())
         resizes = {each["generation"]: each for each in report["resizes"]}
@@ -224,12 +224,12 @@ def _describe(resize: dict[str, Any]) -> str:
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of several hosts share the cores, and each would take all of them."""
+    """The ranks of all hosts share the cores; otherwise each would use all of them."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def live(hosts: Hosts, folder: Path, *, seed: int, launches: int, events: int) -> None:
-    """Train under faults in some launches, and to the end in another; look at all losses."""
+    """Train through faults in some launches, finish in another, and check every loss."""
     day = Day(hosts, folder, seed)
     for _ in range(launches):
         day.begin(day.chance.randint(2, day.nodes - 1))
@@ -255,12 +255,12 @@ def live(hosts: Hosts, folder: Path, *, seed: int, launches: int, events: int) -
 @pytest.mark.timeout(300)
 @pytest.mark.nightly
 def test_a_short_failing_day(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """On three hosts, in one launch and one that ends the training."""
+    """On three hosts: one launch with faults, and one that finishes."""
     live(make_hosts(3), tmp_path, seed=1, launches=1, events=6)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(120 + 30 * EVENTS)
 def test_a_whole_failing_day(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """On four hosts, preempted and launched again on others three times."""
+    """On four hosts: preempted four times, each time relaunched on other hosts."""
     live(make_hosts(4), tmp_path, seed=SEED, launches=4, events=EVENTS)

@@ -1,4 +1,4 @@
-"""The hosts of the tests are apart and together as machines are, and go without a trace."""
+"""The tests' hosts are isolated and connected like machines, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def serve(hosts: Hosts, host: int, address: str) -> None:
 
 
 def test_hosts_reach_each_other_by_name_and_address(make_hosts: MakeHosts) -> None:
-    """Over TCP; by IPv6 too where it is asked for."""
+    """Over TCP, with IPv6 as well if it is enabled."""
     hosts = make_hosts(2, ipv6=True)
     serve(hosts, 1, hosts.addresses[1])
     serve(hosts, 1, hosts.addresses_v6[1])
@@ -67,7 +67,7 @@ def test_hosts_reach_each_other_by_name_and_address(make_hosts: MakeHosts) -> No
 
 
 def test_a_host_has_a_name_of_its_own(make_hosts: MakeHosts) -> None:
-    """Each process on it is told this name, and is counted as the host's."""
+    """Every process on the host sees this name and counts as the host's."""
     hosts = make_hosts(3, name="gpu-")
     found = [hosts.run(host, ["hostname"]).stdout for host in range(3)]
     sleeper = hosts.popen(1, ["sleep", "1000"])
@@ -86,17 +86,17 @@ def test_a_host_has_a_name_of_its_own(make_hosts: MakeHosts) -> None:
     ("own_name", "found"),
     [("address", "10.77.0.1"), ("loopback", "127.0.1.1"), ("nothing", "nothing")],
 )
-def test_the_own_name_leads_where_it_is_told(
+def test_the_own_name_resolves_as_configured(
     make_hosts: MakeHosts, own_name: str, found: str
 ) -> None:
-    """To the address, to Debian's loopback address, or nowhere."""
+    """To its address, to Debian's loopback address, or nowhere."""
     hosts = make_hosts(1, own_name=own_name)
 
     assert hosts.run(0, python(LOOK_UP)).stdout.strip() == found
 
 
 def test_a_cut_link_heals(make_hosts: MakeHosts) -> None:
-    """What was sent meanwhile arrives; a new connection is in vain while it is cut."""
+    """Data sent during the cut arrives afterwards; a new connection fails during it."""
     hosts = make_hosts(2)
     serve(hosts, 0, hosts.addresses[0])
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
@@ -118,15 +118,15 @@ def test_a_cut_link_heals(make_hosts: MakeHosts) -> None:
 
 
 def test_a_command_finds_its_folder_and_environment(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """As it would without the host."""
+    """As it would outside the host."""
     hosts = make_hosts(1)
     found = hosts.run(0, ["sh", "-c", 'pwd; echo "$MINE"; exit 7'], cwd=tmp_path, env={"MINE": "1"})
 
     assert (found.stdout, found.returncode) == (f"{tmp_path}\n1\n", 7)
 
 
-def test_nothing_is_left_of_a_run_that_was_killed(make_hosts: MakeHosts) -> None:
-    """The hosts notice, and take every process with them."""
+def test_nothing_is_left_of_a_killed_run(make_hosts: MakeHosts) -> None:
+    """The hosts notice and kill all of their processes."""
     program = (
         "import sys, time\nfrom tests.engines.hosts import Hosts\n"
         "hosts = Hosts(1).__enter__()\n"
@@ -141,4 +141,4 @@ def test_nothing_is_left_of_a_run_that_was_killed(make_hosts: MakeHosts) -> None
         network = network_of(pid)
         assert network not in (None, network_of(os.getpid()))
         run.kill()
-    wait_until(lambda: processes_in(network) == [], lambda: f"the end of {processes_in(network)}")
+    wait_until(lambda: processes_in(network) == [], lambda: f"left: {processes_in(network)}")

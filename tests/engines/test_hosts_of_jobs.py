@@ -1,6 +1,6 @@
-"""A job's script on its first host, which starts launchers on the others by the site's own command.
+"""A job script on the first host starts launchers on the others with the scheduler's own command.
 
-The command is a stand-in that enters a host as the real one would; its words are the real one's.
+A stand-in with the same arguments replaces the command and enters a host as the real one would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MESH = ("--nnodes", "2", "--mesh", "dp=2,tp=2", "--device", "cpu", "--no-prefix"
 
 
 def job(hosts: Hosts, folder: Path, name: str, shifts: int) -> dict[str, str]:
-    """Put the command on a path of its own; return the variables of a job of Grid Engine or LSF."""
+    """Install the stand-in in PATH; return the variables of a Grid Engine or LSF job."""
     (folder / "bin").mkdir()
     starter = folder / "bin" / name
     agent = write_agent(hosts, folder)
@@ -43,7 +43,7 @@ def job(hosts: Hosts, folder: Path, name: str, shifts: int) -> dict[str, str]:
     ("name", "shifts"), [("qrsh", 1), pytest.param("blaunch", 0, marks=pytest.mark.nightly)]
 )
 def test_nnodes_is_enough(make_hosts: MakeHosts, tmp_path: Path, name: str, shifts: int) -> None:
-    """Hosts are those of the job; the first is here and needs no command."""
+    """The job's hosts are used; the first is local and needs no command."""
     hosts = make_hosts(2)
     env = job(hosts, tmp_path, name, shifts)
     done = hosts.run(0, command(*MESH, SAYS), env=env)
@@ -57,7 +57,7 @@ def test_nnodes_is_enough(make_hosts: MakeHosts, tmp_path: Path, name: str, shif
 
 @pytest.mark.nightly
 def test_a_failure_ends_all(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """With the rank's code; nothing is left on any host."""
+    """With the rank's exit code; no process is left on any host."""
     hosts = make_hosts(2)
     env = job(hosts, tmp_path, "qrsh", 1)
     done = hosts.run(0, command(*MESH, TOGETHER, "exit=3:3", "stay"), env=env)
@@ -68,7 +68,7 @@ def test_a_failure_ends_all(make_hosts: MakeHosts, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_another_host_of_the_job_starts_nothing(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """As where each host is told to run the same command."""
+    """As when the same command runs on every host."""
     hosts = make_hosts(2)
     done = hosts.run(1, command(*MESH, SAYS), env=job(hosts, tmp_path, "qrsh", 1))
 
@@ -79,7 +79,7 @@ def test_another_host_of_the_job_starts_nothing(make_hosts: MakeHosts, tmp_path:
 
 @pytest.mark.nightly
 def test_a_real_grid_engine(gridengine: GridEngine) -> None:
-    """Its qrsh carries a launch, its failure and its exit code; nothing is left of either."""
+    """Its qrsh runs a launch, and passes on a failure and its exit code."""
     launch = shlex.join(command(*MESH, SAYS))
     failing = shlex.join(command(*MESH, TOGETHER, "exit=3:5", "stay"))
     printed = gridengine.run_job(f"{launch}; echo code $?\n{failing}; echo code $?", nodes=2)
@@ -96,7 +96,7 @@ def test_a_real_grid_engine(gridengine: GridEngine) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("options", [(), ("-notify",)])
 def test_qdel_leaves_nothing(gridengine: GridEngine, options: tuple[str, ...]) -> None:
-    """It kills the job on its first host, and what it started on the others."""
+    """It kills the job on its first host and everything started on the others."""
     launch = shlex.join(command(*MESH, TOGETHER, "save", "stay"))
     gridengine.start_job(launch, *options, nodes=2)
     output = gridengine.output

@@ -1,4 +1,4 @@
-"""MPICH's mpiexec tells processes neither hosts nor addresses; they tell each other by it."""
+"""MPICH's mpiexec gives processes no hosts or addresses, so they exchange them through it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK = [sys.executable, str(PROGRAMS / "task.py")]
 
 
 def test_mpiexec_is_enough(make_hosts: MakeHosts, mpiexec: Mpiexec) -> None:
-    """One launcher a host, whose own name leads to loopback; both know one secret."""
+    """One launcher per host, whose own name resolves to loopback; both share a secret."""
     hosts = make_hosts(2, own_name="loopback")
     done = mpiexec(hosts, *command(*MESH, SAYS))
 
@@ -33,10 +33,10 @@ def test_mpiexec_is_enough(make_hosts: MakeHosts, mpiexec: Mpiexec) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [4, 3])
-def test_a_process_per_rank_is_told_once(
+def test_a_process_per_rank_is_reported_once(
     make_hosts: MakeHosts, mpiexec: Mpiexec, number: int
 ) -> None:
-    """With the numbers of all nodes, even ones and others, and what to type."""
+    """With the number of processes on each node, even or not, and the command to use."""
     done = mpiexec(make_hosts(2), *command(*MESH, SAYS), slots=2, number=number)
 
     assert done.returncode != 0
@@ -47,7 +47,7 @@ def test_a_process_per_rank_is_told_once(
 
 @pytest.mark.nightly
 def test_mpiexec_is_enough_for_a_mesh(make_hosts: MakeHosts, mpiexec: Mpiexec) -> None:
-    """A plain python in each process joins the others."""
+    """Each process, a plain python, joins the others."""
     env = {"MESHRUN_MESH": "dp=2,tp=2", "MESHRUN_DEVICE": "cpu"}
     done = mpiexec(make_hosts(2), *TASK, slots=2, env=env, timeout=110)
 
@@ -59,7 +59,7 @@ def test_mpiexec_is_enough_for_a_mesh(make_hosts: MakeHosts, mpiexec: Mpiexec) -
 
 @pytest.mark.nightly
 def test_a_failure_on_one_host_ends_all(make_hosts: MakeHosts, mpiexec: Mpiexec) -> None:
-    """With the rank's own code, and nothing left."""
+    """With the rank's exit code; no process is left."""
     hosts = make_hosts(2)
     done = mpiexec(hosts, *command(*MESH, TOGETHER, "exit=3:3", "stay"))
 
@@ -69,7 +69,7 @@ def test_a_failure_on_one_host_ends_all(make_hosts: MakeHosts, mpiexec: Mpiexec)
 
 @pytest.mark.nightly
 def test_ctrl_c_ends_all(make_hosts: MakeHosts, mpiexec: Mpiexec, tmp_path: Path) -> None:
-    """Nothing is left on any host."""
+    """No process is left on any host."""
     hosts = make_hosts(2)
     output = tmp_path / "output"
     words = [*mpiexec_words(hosts, tmp_path), *command(*MESH, TOGETHER, "stay")]
@@ -78,13 +78,13 @@ def test_ctrl_c_ends_all(make_hosts: MakeHosts, mpiexec: Mpiexec, tmp_path: Path
     wait_until(lambda: output.read_text().count("met 4") == 4, output.read_text)
     job.send_signal(signal.SIGINT)
 
-    job.wait(timeout=60)  # whose own code says nothing
+    job.wait(timeout=60)  # mpiexec's exit code means nothing
     wait_until(lambda: not any(hosts.processes(host) for host in range(2)), output.read_text)
 
 
 @pytest.mark.nightly
 def test_each_process_becomes_its_rank(make_hosts: MakeHosts, mpiexec: Mpiexec) -> None:
-    """The addresses are exchanged once, before the program begins."""
+    """The processes exchange addresses once, before the program starts."""
     done = mpiexec(make_hosts(2), *command("--per-task", *MESH, SAYS), slots=2, timeout=110)
 
     assert done.returncode == 0, done.stderr

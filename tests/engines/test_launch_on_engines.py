@@ -1,4 +1,4 @@
-"""meshrun under a real scheduler, with no word of nodes, ranks or ports on its command line."""
+"""meshrun under a real scheduler, with no nodes, ranks or ports on its command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAYS = PROGRAMS / "nodes.py"
 
 
 def test_srun_is_enough(slurm: Slurm) -> None:
-    """One launcher a node under srun: the mesh spans the nodes, rank 0 is on the first."""
+    """One launcher per node: the mesh spans the nodes, and rank 0 is on the first."""
     done = slurm.srun(
         FIRST_TWO, "--ntasks-per-node=1", *command("--mesh", "dp=2,tp=2", "--no-prefix", SAYS)
     )
@@ -32,8 +32,8 @@ def test_srun_is_enough(slurm: Slurm) -> None:
     assert done.stderr.count("Slurm, step") == 1
 
 
-def test_one_launcher_a_gpu_is_told_the_fix(slurm: Slurm) -> None:
-    """Several launchers on a node are too many, and the error says what to type."""
+def test_one_launcher_per_gpu_gets_a_hint(slurm: Slurm) -> None:
+    """Several launchers on one node are an error, with a hint that gives the right command."""
     done = slurm.srun("-N2", "--ntasks-per-node=2", *command("--mesh", "dp=2,tp=2", SAYS))
 
     assert done.returncode == 2
@@ -43,7 +43,7 @@ def test_one_launcher_a_gpu_is_told_the_fix(slurm: Slurm) -> None:
 
 @pytest.mark.nightly
 def test_nodes_under_one_switch_are_a_domain(slurm: Slurm, tmp_path: Path) -> None:
-    """Slurm tells each node its switches; the nodes tell each other, and ranks are placed by it."""
+    """Each node learns its switches from Slurm; the nodes exchange them and place ranks by them."""
     program = tmp_path / "domains.py"
     program.write_text(
         "from meshrun import current_layout\n"
@@ -66,7 +66,7 @@ def test_nodes_under_one_switch_are_a_domain(slurm: Slurm, tmp_path: Path) -> No
 
 
 def test_each_task_becomes_its_rank(slurm: Slurm) -> None:
-    """On uneven nodes too; a mesh that does not fit is told once, before anything starts."""
+    """On uneven nodes too; a mesh that does not fit is reported once, before anything starts."""
     srun = (FIRST_TWO, "-n3", "--kill-on-bad-exit")
     words = ("--per-task", "--device", "cpu", "--mesh")
     done = slurm.srun(*srun, *command(*words, "dp=3,tp=1", SAYS), timeout=110)
@@ -79,8 +79,8 @@ def test_each_task_becomes_its_rank(slurm: Slurm) -> None:
 
 
 @pytest.mark.nightly
-def test_a_node_with_two_launchers_keeps_no_other_waiting(slurm: Slurm) -> None:
-    """Those of the nodes with one know of it too, and end."""
+def test_a_node_with_two_launchers_keeps_no_other_node_waiting(slurm: Slurm) -> None:
+    """The launchers of the other nodes notice it too, and exit."""
     done = slurm.srun("-N3", "-n4", *command("--mesh", "dp=3", SAYS))
 
     assert done.returncode == 2
@@ -89,7 +89,7 @@ def test_a_node_with_two_launchers_keeps_no_other_waiting(slurm: Slurm) -> None:
 
 
 def test_mpirun_is_enough(make_hosts, mpirun: Mpirun) -> None:  # type: ignore[no-untyped-def]
-    """One launcher a host under mpirun."""
+    """One launcher per host."""
     hosts = make_hosts(2)
     done = mpirun(
         hosts, "-npernode", "1", "--bind-to", "none", *command("--mesh", "dp=2,tp=2", SAYS)

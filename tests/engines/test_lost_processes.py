@@ -1,4 +1,4 @@
-"""A process of meshrun's own is killed on one of several nodes: a restart, or on without it."""
+"""A process of meshrun itself is killed on one of several nodes: restart or go on without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATIC = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=2,tp=
 
 
 def kill(launch: Launch, what: str) -> None:
-    """Kill the zygote of a node, or the process that guards its ranks and may hold the store."""
+    """Kill a node's zygote, or the process that guards its ranks and may host the store."""
     [zygote] = psutil.Process(launch.process.pid).children()
     if what == "zygote":
         zygote.kill()
@@ -31,8 +31,8 @@ def kill(launch: Launch, what: str) -> None:
     guard.kill()
 
 
-def says(what: str, host: int) -> str:
-    """Return how the cause of a restart is told."""
+def cause(what: str, host: int) -> str:
+    """Return how the cause of a restart is reported."""
     if what == "zygote":
         name = "starts the ranks"
     else:
@@ -44,13 +44,13 @@ def says(what: str, host: int) -> str:
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["static", "elastic"])
 def test_all_nodes_start_again(how: str, make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """Whichever node it was on, as long as a restart is left; the nodes stay who they are."""
+    """Whichever node was hit, while restarts are left; the nodes keep their numbers."""
     hosts, more = make_hosts(2), ("--max-restarts", "4", "--nproc-per-node", "1")
     if how == "static":
         launches = launch_on(hosts, *STATIC, *more, PROGRAM, tmp_path)
     else:
         launches = start_all(hosts, 2, tmp_path, *more, mesh="dp=1:8,tp=1")
-    # Twice in a row on one node, and the others would go on without it.
+    # Never twice in a row on one node, or the others would go on without it.
     struck = [(1, "guard"), (0, "zygote"), (1, "zygote"), (0, "store")]
     for number, (host, what) in enumerate(struck, start=1):
         for launch in launches:
@@ -58,7 +58,7 @@ def test_all_nodes_start_again(how: str, make_hosts: MakeHosts, tmp_path: Path) 
         kill(launches[host], what)
         for launch in launches:
             launch.wait_for(f"restart {number} of 4")
-            assert f"because {says(what, host)}" in launch.text.replace("; none", "\n; none")
+            assert f"because {cause(what, host)}" in launch.text.replace("; none", "\n; none")
     for launch in launches:
         launch.wait_for(" in 4 on ")
     (tmp_path / "go").touch()
@@ -72,7 +72,7 @@ def test_all_nodes_start_again(how: str, make_hosts: MakeHosts, tmp_path: Path) 
 def test_an_elastic_launch_without_restarts_goes_on_without_the_node(
     what: str, code: int, make_hosts: MakeHosts, tmp_path: Path
 ) -> None:
-    """The node says what was killed and ends with its code, and the others know as well."""
+    """The node reports what was killed and exits with its code; the others report it too."""
     hosts = make_hosts(2)
     launches = start_all(hosts, 2, tmp_path, mesh="dp=1:8,tp=1")
     kill(launches[1], what)
@@ -80,16 +80,16 @@ def test_an_elastic_launch_without_restarts_goes_on_without_the_node(
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, code], launches[1].text
-    assert f"error: {says(what, 1).strip().partition(', ')[2]}" in launches[1].text
-    if what == "guard":  # ranks of a node whose zygote is lost are missed by their peers first
-        why = says(what, 1).strip().partition(", ")[2]
+    assert f"error: {cause(what, 1).strip().partition(', ')[2]}" in launches[1].text
+    if what == "guard":  # if a zygote is lost, peers notice the missing ranks first
+        why = cause(what, 1).strip().partition(", ")[2]
         assert f"node 1 (node1) was lost: {why}" in launches[0].text
     all_gone(hosts)
 
 
 @pytest.mark.nightly
 def test_a_static_launch_without_restarts_ends(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """On all nodes, with the one code."""
+    """On all nodes, with the same exit code."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *STATIC, "--nproc-per-node", "1", PROGRAM, tmp_path)
     for launch in launches:
@@ -102,7 +102,7 @@ def test_a_static_launch_without_restarts_ends(make_hosts: MakeHosts, tmp_path: 
 
 @pytest.mark.nightly
 def test_hosts_start_again(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """One command for several hosts: as where each has a launcher of its own."""
+    """With --hosts, as with a launcher started on each host."""
     sshd = make_sshd(2)
     words = ("--ssh", sshd.ssh, "--hosts", sshd.all, "--max-restarts", "1")
     run = Launch(
@@ -110,7 +110,7 @@ def test_hosts_start_again(make_sshd: MakeSshd, tmp_path: Path) -> None:
     )
     run.wait_for(" in 0 on ", times=2)
     os.kill(min(pids_of(sshd, 1, "meshrun zygote")), signal.SIGKILL)
-    run.wait_for(f"restart 1 of 1, because {says('zygote', 1)}")
+    run.wait_for(f"restart 1 of 1, because {cause('zygote', 1)}")
     run.wait_for(" in 1 on ", times=2)
     (tmp_path / "go").touch()
 

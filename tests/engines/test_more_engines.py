@@ -1,4 +1,4 @@
-"""meshrun as people start it: on Kubernetes, SkyPilot, in Slurm's scripts and shells, by mpirun."""
+"""meshrun as users start it: Kubernetes, SkyPilot, Slurm scripts and shells, mpirun."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ HEAD = "job-0.service"
 
 
 def start_pods(hosts: Hosts, envs: Sequence[Mapping[str, str]], *words: str | Path) -> list[Launch]:
-    """Start meshrun on each host with its own variables, and the same words."""
+    """Start meshrun on each host with the same arguments and its own variables."""
     for host in range(len(hosts.names)):
         hosts.add_name(host, HEAD, hosts.addresses[0])
     return [Launch(hosts, host, words, env=env) for host, env in enumerate(envs)]
 
 
 def check_mesh(launches: Sequence[Launch]) -> None:
-    """Two ranks on each of two hosts, rank 0 on the first."""
+    """Check that two ranks ran on each of two hosts, with rank 0 on the first."""
     texts = [launch.text for launch in launches]
     assert end_all(launches) == [0, 0], "\n---\n".join(launch.text for launch in launches)
     texts = [launch.text for launch in launches]
@@ -44,7 +44,7 @@ def check_mesh(launches: Sequence[Launch]) -> None:
 
 
 def test_a_pytorch_job_is_enough(make_hosts: MakeHosts) -> None:
-    """Its RANK and WORLD_SIZE count pods; the first one is told localhost."""
+    """Its RANK and WORLD_SIZE count pods; the first pod's MASTER_ADDR is localhost."""
     hosts = make_hosts(2, name="train-worker-")
     envs = [
         {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "MASTER_PORT": "23456", "WORLD_SIZE": "2",
@@ -57,7 +57,7 @@ def test_a_pytorch_job_is_enough(make_hosts: MakeHosts) -> None:
 
 @pytest.mark.nightly
 def test_five_variables_of_kubeflow_trainer_are_enough(make_hosts: MakeHosts) -> None:
-    """Nothing else is set, and no word on the command line says it."""
+    """Nothing else is set, in the environment or on the command line."""
     hosts = make_hosts(2)
     envs = [
         {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(pod),
@@ -70,7 +70,7 @@ def test_five_variables_of_kubeflow_trainer_are_enough(make_hosts: MakeHosts) ->
 
 @pytest.mark.nightly
 def test_an_indexed_job_needs_the_number_of_nodes(make_hosts: MakeHosts) -> None:
-    """Pods have the job's name and their index; where they meet follows from those."""
+    """The meeting point follows from the job's name and the pods' indices."""
     hosts = make_hosts(2, name="train-")
     envs = [{"JOB_COMPLETION_INDEX": str(pod)} for pod in range(2)]
 
@@ -79,7 +79,7 @@ def test_an_indexed_job_needs_the_number_of_nodes(make_hosts: MakeHosts) -> None
 
 @pytest.mark.nightly
 def test_pods_of_an_elastic_job_come_back(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """The words of the manifest: a pod that is preempted starts again and joins the others."""
+    """With the manifest's command, a preempted pod starts again and rejoins the others."""
     hosts = make_hosts(2, name="train-")
     manifest = run_meshrun(
         "--submit", "kubernetes", "--image", "a", "--rdzv-id", "train", "--nnodes", "1:2",
@@ -94,7 +94,7 @@ def test_pods_of_an_elastic_job_come_back(make_hosts: MakeHosts, tmp_path: Path)
     def pod(index: int) -> Launch:
         return Launch(hosts, index, words, env={"JOB_COMPLETION_INDEX": str(index)})
 
-    pods = [pod(1), pod(0)]  # in whatever order
+    pods = [pod(1), pod(0)]  # the order does not matter
     for each in pods:
         each.wait_for("in 0 on")
     pods[0].send(signal.SIGTERM)
@@ -112,7 +112,7 @@ def test_pods_of_an_elastic_job_come_back(make_hosts: MakeHosts, tmp_path: Path)
 
 @pytest.mark.nightly
 def test_skypilot_is_enough(make_hosts: MakeHosts) -> None:
-    """Addresses, in node order, and the node's number."""
+    """It gives the addresses in node order and the node's number."""
     hosts = make_hosts(2)
     envs = [
         {"SKYPILOT_NODE_IPS": "\n".join(hosts.addresses), "SKYPILOT_NUM_NODES": "2",
@@ -127,13 +127,13 @@ def test_skypilot_is_enough(make_hosts: MakeHosts) -> None:
 
 
 def typed(*words: str | Path) -> str:
-    """Return meshrun with these words as a line of a script."""
+    """Return a meshrun command line for a script."""
     return shlex.join(command(*words))
 
 
 @pytest.mark.nightly
 def test_srun_with_gpus_is_enough(slurm: Slurm) -> None:
-    """Accelerators that torch cannot use do no harm where the device is said."""
+    """Accelerators that torch cannot use do no harm if --device is given."""
     done = slurm.srun(
         "-N2", "--ntasks-per-node=1", "--gpus-per-node=2",
         *command("--device", "cpu", *MESH, "--no-prefix", SAYS),
@@ -145,7 +145,7 @@ def test_srun_with_gpus_is_enough(slurm: Slurm) -> None:
 
 @pytest.mark.nightly
 def test_a_batch_script_with_srun_is_enough(slurm: Slurm) -> None:
-    """Its first node need not be the cluster's."""
+    """Its first node need not be the cluster's first."""
     printed = slurm.sbatch(
         f"srun {typed('--no-prefix', *MESH, SAYS)}",
         "--nodes=2", "--nodelist=sl[1-2]", "--ntasks-per-node=1",
@@ -156,7 +156,7 @@ def test_a_batch_script_with_srun_is_enough(slurm: Slurm) -> None:
 
 
 def test_scancel_ends_every_rank(slurm: Slurm, tmp_path: Path) -> None:
-    """Each gets SIGTERM and may save; nothing of the job is left on any host."""
+    """Each gets SIGTERM and can save; no process of the job is left on any host."""
     output = tmp_path / "output"
     with open(output, "wb") as file:
         job = slurm.popen(
@@ -176,7 +176,7 @@ def test_scancel_ends_every_rank(slurm: Slurm, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("fake_torch")
 def test_unbuffered_output_is_plain_text(slurm: Slurm) -> None:
-    """``srun --unbuffered`` gives each task a terminal, which may lead to a file."""
+    """``srun --unbuffered`` gives each task a terminal, though its output may go to a file."""
     words = ("--nproc-per-node", "1", "--no-python", "echo", "done")
     task = ("srun", "--immediate=30", "--unbuffered", "--ntasks-per-node=1", "--nodes=2")
     done = slurm.run([*task, *command(*words)], env={"TERM": "xterm"})
@@ -187,7 +187,7 @@ def test_unbuffered_output_is_plain_text(slurm: Slurm) -> None:
 
 @pytest.mark.nightly
 def test_a_shell_on_one_node_launches_there(slurm: Slurm, tmp_path: Path) -> None:
-    """``srun --pty bash``, and meshrun typed into it: an ordinary launch."""
+    """meshrun typed into ``srun --pty bash`` is an ordinary launch."""
     script = tmp_path / "shell"
     script.write_text(f"#!/bin/sh\n{typed('--no-prefix', '--mesh', 'tp=2', SAYS)}\n")
     script.chmod(0o755)
@@ -203,8 +203,8 @@ def test_a_shell_on_one_node_launches_there(slurm: Slurm, tmp_path: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_cores_that_mpirun_binds_to_are_told(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
-    """Two processes get a core each, and all workers of a node would share it."""
+def test_cores_that_mpirun_binds_to_are_reported(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
+    """mpirun gives each process one core, which all workers of a node would share."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core cannot be taken away")
     hosts = make_hosts(2)
@@ -213,8 +213,8 @@ def test_cores_that_mpirun_binds_to_are_told(make_hosts: MakeHosts, mpirun: Mpir
     free = mpirun(hosts, "-npernode", "1", "--bind-to", "none", *words)
 
     assert (bound.returncode, free.returncode) == (0, 0), bound.stderr + free.stderr
-    told = "binds 2 workers to 1 of "
-    assert told in bound.stderr
+    warning = "binds 2 workers to 1 of "
+    assert warning in bound.stderr
     assert "mpirun --bind-to none" in bound.stderr
-    assert told not in free.stderr
+    assert warning not in free.stderr
     all_gone(hosts)

@@ -1,6 +1,6 @@
-"""Whatever happens to one of several nodes, and when: all end alike, say why, and leave nobody.
+"""A random fault hits one of several nodes: all exit alike, report the cause, and leave nothing.
 
-``MESHRUN_NODE_FAULTS`` is how many cases are drawn, ``MESHRUN_NODE_FAULTS_FROM`` the first.
+``MESHRUN_NODE_FAULTS`` is the number of cases, ``MESHRUN_NODE_FAULTS_FROM`` the first.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.kit import PROGRAMS, wait_until
 pytestmark = pytest.mark.torch
 COUNT = int(os.environ.get("MESHRUN_NODE_FAULTS", "60"))
 FIRST = int(os.environ.get("MESHRUN_NODE_FAULTS_FROM", "0"))
-_JOIN_S = 20  # where nodes are awaited in vain
+_JOIN_S = 20  # for cases in which a node never joins
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", range(FIRST, FIRST + COUNT))
 def test_whatever_happens_to_a_node(number: int, make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """Each launcher that is alive ends with the code of the cause, and no process is left."""
+    """Each surviving launcher exits with the code of the cause, and no process is left."""
     case = draw(number)
     print(f"\nMESHRUN_NODE_FAULTS=1 MESHRUN_NODE_FAULTS_FROM={number}  # {case}")
     hosts = make_hosts(case.nodes)
@@ -47,7 +47,7 @@ def test_whatever_happens_to_a_node(number: int, make_hosts: MakeHosts, tmp_path
 
     _check(case, codes, launches)
     all_gone(hosts)
-    if case.fault == "host":  # nobody was left there to clear up
+    if case.fault == "host":  # no process was left there to clean up
         for left in Path(tempfile.gettempdir()).glob("meshrun*"):
             shutil.rmtree(left)
 
@@ -115,12 +115,12 @@ def _check(case: Case, codes: list[int], launches: list[Launch]) -> None:
         for launch, code in zip(launches, codes, strict=True)
         if launch.host != case.victim or case.has_launcher
     ]
-    if case.is_early:  # the others learn of it, or wait in vain
+    if case.is_early:  # the others may be notified, or time out
         assert {code for _, code in alive} <= {LOST, case.code}
         return
     assert {code for _, code in alive} == {case.code}
     for launch, _ in alive:
-        assert case.says(launch.host) in launch.text
+        assert case.cause(launch.host) in launch.text
     for launch, _ in alive:
         assert "this is a bug in meshrun" not in launch.text
         assert "/meshrun/supervisor/" not in launch.text

@@ -1,4 +1,4 @@
-"""Several hosts, a launcher on each: they meet, say who is missing, and stop together."""
+"""A launcher on each of several hosts: they meet, report who is missing, and stop together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MESH = ("--mesh", "dp=2,tp=2")
 TWO = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500")
 AT = (*TWO, *MESH)
 BARE = (*TWO, "--nproc-per-node", "2")
-"""Without a mesh: what launchers do needs no torch."""
+"""Without a mesh, so that launchers need no torch."""
 STARTED = [
     variables(
         "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=node[1,9] SLURM_STEP_NUM_NODES=2"
@@ -31,7 +31,7 @@ STARTED = [
     ),
     {"JOB_COMPLETION_INDEX": "0"},
 ]
-"""The first of two nodes on which a scheduler starts the launchers."""
+"""The first of two nodes, where a scheduler starts the launchers."""
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ STARTED = [
     ids=["name", "name-debian", "address", "c10d", "static"],
 )
 def test_nodes_meet(make_hosts: MakeHosts, how: list[str], own_name: str) -> None:
-    """By a name or an address; also where a host's own name leads to loopback, as on Debian."""
+    """By name or address, even if a host's own name resolves to loopback, as on Debian."""
     hosts = make_hosts(2, own_name=own_name)
     static = "--master-addr" in how
     launches = launch_on(
@@ -71,7 +71,7 @@ def test_nodes_meet(make_hosts: MakeHosts, how: list[str], own_name: str) -> Non
 
 @pytest.mark.nightly
 def test_a_node_without_ranks_ends_with_the_others(make_hosts: MakeHosts) -> None:
-    """The mesh has no place for half a group, here on the third node of a domain."""
+    """The third node of the domain has only half a tp group, so it gets no ranks."""
     hosts = make_hosts(3)
     launches = launch_on(
         hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=-1,tp=2",
@@ -90,7 +90,7 @@ def test_a_node_without_ranks_ends_with_the_others(make_hosts: MakeHosts) -> Non
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_names_do_not_matter_where_an_address_is_given(make_hosts: MakeHosts, backend: str) -> None:
-    """No host name resolves at all."""
+    """No host name resolves."""
     hosts = make_hosts(2, own_name="nothing")
     launches = launch_on(
         hosts, "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "10.77.0.1:29500",
@@ -103,12 +103,12 @@ def test_names_do_not_matter_where_an_address_is_given(make_hosts: MakeHosts, ba
 @pytest.mark.parametrize("backend", [pytest.param("static", marks=pytest.mark.nightly), "c10d"])
 @pytest.mark.parametrize("form", ["[{0}]:29500", "{0}:29500", "[{1}%eth0]:29500"])
 def test_nodes_meet_over_ipv6(make_hosts: MakeHosts, backend: str, form: str) -> None:
-    """An endpoint with an IPv6 address, also one of the link, and without brackets."""
+    """The endpoint is an IPv6 address, possibly link-local or without brackets."""
     hosts = make_hosts(2, ipv6=True)
     show = ["ip", "-6", "addr", "show", "dev", "eth0", "scope", "link", "-tentative"]
-    wait_until(lambda: "inet6 " in hosts.run(0, show).stdout, lambda: "no address of the link")
-    of_link = hosts.run(0, show).stdout.partition("inet6 ")[2].partition("/")[0]
-    endpoint = form.format(hosts.addresses_v6[0], of_link)
+    wait_until(lambda: "inet6 " in hosts.run(0, show).stdout, lambda: "no link-local address")
+    link_local = hosts.run(0, show).stdout.partition("inet6 ")[2].partition("/")[0]
+    endpoint = form.format(hosts.addresses_v6[0], link_local)
     launches = launch_on(
         hosts, "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint, *MESH, SAYS
     )
@@ -117,8 +117,8 @@ def test_nodes_meet_over_ipv6(make_hosts: MakeHosts, backend: str, form: str) ->
 
 
 @pytest.mark.nightly
-def test_nodes_without_ranks_are_counted_by_their_names(make_hosts: MakeHosts) -> None:
-    """node2 comes before node10, whichever came first; the coordinator is node 0."""
+def test_nodes_without_node_ranks_are_numbered_by_name(make_hosts: MakeHosts) -> None:
+    """node2 sorts before node10, whichever joined first; the coordinator is node 0."""
     hosts = make_hosts(3)
     launches = launch_on(
         hosts, "--nnodes", "3", "--rdzv-endpoint", "node1:29500", "--mesh", "dp=3", SAYS
@@ -133,8 +133,8 @@ def test_nodes_without_ranks_are_counted_by_their_names(make_hosts: MakeHosts) -
 
 
 @pytest.mark.nightly
-def test_ranks_of_a_role_are_counted_over_nodes(make_hosts: MakeHosts, fake_torch: Path) -> None:
-    """As torchrun counts them, where nodes have different roles and numbers of workers."""
+def test_ranks_of_a_role_are_numbered_across_nodes(make_hosts: MakeHosts, fake_torch: Path) -> None:
+    """As torchrun numbers them, if nodes differ in role and number of workers."""
     hosts = make_hosts(3)
     nodes = [("trainer", "2"), ("reader", "1"), ("trainer", "3")]
     launches = launch_on(
@@ -160,9 +160,9 @@ def test_ranks_of_a_role_are_counted_over_nodes(make_hosts: MakeHosts, fake_torc
 def test_the_first_node_shows_the_command_for_the_others(
     make_hosts: MakeHosts, fake_torch: Path
 ) -> None:
-    """It was told nothing but how many there are; what it prints brings the other one in.
+    """Given only the number of nodes, it prints a command that makes the others join.
 
-    Where a scheduler starts the others, there is nothing to type.
+    If a scheduler starts the others, it prints none.
     """
     hosts = make_hosts(3)
     words = ("--nnodes", "2", *MESH, SAYS)
@@ -181,10 +181,10 @@ def test_the_first_node_shows_the_command_for_the_others(
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_a_node_that_never_comes_is_told(
+def test_a_node_that_never_joins_is_reported(
     make_hosts: MakeHosts, backend: str, request: pytest.FixtureRequest
 ) -> None:
-    """Who is missing is said while waiting, and at the end, with likely causes."""
+    """While waiting and at the end, with likely causes."""
     if backend == "static":
         request.getfixturevalue("fake_torch")
     hosts = make_hosts(1)
@@ -200,8 +200,8 @@ def test_a_node_that_never_comes_is_told(
 
 
 @pytest.mark.nightly
-def test_a_coordinator_that_never_comes_is_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
-    """The other node says where it waits and what came of it."""
+def test_a_missing_coordinator_is_reported(make_hosts: MakeHosts, fake_torch: Path) -> None:
+    """The other node reports where it waits and why it cannot connect."""
     hosts = make_hosts(2)
     launch = launch_on(hosts, "--rdzv-conf", "join_timeout=5", *AT, SAYS, each=_only(1))[1]
 
@@ -211,12 +211,12 @@ def test_a_coordinator_that_never_comes_is_told(make_hosts: MakeHosts, fake_torc
 
 
 def _only(host: int):  # type: ignore[no-untyped-def]
-    """Have the other hosts' launchers do nothing."""
+    """Return arguments that make the launchers on other hosts do nothing."""
     return lambda each: [] if each == host else ["--version"]
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "message"),
     [
         (["--mesh", "dp=4"], "--mesh is dp=4 on node1, but --mesh is dp=2,tp=2 on node0"),
         ([*MESH, "--max-restarts", "1"], "--max-restarts is 1 on node1"),
@@ -224,10 +224,10 @@ def _only(host: int):  # type: ignore[no-untyped-def]
         ([*MESH, "--backend", "gloo"], "--backend is gloo on node1"),
     ],
 )
-def test_a_difference_is_told_before_any_rank(
-    make_hosts: MakeHosts, other: list[str], told: str, fake_torch: Path
+def test_a_difference_is_reported_before_any_rank(
+    make_hosts: MakeHosts, other: list[str], message: str, fake_torch: Path
 ) -> None:
-    """By node and option, on both nodes, and nothing was started."""
+    """Both nodes name the node and the option, and start nothing."""
     hosts = make_hosts(2)
     launches = launch_on(
         hosts, SAYS,
@@ -237,7 +237,7 @@ def test_a_difference_is_told_before_any_rank(
 
     assert end_all(launches) == [2, 2], launches[0].text + launches[1].text
     for launch in launches:
-        assert told in launch.text
+        assert message in launch.text
         assert "rank " not in launch.text
 
 
@@ -246,7 +246,7 @@ FILE = "the file of the program is"
 
 @pytest.mark.usefixtures("fake_torch")
 @pytest.mark.parametrize(
-    ("first", "second", "told"),
+    ("first", "second", "message"),
     [
         (["loop.py", "2"], ["loop.py", "3"], "argument 1 of the program is `3` on node1, but `2`"),
         (["a/loop.py", "2"], ["b/loop.py", "2"], f"{FILE} b/loop.py (sha256 "),
@@ -254,10 +254,10 @@ FILE = "the file of the program is"
     ],
     ids=["arguments", "content", "module"],
 )
-def test_another_program_is_told_before_any_rank(
-    make_hosts: MakeHosts, tmp_path: Path, first: list[str], second: list[str], told: str
+def test_another_program_is_reported_before_any_rank(
+    make_hosts: MakeHosts, tmp_path: Path, first: list[str], second: list[str], message: str
 ) -> None:  # fmt: skip
-    """By node and by what differs, on both nodes."""
+    """Both nodes name the node and the difference."""
     for name, text in (("loop.py", ""), ("a/loop.py", ""), ("b/loop.py", "\n")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -267,7 +267,7 @@ def test_another_program_is_told_before_any_rank(
 
     assert end_all(launches) == [2, 2], launches[0].text + launches[1].text
     for launch in launches:
-        assert told in launch.text
+        assert message in launch.text
         assert "--allow-different-programs" in launch.text
 
 
@@ -275,7 +275,7 @@ def test_another_program_is_told_before_any_rank(
 def test_different_programs_run_where_they_are_meant_to(
     make_hosts: MakeHosts, tmp_path: Path
 ) -> None:
-    """The same file needs no word, wherever it is; others need one on either side."""
+    """The same file in another place needs no option; a different file needs one on any node."""
     copied = tmp_path / "as" / "main.py"
     copied.parent.mkdir()
     copied.write_text(SAYS.read_text())
@@ -290,8 +290,8 @@ def test_different_programs_run_where_they_are_meant_to(
 
 
 @pytest.mark.nightly
-def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
-    """Both names, and the number."""
+def test_two_nodes_with_one_node_rank_are_reported(make_hosts: MakeHosts, fake_torch: Path) -> None:
+    """With both names and the number."""
     hosts = make_hosts(3)
     launches = launch_on(
         hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3", SAYS,
@@ -299,14 +299,14 @@ def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts, fake_torch: Pat
     )  # fmt: skip
 
     assert end_all(launches) == [2, 2, 2]
-    told = re.search(r"error: (node\d) and (node\d) both have --node-rank 1", launches[0].text)
-    assert told is not None, launches[0].text
-    assert set(told.groups()) == {"node1", "node2"}
+    error = re.search(r"error: (node\d) and (node\d) both have --node-rank 1", launches[0].text)
+    assert error is not None, launches[0].text
+    assert set(error.groups()) == {"node1", "node2"}
 
 
 @pytest.mark.nightly
-def test_two_first_nodes_are_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
-    """Only one of them is where the endpoint leads; both name both, and nobody waits."""
+def test_two_first_nodes_are_reported(make_hosts: MakeHosts, fake_torch: Path) -> None:
+    """Only one of them has the endpoint's address; each names both, and neither waits."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, "--node-rank", "0", *AT, SAYS)
 
@@ -317,8 +317,8 @@ def test_two_first_nodes_are_told(make_hosts: MakeHosts, fake_torch: Path) -> No
     all_gone(hosts)
 
 
-def test_another_launch_is_not_let_in(make_hosts: MakeHosts, fake_torch: Path) -> None:
-    """Another --rdzv-id: both sides say what is wrong, and the launch it knocked at waits on."""
+def test_another_launch_is_rejected(make_hosts: MakeHosts, fake_torch: Path) -> None:
+    """If --rdzv-id differs, both sides report it, and the contacted launch keeps waiting."""
     hosts = make_hosts(2)
     launches = launch_on(
         hosts, *AT, "--rdzv-conf", "join_timeout=5", SAYS,
@@ -331,7 +331,7 @@ def test_another_launch_is_not_let_in(make_hosts: MakeHosts, fake_torch: Path) -
 
 
 def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
-    """The same code everywhere, the whole report on the first node, one line on the others."""
+    """The same exit code everywhere; the first node prints the full report, the others a line."""
     hosts = make_hosts(3)
     launches = launch_on(
         hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3,tp=1",
@@ -350,7 +350,7 @@ def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
 
 @pytest.mark.nightly
 def test_an_exception_elsewhere_is_shown_whole_on_the_first_node(make_hosts: MakeHosts) -> None:
-    """Its traceback, and where it ran."""
+    """With its traceback and its host."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, TOGETHER, "stay", "raise=3")
 
@@ -366,7 +366,7 @@ def test_an_exception_elsewhere_is_shown_whole_on_the_first_node(make_hosts: Mak
 
 @pytest.mark.nightly
 def test_a_launcher_that_is_killed_ends_the_others(make_hosts: MakeHosts) -> None:
-    """At once: its connection closes. Nothing of it is left on its own host either."""
+    """At once, as its connection closes; no process is left on its own host either."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, TOGETHER, "stay")
     for launch in launches:
@@ -379,8 +379,8 @@ def test_a_launcher_that_is_killed_ends_the_others(make_hosts: MakeHosts) -> Non
 
 
 @pytest.mark.nightly
-def test_nobody_outlives_launcher_and_zygote_of_the_first_node(make_hosts: MakeHosts) -> None:
-    """Killed at the same moment: the store's process, the last guard, sees to the rest."""
+def test_no_process_outlives_launcher_and_zygote_of_the_first_node(make_hosts: MakeHosts) -> None:
+    """Both are killed at once; the store's process is the last guard and kills the rest."""
     hosts, deaf = make_hosts(2), (PROGRAMS / "wait.py", "deaf", "children")
     launches = launch_on(hosts, *AT, "--shutdown-timeout", "1", *deaf)
     for launch in launches:
@@ -392,8 +392,8 @@ def test_nobody_outlives_launcher_and_zygote_of_the_first_node(make_hosts: MakeH
     all_gone(hosts)
 
 
-def test_the_coordinators_end_ends_the_others(make_hosts: MakeHosts, fake_torch: Path) -> None:
-    """They cannot hear any more what comes next."""
+def test_a_lost_coordinator_ends_the_others(make_hosts: MakeHosts, fake_torch: Path) -> None:
+    """Nothing else can tell them what to do next."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *BARE, PROGRAMS / "wait.py")
     for launch in launches:
@@ -409,7 +409,7 @@ def test_the_coordinators_end_ends_the_others(make_hosts: MakeHosts, fake_torch:
 def test_a_node_that_falls_silent_is_lost(
     make_hosts: MakeHosts, host: int, fake_torch: Path
 ) -> None:
-    """Its link is cut: both sides end by themselves, each saying whom it lost."""
+    """Its link is cut: each side exits on its own and names the node it lost."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *BARE, "--node-timeout", "4", PROGRAMS / "wait.py")
     for launch in launches:
@@ -429,12 +429,12 @@ def test_a_node_that_falls_silent_is_lost(
         pytest.param(1, "well", 75, marks=pytest.mark.nightly),
         pytest.param(1, "by the signal", -signal.SIGTERM, marks=pytest.mark.nightly),
     ],
-    ids=["the first", "another", "nobody saves"],
+    ids=["the first", "another", "no rank saves"],
 )
 def test_sigterm_on_one_node_ends_all_alike(
     make_hosts: MakeHosts, host: int, way: str, code: int, fake_torch: Path
 ) -> None:
-    """Every rank of every node saves and leaves: preempted, the same code everywhere."""
+    """Every rank of every node saves and exits; the exit code is the same everywhere."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *BARE, PROGRAMS / "preempted.py", *[way] * 4)
     for launch in launches:
@@ -445,7 +445,7 @@ def test_sigterm_on_one_node_ends_all_alike(
 
 
 def test_all_nodes_start_again_together(make_hosts: MakeHosts) -> None:
-    """After a failure on one of them, as the same generation, with a store without a past."""
+    """After a failure on one of them, in the same generation, with a fresh store."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--max-restarts", "1", TOGETHER, "stay", "once", "raise=3")
 
@@ -457,11 +457,9 @@ def test_all_nodes_start_again_together(make_hosts: MakeHosts) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", [["--node-rank", "{}"], [], ["--rdzv-backend", "c10d"]],
-                         ids=["told", "by name", "c10d"])  # fmt: skip
-def test_a_launcher_that_is_started_again_takes_part_again(
-    make_hosts: MakeHosts, how: list[str]
-) -> None:
-    """By hand or by a scheduler, as after a host's crash; it costs a restart."""
+                         ids=["node rank", "by name", "c10d"])  # fmt: skip
+def test_a_launcher_that_is_started_again_rejoins(make_hosts: MakeHosts, how: list[str]) -> None:
+    """By hand or by a scheduler, as after a host crash; it costs a restart."""
     hosts = make_hosts(2)
     words = [*AT, "--max-restarts", "1", TOGETHER, "stay", "once"]
 
@@ -485,7 +483,7 @@ def test_a_launcher_that_is_started_again_takes_part_again(
 
 @pytest.mark.nightly
 def test_a_launcher_that_is_not_started_again_is_not_waited_for_long(make_hosts: MakeHosts) -> None:
-    """The end names what was lost, and how long it was waited for."""
+    """The error names the lost node and how long the others waited."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--max-restarts", "1", "--node-timeout", "3", TOGETHER, "stay")
     for launch in launches:
@@ -499,8 +497,8 @@ def test_a_launcher_that_is_not_started_again_is_not_waited_for_long(make_hosts:
 
 
 @pytest.mark.nightly
-def test_a_node_too_many_is_told_that_all_are_there(make_hosts: MakeHosts) -> None:
-    """Once the launch has begun; it ends at once, and the launch goes on."""
+def test_a_surplus_node_is_told_that_all_are_running(make_hosts: MakeHosts) -> None:
+    """Once the launch has started, a further node exits at once, and the launch goes on."""
     hosts = make_hosts(3)
     launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
     for launch in launches:
@@ -515,7 +513,7 @@ def test_a_node_too_many_is_told_that_all_are_there(make_hosts: MakeHosts) -> No
 
 @pytest.mark.nightly
 def test_sigquit_on_the_coordinator_asks_every_node(make_hosts: MakeHosts) -> None:
-    """Each shows where its own ranks are, and goes on."""
+    """Each shows its own ranks' stacks and goes on."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, TOGETHER, "stay")
     for launch in launches:
@@ -530,7 +528,7 @@ def test_sigquit_on_the_coordinator_asks_every_node(make_hosts: MakeHosts) -> No
 
 @pytest.mark.nightly
 def test_nodes_that_wait_for_one_that_works_are_not_hung(make_hosts: MakeHosts) -> None:
-    """Ranks of one node work, those of the other wait for them, for longer than the limit."""
+    """One node's ranks work while the other's wait for them, for longer than the limit."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--hang-timeout", "3", PROGRAMS / "one_works.py", "8")
 
@@ -539,7 +537,7 @@ def test_nodes_that_wait_for_one_that_works_are_not_hung(make_hosts: MakeHosts) 
 
 @pytest.mark.nightly
 def test_nodes_that_all_wait_are_hung(make_hosts: MakeHosts) -> None:
-    """One rank sleeps in its program, the others in a collective: each node shows where, once."""
+    """One rank sleeps in its program, the others in a collective; each node shows where."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--hang-timeout", "3", PROGRAMS / "one_works.py", "-1")
 
@@ -550,7 +548,7 @@ def test_nodes_that_all_wait_are_hung(make_hosts: MakeHosts) -> None:
 
 @pytest.mark.nightly
 def test_a_hang_across_nodes_names_the_rank(make_hosts: MakeHosts) -> None:
-    """Ranks of one node wait for one of the other: the last line says for whom."""
+    """One node's ranks wait for a rank of the other; the last line names it."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--hang-timeout", "3", PROGRAMS / "late.py")
 

@@ -1,4 +1,4 @@
-"""One launcher on each of several hosts, and what each of them prints."""
+"""A launcher on each of several hosts, and what each prints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMIT_S = 90.0
 
 
 class Launch:
-    """One node's launcher; what it prints is read as it comes, stdout and stderr in one."""
+    """One node's launcher; its stdout and stderr are read together as they come."""
 
     def __init__(
         self, hosts: Hosts, host: int, words: Sequence[str | Path], *, around: Sequence[str] = (),
@@ -40,27 +40,27 @@ class Launch:
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
+        """The output so far."""
         return "".join(self._lines)
 
     def wait_for(self, text: str, *, times: int = 1) -> None:
-        """Wait until it has printed a text so often."""
+        """Wait until the output contains a text so many times."""
         wait_until(lambda: self.text.count(text) >= times or self._is_over(), lambda: self.text)
         assert self.text.count(text) >= times, self.text
 
     def end(self) -> int:
-        """Wait for its end and return its exit code."""
+        """Wait for the launcher to exit and return its exit code."""
         try:
             code = self.process.wait(timeout=_LIMIT_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(
-                f"no end of the launcher on host {self.host}:\n{self.text}"
+                f"the launcher on host {self.host} did not exit:\n{self.text}"
             ) from None
         self._reader.join(timeout=_LIMIT_S)
         return code
 
     def send(self, signum: signal.Signals) -> None:
-        """Send the launcher a signal."""
+        """Send a signal to the launcher."""
         self.process.send_signal(signum)
 
     def _is_over(self) -> bool:
@@ -71,14 +71,14 @@ def launch_on(
     hosts: Hosts, *words: str | Path, each: Callable[[int], Sequence[str]] = lambda _: (),
     **kwargs: Any,
 ) -> list[Launch]:  # fmt: skip
-    """Start a launcher on every host with the same words, after what ``each`` host has first."""
+    """Start a launcher on every host: the arguments ``each(host)`` gives, then ``words``."""
     return [
         Launch(hosts, host, [*each(host), *words], **kwargs) for host in range(len(hosts.names))
     ]
 
 
 def end_all(launches: Sequence[Launch]) -> list[int]:
-    """Wait for the end of all and return their exit codes."""
+    """Wait for all launchers to exit and return their exit codes."""
     return [launch.end() for launch in launches]
 
 
@@ -92,11 +92,11 @@ def all_gone(hosts: Hosts) -> None:
 
 
 def said(text: str) -> list[str]:
-    """Return the lines of ranks, without their prefixes, sorted."""
+    """Return the ranks' lines without prefixes, sorted."""
     lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
     return sorted(line for line in lines if line.startswith("rank "))
 
 
 def as_shell(code: int) -> int:
-    """Return an exit code as a shell shows it."""
+    """Return an exit code as a shell would report it."""
     return 128 - code if code < 0 else code
