@@ -14,7 +14,7 @@ import yaml
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.openmpi import Mpirun
 from tests.engines.slurm import Slurm
-from tests.engines.together import Launch, all_gone, as_shell, end_all, said
+from tests.engines.together import Launch, all_gone, as_shell, end_all, rank_lines
 from tests.kit import PROGRAMS, command, run_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
@@ -36,7 +36,7 @@ def check_mesh(launches: Sequence[Launch]) -> None:
     texts = [launch.text for launch in launches]
     assert end_all(launches) == [0, 0], "\n---\n".join(launch.text for launch in launches)
     texts = [launch.text for launch in launches]
-    ranks = [[line.split()[1] for line in said(text)] for text in texts]
+    ranks = [[line.split()[1] for line in rank_lines(text)] for text in texts]
     assert ranks == [["0", "1"], ["2", "3"]]
 
 

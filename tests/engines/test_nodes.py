@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.engines.hosts import MakeHosts
-from tests.engines.together import Launch, all_gone, end_all, launch_on, said
+from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines
 from tests.kit import PROGRAMS, wait_until
 from tests.schedulers import variables
 
@@ -58,11 +58,11 @@ def test_nodes_meet(make_hosts: MakeHosts, how: list[str], own_name: str) -> Non
     )  # fmt: skip
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
-    assert said(launches[0].text) == [
+    assert rank_lines(launches[0].text) == [
         "rank 0 of 4 on node0: dp 0 tp 0, sum 6",
         "rank 1 of 4 on node0: dp 0 tp 1, sum 6",
     ]
-    assert said(launches[1].text) == [
+    assert rank_lines(launches[1].text) == [
         "rank 2 of 4 on node1: dp 1 tp 0, sum 6",
         "rank 3 of 4 on node1: dp 1 tp 1, sum 6",
     ]
@@ -79,7 +79,7 @@ def test_a_node_without_ranks_ends_with_the_others(make_hosts: MakeHosts) -> Non
     )  # fmt: skip
 
     assert end_all(launches) == [0, 0, 0], launches[0].text + launches[2].text
-    assert [said(launch.text) for launch in launches] == [
+    assert [rank_lines(launch.text) for launch in launches] == [
         ["rank 0 of 2 on node0: dp 0 tp 0, sum 1"],
         ["rank 1 of 2 on node1: dp 0 tp 1, sum 1"],
         [],
@@ -125,7 +125,7 @@ def test_nodes_without_node_ranks_are_numbered_by_name(make_hosts: MakeHosts) ->
     )
 
     assert end_all(launches) == [0, 0, 0]
-    assert [said(launch.text) for launch in launches] == [
+    assert [rank_lines(launch.text) for launch in launches] == [
         ["rank 1 of 3 on node0: dp 1, sum 3"],
         ["rank 0 of 3 on node1: dp 0, sum 3"],
         ["rank 2 of 3 on node2: dp 2, sum 3"],
@@ -349,7 +349,7 @@ def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
 
 
 @pytest.mark.nightly
-def test_an_exception_elsewhere_is_shown_whole_on_the_first_node(make_hosts: MakeHosts) -> None:
+def test_an_exception_elsewhere_is_shown_in_full_on_the_first_node(make_hosts: MakeHosts) -> None:
     """With its traceback and its host."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, TOGETHER, "stay", "raise=3")

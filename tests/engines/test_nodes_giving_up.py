@@ -1,4 +1,4 @@
-"""A node that cannot take part, or is told not to, before all have met: nobody waits for it."""
+"""A node fails or is stopped before all nodes have met: no other node waits for it."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
 AT = ("--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3,tp=2")
 SHORT = ("--node-timeout", "5")
-"""How long a node that gives up stays for those who have not heard of it."""
+"""How long a node that gives up stays to notify those it has not reached."""
 
 
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_broken_program_on_one_node_ends_all(
     make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path, host: int
 ) -> None:
-    """With one code and the reason everywhere, though a third node is missing."""
+    """Both nodes exit with the same code and reason, though a third node is missing."""
     hosts = make_hosts(2)
     broken = tmp_path / "broken.py"
     broken.write_text("print(")
-    words = [*AT, *SHORT, "--allow-different-programs"]  # else that is told, if it is found first
+    words = [*AT, *SHORT, "--allow-different-programs"]  # else that error might come first
     launches = launch_on(hosts, each=lambda each: [*words, broken if each == host else SAYS])
 
     assert end_all(launches) == [1, 1], launches[0].text + launches[1].text
     assert "SyntaxError" in launches[host].text
-    told = launches[1 - host].text
-    assert f"error: node{host} exited before all nodes had joined: SyntaxError: " in told
+    text = launches[1 - host].text
+    assert f"error: node{host} exited before all nodes had joined: SyntaxError: " in text
     all_gone(hosts)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("host", "backend"), [(0, "static"), (1, "static"), (1, "c10d")])
-def test_a_program_that_is_not_there_on_one_node_ends_all(
+def test_a_missing_program_on_one_node_ends_all(
     make_hosts: MakeHosts, tmp_path: Path, host: int, backend: str
 ) -> None:
-    """It is looked for before anything starts; the others are told all the same."""
+    """It is missed before anything starts, yet the other node is notified."""
     hosts = make_hosts(2)
     lost = tmp_path / "lost.py"
     words = ["--rdzv-backend", backend, *AT, *SHORT]
@@ -50,9 +50,9 @@ def test_a_program_that_is_not_there_on_one_node_ends_all(
     codes = end_all(launches)
 
     assert len(set(codes)) == 1, launches[0].text + launches[1].text
-    told = launches[1 - host].text
-    assert f"error: node{host} exited before all nodes had joined: " in told
-    assert "lost.py" in told
+    text = launches[1 - host].text
+    assert f"error: node{host} exited before all nodes had joined: " in text
+    assert "lost.py" in text
     all_gone(hosts)
 
 
@@ -60,7 +60,7 @@ def test_a_program_that_is_not_there_on_one_node_ends_all(
 def test_a_log_folder_that_one_node_refuses_ends_all(
     make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path
 ) -> None:
-    """Others may write to it on that node alone."""
+    """On that node alone, the folder is writable by other users."""
     hosts = make_hosts(2)
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
@@ -91,7 +91,7 @@ def test_a_signal_to_a_waiting_node_ends_all(
     signum: signal.Signals,
     request: pytest.FixtureRequest,
 ) -> None:
-    """The others end with the same code, and say who was stopped by what."""
+    """The other node exits with the same code and names the node and the signal."""
     if backend == "static":
         request.getfixturevalue("fake_torch")
     hosts = make_hosts(2)
@@ -118,7 +118,7 @@ WRONG = {
     "folder": (["--log-dir", "/proc/logs", "--tee", "3"], 2, "/proc/logs"),
     "handler": (["--event-log-handler", "lost"], 2, "`lost`"),
 }
-"""What one node is started with, its exit code, and words of the reason."""
+"""The arguments of the failing node, its exit code, and part of the reason."""
 
 
 @pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.nightly)])
@@ -127,15 +127,15 @@ WRONG = {
 def test_a_node_that_cannot_be_planned_ends_all(
     make_hosts: MakeHosts, host: int, words: list[str], code: int, reason: str
 ) -> None:
-    """Whatever is wrong with one node, the other ends as it does, and says why."""
+    """Whatever is wrong with one node, the other exits alike and reports the reason."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *TWO, SAYS, each=lambda each: words if each == host else [])
     codes = end_all(launches)
 
     assert codes == [code] * 2, launches[0].text + launches[1].text
-    told = launches[1 - host].text
-    assert f"error: node{host} exited before all nodes had joined: " in told
-    assert reason in told.partition("exited before all nodes had joined: ")[2]
+    text = launches[1 - host].text
+    assert f"error: node{host} exited before all nodes had joined: " in text
+    assert reason in text.partition("exited before all nodes had joined: ")[2]
     all_gone(hosts)
 
 
@@ -143,7 +143,7 @@ def test_a_node_that_cannot_be_planned_ends_all(
 def test_a_latecomer_is_told_why_there_is_no_launch(
     make_hosts: MakeHosts, fake_torch: Path
 ) -> None:
-    """Node 0 has given up when the other one is started, and has stayed to say so."""
+    """Node 0 has given up before the other starts, and has stayed to report it."""
     hosts = make_hosts(2)
     first = Launch(hosts, 0, [*TWO, "--nproc-per-node", "4", SAYS])
     first.wait_for("this node cannot take part: ")
@@ -157,7 +157,7 @@ def test_a_latecomer_is_told_why_there_is_no_launch(
 def test_a_port_that_is_taken_on_node_0_ends_all(
     make_hosts: MakeHosts, fake_torch: Path, speaks: bool
 ) -> None:
-    """By a program that answers in its own way, or not at all."""
+    """By a program that speaks another protocol, or is silent."""
     hosts = make_hosts(2)
     taker = hosts.popen(0, [sys.executable, "-c", TAKES_PORT, str(int(speaks))], stdout=-1)
     assert taker.stdout is not None
@@ -194,10 +194,10 @@ while True:
     [("secret", []), ("id", []), ("id", ["--rdzv-backend", "c10d", "--nnodes", "2:4"])],
     ids=["secret", "id", "id of c10d"],
 )
-def test_nodes_of_which_each_has_its_own_name_or_secret_end(
+def test_nodes_with_different_names_or_secrets_end(
     make_hosts: MakeHosts, fake_torch: Path, differs: str, more: list[str]
 ) -> None:
-    """Neither can prove anything to the other; both say what differs, and end."""
+    """Neither can authenticate to the other; both report the difference and exit."""
     hosts = make_hosts(2)
     launches = [
         Launch(hosts, host,
@@ -220,7 +220,7 @@ def test_nodes_of_which_each_has_its_own_name_or_secret_end(
 def test_a_node_that_cannot_start_its_ranks_again_says_why(
     make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path, host: int
 ) -> None:
-    """Both launchers end by what it lacks, at once."""
+    """Both launchers exit at once with that reason."""
     hosts = make_hosts(2)
     fails = tmp_path / "fails.py"
     fails.write_text(
@@ -238,6 +238,6 @@ def test_a_node_that_cannot_start_its_ranks_again_says_why(
 
     assert end_all(launches) == [71, 71], launches[0].text + launches[1].text
     for launch in launches:
-        told = launch.text.rpartition("error: ")[2]
-        assert told.startswith(f"on node{host}, cannot create `{tmp_path}/{host}/"), launch.text
+        text = launch.text.rpartition("error: ")[2]
+        assert text.startswith(f"on node{host}, cannot create `{tmp_path}/{host}/"), launch.text
     all_gone(hosts)

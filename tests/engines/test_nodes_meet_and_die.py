@@ -1,4 +1,4 @@
-"""Nodes meet and one of them is killed, again and again: nobody hangs, and nobody is left."""
+"""Nodes meet and one is killed, many times: nothing hangs and no process is left."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ pytestmark = pytest.mark.torch
 TOGETHER = PROGRAMS / "together.py"
 AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=2,tp=2")
 MOST = 4
-"""Processes below a launcher once its ranks run: the zygote, the store or its guard, two ranks."""
+"""Processes below a launcher once its ranks run: zygote, store or guard, and two ranks."""
 CYCLES = ordinary(range(25), 7)
-"""The ordinary one kills a training's coordinator; earlier may wait for --rdzv-conf's limit."""
+"""The ordinary one kills the coordinator during training; an earlier kill may cost join_timeout."""
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 @pytest.mark.parametrize("number", CYCLES)
 def test_nodes_meet_and_one_is_killed(make_hosts: MakeHosts, number: int, backend: str) -> None:
-    """The victim and the moment are drawn: from its first process to the middle of the training."""
+    """Victim and moment are random: from its first process to the middle of training."""
     drawn = random.Random(f"{backend} {number}")
     victim, processes = drawn.randrange(2), drawn.randint(1, MOST)
     hosts = make_hosts(2)
@@ -45,5 +45,5 @@ def test_nodes_meet_and_one_is_killed(make_hosts: MakeHosts, number: int, backen
 
 
 def count_below(launch: Launch) -> int:
-    """Return how many processes a launcher has started."""
+    """Return how many processes are running below a launcher."""
     return len(psutil.Process(launch.process.pid).children(recursive=True))

@@ -1,4 +1,4 @@
-"""What several nodes print and write: whose lines are seen, and whose files are whose."""
+"""What several nodes print and write: which lines are shown, and which files each node has."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=2,tp=2")
 
 
 def lines(text: str) -> list[str]:
-    """Return the lines of ranks, sorted."""
+    """Return the ranks' lines, sorted."""
     return sorted(line for line in text.splitlines() if "rank " in line and "sum" in line)
 
 
 @pytest.mark.nightly
 def test_only_the_first_nodes_lines_are_printed(make_hosts: MakeHosts) -> None:
-    """With --console first-node; the others still say their own."""
+    """With --console first-node."""
     launches = launch_on(make_hosts(2), *AT, "--console", "first-node", SAYS)
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
@@ -36,8 +36,8 @@ def test_only_the_first_nodes_lines_are_printed(make_hosts: MakeHosts) -> None:
 
 
 @pytest.mark.nightly
-def test_a_failure_on_a_quiet_node_is_told_whole(make_hosts: MakeHosts) -> None:
-    """Its traceback is in the first node's report, its error on its own console."""
+def test_a_failure_on_a_quiet_node_is_reported_in_full(make_hosts: MakeHosts) -> None:
+    """The first node's report has the traceback, the failing node's console the error."""
     launches = launch_on(make_hosts(2), *AT, "--console", "first-node", TOGETHER, "stay", "raise=3")
 
     assert end_all(launches) == [1, 1]
@@ -47,7 +47,7 @@ def test_a_failure_on_a_quiet_node_is_told_whole(make_hosts: MakeHosts) -> None:
 
 @pytest.mark.nightly
 def test_a_line_may_begin_with_its_host(make_hosts: MakeHosts) -> None:
-    """By the template that torchrun has too."""
+    """With torchrun's option for a template."""
     template = "[${host} ${coordinate}] "
     launches = launch_on(make_hosts(2), *AT, "--log-line-prefix-template", template, SAYS)
 
@@ -59,7 +59,7 @@ def test_a_line_may_begin_with_its_host(make_hosts: MakeHosts) -> None:
 def test_nodes_share_a_log_folder(
     make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path, run_id: str | None
 ) -> None:
-    """Each has a folder of its own in it, which bears its name: nobody writes another's file."""
+    """Each writes to its own folder there, named after the node."""
     logs = tmp_path / "logs"
     named = [] if run_id is None else ["--rdzv-id", run_id]
     words = (*AT[:4], "--nproc-per-node", "2", *named, "-r", "3", "--log-dir", logs)
@@ -79,7 +79,7 @@ def test_nodes_share_a_log_folder(
 @pytest.mark.nightly
 @pytest.mark.parametrize("code", [0, 7])
 def test_nodes_share_a_report(make_hosts: MakeHosts, tmp_path: Path, code: int) -> None:
-    """The first node writes it, which knows of all ranks."""
+    """The first node writes it for all ranks."""
     report = tmp_path / "report.json"
     program = [SAYS] if not code else [TOGETHER, "stay", f"exit=3:{code}"]
     launches = launch_on(
@@ -88,7 +88,7 @@ def test_nodes_share_a_report(make_hosts: MakeHosts, tmp_path: Path, code: int) 
     )  # fmt: skip
 
     assert end_all(launches) == [code, code]
-    told = json.loads(report.read_text())
-    assert told["exit_code"] == code
-    assert [each["host"] for each in told["failures"]][:1] == (["node1"] if code else [])
+    written = json.loads(report.read_text())
+    assert written["exit_code"] == code
+    assert [each["host"] for each in written["failures"]][:1] == (["node1"] if code else [])
     assert not (tmp_path / "other.json").exists()

@@ -1,4 +1,4 @@
-"""Several hosts: what one node's ranks say of their progress decides for all."""
+"""Several hosts: the progress that one node's ranks report decides for all."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ REPEATS = int(os.environ.get("MESHRUN_REPEATS", "1"))
 AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--nproc-per-node", "1")
 
 
-def test_the_first_node_knows_how_far_the_others_came(
+def test_the_first_node_knows_the_progress_of_the_others(
     make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path
 ) -> None:
-    """It gives up, for all nodes, what comes no further on another one."""
+    """It gives up for all nodes when another node makes no progress."""
     report = tmp_path / "report.json"
     words = (*AT, "--max-restarts", "9", "--report", str(report), STEPS)
     launches = launch_on(make_hosts(2), *words, "1-10:nan", "5-20:nan", "15-20:nan")
@@ -39,7 +39,7 @@ def test_the_first_node_knows_how_far_the_others_came(
 @pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: int) -> None:
-    """Every launcher waits by itself, and hears of the end."""
+    """Each launcher delays its restart on its own, and all are told to stop."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--max-restarts", "9", STEPS, ":3")
     for launch in launches:
@@ -56,7 +56,7 @@ def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: 
 @pytest.mark.nightly
 @pytest.mark.parametrize("host", [1, 0])
 def test_a_stopped_node_is_no_hang(make_hosts: MakeHosts, tmp_path: Path, host: int) -> None:
-    """The other's ranks wait for longer than they may hang: --node-timeout says for how long."""
+    """The other node's ranks wait longer than --hang-timeout; only --node-timeout applies."""
     hosts = make_hosts(2)
     words = (*AT, "--hang-timeout", str(LIMIT_S), "--node-timeout", "300")
     launches = launch_on(hosts, *words, PROGRAMS / "in_step.py", tmp_path)
@@ -77,7 +77,7 @@ def test_a_stopped_node_is_no_hang(make_hosts: MakeHosts, tmp_path: Path, host: 
 
 @pytest.mark.nightly
 def test_a_training_goes_on_on_fewer_nodes(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """One launcher is killed; the other node goes on alone from the last checkpoint of both."""
+    """One launcher is killed; the other node continues alone from their last checkpoint."""
     hosts, checkpoints = make_hosts(2), tmp_path / "checkpoints"
     words = ("--device", "cpu", "--no-prefix", ROOT / "examples" / "resume.py", checkpoints)
     both = launch_on(hosts, *AT, "--mesh", "dp=2", *words, str(10**9))
@@ -99,9 +99,9 @@ def test_a_training_goes_on_on_fewer_nodes(make_hosts: MakeHosts, tmp_path: Path
 def test_a_slow_rank_is_named_among_those_of_other_nodes(
     make_hosts: MakeHosts, tmp_path: Path, slow: int, how: str
 ) -> None:
-    """Each node has one rank, and so nothing to compare it with; the first node says which.
+    """Each node has one rank and cannot compare it with others, so the first node names it.
 
-    Also why, as its own node sees it. If none is slow, nothing is said.
+    It also gives the reason, as seen on the rank's own node. If none is slow, nothing is printed.
     """
     for _ in range(REPEATS):
         hosts, go = make_hosts(2), tmp_path / "go"

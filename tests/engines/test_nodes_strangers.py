@@ -1,4 +1,4 @@
-"""Somebody else on the network of several nodes: what he can do, and what he cannot."""
+"""A stranger on the nodes' network: what it can do, and what it cannot."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ STRANGER = 2
 
 
 def listens(hosts: Hosts, host: int) -> bool:
-    """Whether the coordinator's port is open."""
+    """Whether the coordinator listens on its port."""
     return "10.77.0.1:29500" in hosts.run(host, ["ss", "-ltn"]).stdout
 
 
 @pytest.mark.nightly
-def test_who_knocks_while_nodes_meet_keeps_nobody_out(make_hosts: MakeHosts) -> None:
-    """Garbage and silence, some of it for all of the launch."""
+def test_a_stranger_that_connects_keeps_no_node_out(make_hosts: MakeHosts) -> None:
+    """It sends garbage or nothing, some connections for the whole launch."""
     hosts = make_hosts(3)
     first = Launch(hosts, 0, [*AT, SAYS])
     wait_until(lambda: listens(hosts, 0), lambda: first.text)
@@ -43,14 +43,14 @@ def test_who_knocks_while_nodes_meet_keeps_nobody_out(make_hosts: MakeHosts) -> 
     second = Launch(hosts, 1, [*AT, SAYS])
 
     assert end_all([first, second]) == [0, 0], first.text + second.text
-    told = "10.77.0.3 was rejected: the other end is not a meshrun launcher"
-    assert first.text.count(told) == 1
+    rejected = "10.77.0.3 was rejected: the other end is not a meshrun launcher"
+    assert first.text.count(rejected) == 1
     stranger.communicate()
 
 
 @pytest.mark.usefixtures("fake_torch")
-def test_a_launcher_without_the_secret_is_not_let_in(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """It has the same command and another secret, or none; the launch is of those that know it."""
+def test_a_launcher_without_the_secret_is_rejected(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """It runs the same command with another secret or none; the launch goes on without it."""
     hosts = make_hosts(3)
     words = (*AT[:4], "--nproc-per-node", "1", PROGRAMS / "echo.py")
     path = tmp_path / "secret"
@@ -73,7 +73,7 @@ def test_a_launcher_without_the_secret_is_not_let_in(make_hosts: MakeHosts, tmp_
 
 @pytest.mark.nightly
 def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> None:
-    """Whoever starts it first is the node; who was meant is told so or finds no coordinator."""
+    """Whoever runs it first becomes the node, and the intended host is too late."""
     hosts = make_hosts(3)
     launches = [Launch(hosts, host, [*AT, SAYS]) for host in (0, STRANGER)]
 
@@ -83,7 +83,7 @@ def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> 
 
 @pytest.mark.nightly
 def test_a_coordinator_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -> None:
-    """Somebody who listens in its place gets no participant."""
+    """A stranger who listens in its place gets no participants."""
     hosts = make_hosts(2)
     coordinator = Launch(hosts, 0, [*AT, "--rdzv-conf", "join_timeout=6", SAYS])
     participant = Launch(
@@ -95,8 +95,8 @@ def test_a_coordinator_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -
 
 
 @pytest.mark.nightly
-def test_who_writes_to_the_store_ends_nothing(make_hosts: MakeHosts) -> None:
-    """It is open to the launch's nodes alone; life and death are not in it."""
+def test_writing_to_the_store_ends_nothing(make_hosts: MakeHosts) -> None:
+    """The store accepts only the launch's nodes, and does not decide whether ranks run or end."""
     hosts = make_hosts(3)
     launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
     for launch in launches:
@@ -113,7 +113,7 @@ def test_who_writes_to_the_store_ends_nothing(make_hosts: MakeHosts) -> None:
 
 @pytest.mark.nightly
 def test_a_node_reaches_the_store_from_each_of_its_addresses(make_hosts: MakeHosts) -> None:
-    """Over IPv6 it may have some that come and go, and the kernel chooses among them."""
+    """With IPv6 it may have temporary addresses, and the kernel chooses among them."""
     hosts = make_hosts(3, ipv6=True)
     hosts.run(1, ["ip", "-6", "address", "add", "fd77::22/64", "dev", "eth0", "nodad"])
     words = ["--nnodes", "2", "--rdzv-endpoint", "[fd77::1]:29500", "--mesh", "dp=2,tp=2"]
@@ -130,7 +130,7 @@ def test_a_node_reaches_the_store_from_each_of_its_addresses(make_hosts: MakeHos
 
 
 def store_port(hosts: Hosts) -> str:
-    """Return the port of the first host on which two processes listen: launcher and store."""
+    """Return the port on which two processes of the first host listen: launcher and store."""
     found = hosts.run(0, ["ss", "-ltnpH"]).stdout
     (port,) = (
         line.split()[3].rpartition(":")[2]
@@ -143,7 +143,7 @@ def store_port(hosts: Hosts) -> str:
 @pytest.mark.nightly
 @pytest.mark.parametrize("ipv6", [False, True])
 def test_a_program_reaches_the_store_by_itself(make_hosts: MakeHosts, ipv6: bool) -> None:
-    """Through the variables, or its address: on every node, whoever else is kept out."""
+    """By the variables or by its address, on every node, although strangers are kept out."""
     hosts = make_hosts(2, ipv6=ipv6)
     at = ("[fd77::1]" if ipv6 else "10.77.0.1") + ":29500"
     words = ["--nnodes", "2", "--nproc-per-node", "2", "--device", "cpu", "--rdzv-endpoint", at]
@@ -156,7 +156,7 @@ def test_a_program_reaches_the_store_by_itself(make_hosts: MakeHosts, ipv6: bool
 
 @pytest.mark.nightly
 def test_torchs_store_is_gone_once_nodes_have_met(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """Nobody can write to it any more; the next node of a launch that may grow gets in."""
+    """No stranger can write to it any more, and a further node of an elastic launch can join."""
     hosts = make_hosts(3)
     words = ["--nnodes", "1:2", "--nproc-per-node", "1", "--mesh", "dp=1:2", "--rdzv-backend",
              "c10d", "--rdzv-endpoint", "node0:29500", "--rdzv-conf", "last_call_timeout=1",
@@ -172,8 +172,8 @@ def test_torchs_store_is_gone_once_nodes_have_met(make_hosts: MakeHosts, tmp_pat
     assert end_all([first, second]) == [0, 0], first.text + second.text
 
 
-def test_only_the_addresses_of_peers_are_listened_on(make_hosts: MakeHosts) -> None:
-    """The store, gloo and the launchers: on the one address that the nodes reach each other by."""
+def test_launches_listen_only_on_addresses_that_peers_use(make_hosts: MakeHosts) -> None:
+    """Store, gloo and launchers listen only on the address by which the nodes reach each other."""
     hosts = make_hosts(2)
     launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
     for launch in launches:

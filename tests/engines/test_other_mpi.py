@@ -1,4 +1,4 @@
-"""PRRTE, Open MPI 5 and Intel MPI over two hosts, where ``MESHRUN_MPI`` says they are installed."""
+"""PRRTE, Open MPI 5 and Intel MPI on two hosts; ``MESHRUN_MPI`` is where they are installed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
 
 
 class Job:
-    """One launcher on each of two hosts, started as its starter's user would."""
+    """One launcher on each of two hosts, started as users of ``starter`` would."""
 
     def __init__(self, hosts: Hosts, starter: str, folder: Path, *words: str | Path) -> None:
         agent = str(write_agent(hosts, folder))
@@ -62,18 +62,18 @@ class Job:
 
     @property
     def text(self) -> str:
-        """What all have printed so far."""
+        """The output so far."""
         return self._output.read_text(errors="replace")
 
     def end(self) -> int:
-        """Wait for its end, and that nothing is left on any host."""
+        """Wait until the job has exited and no process is left on any host."""
         code = self.process.wait(timeout=100)
         all_gone(self._hosts)
         return code
 
 
 def test_a_mesh_over_two_hosts(make_hosts: MakeHosts, starter: str, tmp_path: Path) -> None:
-    """One launcher on each; both know where they meet."""
+    """Each host has one launcher, and they find each other."""
     job = Job(make_hosts(2), starter, tmp_path, *MESH, SAYS)
 
     assert job.end() == 0, job.text
@@ -85,7 +85,7 @@ def test_a_mesh_over_two_hosts(make_hosts: MakeHosts, starter: str, tmp_path: Pa
 def test_a_failure_on_one_host_ends_all(
     make_hosts: MakeHosts, starter: str, tmp_path: Path
 ) -> None:
-    """Each launcher names the rank, with its code, which Intel's mpiexec does not return."""
+    """Each launcher names the rank; its exit code is passed on, except by Intel's mpiexec."""
     job = Job(make_hosts(2), starter, tmp_path, *MESH, TOGETHER, "exit=3:3", "stay")
 
     assert job.end() == (255 if starter == "mpiexec" else 3), job.text
@@ -93,7 +93,7 @@ def test_a_failure_on_one_host_ends_all(
 
 
 def test_ctrl_c_ends_all(make_hosts: MakeHosts, starter: str, tmp_path: Path) -> None:
-    """Nothing is left on any host."""
+    """No process is left on any host."""
     job = Job(make_hosts(2), starter, tmp_path, *MESH, TOGETHER, "stay")
     wait_until(lambda: job.text.count("met 4") == 4, lambda: job.text)
     job.process.send_signal(signal.SIGINT)

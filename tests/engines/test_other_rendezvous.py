@@ -1,4 +1,4 @@
-"""Nodes that meet through etcd, or through a back end that a package brings along."""
+"""Nodes that meet through etcd, or through a back end that a package provides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
-from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on, said
+from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on, rank_lines
 from tests.kit import PROGRAMS, wait_until
 
 pytestmark = pytest.mark.torch
@@ -28,7 +28,7 @@ class Mine(C10dRendezvousBackend):
     name = "mine"
 
 def make(params):
-    """Meet as c10d does, on a store of our own."""
+    """Meet as c10d does, on its own store."""
     print("through the plug-in", flush=True)
     host, _, port = params.endpoint.rpartition(":")
     store = TCPStore(host, int(port), is_master=os.uname().nodename == "node0",
@@ -39,7 +39,7 @@ def make(params):
 
 @pytest.fixture
 def hosts_and_etcd(make_hosts: MakeHosts, tmp_path: Path) -> Iterator[Hosts]:
-    """Give two hosts, on the first of which an etcd serves its old interface."""
+    """Two hosts; on the first, etcd serves its v2 API."""
     if shutil.which("etcd") is None or find_spec("etcd") is None:
         pytest.skip("etcd needs the program etcd and the package python-etcd")
     hosts = make_hosts(2)
@@ -49,8 +49,8 @@ def hosts_and_etcd(make_hosts: MakeHosts, tmp_path: Path) -> Iterator[Hosts]:
     with open(tmp_path / "etcd.log", "wb") as log:
         server = hosts.popen(0, words, stdout=log, stderr=log, env={"ETCD_UNSUPPORTED_ARCH": ""})
     try:
-        said = tmp_path / "etcd.log"
-        wait_until(lambda: b"ready to serve" in said.read_bytes(), said.read_text)
+        written = tmp_path / "etcd.log"
+        wait_until(lambda: b"ready to serve" in written.read_bytes(), written.read_text)
         yield hosts
     finally:
         server.kill()
@@ -59,7 +59,7 @@ def hosts_and_etcd(make_hosts: MakeHosts, tmp_path: Path) -> Iterator[Hosts]:
 
 @pytest.mark.parametrize("backend", ["etcd", pytest.param("etcd-v2", marks=pytest.mark.nightly)])
 def test_nodes_meet_through_etcd(hosts_and_etcd: Hosts, backend: str) -> None:
-    """A real one; who is the coordinator follows from the names."""
+    """A real etcd; the host names decide which node is the coordinator."""
     hosts = hosts_and_etcd
     launches = launch_on(
         hosts, "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-id", "j",
@@ -67,14 +67,14 @@ def test_nodes_meet_through_etcd(hosts_and_etcd: Hosts, backend: str) -> None:
     )  # fmt: skip
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
-    assert [said(launch.text)[0][:22] for launch in launches] == [
+    assert [rank_lines(launch.text)[0][:22] for launch in launches] == [
         "rank 0 of 4 on node0: ",
         "rank 2 of 4 on node1: ",
     ]
 
 
 @pytest.mark.parametrize(
-    ("module", "told"),
+    ("module", "message"),
     [
         (
             None,
@@ -84,10 +84,10 @@ def test_nodes_meet_through_etcd(hosts_and_etcd: Hosts, backend: str) -> None:
     ],
     ids=["no server", "no package"],
 )
-def test_an_etcd_that_is_not_there_is_told(
-    make_hosts: MakeHosts, tmp_path: Path, module: str | None, told: str
+def test_a_missing_etcd_is_reported(
+    make_hosts: MakeHosts, tmp_path: Path, module: str | None, message: str
 ) -> None:
-    """Rather than that the other nodes may have another --rdzv-id."""
+    """The error does not suggest that other nodes have a different --rdzv-id."""
     if module is None and find_spec("etcd") is None:
         pytest.skip("needs the package python-etcd")
     if module is not None:
@@ -99,7 +99,7 @@ def test_an_etcd_that_is_not_there_is_told(
     )  # fmt: skip
 
     assert launch.end() == 69
-    assert told in launch.text
+    assert message in launch.text
     assert launch.text.splitlines()[-1].startswith("error: etcd at "), launch.text
 
 
@@ -113,10 +113,10 @@ def test_an_etcd_that_is_not_there_is_told(
         pytest.param("etcd-v2", "unknown option", marks=pytest.mark.nightly),
     ],
 )
-def test_a_node_that_gives_up_is_told_through_etcd(
+def test_a_node_that_gives_up_is_reported_through_etcd(
     hosts_and_etcd: Hosts, backend: str, how: str
 ) -> None:
-    """In the store itself, while torch's rendezvous waits; twice, so that the first is old news."""
+    """Through the store, while torch's rendezvous waits; the second time, despite an old report."""
     hosts = hosts_and_etcd
     words = ["--nnodes", "3", "--rdzv-backend", backend, "--rdzv-id", "j", "--rdzv-endpoint",
              f"{hosts.addresses[0]}:2379", "--mesh", "dp=3,tp=2",
@@ -141,7 +141,7 @@ def test_a_node_that_gives_up_is_told_through_etcd(
 
 @pytest.mark.nightly
 def test_nodes_meet_through_a_plug_in(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """Of the entry points that torchrun looks up."""
+    """From the entry points that torchrun uses."""
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
@@ -155,12 +155,12 @@ def test_nodes_meet_through_a_plug_in(make_hosts: MakeHosts, tmp_path: Path) -> 
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
     assert "through the plug-in" in launches[0].text
-    assert sorted(said(launches[0].text + launches[1].text))[3][:11] == "rank 3 of 4"
+    assert sorted(rank_lines(launches[0].text + launches[1].text))[3][:11] == "rank 3 of 4"
     all_gone(hosts)
 
 
-def test_a_back_end_that_nobody_brings_is_told(make_hosts: MakeHosts) -> None:
-    """Before anything is started."""
+def test_an_unknown_back_end_is_reported(make_hosts: MakeHosts) -> None:
+    """Before anything starts."""
     hosts = make_hosts(1)
     (launch,) = launch_on(
         hosts,
@@ -185,7 +185,7 @@ def test_a_back_end_that_nobody_brings_is_told(make_hosts: MakeHosts) -> None:
 def test_a_node_leaves_and_is_started_again(
     hosts_and_etcd: Hosts, backend: str, tmp_path: Path
 ) -> None:
-    """It finds the launch that continues without it, and starts none of its own."""
+    """It finds the launch that continues without it and does not start a new one."""
     hosts = hosts_and_etcd
     words = (
         "--nnodes", "1:2", "--rdzv-backend", backend, "--rdzv-id", "j", "--rdzv-endpoint",

@@ -32,12 +32,12 @@ signal.pause()
 
 
 def wait_until_idle(nodes: RayNodes) -> None:
-    """Wait until Ray has all resources back."""
+    """Wait until all of Ray's resources are free again."""
     wait_until(nodes.is_idle, lambda: f"{nodes.ask('free')} free, {nodes.ask('groups')} groups")
 
 
 def find(words: str) -> list[psutil.Process]:
-    """Return the processes with these words in what ``ps`` shows of them."""
+    """Return the processes whose command line contains these words."""
     return [
         each
         for each in psutil.process_iter(["cmdline"])
@@ -46,7 +46,7 @@ def find(words: str) -> list[psutil.Process]:
 
 
 def below(process: psutil.Process, words: str) -> psutil.Process:
-    """Return the process below another one that ``ps`` shows with these words."""
+    """Return the descendant of a process whose command line contains these words."""
     return next(
         each for each in process.children(recursive=True) if words in " ".join(each.cmdline())
     )
@@ -54,7 +54,7 @@ def below(process: psutil.Process, words: str) -> psutil.Process:
 
 @pytest.mark.torch
 def test_a_function_on_all_nodes(ray_nodes: RayNodes) -> None:
-    """Its mesh spans them, a value too large for a message comes back, and resources are free."""
+    """The mesh spans the nodes, large return values arrive, and resources are freed."""
 
     def add_up(base: int) -> tuple[int, dict[str, int], str, bytes]:
         import torch
@@ -81,7 +81,7 @@ def test_a_function_on_all_nodes(ray_nodes: RayNodes) -> None:
 def test_a_failure_on_one_node_is_the_one_cause(
     fake_torch: object, ray_nodes: RayNodes, tmp_path: Path
 ) -> None:
-    """It is told once, its exit code is that of the command, and ranks share the node's CPUs."""
+    """It is reported once, and its exit code is passed on."""
     program = tmp_path / "fails.py"
     program.write_text(SAY)
     result = run_meshrun(*ON_RAY, program, "3")
@@ -94,7 +94,7 @@ def test_a_failure_on_one_node_is_the_one_cause(
 
 @pytest.mark.nightly
 def test_an_interrupt_ends_all(fake_torch: object, ray_nodes: RayNodes, tmp_path: Path) -> None:
-    """As Ctrl-C: within the grace time, by SIGINT, and the placement group is gone."""
+    """Ranks get SIGINT and end within the grace period, and the placement group is removed."""
     with start_meshrun(*ON_RAY, PROGRAMS / "wait.py", folder=tmp_path) as running:
         running.wait_for("up", 4)
         assert ray_nodes.ask("free") == 0
@@ -108,7 +108,7 @@ def test_an_interrupt_ends_all(fake_torch: object, ray_nodes: RayNodes, tmp_path
 def test_a_job_that_is_stopped_ends_in_order(
     fake_torch: object, ray_nodes: RayNodes, tmp_path: Path
 ) -> None:
-    """``ray job stop`` sends SIGTERM to every process of a job, and SIGKILL 3 s later."""
+    """``ray job stop`` sends SIGTERM to every process of a job and SIGKILL 3 s later."""
     with start_meshrun(*ON_RAY, PROGRAMS / "wait.py", folder=tmp_path) as running:
         running.wait_for("up", 4)
         own = psutil.Process(running.process.pid)
@@ -123,7 +123,7 @@ def test_a_job_that_is_stopped_ends_in_order(
 
 @pytest.mark.nightly
 def test_launchers_may_share_a_node(fake_torch: object, ray_nodes: RayNodes) -> None:
-    """Each has a name of its own."""
+    """Each has its own node name."""
     one = ("--submit", "ray", "--nnodes", "2", "--nproc-per-node", "1")
     result = run_meshrun(*one, "--submit-arg", "strategy=PACK", PROGRAMS / "echo.py")
 
@@ -144,17 +144,17 @@ def test_launchers_may_share_a_node(fake_torch: object, ray_nodes: RayNodes) -> 
         ("agent", (69, "its agent was killed")),
     ],
 )
-def test_whoever_is_killed_nothing_is_left(
+def test_whichever_process_is_killed_nothing_is_left(
     fake_torch: object, ray_nodes: RayNodes, tmp_path: Path, who: str, ends: tuple[int, str]
 ) -> None:
-    """The launch ends with what was lost, and Ray has its resources back."""
-    of_others = [*find("ray::NodeActor"), *find("meshrun agent")]  # which may be about to exit
+    """The launch reports what was lost, and Ray's resources are freed."""
+    others = [*find("ray::NodeActor"), *find("meshrun agent")]  # of earlier tests, about to exit
     with start_meshrun(*ON_RAY, PROGRAMS / "wait.py", "children", folder=tmp_path) as running:
         running.wait_for("up", 4)
         own = psutil.Process(running.process.pid)
-        at_other_places = {"": [own], "ray::NodeActor": find(who), "agent": find("meshrun agent")}
-        victims = at_other_places.get(who) or [below(own, who)]
-        next(each for each in victims if each not in of_others).kill()
+        elsewhere = {"": [own], "ray::NodeActor": find(who), "agent": find("meshrun agent")}
+        victims = elsewhere.get(who) or [below(own, who)]
+        next(each for each in victims if each not in others).kill()
         assert running.wait() == ends[0], running.stderr
     assert ends[1] in running.stderr
     wait_until_idle(ray_nodes)
@@ -173,7 +173,7 @@ def test_whoever_is_killed_nothing_is_left(
 def test_too_few_resources_start_nothing(
     fake_torch: Path, ray_nodes: RayNodes, words: tuple[str, ...], why: str
 ) -> None:
-    """What was asked for is told, and what there is."""
+    """The error gives what was requested and what the cluster has."""
     if words == DOMAIN and not ray_nodes.ask("has domains"):
         pytest.skip("needs a Ray that places bundles by labels")
     result = run_meshrun(*ON_RAY, *words, PROGRAMS / "wait.py")
@@ -192,10 +192,10 @@ def test_too_few_resources_start_nothing(
         ("ray://127.0.0.1:10001", "--submit ray needs HOST:PORT of a cluster, found `ray://"),
     ],
 )
-def test_where_there_is_no_cluster(
+def test_a_missing_cluster_is_reported(
     fake_torch: Path, ray_cluster: RayNodes, address: str, why: str
 ) -> None:
-    """It is told at once, and which one was meant."""
+    """The error comes at once and names the address."""
     result = run_meshrun(*ON_RAY, PROGRAMS / "wait.py", env={"RAY_ADDRESS": address})
 
     assert result.returncode == 71
@@ -204,7 +204,7 @@ def test_where_there_is_no_cluster(
 
 @pytest.mark.nightly
 def test_what_a_function_raises_is_raised_here(fake_torch: object, ray_nodes: RayNodes) -> None:
-    """With the rank's traceback; and a script's result is returned."""
+    """With the rank's traceback; for a script, its result is returned."""
 
     def fail() -> None:
         if os.environ["RANK"] == "2":
@@ -222,7 +222,7 @@ def test_what_a_function_raises_is_raised_here(fake_torch: object, ray_nodes: Ra
 
 @pytest.mark.nightly
 def test_all_nodes_share_a_label(fake_torch: object, ray_nodes: RayNodes, tmp_path: Path) -> None:
-    """Those of one NVLink domain are chosen; a node of another one does not replace a lost one."""
+    """Only nodes of one NVLink domain are used, also to replace a lost node."""
     if not ray_nodes.ask("has domains"):
         pytest.skip("needs a Ray that places bundles by labels")
     program = tmp_path / "where.py"
@@ -245,10 +245,8 @@ def test_all_nodes_share_a_label(fake_torch: object, ray_nodes: RayNodes, tmp_pa
 
 
 @pytest.mark.nightly
-def test_a_node_that_is_lost_and_replaced(
-    fake_torch: object, ray_nodes: RayNodes, tmp_path: Path
-) -> None:
-    """With a range of nodes the launch continues; the bundle finds another node later."""
+def test_a_lost_node_is_replaced(fake_torch: object, ray_nodes: RayNodes, tmp_path: Path) -> None:
+    """With a range of nodes, the launch continues and uses another node once there is one."""
     words = (*ON_RAY, "--nnodes", "1:2", PROGRAMS / "wait.py")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 4)
@@ -269,7 +267,7 @@ def test_ranks_have_the_gpus_that_ray_gives_their_node(
     fake_driver: Callable[[list[Any]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which are not those that another program of the cluster uses."""
+    """They do not overlap with the GPUs that another program on the cluster uses."""
     fake_driver([card(f"GPU-{bus}", bus) for bus in range(3)])
     with start_ray(gpus=3, PYTHONPATH="") as nodes:
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)

@@ -1,4 +1,4 @@
-"""Nodes come and go while a launch runs: the mesh is solved again, and ranks start again."""
+"""Nodes join and leave during a launch: the mesh is resized and the ranks restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(
 
 
 def start_all(hosts: Hosts, count: int, folder: Path, *more: str, **kwargs: Any) -> list[Launch]:
-    """Start the launchers of the first nodes, and wait until their first ranks run."""
+    """Start the launchers of the first ``count`` nodes and wait until their ranks run."""
     launches = [start(hosts, host, folder, *more, **kwargs) for host in range(count)]
     for launch in launches:
         launch.wait_for("in 0 on")
@@ -43,14 +43,14 @@ def start_all(hosts: Hosts, count: int, folder: Path, *more: str, **kwargs: Any)
 
 
 def ranks(launch: Launch, generation: int) -> list[str]:
-    """Return what ranks of one generation said on one node."""
+    """Return the lines of one generation's ranks on one node."""
     lines = (line.partition("] ")[2] for line in launch.text.splitlines())
     return sorted(line for line in lines if f" in {generation} on " in line)
 
 
 @pytest.mark.nightly
-def test_a_lost_node_is_gone_on_without(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """The others start again with a smaller mesh, in their order, and know the one before."""
+def test_a_launch_goes_on_without_a_lost_node(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """The others restart with a smaller mesh, keep their order, and know the previous mesh."""
     hosts = make_hosts(3)
     launches = start_all(hosts, 3, tmp_path, mesh="dp=1:8,tp=1", nnodes="2:3")
     os.kill(launches[1].process.pid, signal.SIGKILL)
@@ -65,8 +65,8 @@ def test_a_lost_node_is_gone_on_without(make_hosts: MakeHosts, tmp_path: Path) -
     all_gone(hosts)
 
 
-def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """The mesh grows, with the newcomer at its end; it knows generation and shape before."""
+def test_a_node_that_comes_later_joins(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """The mesh grows at its end, and the new node knows the previous generation and mesh."""
     hosts = make_hosts(3)
     launches = start_all(hosts, 2, tmp_path, mesh="dp=1:8,tp=1")
     launches.append(start(hosts, 2, tmp_path, mesh="dp=1:8,tp=1"))
@@ -77,8 +77,8 @@ def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Pat
     assert end_all(launches) == [0, 0, 0], launches[2].text
     assert "node2 joins: dp 2 -> 3; stopping the rank on this node" in launches[0].text
     stopped = "node2 joins: dp 2 -> 3; stopping the rank on this node"
-    peer_is_gone = "rank 1 [dp1 tp0] lost a connection to a peer"  # if it is stopped later
-    assert stopped in launches[1].text or peer_is_gone in launches[1].text, launches[1].text
+    lost_peer = "rank 1 [dp1 tp0] lost a connection to a peer"  # if it is stopped later
+    assert stopped in launches[1].text or lost_peer in launches[1].text, launches[1].text
     assert ranks(launches[1], 1) == ["rank 1 of 3 in 1 on node1 node 1 after dp=2,tp=1 of 0"]
     assert ranks(launches[2], 1) == ["rank 2 of 3 in 1 on node2 node 2 after dp=2,tp=1 of 0"]
     all_gone(hosts)
@@ -95,10 +95,10 @@ def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Pat
         ),
     ],
 )
-def test_a_host_on_which_every_start_fails_is_gone_on_without(
+def test_a_host_on_which_every_start_fails_is_left_out(
     make_hosts: MakeHosts, tmp_path: Path, fails: str, what: str, code: int
 ) -> None:
-    """After two, by a rank or by none; a spare has its place, and restarts are left."""
+    """After two failures, of a rank or a zygote; a spare replaces it, and restarts are left."""
     hosts = make_hosts(4)
     program = tmp_path / "broken_host.py"
     program.write_text(
@@ -134,7 +134,7 @@ def test_a_host_on_which_every_start_fails_is_gone_on_without(
 
 @pytest.mark.nightly
 def test_growth_needs_no_process_but_the_launcher(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """Once nodes have met it answers at c10d's endpoint itself; torch's store is gone."""
+    """After the rendezvous it listens at c10d's endpoint itself; torch's store has ended."""
     hosts = make_hosts(2)
     first = start(hosts, 0, tmp_path, mesh="dp=1:8,tp=1")
     first.wait_for("in 0 on")
@@ -153,7 +153,7 @@ def test_growth_needs_no_process_but_the_launcher(make_hosts: MakeHosts, tmp_pat
 def test_a_zygote_that_is_killed_while_nodes_are_awaited(
     make_hosts: MakeHosts, tmp_path: Path, restarts: str, codes: list[int]
 ) -> None:
-    """It is replaced, or is why all end; it serves nothing that nodes meet by."""
+    """It is replaced or ends the launch; nodes do not need it to meet."""
     hosts = make_hosts(3)
     more = ("--max-restarts", restarts)
     launches = [start(hosts, host, tmp_path, *more, nnodes="3:4") for host in range(2)]
@@ -176,7 +176,7 @@ def test_a_zygote_that_is_killed_while_nodes_are_awaited(
 def test_a_zygote_that_is_stopped_is_replaced_when_a_node_joins(
     make_hosts: MakeHosts, tmp_path: Path
 ) -> None:
-    """It answers nothing while the nodes change, and would keep all of them waiting."""
+    """It does not answer when the nodes change, so all nodes would wait for it."""
     hosts = make_hosts(2)
     conf = {"mesh": "dp=1:8,tp=1", "conf": "last_call_timeout=0"}
     launches = [start(hosts, 0, tmp_path, **conf)]
@@ -184,7 +184,7 @@ def test_a_zygote_that_is_stopped_is_replaced_when_a_node_joins(
     zygotes: list[psutil.Process] = []
 
     def has_zygote() -> bool:
-        """Whether it has begun: until then the launcher waits for it, whatever comes."""
+        """Whether the zygote runs; until then the launcher waits for it in any case."""
         zygotes[:] = [each for each in launcher.children() if "zygote" in each.cmdline()]
         return bool(zygotes)
 
@@ -208,7 +208,7 @@ def listening(hosts: Hosts, port: str) -> set[int]:
 
 @pytest.mark.nightly
 def test_a_spare_takes_the_place_of_a_lost_node(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """It waits quietly with a warm zygote; the others keep their ranks and their mesh."""
+    """It waits quietly with its zygote ready; the mesh and the other ranks' numbers stay."""
     hosts = make_hosts(3)
     mesh = "dp=2,tp=1"
     launches = start_all(hosts, 2, tmp_path, mesh=mesh, nnodes="1:2")
@@ -227,7 +227,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(make_hosts: MakeHosts, tmp_path:
 
 @pytest.mark.nightly
 def test_a_spare_ends_with_the_others(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """Also where the mesh cannot use it: dp=1:8,tp=2 takes two of three nodes of one worker."""
+    """Even if the mesh cannot use it: dp=1:8,tp=2 takes two of three nodes with one worker each."""
     hosts = make_hosts(3)
     launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     launches.append(start(hosts, 2, tmp_path, nnodes="2:4"))
@@ -241,7 +241,7 @@ def test_a_spare_ends_with_the_others(make_hosts: MakeHosts, tmp_path: Path) -> 
 
 @pytest.mark.nightly
 def test_too_few_nodes_are_waited_for(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """Below MIN the launch waits, says so everywhere, and goes on with who comes."""
+    """Below MIN the launch waits, reports it, and goes on with the nodes that join."""
     hosts = make_hosts(3)
     launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     os.kill(launches[1].process.pid, signal.SIGKILL)
@@ -257,7 +257,7 @@ def test_too_few_nodes_are_waited_for(make_hosts: MakeHosts, tmp_path: Path) -> 
 
 @pytest.mark.nightly
 def test_too_few_nodes_for_too_long_are_an_error(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """With the list of those that are there."""
+    """With the list of those that have joined."""
     hosts = make_hosts(2)
     conf = "last_call_timeout=4,join_timeout=20"
     launches = start_all(hosts, 2, tmp_path, nnodes="2:4", conf=conf)
@@ -270,7 +270,7 @@ def test_too_few_nodes_for_too_long_are_an_error(make_hosts: MakeHosts, tmp_path
 
 @pytest.mark.nightly
 def test_the_loss_of_the_first_node_ends_the_launch(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """It holds the door and the store, and all say that it was lost."""
+    """It is the coordinator and hosts the store; all other nodes report its loss."""
     hosts = make_hosts(3)
     launches = start_all(hosts, 3, tmp_path, mesh="dp=1:8,tp=1")
     os.kill(launches[0].process.pid, signal.SIGKILL)
@@ -283,7 +283,7 @@ def test_the_loss_of_the_first_node_ends_the_launch(make_hosts: MakeHosts, tmp_p
 
 @pytest.mark.nightly
 def test_a_node_that_was_cut_off_comes_back(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """The others go on without it; it ends its own ranks, and joins again when the link is back."""
+    """The others go on without it; it stops its ranks and rejoins when the link is back."""
     hosts = make_hosts(3)
     launches = start_all(hosts, 3, tmp_path, mesh="dp=1:8,tp=1")
     hosts.cut(1)
@@ -303,7 +303,7 @@ def test_a_node_that_was_cut_off_comes_back(make_hosts: MakeHosts, tmp_path: Pat
 
 @pytest.mark.nightly
 def test_a_node_that_stays_cut_off_gives_up(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """After the time in which nodes may join."""
+    """After join_timeout."""
     hosts = make_hosts(2)
     conf = "last_call_timeout=4,join_timeout=15"
     launches = start_all(hosts, 2, tmp_path, mesh="dp=1:8,tp=1", conf=conf)
@@ -318,8 +318,10 @@ def test_a_node_that_stays_cut_off_gives_up(make_hosts: MakeHosts, tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_a_latecomer_with_another_setting_is_told(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """And disturbs nobody."""
+def test_a_latecomer_with_another_setting_is_rejected(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    """The running launch is not disturbed."""
     hosts = make_hosts(3)
     launches = start_all(hosts, 2, tmp_path, mesh="dp=1:8,tp=1")
     other = start(hosts, 2, tmp_path, mesh="dp=1:4,tp=1")
@@ -334,7 +336,7 @@ def test_a_latecomer_with_another_setting_is_told(make_hosts: MakeHosts, tmp_pat
 
 @pytest.mark.nightly
 def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """A rank's failure counts against --max-restarts and leaves nodes alone; a lost node not."""
+    """A failed rank counts against --max-restarts and keeps the nodes; a lost node does neither."""
     hosts = make_hosts(2)
     report = tmp_path / "report.json"
     more = ("--max-restarts", "1", "--report", str(report))
@@ -349,9 +351,9 @@ def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) 
 
     assert launches[0].end() == 1, launches[0].text
     assert ranks(launches[0], 2) == ["rank 0 of 1 in 2 on node0 node 0 after dp=2,tp=1 of 1"]
-    told = json.loads(report.read_text())
-    assert told["restarts"] == 1
-    assert [(each["generation"], each["left"], each["shapes"]) for each in told["resizes"]] == [
+    written = json.loads(report.read_text())
+    assert written["restarts"] == 1
+    assert [(each["generation"], each["left"], each["shapes"]) for each in written["resizes"]] == [
         (2, ["node1"], "dp 2 -> 1")
     ]
     all_gone(hosts)
@@ -359,7 +361,7 @@ def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) 
 
 @pytest.mark.nightly
 def test_a_spare_may_leave(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """A signal to it ends it alone."""
+    """A signal to a spare ends only the spare."""
     hosts = make_hosts(3)
     launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     spare = start(hosts, 2, tmp_path, nnodes="2:4")
@@ -376,7 +378,7 @@ def test_a_spare_may_leave(make_hosts: MakeHosts, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_signal_ends_a_launch_that_waits_for_nodes(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """At once, with the signal's code."""
+    """At once, with the signal's exit code."""
     hosts = make_hosts(2)
     launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     os.kill(launches[1].process.pid, signal.SIGKILL)
@@ -388,8 +390,8 @@ def test_a_signal_ends_a_launch_that_waits_for_nodes(make_hosts: MakeHosts, tmp_
 
 
 @pytest.mark.nightly
-def test_what_shows_ranks_follows_their_number(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """Collapsed lines, a status, stacks and files name the ranks that there are."""
+def test_output_follows_the_number_of_ranks(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Collapsed lines, status, stacks and files name the current ranks."""
     hosts = make_hosts(3)
     logs = tmp_path / "logs"
     more = ["--collapse", "--status", "--status-interval", "0.2", "--log-dir", str(logs)]
@@ -418,8 +420,8 @@ def test_what_shows_ranks_follows_their_number(make_hosts: MakeHosts, tmp_path: 
 
 
 @pytest.mark.nightly
-def test_a_machine_that_is_taken_away_leaves_alone(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """SIGTERM on a node that is not the first ends its ranks; the others go on without it."""
+def test_a_preempted_machine_leaves_alone(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """SIGTERM on a node other than the first ends its ranks; the others go on without it."""
     hosts = make_hosts(2)
     launches = start_all(hosts, 2, tmp_path, nnodes="1:2", mesh="dp=1:8,tp=1")
     launches[1].send(signal.SIGTERM)
@@ -437,7 +439,7 @@ def test_a_machine_that_is_taken_away_leaves_alone(make_hosts: MakeHosts, tmp_pa
 def test_a_node_that_cannot_import_torch(
     make_hosts: MakeHosts, tmp_path: Path, nnodes: str
 ) -> None:
-    """Found after the nodes met, it ends the launch, and every node names the node."""
+    """Found after the nodes have met, it ends the launch, and every node names the node."""
     hosts = make_hosts(2)
     torch = tmp_path / "broken" / "torch"
     torch.mkdir(parents=True)
@@ -452,7 +454,7 @@ def test_a_node_that_cannot_import_torch(
              PROGRAMS / "nodes.py"]  # fmt: skip
     around = ["env", f"PYTHONPATH={torch.parent}"]
     launches = [Launch(hosts, 0, words), Launch(hosts, 1, words, around=around)]
-    launches[1].wait_for("listening: nothing else")  # which it tells once the nodes have met
+    launches[1].wait_for("listening: nothing else")  # printed once the nodes have met
     (tmp_path / "met").touch()
 
     assert end_all(launches) == [1, 1], launches[0].text

@@ -25,7 +25,7 @@ from tests.engines.over_ssh import (
     words_of,
 )
 from tests.engines.sshd import MakeSshd
-from tests.engines.together import Launch, said
+from tests.engines.together import Launch, rank_lines
 from tests.kit import PROGRAMS, command, is_full, let_pass, wait_for_states, wait_until
 
 pytestmark = pytest.mark.torch
@@ -41,7 +41,7 @@ def test_one_command_launches_on_all_hosts(make_sshd: MakeSshd, count: int) -> N
 
     assert run.end() == 0, run.text
     total = sum(range(count))
-    assert said(run.text) == [
+    assert rank_lines(run.text) == [
         f"rank {rank} of {count} on node{rank}: dp {rank}, sum {total}" for rank in range(count)
     ]
     assert len(run.text.splitlines()) == count, run.text
@@ -55,8 +55,8 @@ def test_the_first_host_need_not_be_here(make_sshd: MakeSshd) -> None:
     run = launch(sshd, *MESH, SAYS, hosts="node2,root@node1")
 
     assert run.end() == 0, run.text
-    assert said(run.text)[0] == "rank 0 of 4 on node2: dp 0 tp 0, sum 6"
-    assert said(run.text)[3] == "rank 3 of 4 on node1: dp 1 tp 1, sum 6"
+    assert rank_lines(run.text)[0] == "rank 0 of 4 on node2: dp 0 tp 0, sum 6"
+    assert rank_lines(run.text)[3] == "rank 3 of 4 on node1: dp 1 tp 1, sum 6"
     all_gone(sshd)
 
 
@@ -67,7 +67,7 @@ def test_one_host_elsewhere(make_sshd: MakeSshd) -> None:
     run = launch(sshd, "--mesh", "dp=2", SAYS, hosts="node1")
 
     assert run.end() == 0, run.text
-    assert said(run.text) == [
+    assert rank_lines(run.text) == [
         "rank 0 of 2 on node1: dp 0, sum 1",
         "rank 1 of 2 on node1: dp 1, sum 1",
     ]
@@ -84,7 +84,7 @@ def test_a_hostfile_says_the_workers(make_sshd: MakeSshd, tmp_path: Path) -> Non
     run = Launch(sshd.hosts, 0, ["--ssh", sshd.ssh, *words, SAYS])
 
     assert run.end() == 0, run.text
-    assert said(run.text) == [
+    assert rank_lines(run.text) == [
         "rank 0 of 3 on node0: dp 0, sum 3",
         "rank 1 of 3 on node1: dp 1, sum 3",
         "rank 2 of 3 on node1: dp 2, sum 3",
@@ -452,7 +452,7 @@ def test_an_allocation_around_is_not_asked(make_sshd: MakeSshd) -> None:
     run = launch(sshd, *MESH, SAYS, env=env)
 
     assert run.end() == 0, run.text
-    assert len(said(run.text)) == len(run.text.splitlines()) == 4, run.text
+    assert len(rank_lines(run.text)) == len(run.text.splitlines()) == 4, run.text
 
 
 @pytest.mark.usefixtures("fake_torch")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.engines.over_ssh import MESH, SAYS, all_gone, launch
 from tests.engines.sshd import MakeSshd, Sshd
-from tests.engines.together import Launch, said
+from tests.engines.together import Launch, rank_lines
 from tests.kit import ROOT, command, wait_until
 
 pytestmark = pytest.mark.torch
@@ -102,7 +102,7 @@ def test_a_host_that_cannot_be_used_is_named(
     assert run.end() == 69, run.text
     assert re.search(rf"^error: host node1: ({told})", run.text, re.MULTILINE), run.text
     assert "hint: " in run.text
-    assert not said(run.text)
+    assert not rank_lines(run.text)
     all_gone(sshd)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
-from tests.engines.together import Launch, all_gone, end_all, launch_on, said
+from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines
 from tests.kit import PROGRAMS
 
 pytestmark = pytest.mark.torch
@@ -122,7 +122,7 @@ def test_a_first_node_with_two_addresses_and_no_default_route(make_hosts: MakeHo
     launches = [Launch(hosts, host, words) for host in (0, 1)]
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
-    assert len(said(launches[0].text + launches[1].text)) == 4
+    assert len(rank_lines(launches[0].text + launches[1].text)) == 4
 
 
 # ---- who comes when ------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) ->
     late = Launch(hosts, 1 - first, words)
 
     assert end_all([early, late]) == [0, 0], early.text + late.text
-    assert len(said(early.text + late.text)) == 4
+    assert len(rank_lines(early.text + late.text)) == 4
 
 
 @pytest.mark.nightly
@@ -174,7 +174,7 @@ def test_a_node_that_dies_while_others_are_awaited_may_come_again(make_hosts: Ma
     others = [Launch(hosts, host, words) for host in (1, 2)]
 
     assert end_all([coordinator, died, *others]) == [0, -signal.SIGKILL, 0, 0], coordinator.text
-    assert said(coordinator.text) == ["rank 0 of 3 on node0: dp 0, sum 3"]
+    assert rank_lines(coordinator.text) == ["rank 0 of 3 on node0: dp 0, sum 3"]
 
 
 @pytest.mark.nightly
@@ -192,7 +192,7 @@ def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
         hosts.add_name(host, "job-0.service", hosts.addresses[0])
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
-    assert [len(said(launch.text)) for launch in launches] == [2, 2]
+    assert [len(rank_lines(launch.text)) for launch in launches] == [2, 2]
 
 
 @pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.nightly)])

@@ -91,7 +91,7 @@ def all_gone(hosts: Hosts) -> None:
     )
 
 
-def said(text: str) -> list[str]:
+def rank_lines(text: str) -> list[str]:
     """Return the ranks' lines without prefixes, sorted."""
     lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
     return sorted(line for line in lines if line.startswith("rank "))
