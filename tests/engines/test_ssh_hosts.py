@@ -1,4 +1,4 @@
-"""meshrun --hosts through a real sshd on each host: one command, as if it were one machine."""
+"""meshrun --hosts through a real sshd on each host: one command, as on a single machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_BYTES = 200_000_000
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_one_command_launches_on_all_hosts(make_sshd: MakeSshd, count: int) -> None:
-    """In the order of the list, one node each, and nothing else is said."""
+    """One node per host, in the order of the list, and no other output."""
     sshd = make_sshd(count)
     run = launch(sshd, "--mesh", f"dp={count}", SAYS)
 
@@ -50,7 +50,7 @@ def test_one_command_launches_on_all_hosts(make_sshd: MakeSshd, count: int) -> N
 
 @pytest.mark.nightly
 def test_the_first_host_need_not_be_here(make_sshd: MakeSshd) -> None:
-    """The order of the list counts; this machine only conducts."""
+    """The order of the list counts; the local machine only controls the launch."""
     sshd = make_sshd(3)
     run = launch(sshd, *MESH, SAYS, hosts="node2,root@node1")
 
@@ -62,7 +62,7 @@ def test_the_first_host_need_not_be_here(make_sshd: MakeSshd) -> None:
 
 @pytest.mark.nightly
 def test_one_host_elsewhere(make_sshd: MakeSshd) -> None:
-    """With a single host no nodes have to meet."""
+    """With a single host, there is no rendezvous."""
     sshd = make_sshd(2)
     run = launch(sshd, "--mesh", "dp=2", SAYS, hosts="node1")
 
@@ -75,8 +75,8 @@ def test_one_host_elsewhere(make_sshd: MakeSshd) -> None:
 
 
 @pytest.mark.nightly
-def test_a_hostfile_says_the_workers(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """Slots that differ, and one host left out."""
+def test_a_hostfile_gives_the_workers(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """With different numbers of slots, and one host excluded."""
     sshd = make_sshd(3)
     hostfile = tmp_path / "hosts"
     hostfile.write_text("node0 slots=1\nnode1 slots=2\nnode2 slots=2 # broken\n")
@@ -93,7 +93,7 @@ def test_a_hostfile_says_the_workers(make_sshd: MakeSshd, tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 def test_chosen_slots_are_the_devices_that_ranks_see(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """Slots 1 and 3 of a host are its devices 1 and 3."""
+    """Slots 1 and 3 of a host are devices 1 and 3."""
     sshd = make_sshd(2)
     program = tmp_path / "sees.py"
     program.write_text("import os; print(os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))")
@@ -106,8 +106,8 @@ def test_chosen_slots_are_the_devices_that_ranks_see(make_sshd: MakeSshd, tmp_pa
 
 
 @pytest.mark.nightly
-def test_the_first_failure_is_told_once(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """With the rank's exit code, its traceback, and a report in a file of this machine."""
+def test_the_first_failure_is_reported_once(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """With the rank's exit code and traceback, and a report file on the local machine."""
     sshd = make_sshd(3)
     report = tmp_path / "report.json"
     run = launch(sshd, "--mesh", "dp=3", "--report", report, TOGETHER, "stay", "raise=2")
@@ -122,7 +122,7 @@ def test_the_first_failure_is_told_once(make_sshd: MakeSshd, tmp_path: Path) -> 
 
 @pytest.mark.nightly
 def test_the_exit_code_is_passed_on(make_sshd: MakeSshd) -> None:
-    """Of a rank on another host."""
+    """From a rank on another host."""
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, TOGETHER, "stay", "exit=3:7")
 
@@ -132,19 +132,19 @@ def test_the_exit_code_is_passed_on(make_sshd: MakeSshd) -> None:
 
 @pytest.mark.nightly
 def test_all_start_again_together(make_sshd: MakeSshd) -> None:
-    """After a failure, and it is told once."""
+    """After a failure, which is reported once."""
     sshd = make_sshd(2)
     run = launch(sshd, "--max-restarts", "1", *MESH, TOGETHER, "stay", "once", "raise=3")
 
     assert run.end() == 0, run.text
     assert run.text.count("restart 1 of 1, because rank 3 [dp1 tp1] raised ValueError") == 1
-    assert run.text.count("met 4") >= 5  # the rank that raised, and all of them after that
+    assert run.text.count("met 4") >= 5  # from the rank that raised, then from all four
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all(make_sshd: MakeSshd, signum: signal.Signals) -> None:
-    """As for one node: Ctrl-C once, and the code that a shell expects."""
+    """As on one node: a single Ctrl-C, and the exit code a shell expects."""
     sshd = make_sshd(3)
     run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
     run.wait_for("met 3", times=3)
@@ -152,13 +152,13 @@ def test_a_signal_ends_all(make_sshd: MakeSshd, signum: signal.Signals) -> None:
 
     assert run.end() == -signum
     assert run.text.count("meshrun: stopped by") == 1, run.text
-    assert "killing in 2 s" not in run.text  # it came once to each
+    assert "killing in 2 s" not in run.text  # each launcher got it once
     all_gone(sshd)
 
 
 @pytest.mark.nightly
 def test_a_signal_to_ssh_as_well_is_a_signal(make_sshd: MakeSshd) -> None:
-    """systemd sends it to all processes of a service; ssh's end is no lost host then."""
+    """systemd signals all processes of a service; then ssh's exit does not mean a lost host."""
     sshd = make_sshd(3)
     run = launch(sshd, "--mesh", "dp=2", TOGETHER, "stay", hosts="node1,node2")
     run.wait_for("met 2", times=2)
@@ -171,8 +171,8 @@ def test_a_signal_to_ssh_as_well_is_a_signal(make_sshd: MakeSshd) -> None:
 
 
 @pytest.mark.nightly
-def test_a_signal_while_hosts_are_connected_is_told(make_sshd: MakeSshd) -> None:
-    """One takes the connection, and says nothing."""
+def test_a_signal_while_hosts_are_connected_is_reported(make_sshd: MakeSshd) -> None:
+    """One host accepts the connection but stays silent."""
     sshd = make_sshd(2)
     sshd.servers[1].send_signal(signal.SIGSTOP)
     run = launch(sshd, "--mesh", "dp=2", TOGETHER)
@@ -190,7 +190,7 @@ def test_a_signal_while_hosts_are_connected_is_told(make_sshd: MakeSshd) -> None
 
 @pytest.mark.nightly
 def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
-    """It reaches every launcher, and nobody waits for one that has gone."""
+    """It reaches every launcher, and none waits for one that has exited."""
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, SAYS, hosts="node1,node0")
     wait_until(
@@ -205,7 +205,7 @@ def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
 
 @pytest.mark.nightly
 def test_sigquit_shows_where_every_rank_is(make_sshd: MakeSshd) -> None:
-    """On all hosts, and the launch goes on."""
+    """On all hosts, without ending the launch."""
     sshd = make_sshd(2)
     run = launch(sshd, "--mesh", "dp=2", TOGETHER, "stay")
     run.wait_for("met 2", times=2)
@@ -217,8 +217,8 @@ def test_sigquit_shows_where_every_rank_is(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
-def test_a_killed_controller_leaves_nobody(make_sshd: MakeSshd) -> None:
-    """kill -9 here ends what runs on every host, and every ssh."""
+def test_a_killed_controller_leaves_no_process(make_sshd: MakeSshd) -> None:
+    """kill -9 of the local command ends the processes on every host, and every ssh."""
     sshd = make_sshd(3)
     run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
     run.wait_for("met 3", times=3)
@@ -229,8 +229,8 @@ def test_a_killed_controller_leaves_nobody(make_sshd: MakeSshd) -> None:
 
 
 @pytest.mark.nightly
-def test_what_a_dead_host_leaves_goes_later(make_sshd: MakeSshd) -> None:
-    """Temporary folders, when something is launched there again; the fixture looks for them."""
+def test_what_a_dead_host_leaves_is_removed_later(make_sshd: MakeSshd) -> None:
+    """The next launch on that host removes its temporary folders; the fixture checks this."""
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, TOGETHER, "stay")
     run.wait_for("met 4", times=4)
@@ -247,8 +247,8 @@ def test_what_a_dead_host_leaves_goes_later(make_sshd: MakeSshd) -> None:
 
 
 @pytest.mark.nightly
-def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
-    """ControlMaster: the way stays for later, and what ran over it does not."""
+def test_a_shared_connection_outlives_its_launch(make_sshd: MakeSshd) -> None:
+    """With ControlMaster, the connection stays open, but the launch that used it ends."""
     sshd = make_sshd(2)
     sshd.write_config(f"  ControlMaster auto\n  ControlPath {sshd.folder}/c%n\n  ControlPersist 20")
     first = launch(sshd, *MESH, SAYS)
@@ -266,8 +266,8 @@ def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("both", [False, True])
-def test_a_reader_that_is_stopped_keeps_no_host(make_sshd: MakeSshd, both: bool) -> None:
-    """One SIGTERM is enough; what is held back has a limit, and what was dropped is said."""
+def test_a_stopped_reader_keeps_no_host_running(make_sshd: MakeSshd, both: bool) -> None:
+    """One SIGTERM is enough; buffered output is limited, and dropped output is reported."""
     sshd = make_sshd(2)
     reader, writer = os.pipe()
     words = ("--ssh", sshd.ssh, "--hosts", sshd.all, "--shutdown-timeout", "4")
@@ -282,21 +282,21 @@ def test_a_reader_that_is_stopped_keeps_no_host(make_sshd: MakeSshd, both: bool)
     let_pass(LIMIT_S)
     assert psutil.Process(controller).memory_info().rss < MOST_BYTES
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     os.close(reader)
     os.close(writer)
 
-    assert process.returncode == -signal.SIGTERM, said
+    assert process.returncode == -signal.SIGTERM, stderr
     if not both:
         dropped = rb"\nmeshrun: dropped [0-9,]+ bytes of output"
-        assert re.search(dropped, said), said
-        assert b"error" not in said, said
+        assert re.search(dropped, stderr), stderr
+        assert b"error" not in stderr, stderr
     all_gone(sshd)
 
 
 @pytest.mark.nightly
-def test_a_reader_that_goes_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """As `meshrun ... | head` does."""
+def test_a_reader_that_closes_the_pipe_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """As in `meshrun ... | head`."""
     sshd = make_sshd(2)
     program = tmp_path / "prints.py"
     program.write_text("while True: print('x' * 100)")
@@ -310,8 +310,8 @@ def test_a_reader_that_goes_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("which", ["ssh -F", "meshrun agent", "meshrun controller"])
-def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
-    """kill -9 of one ssh here, or of the agent there: the host is named, and nobody is left."""
+def test_a_killed_connection_ends_all(make_sshd: MakeSshd, which: str) -> None:
+    """kill -9 of a local ssh, a remote agent or the controller; no process is left."""
     sshd = make_sshd(3)
     run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
     run.wait_for("met 3", times=3)
@@ -320,14 +320,14 @@ def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
 
     assert run.end() == (71 if which == "meshrun controller" else 69), run.text
     assert re.search(r"error: (host node\d was lost|the process that talks to)", run.text), run.text
-    assert "SIGTERM" not in run.text, run.text  # which nobody has sent
+    assert "SIGTERM" not in run.text, run.text  # no one has sent it
     all_gone(sshd)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, tmp_path: Path, node: int) -> None:
-    """kill -9 of one launcher: it is named, and no other says that it has lost the first node."""
+    """Its host is named, and no other launcher reports that it lost the first node."""
     sshd = make_sshd(2)
     report = tmp_path / "report.json"
     run = launch(sshd, "--mesh", "dp=2", "--report", report, TOGETHER, "stay")
@@ -337,44 +337,44 @@ def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, tmp_path: Path, node: i
     assert run.end() == 69, run.text
     error = f"host node{node} was lost: its launcher was killed by SIGKILL"
     assert run.text.rstrip().endswith(f"error: {error}"), run.text
-    told = json.loads(report.read_text())
-    assert (told["exit_code"], told["trouble"]["message"]) == (69, error)
+    written = json.loads(report.read_text())
+    assert (written["exit_code"], written["trouble"]["message"]) == (69, error)
     assert "error: node 0" not in run.text, run.text
     all_gone(sshd)
 
 
 @pytest.mark.nightly
 def test_ranks_stop_with_the_command(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """By Ctrl-Z and by SIGSTOP, on every host, and go on with it; no limit counts that time."""
+    """By Ctrl-Z and SIGSTOP, on every host; they resume with it, and no limit counts that time."""
     sshd = make_sshd(2)
     limits = ("--hang-timeout", str(LIMIT_S), "--node-timeout", str(LIMIT_S))
     run = launch(sshd, *limits, *MESH, TICKS, tmp_path)
     run.wait_for("tick 3\n", times=4)
     ranks = ranks_of(sshd)
     assert len(ranks) == 4
-    said = "meshrun: resumed the ranks; they were suspended with meshrun for "
+    resumed = "meshrun: resumed the ranks; they were suspended with meshrun for "
     for count, signum in enumerate((signal.SIGTSTP, signal.SIGSTOP), start=1):
         run.send(signum)
         wait_for_states([psutil.Process(run.process.pid), *ranks], stopped=True)
         let_pass(1.5 * LIMIT_S)
         run.send(signal.SIGCONT)
         wait_for_states(ranks, stopped=False)
-        run.wait_for(said, times=count)
+        run.wait_for(resumed, times=count)
     let_pass(LIMIT_S / 2)
     assert run.text.count("SIGTSTP: suspending the ranks until `fg` or SIGCONT") == 1, run.text
     (tmp_path / "go").touch()
 
     assert run.end() == 0, run.text
-    assert run.text.count(said) == 2, run.text
+    assert run.text.count(resumed) == 2, run.text
     all_gone(sshd)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["the command", "an agent", "a launcher"])
-def test_nobody_is_left_of_a_launch_that_is_stopped(
+def test_no_process_is_left_of_a_suspended_launch(
     make_sshd: MakeSshd, tmp_path: Path, victim: str
 ) -> None:
-    """kill -9 of whoever could have said that ranks go on."""
+    """kill -9 of a process that would have told the ranks to resume."""
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, TICKS, tmp_path)
     run.wait_for("tick 3\n", times=4)
@@ -395,8 +395,8 @@ def test_nobody_is_left_of_a_launch_that_is_stopped(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_frozen_agent_goes_with_its_connection(make_sshd: MakeSshd, host: int) -> None:
-    """It is lost as it is silent, and wakes once whoever started it is gone."""
+def test_a_frozen_agent_ends_with_its_connection(make_sshd: MakeSshd, host: int) -> None:
+    """Its silence counts as a loss, and it resumes once the process that started it is gone."""
     sshd = make_sshd(2)
     run = launch(sshd, "--node-timeout", "5", "--mesh", "dp=2", TOGETHER, "stay")
     run.wait_for("met 2", times=2)
@@ -410,7 +410,7 @@ def test_a_frozen_agent_goes_with_its_connection(make_sshd: MakeSshd, host: int)
 
 @pytest.mark.nightly
 def test_a_frozen_controller_ends_all(make_sshd: MakeSshd) -> None:
-    """Agents hear nothing of it, and once it goes on again it says that this was why."""
+    """Agents no longer hear from it; once resumed, it reports that as the cause."""
     sshd = make_sshd(2)
     run = launch(sshd, "--node-timeout", "5", "--mesh", "dp=2", TOGETHER, "stay")
     run.wait_for("met 2", times=2)
@@ -429,7 +429,7 @@ def test_a_frozen_controller_ends_all(make_sshd: MakeSshd) -> None:
 
 @pytest.mark.nightly
 def test_a_cut_link_ends_all(make_sshd: MakeSshd) -> None:
-    """Neither end hears of the other any more; each ends by itself."""
+    """Neither side hears from the other, and each exits on its own."""
     sshd = make_sshd(3)
     run = launch(sshd, "--node-timeout", "4", "--mesh", "dp=3", TOGETHER, "stay")
     run.wait_for("met 3", times=3)
@@ -445,8 +445,8 @@ def test_a_cut_link_ends_all(make_sshd: MakeSshd) -> None:
 
 
 @pytest.mark.nightly
-def test_an_allocation_around_is_not_asked(make_sshd: MakeSshd) -> None:
-    """Who names hosts means these, also in a step that looks broken, and launchers see none."""
+def test_an_allocation_around_is_ignored(make_sshd: MakeSshd) -> None:
+    """--hosts overrides a surrounding Slurm step, even a broken one; launchers do not see it."""
     sshd = make_sshd(2)
     env = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
     run = launch(sshd, *MESH, SAYS, env=env)
@@ -457,7 +457,7 @@ def test_an_allocation_around_is_not_asked(make_sshd: MakeSshd) -> None:
 
 @pytest.mark.usefixtures("fake_torch")
 def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """Variables and the launch's secret go through ssh, where no other user can read them."""
+    """Variables and the launch's secret travel over ssh, where no other user can read them."""
     sshd = make_sshd(2)
     program = tmp_path / "tells.py"
     program.write_text(
@@ -482,7 +482,7 @@ def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -
 
 @pytest.mark.nightly
 def test_two_launches_share_the_hosts(make_sshd: MakeSshd) -> None:
-    """Their ports do not meet."""
+    """Their ports do not collide."""
     sshd = make_sshd(2)
     first, second = (launch(sshd, *MESH, SAYS) for _ in range(2))
 
@@ -491,8 +491,8 @@ def test_two_launches_share_the_hosts(make_sshd: MakeSshd) -> None:
 
 
 @pytest.mark.nightly
-def test_much_output_comes_whole(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """Every line of every rank, stdout and stderr apart."""
+def test_much_output_arrives_complete(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """Every line of every rank, with stdout and stderr separate."""
     sshd = make_sshd(2)
     program = tmp_path / "prints.py"
     program.write_text(

@@ -1,4 +1,4 @@
-"""Hosts that --hosts cannot use: each is named within --connect-timeout, and nothing is left."""
+"""Hosts that --hosts cannot use: each is named within --connect-timeout; no process is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 
 
 def hide(sshd: Sshd, host: int, path: Path | str) -> None:
-    """Have a folder look empty on one host."""
+    """Make a folder look empty on one host."""
     done = sshd.hosts.run(host, ["mount", "-t", "tmpfs", "none", path])
     assert done.returncode == 0, done.stderr
 
@@ -44,9 +44,9 @@ def _unknown_key(sshd: Sshd) -> None:
 
 def _unwelcome(sshd: Sshd) -> None:
     (sshd.folder / "sshd_node1").write_text("")
-    hide_file = sshd.folder / "nobody"
-    hide_file.write_text("")
-    done = sshd.hosts.run(1, ["mount", "--bind", hide_file, sshd.folder / "id.pub"])
+    no_keys = sshd.folder / "no_keys"
+    no_keys.write_text("")
+    done = sshd.hosts.run(1, ["mount", "--bind", no_keys, sshd.folder / "id.pub"])
     assert done.returncode == 0, done.stderr
 
 
@@ -68,7 +68,7 @@ def _other_version(sshd: Sshd) -> None:
 
 @pytest.mark.parametrize("names", ["127.0.0.1,node0", "node1,root@10.77.0.2"])
 def test_a_machine_under_two_names_is_one_host(make_sshd: MakeSshd, names: str) -> None:
-    """This one is known at once, others once both have answered; nothing is started."""
+    """For the local host this is known at once, else once both have answered; nothing starts."""
     sshd = make_sshd(2)
     run = launch(sshd, "--mesh", "dp=2", SAYS, hosts=names)
 
@@ -79,7 +79,7 @@ def test_a_machine_under_two_names_is_one_host(make_sshd: MakeSshd, names: str) 
 
 
 @pytest.mark.parametrize(
-    ("trouble", "told"),
+    ("trouble", "reason"),
     [
         (_unreachable, r"ssh failed: .*(timed out|No route to host)|no answer within"),
         (_stopped_server, "ssh failed: .*Connection refused"),
@@ -92,22 +92,22 @@ def test_a_machine_under_two_names_is_one_host(make_sshd: MakeSshd, names: str) 
     ],
 )
 def test_a_host_that_cannot_be_used_is_named(
-    make_sshd: MakeSshd, trouble: object, told: str
+    make_sshd: MakeSshd, trouble: object, reason: str
 ) -> None:
-    """With what ssh said and a hint, exit code 69; no rank was started anywhere."""
+    """With ssh's error, a hint and exit code 69; no rank starts anywhere."""
     sshd = make_sshd(3)
     trouble(sshd)  # type: ignore[operator]
     run = launch(sshd, "--connect-timeout", "20", "--mesh", "dp=3", SAYS)
 
     assert run.end() == 69, run.text
-    assert re.search(rf"^error: host node1: ({told})", run.text, re.MULTILINE), run.text
+    assert re.search(rf"^error: host node1: ({reason})", run.text, re.MULTILINE), run.text
     assert "hint: " in run.text
     assert not rank_lines(run.text)
     all_gone(sshd)
 
 
 def test_an_ssh_that_asks_is_not_waited_for(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """A wrapper that wants a password gets no answer; what it asked is shown."""
+    """A wrapper that asks for a password gets none, and its question is shown."""
     sshd = make_sshd(2)
     (asks := tmp_path / "asks").write_text('#!/bin/sh\nprintf "$0\'s password: " >&2; sleep 1000\n')
     asks.chmod(0o755)
@@ -126,7 +126,7 @@ def test_an_ssh_that_asks_is_not_waited_for(make_sshd: MakeSshd, tmp_path: Path)
 def test_a_server_that_is_busy_is_tried_again(
     make_sshd: MakeSshd, tmp_path: Path, has_room: bool
 ) -> None:
-    """Beyond MaxStartups it hangs up at once; within --connect-timeout it may have room again."""
+    """Beyond MaxStartups it hangs up; it may have room again within --connect-timeout."""
     sshd = make_sshd(2)
     _stopped_server(sshd)
     sshd.servers[1] = sshd.serve(1, startups=1)
@@ -154,7 +154,7 @@ def test_a_server_that_is_busy_is_tried_again(
 
 @pytest.mark.nightly
 def test_a_missing_folder_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """Where this command was typed has to be there on every host."""
+    """The working directory must exist on every host."""
     sshd = make_sshd(2)
     here = tmp_path / "place" / "here"
     here.mkdir(parents=True)
@@ -168,7 +168,7 @@ def test_a_missing_folder_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_every_host_that_cannot_be_used_is_named(make_sshd: MakeSshd) -> None:
-    """In one go, not one after the other."""
+    """All at once, not one after the other."""
     sshd = make_sshd(2)
     run = launch(sshd, "--mesh", "dp=3", SAYS, hosts="node0,nowhere1,nowhere2")
 
@@ -179,7 +179,7 @@ def test_every_host_that_cannot_be_used_is_named(make_sshd: MakeSshd) -> None:
 
 
 def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """The host is named, and the others do not wait for it."""
+    """It is named, and the others do not wait for it."""
     sshd = make_sshd(2)
     (folder := tmp_path / "programs").mkdir()
     (program := folder / "a.py").write_text("print('hello')")
@@ -193,7 +193,7 @@ def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path) -> N
 
 @pytest.mark.nightly
 def test_a_program_that_is_nowhere(make_sshd: MakeSshd) -> None:
-    """Every launcher says it, if it comes to that, and it is told once."""
+    """Every launcher may report it, but it is shown once."""
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, "/nowhere.py")
 

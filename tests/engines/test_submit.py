@@ -1,4 +1,4 @@
-"""--submit slurm on a real Slurm: jobs that run, are preempted, cancelled, or refused."""
+"""--submit slurm on a real Slurm: jobs that run, are preempted, cancelled or rejected."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ for _ in range(8):
     os.read(until, 1)
 print("saved", flush=True)
 """
-"""Saves only after it was asked several times, by Slurm itself or by meshrun."""
+"""Saves only after several SIGTERMs, from Slurm itself or from meshrun."""
 
 
 def submit(slurm: Slurm, folder: Path, *args: str | Path) -> tuple[str, Path]:
-    """Hand a job in; return its number and the file of its output."""
+    """Submit a job; return its id and its output file."""
     sent = slurm.run(command("--submit", "slurm", *args), cwd=folder)
     assert sent.returncode == 0, sent.stderr
     job = sent.stdout.strip()
@@ -46,7 +46,7 @@ def submit(slurm: Slurm, folder: Path, *args: str | Path) -> tuple[str, Path]:
 
 
 def wait_for(output: Path, text: str, count: int = 1) -> None:
-    """Wait until the output of a job has ``text`` so many times."""
+    """Wait until a job's output contains ``text`` ``count`` times."""
 
     def read() -> str:
         return output.read_text() if output.exists() else ""
@@ -57,9 +57,9 @@ def wait_for(output: Path, text: str, count: int = 1) -> None:
 def start_shell(
     slurm: Slurm, folder: Path, *args: str | Path, options: Sequence[str] = ("--nodes=2",)
 ) -> tuple[subprocess.Popen[str], Path]:
-    """Start meshrun in the shell of a job; return that, and the file of meshrun's output.
+    """Start meshrun in the shell of a job; return the shell and meshrun's output file.
 
-    The process id of meshrun will be in the file ``pid``, its exit code in ``code``.
+    The shell writes meshrun's process id to the file ``pid``, its exit code to ``code``.
     """
     words, script, output = shlex.join(command(*args)), folder / "script", folder / "out"
     script.write_text(
@@ -76,7 +76,7 @@ def interrupt(folder: Path) -> None:
 
 
 def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
-    """With what is awkward in a script in the folder's name."""
+    """With characters in the folder's name that a script has to quote."""
     folder = tmp_path / "it's a #1 $folder"
     folder.mkdir()
     job, output = submit(
@@ -93,8 +93,8 @@ def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
     )
     slurm.wait_gone(job)
 
-    said = [line for line in output.read_text().splitlines() if line.startswith("rank")]
-    assert sorted(re.sub(r" on sl\d", "", line) for line in said) == [
+    lines = [line for line in output.read_text().splitlines() if line.startswith("rank")]
+    assert sorted(re.sub(r" on sl\d", "", line) for line in lines) == [
         "rank 0 of 4: dp 0 tp 0, sum 6",
         "rank 1 of 4: dp 0 tp 1, sum 6",
         "rank 2 of 4: dp 1 tp 0, sum 6",
@@ -104,10 +104,10 @@ def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
 
 @pytest.fixture
 def containers(slurm: Slurm, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Give an image, and a folder that its containers see only if it is mounted."""
+    """An image, and a folder that its containers see only if it is mounted."""
     compiler, library = shutil.which(os.environ.get("CC", "cc")), tmp_path / "containers.so"
     if compiler is None or not Path("/usr/include/slurm/spank.h").exists():
-        pytest.skip("a plugin of Slurm's needs a C compiler and libslurm-dev")
+        pytest.skip("a Slurm plug-in needs a C compiler and libslurm-dev")
     source = FAKES / "slurm" / "containers.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
     image, hidden = tmp_path / "image", tmp_path / "home"
@@ -124,9 +124,9 @@ def containers(slurm: Slurm, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 def test_a_job_in_containers_works_in_its_folder(
     slurm: Slurm, containers: tuple[Path, Path]
 ) -> None:
-    """The image's launcher runs a program of that folder, which leaves its files there.
+    """The image's launcher runs a program from that folder, which writes its files there.
 
-    Mounts of the user's are there as well; who says where to start, starts there.
+    The user's own mounts are kept, and so is a working directory that the user sets.
     """
     image, hidden = containers
     folder, data = hidden / "me" / "project", hidden / "data"
@@ -157,7 +157,7 @@ with open("{hidden}/mounted/text") as data, open(name, "w") as saved:
 @pytest.mark.nightly
 @pytest.mark.parametrize("nnodes", ["2", "1:2"], ids=["fixed", "elastic"])
 def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path, nnodes: str) -> None:
-    """Its ranks take SIGTERM well, so it is requeued and runs again."""
+    """Its ranks exit cleanly on SIGTERM, so it is requeued and runs again."""
     job, output = submit(slurm, tmp_path, "--nnodes", nnodes, "--nproc-per-node", "1", REQUEUED)
     wait_for(output, "trains in run 0", 2)
     slurm.scancel("--signal=TERM", job)  # as Slurm does before the time limit
@@ -169,7 +169,7 @@ def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path, nnodes: str) -> N
 
 @pytest.mark.nightly
 def test_slurm_may_repeat_its_sigterm(slurm: Slurm, tmp_path: Path) -> None:
-    """As it does at the time limit: ranks keep their grace, however often it comes."""
+    """As at the time limit: repeated SIGTERMs do not shorten the ranks' grace period."""
     patient = tmp_path / "patient.py"
     patient.write_text(PATIENT)
     job, output = submit(
@@ -192,7 +192,7 @@ def test_slurm_may_repeat_its_sigterm(slurm: Slurm, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_job_gives_way_to_an_urgent_one_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
-    """Slurm itself preempts it; it saves within the grace, makes room at once and comes back."""
+    """Slurm preempts it: it saves within the grace period, frees its nodes at once and resumes."""
     job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
     wait_for(output, "trains in run 0", 2)
     urgent = ("--partition=urgent", "--nodes=3", "--exclusive")
@@ -209,7 +209,7 @@ def test_a_job_gives_way_to_an_urgent_one_and_goes_on(slurm: Slurm, tmp_path: Pa
 
 @pytest.mark.nightly
 def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
-    """Its ranks take SIGTERM well too, and it is still not requeued; nothing is left."""
+    """Its ranks exit cleanly on SIGTERM too, but it is not requeued."""
     job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
     wait_for(output, "trains in run 0", 2)
     slurm.scancel(job)
@@ -224,7 +224,7 @@ def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_sacct_shows_what_became_of_jobs(tmp_path: Path) -> None:
-    """Preempted: it ran twice and completed. Its node was excluded: it failed with 78, once."""
+    """The preempted job ran twice and completed; the one with an excluded node failed with 78."""
     if (reason := why_no_slurm() or why_no_accounting()) is not None:
         pytest.skip(reason)
     excluded = tmp_path / "excluded.py"
@@ -252,7 +252,7 @@ def test_sacct_shows_what_became_of_jobs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_an_elastic_job_continues_without_a_machine(tmp_path: Path) -> None:
-    """It has as many nodes as there are; one is lost, and the job succeeds on the others."""
+    """It gets all nodes; one is lost, and the job succeeds on the others."""
     if (reason := why_no_slurm()) is not None:
         pytest.skip(reason)
     with start_slurm(own_name="loopback") as slurm:
@@ -278,7 +278,7 @@ def test_an_elastic_job_continues_without_a_machine(tmp_path: Path) -> None:
 def test_a_range_of_nodes_in_a_shell_uses_those_of_the_job(
     slurm: Slurm, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    """Three of eight; one leaves alone or is lost, and the exit code is that of the launch."""
+    """Three of up to eight; one leaves or is lost, and the exit code is the launch's."""
     words = command(
         "--nnodes", "2:8", "--mesh", "dp=1:8", "--nproc-per-node", "1", ELASTIC, tmp_path
     )  # fmt: skip
@@ -301,7 +301,7 @@ def test_a_range_of_nodes_in_a_shell_uses_those_of_the_job(
 
 @pytest.mark.nightly
 def test_tasks_of_an_array_do_not_meet(slurm: Slurm, tmp_path: Path) -> None:
-    """They run at the same time on the same nodes, each with an output of its own."""
+    """They run at the same time on the same nodes, each with its own output file."""
     sent = slurm.run(
         command("--submit", "slurm", "--nnodes", "2", "--mesh", "dp=2", "--device", "cpu",
                 "--no-prefix", "--submit-arg=--array=3-4", NODES),
@@ -318,7 +318,7 @@ def test_tasks_of_an_array_do_not_meet(slurm: Slurm, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_heterogeneous_job_is_one_launch(slurm: Slurm) -> None:
-    """Its nodes are numbered by component, not by name; a step or a shell uses all of them."""
+    """Its nodes are numbered by component, not by name; a step and a shell use all of them."""
     words = shlex.join(map(str, command("--nnodes", "3", "--mesh", "dp=3", "--no-prefix", NODES)))
     other = words.replace("--nnodes 3", "--nnodes 2")
     step = f"srun --het-group=0,1 --ntasks-per-node=1 {words.replace('--nnodes 3', '')}"
@@ -332,8 +332,8 @@ def test_a_heterogeneous_job_is_one_launch(slurm: Slurm) -> None:
 
 
 @pytest.mark.nightly
-def test_a_script_of_the_user_needs_no_srun(slurm: Slurm) -> None:
-    """In a batch script meshrun starts its launchers by srun, and passes on the exit code."""
+def test_a_users_script_needs_no_srun(slurm: Slurm) -> None:
+    """In a batch script, meshrun starts its launchers with srun and passes on the exit code."""
     words = command("--nnodes", "2", "--mesh", "dp=2,tp=2", "--no-prefix", NODES)
     fails = command("--nnodes", "2", "--nproc-per-node", "1", PROGRAMS / "end.py", "7")
     printed = slurm.sbatch(f"{' '.join(words)}\n{' '.join(fails)}\necho code $?", "--nodes=2")
@@ -345,10 +345,10 @@ def test_a_script_of_the_user_needs_no_srun(slurm: Slurm) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("where", ["salloc", "sbatch"])
-def test_a_shell_that_is_told_to_end_ends_its_launchers(
+def test_a_terminated_launch_in_a_shell_ends_its_launchers(
     slurm: Slurm, tmp_path: Path, where: str
 ) -> None:
-    """As well as they do: they save, and the code is that of a preempted launch."""
+    """They save, and the exit code is that of a preempted launch."""
     words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
     script = tmp_path / "script"
     wait = '& pid=$!; while ! [ $(grep -c trains "$0.out") = 2 ]; do sleep 0.05; done'
@@ -360,14 +360,14 @@ def test_a_shell_that_is_told_to_end_ends_its_launchers(
     else:
         printed = slurm.sbatch(f"exec {script}", "--nodes=2")
 
-    said = (tmp_path / "script.out").read_text()
-    assert printed.splitlines()[-1] == "75", said
-    assert said.count("saved in run 0") == 2, said
+    text = (tmp_path / "script.out").read_text()
+    assert printed.splitlines()[-1] == "75", text
+    assert text.count("saved in run 0") == 2, text
 
 
 @pytest.mark.nightly
-def test_a_shell_that_is_killed_leaves_nobody(slurm: Slurm, tmp_path: Path) -> None:
-    """Neither srun nor launchers nor ranks, which the fixture of every test looks for."""
+def test_a_killed_launch_in_a_shell_leaves_no_process(slurm: Slurm, tmp_path: Path) -> None:
+    """No srun, launcher or rank; the fixture of every test checks this."""
     words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
     script = tmp_path / "script"
     script.write_text(
@@ -385,7 +385,7 @@ def test_a_shell_that_is_killed_leaves_nobody(slurm: Slurm, tmp_path: Path) -> N
 
 @pytest.mark.nightly
 def test_a_node_whose_slurmstepd_was_killed_is_left_out(slurm: Slurm, tmp_path: Path) -> None:
-    """Its launcher sees it; srun never does, and would wait for it."""
+    """Its launcher notices; srun never does and would wait for it."""
     shell, output = start_shell(
         slurm, tmp_path, "--nnodes", "2:3", "--mesh", "dp=1:3", "--nproc-per-node", "1",
         ELASTIC, tmp_path, options=("--nodes=3", "--no-kill"),
@@ -407,7 +407,7 @@ def test_a_node_whose_slurmstepd_was_killed_is_left_out(slurm: Slurm, tmp_path: 
 
 @pytest.mark.nightly
 def test_srun_that_was_killed_is_named(slurm: Slurm, tmp_path: Path) -> None:
-    """It ends the launch, with the code of its signal."""
+    """It ends the launch with the exit code of its signal."""
     shell, output = start_shell(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
     wait_for(output, "trains in run 0", 2)
     meshrun = psutil.Process(int((tmp_path / "pid").read_text()))
@@ -422,7 +422,7 @@ def test_srun_that_was_killed_is_named(slurm: Slurm, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("silent", ["controller", "all"])
 def test_ctrl_c_needs_no_answer_from_slurm(slurm: Slurm, tmp_path: Path, silent: str) -> None:
-    """The next one goes through srun; if no daemon answers, further ones kill, and leave."""
+    """The next one goes through srun; if no daemon answers, further ones kill srun, then exit."""
     shell, output = start_shell(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
     wait_for(output, "trains in run 0", 2)
     names = ("slurmctld", *(("slurmd", "slurmstepd") if silent == "all" else ()))
@@ -439,16 +439,16 @@ def test_ctrl_c_needs_no_answer_from_slurm(slurm: Slurm, tmp_path: Path, silent:
         wait_for(tmp_path / "code", "130\n")
     shell.communicate(timeout=90)
 
-    said = output.read_text()
-    assert said.count("stopped by Ctrl-C") == (0 if silent == "all" else 2), said
-    assert ("squeue --steps --jobs=" in said) == (silent == "all"), said
+    text = output.read_text()
+    assert text.count("stopped by Ctrl-C") == (0 if silent == "all" else 2), text
+    assert ("squeue --steps --jobs=" in text) == (silent == "all"), text
 
 
 @pytest.mark.nightly
 def test_ctrl_c_may_come_quickly(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm is not taken for silent while it answers one after the other."""
+    """Slurm does not count as silent while it is still answering."""
     squeue = tmp_path / "squeue"
     squeue.write_text(
         "#!/bin/sh\ntouch asked; until [ -e go ]; do sleep 0.1; done\n"
@@ -465,14 +465,14 @@ def test_ctrl_c_may_come_quickly(
     wait_for(tmp_path / "code", "130\n")
     shell.communicate(timeout=90)
 
-    said = output.read_text()
-    assert "does not answer" not in said
-    assert said.count("stopped by Ctrl-C") == 2, said
+    text = output.read_text()
+    assert "does not answer" not in text
+    assert text.count("stopped by Ctrl-C") == 2, text
 
 
 @pytest.mark.nightly
 def test_cancelling_a_script_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
-    """Ranks save within Slurm's own grace, though its shell is told too."""
+    """Ranks save within Slurm's grace period, although the script's shell is signalled too."""
     words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
     output = tmp_path / "out"
     (tmp_path / "job").write_text(f"#!/bin/bash\n{words}\n")
@@ -487,7 +487,7 @@ def test_cancelling_a_script_leaves_nothing(slurm: Slurm, tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 def test_one_node_needs_no_srun(slurm: Slurm) -> None:
-    """With --standalone, --nnodes 1 or nothing said, the launch is in this shell."""
+    """With --standalone or no --nnodes, the launch runs in this shell."""
     words = " ".join(command("--mesh", "dp=2", "--no-prefix", NODES))
     printed = slurm.salloc(
         "--nodes=2", "sh", "-c", f"{words}; {words.replace('--mesh', '--standalone --mesh')}"
@@ -498,8 +498,8 @@ def test_one_node_needs_no_srun(slurm: Slurm) -> None:
     assert printed.stderr.count("one of 2 nodes; to use all: --nnodes 2") == 1
 
 
-def test_a_dry_run_in_a_shell_looks_at_all_nodes(slurm: Slurm) -> None:
-    """And what does not fit is said once, before anything is started."""
+def test_a_dry_run_in_a_shell_plans_for_all_nodes(slurm: Slurm) -> None:
+    """A mesh that does not fit is reported once, before anything starts."""
     looks = slurm.salloc("--nodes=2", *command("--nnodes", "2", "--mesh", "4", "-n", NODES))
     wrong = slurm.salloc("--nodes=2", *command("--nnodes", "2", "--mesh", "3", NODES))
 
@@ -517,7 +517,7 @@ def test_a_dry_run_in_a_shell_looks_at_all_nodes(slurm: Slurm) -> None:
 def test_a_refusal_is_shown_in_slurms_own_words(
     slurm: Slurm, args: list[str | Path], words: str
 ) -> None:
-    """With what to try, where that is known."""
+    """With a hint, if there is one."""
     refused = slurm.run(command("--submit", "slurm", *args))
 
     assert refused.returncode == 71
@@ -527,7 +527,7 @@ def test_a_refusal_is_shown_in_slurms_own_words(
 
 
 def test_a_machine_without_sbatch_says_so(tmp_path: Path) -> None:
-    """And what to do there."""
+    """With a hint."""
     (tmp_path / "train.py").touch()
     ours = run_meshrun("--submit", "slurm", "train.py", env={"PATH": "/nowhere"}, cwd=tmp_path)
 

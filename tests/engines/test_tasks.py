@@ -1,4 +1,4 @@
-"""A plain python in a task of Slurm or Open MPI has the mesh, without any launcher of torch's."""
+"""A plain python in a Slurm or Open MPI task gets the mesh, without any launcher."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MESH_LINES = [
 
 
 def test_srun_is_enough_for_a_mesh(slurm: Slurm) -> None:
-    """Over two hosts whose own names lead to loopback."""
+    """On two hosts whose own names resolve to loopback."""
     options = ["--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit"]
     ours = slurm.srun(*options, *TASK, env=MESH, timeout=110)
 
@@ -36,7 +36,7 @@ def test_srun_is_enough_for_a_mesh(slurm: Slurm) -> None:
 
 @pytest.mark.nightly
 def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
-    """On nodes of which another than the cluster's first is the coordinator."""
+    """The coordinator is not the cluster's first node."""
     script = f"srun --kill-on-bad-exit {' '.join(TASK)}"
     env = {"MESHRUN_MESH": "pp=2,dp=1", "MESHRUN_DEVICE": "cpu"}
     printed = slurm.sbatch(
@@ -52,7 +52,7 @@ def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("own_name", ["loopback", "nothing"])
 def test_mpirun_is_enough_for_a_mesh(make_hosts: MakeHosts, mpirun: Mpirun, own_name: str) -> None:
-    """Over two hosts whose names lead to loopback, or nowhere."""
+    """On two hosts whose own names resolve to loopback or to nothing."""
     hosts = make_hosts(2, own_name=own_name)
     ours = mpirun(hosts, *UNBOUND, *EXPORT, *TASK, env=MESH, timeout=110)
 
@@ -61,7 +61,7 @@ def test_mpirun_is_enough_for_a_mesh(make_hosts: MakeHosts, mpirun: Mpirun, own_
 
 @pytest.mark.nightly
 def test_mpirun_from_a_host_without_ranks(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
-    """Ranks are told the address of that host alone, so it is an error; a better one helps."""
+    """mpirun gives ranks only that host's address, which is an error; MASTER_ADDR solves it."""
     hosts = make_hosts(3)
     env = {"MESHRUN_MESH": "dp=2,tp=1", "MESHRUN_DEVICE": "cpu"}
     ours = mpirun(hosts, *UNBOUND, *EXPORT, *TASK, env=env, slots=1, on=[1, 2])
@@ -77,8 +77,8 @@ def test_mpirun_from_a_host_without_ranks(make_hosts: MakeHosts, mpirun: Mpirun)
 
 
 @pytest.mark.nightly
-def test_mpirun_tells_a_layout(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
-    """In blocks of a node; where that is not so, or nodes differ, it is told."""
+def test_mpirun_gives_a_layout(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
+    """With ranks in blocks by node; other orders and uneven nodes are errors."""
     hosts = make_hosts(2)
     even = mpirun(hosts, *LAYOUT)
     turns = mpirun(hosts, "--map-by", "node", *LAYOUT)
@@ -93,7 +93,7 @@ def test_mpirun_tells_a_layout(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
 
 @pytest.mark.nightly
 def test_one_host_meets_on_loopback(slurm: Slurm) -> None:
-    """No other needs to reach it."""
+    """No other host needs to reach it."""
     env = {"MESHRUN_MESH": "tp=-1", "MESHRUN_DEVICE": "cpu"}
     ours = slurm.srun("--nodes=1", "--ntasks=2", *TASK, env=env)
 
@@ -104,7 +104,7 @@ def test_one_host_meets_on_loopback(slurm: Slurm) -> None:
 
 
 def test_a_layout_is_known_in_every_task(slurm: Slurm) -> None:
-    """Uneven nodes too; a batch script and a shell are launches of one rank."""
+    """On uneven nodes too; a batch script and a shell count as one rank."""
     tasks = slurm.srun("--nodes=3", "--ntasks=4", *LAYOUT)
     script = slurm.sbatch(" ".join(LAYOUT), "--nodes=2", "--ntasks=4")
     shell = slurm.salloc("--nodes=2", "--ntasks=4", *LAYOUT)
@@ -117,7 +117,7 @@ def test_a_layout_is_known_in_every_task(slurm: Slurm) -> None:
 
 @pytest.mark.nightly
 def test_a_shell_on_a_node_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
-    """It has the variables of a task of two; those that it starts by srun are tasks."""
+    """It has the variables of one of two tasks, but only what it starts with srun are tasks."""
     script = tmp_path / "shell"
     srun = f"srun --overlap --nodes=2 --ntasks=2 {' '.join(LAYOUT)}"
     script.write_text(f"#!/bin/sh\n{' '.join(LAYOUT)}\n{srun}\n")
@@ -132,8 +132,8 @@ def test_a_shell_on_a_node_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI needs mpirun")
-def test_mpirun_in_an_allocation_counts(slurm: Slurm) -> None:
-    """Its daemon on the other node is a task of Slurm's, and its processes are not."""
+def test_mpirun_in_an_allocation_gives_a_layout(slurm: Slurm) -> None:
+    """Its daemon on the other node is a Slurm task, but its processes are not."""
     words = ["mpirun", "--allow-run-as-root", *LAYOUT]
     ours = slurm.salloc("--nodes=2", "--ntasks-per-node=2", *words)
 
@@ -144,7 +144,7 @@ def test_mpirun_in_an_allocation_counts(slurm: Slurm) -> None:
 
 @pytest.mark.nightly
 def test_a_job_that_a_task_submits_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
-    """Its script inherits the task's variables."""
+    """Although its script inherits the task's variables."""
     script, output = tmp_path / "job", tmp_path / "out"
     script.write_text(f"#!/bin/sh\n{' '.join(LAYOUT)}\n")
     submit = f"[ $SLURM_PROCID = 1 ] || sbatch --wait --nodes=1 --output={output} {script}"
@@ -154,8 +154,8 @@ def test_a_job_that_a_task_submits_is_no_task(slurm: Slurm, tmp_path: Path) -> N
 
 
 @pytest.mark.nightly
-def test_tasks_that_go_round_the_nodes_are_told(slurm: Slurm) -> None:
-    """On every rank, so that none waits for the others."""
+def test_tasks_that_go_round_the_nodes_are_an_error(slurm: Slurm) -> None:
+    """Every rank fails, so that none waits for the others."""
     ours = slurm.srun("--nodes=2", "--ntasks=4", "--distribution=cyclic", *LAYOUT)
 
     assert ours.stderr.count("round-robin over nodes") == 4
@@ -163,8 +163,8 @@ def test_tasks_that_go_round_the_nodes_are_told(slurm: Slurm) -> None:
 
 
 @pytest.mark.nightly
-def test_what_a_launcher_sets_is_before_what_a_task_has(slurm: Slurm) -> None:
-    """A rank that was started inside a task is that launcher's."""
+def test_a_launchers_variables_precede_those_of_a_task(slurm: Slurm) -> None:
+    """A rank started inside a task belongs to its launcher."""
     ours = slurm.srun("--nodes=1", "--ntasks=2", *LAYOUT, env={"RANK": "5", "WORLD_SIZE": "8"})
 
     assert ours.stdout == "5 of 8 on (8,)\n" * 2, ours.stderr

@@ -1,4 +1,4 @@
-"""What goes wrong between machines: cuts, silence, clocks, names that come late, wrong places."""
+"""What goes wrong between machines: cuts, silence, clocks, late names, wrong addresses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", *MESH)
 
 
 def pause(seconds: float) -> None:
-    """Let a fault last so long."""
+    """Let a fault last for so many seconds."""
     threading.Event().wait(seconds)
 
 
 def start_talking(hosts: Hosts, go: Path, *words: str) -> list[Launch]:
-    """Start ranks that talk to each other until the file ``go`` is there."""
+    """Start ranks that talk to each other until the file ``go`` exists."""
     launches = launch_on(hosts, *AT, *words, TALK, go)
     for launch in launches:
         launch.wait_for("talking", times=2)
@@ -46,7 +46,7 @@ def start_talking(hosts: Hosts, go: Path, *words: str) -> list[Launch]:
 def test_a_cut_that_heals_is_survived(
     make_hosts: MakeHosts, tmp_path: Path, cut_s: float, words: list[str]
 ) -> None:
-    """By ranks that talk all the time, and by their launchers."""
+    """By ranks that communicate all the time, and by their launchers."""
     hosts = make_hosts(2)
     launches = start_talking(hosts, tmp_path / "go", *words)
     hosts.cut(1)
@@ -61,7 +61,7 @@ def test_a_cut_that_heals_is_survived(
 @pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
 def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> None:
-    """On both sides, though one of them still hears the other for a while."""
+    """On both sides, though one still hears the other for a while."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--node-timeout", "4", TOGETHER, "stay")
     for launch in launches:
@@ -71,7 +71,7 @@ def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> N
     assert end_all(launches) == [69, 69], launches[0].text + launches[1].text
     assert "node 1 (node1) was lost: " in launches[0].text
     assert "node 0 (node0) was lost: " in launches[1].text
-    for launch in launches:  # of the one that still hears, because it is told
+    for launch in launches:  # the side that still hears learns it from the other
         assert "no message from it for" in launch.text
     assert "--node-timeout" in launches[0].text
     all_gone(hosts)
@@ -79,10 +79,10 @@ def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> N
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_launcher_that_stands_still_for_a_moment_loses_nobody(
+def test_a_launcher_that_stands_still_for_a_moment_loses_no_node(
     make_hosts: MakeHosts, tmp_path: Path, host: int
 ) -> None:
-    """Stopped for less than --node-timeout, as by a slow disk; its ranks went on."""
+    """It is stopped for less than --node-timeout, as by a slow disk; its ranks go on."""
     hosts = make_hosts(2)
     launches = start_talking(hosts, tmp_path / "go", "--node-timeout", "20")
     launches[host].send(signal.SIGSTOP)
@@ -96,7 +96,7 @@ def test_a_launcher_that_stands_still_for_a_moment_loses_nobody(
 @pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, host: int) -> None:
-    """The other node ends; once it goes on, it learns that and ends as well."""
+    """The other node exits; the stopped launcher, once resumed, finds this out and exits too."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--node-timeout", "3", TOGETHER, "stay")
     for launch in launches:
@@ -114,7 +114,7 @@ def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, ho
 
 @pytest.mark.nightly
 def test_a_first_node_with_two_addresses_and_no_default_route(make_hosts: MakeHosts) -> None:
-    """Nothing on it says which of them the others see: the other nodes' addresses do."""
+    """Only the other nodes' addresses show which of the two they can reach."""
     hosts = make_hosts(2, own_name="loopback")
     added = hosts.run(0, ["ip", "addr", "add", "10.88.0.1/24", "dev", "eth0"])
     assert added.returncode == 0, added.stderr
@@ -125,14 +125,14 @@ def test_a_first_node_with_two_addresses_and_no_default_route(make_hosts: MakeHo
     assert len(rank_lines(launches[0].text + launches[1].text)) == 4
 
 
-# ---- who comes when ------------------------------------------------------------------------
+# ---- when nodes start ----------------------------------------------------------------------
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) -> None:
-    """The coordinator or the other comes last, once people were told of it."""
+    """The coordinator or the other node starts only after the first has reported that it waits."""
     hosts = make_hosts(2)
     words = ["--rdzv-backend", backend, *AT, SAYS]
     early = Launch(hosts, first, words)
@@ -144,8 +144,8 @@ def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) ->
 
 
 @pytest.mark.nightly
-def test_a_node_that_comes_after_all_are_there_is_told(make_hosts: MakeHosts) -> None:
-    """torch's rendezvous would have it wait for a place; the others run on."""
+def test_a_node_that_comes_after_all_have_joined_is_rejected(make_hosts: MakeHosts) -> None:
+    """torch's rendezvous would keep it waiting; the others keep running."""
     hosts = make_hosts(3)
     words = ["--rdzv-backend", "c10d", *AT, TOGETHER, "save", "stay"]
     launches = [Launch(hosts, host, words) for host in (0, 1)]
@@ -161,8 +161,8 @@ def test_a_node_that_comes_after_all_are_there_is_told(make_hosts: MakeHosts) ->
 
 
 @pytest.mark.nightly
-def test_a_node_that_dies_while_others_are_awaited_may_come_again(make_hosts: MakeHosts) -> None:
-    """The coordinator lets it go, and takes in what is started in its place."""
+def test_a_node_that_dies_while_others_are_awaited_may_come_back(make_hosts: MakeHosts) -> None:
+    """The coordinator drops it and accepts its replacement."""
     hosts = make_hosts(3)
     words = ["--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3", SAYS]
     coordinator, died = (Launch(hosts, host, words) for host in (0, 1))
@@ -180,7 +180,7 @@ def test_a_node_that_dies_while_others_are_awaited_may_come_again(make_hosts: Ma
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
-    """As those of pods do, which are looked up again and again; on the coordinator too."""
+    """As for pods: the name is looked up again until it resolves, on the coordinator too."""
     hosts = make_hosts(2)
     launches = launch_on(
         hosts, "--nnodes", "2", "--rdzv-backend", backend,
@@ -196,10 +196,10 @@ def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.nightly)])
-def test_one_node_too_many_is_told(
+def test_one_node_too_many_is_rejected(
     make_hosts: MakeHosts, backend: str, request: pytest.FixtureRequest
 ) -> None:
-    """It finds no launch that waits for it; the others run."""
+    """It finds no launch that waits for it; the others keep running."""
     if backend == "static":
         request.getfixturevalue("fake_torch")
     hosts = make_hosts(3)
@@ -218,13 +218,13 @@ def test_one_node_too_many_is_told(
     print(late.text)
 
 
-# ---- the wrong place -----------------------------------------------------------------------
+# ---- wrong addresses -----------------------------------------------------------------------
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_another_port_is_told(make_hosts: MakeHosts, backend: str) -> None:
-    """Nobody listens there: both say where they wait."""
+def test_another_port_is_reported(make_hosts: MakeHosts, backend: str) -> None:
+    """No one listens there, and both nodes report where they wait."""
     hosts = make_hosts(2)
     words = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-conf", "join_timeout=6", *MESH]
     launches = launch_on(
@@ -239,10 +239,10 @@ def test_another_port_is_told(make_hosts: MakeHosts, backend: str) -> None:
 
 
 @pytest.mark.nightly
-def test_an_endpoint_on_another_node_than_the_first_is_told(
+def test_an_endpoint_on_another_node_than_the_first_is_reported(
     make_hosts: MakeHosts, fake_torch: Path
 ) -> None:
-    """Each says which of the two is wrong there."""
+    """Each node reports the contradiction from its side."""
     hosts = make_hosts(2)
     launches = launch_on(
         hosts, "--nnodes", "2", "--rdzv-conf", "join_timeout=5",
@@ -257,10 +257,10 @@ def test_an_endpoint_on_another_node_than_the_first_is_told(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_a_closed_firewall_is_told(
+def test_a_closed_firewall_is_reported(
     make_hosts: MakeHosts, backend: str, request: pytest.FixtureRequest
 ) -> None:
-    """Packets towards the coordinator are lost, and no answer says so."""
+    """Packets to the coordinator are dropped without an answer."""
     if backend == "static":
         request.getfixturevalue("fake_torch")
     hosts = make_hosts(2)
@@ -276,8 +276,8 @@ def test_a_closed_firewall_is_told(
 
 
 @pytest.mark.nightly
-def test_closed_ports_between_nodes_are_told(make_hosts: MakeHosts) -> None:
-    """All but the meeting's: ranks would wait for each other in silence."""
+def test_closed_ports_between_nodes_are_reported(make_hosts: MakeHosts) -> None:
+    """All ports but the endpoint's are closed, so ranks would wait for each other silently."""
     hosts = make_hosts(2)
     for host in (0, 1):
         hosts.drop(host, "tcp dport != 29500 tcp flags & (syn|ack) == syn")
@@ -294,8 +294,8 @@ def test_closed_ports_between_nodes_are_told(make_hosts: MakeHosts) -> None:
 
 
 @pytest.mark.nightly
-def test_nothing_is_told_of_ports_that_are_open(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """Each node has tried those of the next one by the time that ranks run."""
+def test_open_ports_are_not_reported(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Each node has checked the next node's ports by the time ranks run."""
     hosts = make_hosts(3)
     words = ["--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3"]
     launches = launch_on(hosts, *words, SAYS)
@@ -307,7 +307,7 @@ def test_nothing_is_told_of_ports_that_are_open(make_hosts: MakeHosts, tmp_path:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_link_that_loses_packets_is_survived(make_hosts: MakeHosts) -> None:
-    """By launchers, for longer than a node may be silent; three packets of ten, both ways."""
+    """By launchers, beyond --node-timeout, with three of ten packets lost in both directions."""
     hosts = make_hosts(2)
     for host in (0, 1):
         hosts.drop(host, "numgen random mod 10 < 3")
@@ -325,7 +325,7 @@ def test_a_link_that_loses_packets_is_survived(make_hosts: MakeHosts) -> None:
 def test_an_hour_between_clocks_does_not_matter(
     make_hosts: MakeHosts, backend: str, ahead_h: int
 ) -> None:
-    """The time of day is compared nowhere; torch's own rendezvous would never come together."""
+    """The time of day is never compared; torch's own rendezvous would not complete."""
     hosts = make_hosts(2)
     words = ["--rdzv-backend", backend, *AT, SAYS]
     skewed = {"PYTHONPATH": str(PROGRAMS / "skewed"), "SKEW_S": str(3600 * ahead_h)}
@@ -336,7 +336,7 @@ def test_an_hour_between_clocks_does_not_matter(
 
 @pytest.mark.nightly
 def test_the_first_failure_is_found_across_clocks(make_hosts: MakeHosts) -> None:
-    """By how far the launchers' monotonic clocks are apart, whatever each shows."""
+    """The offset between the launchers' monotonic clocks is measured and used."""
     hosts = make_hosts(2)
     ahead = ["unshare", "--time", "--monotonic", "3600", "--"]
     if hosts.run(1, [*ahead, "true"]).returncode:
