@@ -1,1 +1,1 @@
-"""Launches that are hit at a drawn moment: what may never happen, whatever is hit."""
+"""Launches that a random fault hits at a random moment, and what must hold in every case."""

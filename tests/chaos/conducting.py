@@ -1,4 +1,4 @@
-"""Runs a drawn case: starts the launch, waits for the moment, strikes, and sees it to its end."""
+"""Runs a case: starts the launch, waits for the moment, strikes, and waits for the end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.kit import FAKES, PROGRAMS, Running, command, run_meshrun, wait_until
 
 _LONG_S = 600
 _ENOUGH_S = 3
-"""For what ranks leave, so that the moment to strike is not over before it is seen."""
+"""Shutdown timeout for what ranks leave behind, long enough to strike while it is cleared."""
 _SHORT_S = 0.3
 
 
 class Controller:
-    """One case under way in a folder of its own."""
+    """Runs one case in its own folder."""
 
     def __init__(self, case: Case, expected: Expected, folder: Path) -> None:
         self.case, self.expected, self.folder = case, expected, folder
@@ -34,7 +34,7 @@ class Controller:
         self._server_pid: int | None = None
 
     def run(self) -> tuple[int, Running]:
-        """Carry the case out; return the exit code and what was printed."""
+        """Run the case; return the exit code and the ended launch."""
         with self._server(), self._start() as running:
             running.server = self._server_pid
             self._wait_for_phase(running)
@@ -47,7 +47,7 @@ class Controller:
 
     @contextmanager
     def _server(self) -> Iterator[None]:
-        """Have a warm server, if it is such a case."""
+        """Provide a warm server, if the case uses one."""
         if not self.case.is_warm:
             yield
             return
@@ -141,7 +141,7 @@ class Controller:
             yield "leaves"
 
     def _wrapper(self) -> list[str]:
-        """Return the words that give the launch a small disk or few descriptors."""
+        """Return the command prefix that gives the launch a small disk or few descriptors."""
         case = self.case
         if case.fault == "descriptors":
             return ["sh", "-c", f'ulimit -n {case.room}; exec "$@"', "sh"]
@@ -162,7 +162,7 @@ class Controller:
         return {
             **(warm if case.is_warm else {}),
             "PYTHONPATH": str(self.folder / "site-packages" if case.is_warm else FAKES),
-            "OMP_NUM_THREADS": "2",  # so that ranks set their threads, where they can be held
+            "OMP_NUM_THREADS": "2",  # makes ranks set their threads, where they can be held
             "FAKE_TORCH_HOLDS_IN": str(self.folder),
             "FAKE_TORCH_HOLDS_AT": f"{case.place} {case.generation}",
         }
@@ -182,10 +182,10 @@ class Controller:
 
     @staticmethod
     def _wait_for(running: Running, condition: Callable[[], bool]) -> None:
-        """Wait for a condition; a launch that has ended meanwhile is looked at as it is."""
+        """Wait for a condition or the end of the launch."""
         wait_until(
             lambda: condition() or running.process.poll() is not None,
-            lambda: f"the moment to strike:\n{running.stdout}\n---\n{running.stderr}",
+            lambda: f"no moment to strike:\n{running.stdout}\n---\n{running.stderr}",
         )
 
     def _place(self, what: str, who: object) -> Path:
@@ -215,7 +215,7 @@ class Controller:
     def _send(self, running: Running) -> None:
         case, launcher = self.case, running.process.pid
         if case.victim == "both":
-            os.kill(launcher, signal.SIGSTOP)  # so that it does not see the other's end
+            os.kill(launcher, signal.SIGSTOP)  # so that it does not see the zygote die
             for victim in (running.zygote(), launcher):
                 os.kill(victim, case.signum)
             return
@@ -246,5 +246,5 @@ class Controller:
 
 
 def _take_terminal() -> None:
-    """Make standard input the terminal of this session, as a login does."""
+    """Make standard input the session's controlling terminal, as a login does."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,4 +1,4 @@
-"""Draws what is done to which launch, and when, from a number."""
+"""Draws a case from a number: a launch, a fault and a moment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MESHES = {1: "dp=1", 2: "tp=2", 4: "dp=2,tp=2"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One launch and what happens to it."""
+    """One launch and the fault that hits it."""
 
     number: int
     fault: Fault
@@ -47,33 +47,33 @@ class Case:
     victim_rank: int = 0
     signum: signal.Signals = signal.SIGKILL
     then: Then = "release"
-    """What follows SIGSTOP: the rest goes on, the victim does, or the launcher is ended."""
+    """What follows SIGSTOP: the other ranks go on, the victim goes on, or the launcher is ended."""
     watch: bool = False
     """Whether ranks raise an exception when their forked child ends."""
     times: int = 1
-    """How often Ctrl-C is pressed."""
+    """How many times Ctrl-C is pressed."""
     on_terminal: bool = False
     room: int = 0
-    """How many bytes, files or descriptors there are."""
+    """How many bytes, files or descriptors are available."""
 
     @property
     def generation(self) -> int:
-        """In which generation of ranks it happens."""
+        """The generation of ranks in which the fault occurs."""
         return int(self.phase == "again")
 
     @property
     def place(self) -> str:
-        """Where ranks of that generation are held."""
+        """Where the ranks of that generation are held."""
         return "training" if self.phase == "again" else self.phase
 
     @property
     def failing_rank(self) -> int | None:
-        """The rank that fails by itself in the first generation, so that there is a second."""
+        """The rank that fails in the first generation, to cause a second one."""
         return self.ranks - 1 if self.phase in ("again", "clearing") else None
 
     @property
     def is_warm(self) -> bool:
-        """Whether the zygote comes from a warm server; there it imports nothing."""
+        """Whether the zygote comes from a warm server, which has done the imports."""
         may_be = self.method == "fork" and not self.real_torch and self.phase != "importing"
         is_drawn = random.Random(-self.number).random() < 0.35
         return may_be and is_drawn and self.fault not in ("disk", "inodes", "descriptors")
@@ -93,7 +93,7 @@ class Case:
 
 
 def draw(number: int) -> Case:
-    """Return the case of a number, always the same."""
+    """Return the case for a number, always the same."""
     dice = random.Random(number)
     fault = FAULTS[number % len(FAULTS)]
     real_torch = fault in ("signal", "ctrl_c", "hang_up") and dice.random() < 0.08
@@ -121,7 +121,7 @@ def draw(number: int) -> Case:
         else "console"
         if fault == "reader"
         else dice.choice(("tee", "redirect")),
-        # Deaf ranks use up the time that what they leave would have.
+        # Deaf ranks would use up the shutdown timeout of what they leave behind.
         deaf=dice.random() < 0.25 and phase != "clearing",
         children=children and fault != "disk",
         restarts=1 if phase in ("clearing", "again") else int(fresh and dice.random() < 0.3),

@@ -1,4 +1,4 @@
-"""What has to come of a case, by the documented exit codes."""
+"""The required outcome of a case, by the documented exit codes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tests.chaos.drawing import Case, Fault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """How a launch ends."""
+    """How a launch must end."""
 
     codes: frozenset[int]
-    says: tuple[str, ...] = ()
-    """Each is in what meshrun said, or what stands between ``|`` in it."""
+    messages: tuple[str, ...] = ()
+    """Texts that stderr must contain; ``|`` separates alternatives."""
     all_lines: bool = True
-    """Whether every line is printed; those in files are there anyway."""
+    """Whether every line must be printed; files must have them in any case."""
     is_done: bool = False
-    """Whether it goes on to its own end."""
+    """Whether the launch runs to completion."""
     restarts: bool = False
-    """Whether it does so in a new generation of ranks."""
+    """Whether it does so in a new generation."""
 
 
 def expect(case: Case) -> Expected:
-    """Return what has to come of ``case``."""
+    """Return the required outcome of ``case``."""
     return _BY_FAULT[case.fault](case)
 
 
@@ -35,8 +35,8 @@ def _of_ctrl_c(case: Case) -> Expected:
 
 
 def _of_hang_up(case: Case) -> Expected:
-    says = () if case.on_terminal else ("stopped by SIGHUP",)
-    return _ended(129, *says, all_lines=not case.on_terminal)
+    messages = () if case.on_terminal else ("stopped by SIGHUP",)
+    return _ended(129, *messages, all_lines=not case.on_terminal)
 
 
 def _of_lost_reader(case: Case) -> Expected:
@@ -44,12 +44,12 @@ def _of_lost_reader(case: Case) -> Expected:
 
 
 def _of_full_disk(case: Case) -> Expected:
-    says = "raised OSError: [Errno 28] No space left|`: No space left"
-    return Expected(codes=frozenset({1, 71}), says=(says,), all_lines=False)
+    message = "raised OSError: [Errno 28] No space left|`: No space left"
+    return Expected(codes=frozenset({1, 71}), messages=(message,), all_lines=False)
 
 
 def _of_few_inodes(case: Case) -> Expected:
-    """How many are enough is the file system's business; what is said if not is ours."""
+    """How many inodes suffice depends on the file system, so success is allowed too."""
     return Expected(codes=frozenset({0, 2, 71}), all_lines=False)
 
 
@@ -59,16 +59,16 @@ def _of_few_descriptors(case: Case) -> Expected:
     return _ended(71, "the limit is |Too many open files")
 
 
-def _ended(code: int, *says: str, all_lines: bool = True) -> Expected:
-    return Expected(codes=frozenset({code}), says=says, all_lines=all_lines)
+def _ended(code: int, *messages: str, all_lines: bool = True) -> Expected:
+    return Expected(codes=frozenset({code}), messages=messages, all_lines=all_lines)
 
 
-def _done(case: Case, *says: str) -> Expected:
-    """It goes well; what ranks started and left is ended."""
+def _done(case: Case, *messages: str) -> Expected:
+    """The launch succeeds, and processes that ranks left behind are killed."""
     more = ("that the ranks left behind",) if case.children else ()
     if case.phase == "again":
         more += (f"restart 1 of 1, because {_rank(case, case.ranks - 1)} exited with code 3",)
-    return Expected(codes=frozenset({0}), says=(*says, *more), is_done=True)
+    return Expected(codes=frozenset({0}), messages=(*messages, *more), is_done=True)
 
 
 def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
@@ -82,12 +82,12 @@ def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
         case "both":
             return _ended(code, all_lines=False)
         case "launcher":
-            says = () if deadly else (f"stopped by {name}",)
-            return _ended(code, *says, all_lines=not deadly)
-        case "zygote" if deadly and case.phase == "clearing":  # after a failure, so there is a next
+            messages = () if deadly else (f"stopped by {name}",)
+            return _ended(code, *messages, all_lines=not deadly)
+        case "zygote" if deadly and case.phase == "clearing":  # a rank failed, a restart is left
             failing = _rank(case, case.ranks - 1)
             why = f"restart 1 of 1, because {failing} exited with code 3"
-            return Expected(codes=frozenset({0}), says=(why,), is_done=True, restarts=True)
+            return Expected(codes=frozenset({0}), messages=(why,), is_done=True, restarts=True)
         case "zygote" if deadly:
             return _failed(case, code, f"the process that starts the ranks was killed by {name}")
         case "store" if deadly:
@@ -102,12 +102,12 @@ def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
             return _done(case)
 
 
-def _failed(case: Case, code: int, says: str) -> Expected:
-    """A generation of ranks failed; there may be another."""
+def _failed(case: Case, code: int, cause: str) -> Expected:
+    """A generation fails; another follows if a restart is left."""
     if case.restarts > case.generation:
-        why = f"restart 1 of 1, because {says}"
-        return Expected(codes=frozenset({0}), says=(why,), is_done=True, restarts=True)
-    return _ended(code, says)
+        why = f"restart 1 of 1, because {cause}"
+        return Expected(codes=frozenset({0}), messages=(why,), is_done=True, restarts=True)
+    return _ended(code, cause)
 
 
 def _of_stop(case: Case) -> Expected:

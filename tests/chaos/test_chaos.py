@@ -1,6 +1,6 @@
-"""Whatever is hit, and when: nobody is left, the cause is named, no line is lost.
+"""Whatever is hit, and when: no process is left, the cause is named, no line is lost.
 
-``MESHRUN_CHAOS`` is how many cases are drawn, ``MESHRUN_CHAOS_FROM`` the number of the first.
+``MESHRUN_CHAOS`` is the number of cases, ``MESHRUN_CHAOS_FROM`` the first case.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.kit import MARK, Running, marked_processes, wait_until
 from tests.variations import ordinary
 
 ORDINARY = (0, 3, 8, 14, 16, 17, 18, 19, 20, 22, 34)
-"""Each kind of fault, and signals to launcher, zygote, store and rank; the rest of 40 is nightly,
-unless cases are asked for."""
+"""Each kind of fault, and signals to launcher, zygote, store and rank; the rest of 40 are nightly,
+unless a variable requests cases."""
 COUNT = int(os.environ.get("MESHRUN_CHAOS", "40"))
 FIRST = int(os.environ.get("MESHRUN_CHAOS_FROM", "0"))
 NUMBERS = range(FIRST, FIRST + COUNT)
@@ -30,18 +30,18 @@ _OURS = re.compile(r'File "[^"]*/meshrun/[a-z_/]+\.py"|this is a bug in meshrun|
 
 @pytest.mark.parametrize("number", ordinary(NUMBERS, *ASKED))
 def test_whatever_is_hit(number: int, tmp_path: Path) -> None:
-    """Exit code, cause and lines are right; the fixture sees to what is left behind."""
+    """Exit code, cause and output are right; the fixture checks for leftover processes."""
     case = draw(number)
     print(f"\nMESHRUN_CHAOS=1 MESHRUN_CHAOS_FROM={number} python -m pytest tests/chaos  # {case}")
     expected = expect(case)
     controller = Controller(case, expected, tmp_path)
     code, running = controller.run()
-    mark = os.environ[MARK]  # what is killed by its guards ends a moment after the launcher
+    mark = os.environ[MARK]  # processes killed by guards end shortly after the launcher
     wait_until(lambda: not marked_processes(mark), lambda: "\n".join(marked_processes(mark)))
     print(running.stdout[-2000:], running.stderr[-6000:], sep="\n--- stderr:\n")
 
     assert code in expected.codes
-    for text in expected.says:
+    for text in expected.messages:
         assert any(each in running.stderr for each in text.split("|")), text
     check_no_trace(case, running)
     check_lines(case, expected, running, tmp_path)
@@ -50,7 +50,7 @@ def test_whatever_is_hit(number: int, tmp_path: Path) -> None:
 
 
 def check_no_trace(case: Case, running: Running) -> None:
-    """Only the program's own exceptions have a traceback, without frames of meshrun's."""
+    """Only the program's exceptions have a traceback, and it has no frames of meshrun."""
     text = running.stderr
     if case.watch or case.fault in ("disk", "ctrl_c"):
         text = text.replace("Traceback (most recent call last)", "")
@@ -60,7 +60,7 @@ def check_no_trace(case: Case, running: Running) -> None:
 
 
 def check_lines(case: Case, expected: Expected, running: Running, folder: Path) -> None:
-    """Each line that was flushed is in a file if there are files, and printed if it should be."""
+    """Each flushed line is in the files, if there are any, and printed, if it must be."""
     if case.fault in ("disk", "inodes"):
         return
     texts = []
@@ -77,7 +77,7 @@ def check_lines(case: Case, expected: Expected, running: Running, folder: Path) 
 
 
 def _flushed(folder: Path) -> list[str]:
-    """Return the lines that ranks printed for certain."""
+    """Return the lines that ranks have certainly flushed."""
     lines = []
     for path in folder.glob("count.*"):
         _, generation, rank = path.name.split(".")
@@ -86,6 +86,6 @@ def _flushed(folder: Path) -> list[str]:
 
 
 def check_report(path: Path, code: int) -> None:
-    """The report, if there is one, agrees with the shell."""
+    """The report, if there is one, has the launcher's exit code."""
     if path.exists():
         assert json.loads(path.read_text())["exit_code"] == code

@@ -1,1 +1,1 @@
-"""What only a GPU shows. ``python -m tests.gpu`` runs it from a bare checkout."""
+"""Tests that need a GPU. ``python -m tests.gpu`` runs them from a bare checkout."""

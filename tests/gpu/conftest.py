@@ -1,4 +1,4 @@
-"""The environment of a GPU test, and the file of figures, with ``tests/conftest.py`` or alone."""
+"""The environment of GPU tests and their file of figures, with or without ``tests/conftest.py``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OUTCOMES: dict[str, dict[str, Any]] = {}
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail the test that leaves a process."""
+    """Fail a test that leaves a process behind."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
@@ -43,12 +43,12 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def figures() -> dict[str, Any]:
-    """What is measured; all of it is in one file at the end."""
+    """Measured figures, all written to one file."""
     return _FIGURES
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep how each test ended, and why; write it at once, as the run may be killed."""
+    """Record each test's outcome and reason, and write it at once as the run may be killed."""
     if report.when == "call" or report.outcome != "passed":
         is_skip = isinstance(report.longrepr, tuple)
         why = report.longrepr[2] if is_skip else report.longreprtext[-6000:]
@@ -61,18 +61,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run first what matters most, should the time be short."""
+    """Run the most important tests first, in case time is short."""
     places = {name: place for place, name in enumerate(_ORDER)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 def pytest_sessionstart() -> None:
-    """Read torch from the disk, whose first import may take longer than a test waits."""
+    """Import torch once, as the first import from disk may take longer than a test waits."""
     _ran_on()
 
 
 def pytest_runtest_setup() -> None:
-    """Start no test for which there may be no time."""
+    """Skip tests that may not finish in time."""
     if time.monotonic() > _BEGAN + _LAST_START_S:
         pytest.skip(f"out of time: tests start in the first {_LAST_START_S:g} s")
 
@@ -90,7 +90,7 @@ def _write() -> None:
 def _ran_on() -> dict[str, Any]:
     import importlib.metadata as packages
 
-    # Not in this process, which is not to hold memory; and the first import reads gigabytes.
+    # Not in this process, which should hold no memory; the first import reads gigabytes.
     code = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda]))"
     asked = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False

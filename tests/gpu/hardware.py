@@ -1,4 +1,4 @@
-"""Which GPUs there are, found without torch, and what runs on them, from NVML."""
+"""The GPUs here and what runs on them, from NVML, without torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from meshrun.host.nvml import Handle, Nvml, load_nvml
 
 @lru_cache
 def count_gpus() -> int:
-    """How many GPUs a launch here would use."""
+    """Return how many GPUs a launch here would use."""
     here = detect_host(os.environ)
     return here.accelerator_count if here.accelerator == "cuda" else 0
 
 
 @lru_cache
 def nvml() -> Nvml | None:
-    """NVIDIA's management library; ``None`` without a driver."""
+    """Return NVIDIA's management library, ``None`` without a driver."""
     return load_nvml()
 
 
 def needs(*, gpus: int = 1, reads_nvml: bool = False) -> pytest.MarkDecorator:
-    """Skip a test, with the reason, where there are fewer GPUs than it needs."""
+    """Skip a test, with the reason, if there are too few GPUs."""
     found = count_gpus()
     if found < gpus:
         built = detect_host(os.environ).accelerator or "the CPU"
@@ -37,38 +37,38 @@ def needs(*, gpus: int = 1, reads_nvml: bool = False) -> pytest.MarkDecorator:
 
 
 def handle(gpu: int) -> Handle:
-    """NVML's handle of a GPU."""
+    """Return NVML's handle for a GPU."""
     found = known().gpus()[gpu]
     assert found is not None
     return found
 
 
 def known() -> Nvml:
-    """The library, in a test that needs it."""
+    """Return the library, in a test that needs it."""
     library = nvml()
     assert library is not None
     return library
 
 
 def used_bytes(gpu: int = 0) -> int:
-    """Memory in use on a GPU, by whomever."""
+    """Return the memory in use on a GPU, by any process."""
     return known().used_bytes(handle(gpu)) or 0
 
 
 def processes_on(gpu: int) -> set[int]:
-    """Who has a context on a GPU.
+    """Return the processes with a context on a GPU.
 
-    NVML numbers processes as the machine does: in a container these may not be our numbers.
+    NVML gives the host's process ids, which may differ from ours in a container.
     """
     return {each.pid for each in known().processes(handle(gpu))}
 
 
 def uuid_of(gpu: int) -> str:
-    """A GPU's name for ``CUDA_VISIBLE_DEVICES``."""
+    """Return a GPU's name for ``CUDA_VISIBLE_DEVICES``."""
     return known().text("nvmlDeviceGetUUID", handle(gpu))
 
 
 def mig_devices(gpu: int) -> list[str]:
-    """The names of a GPU's MIG devices; none where that mode is off."""
+    """Return the names of a GPU's MIG devices, none if MIG is off."""
     instances = known().mig_instances(handle(gpu))
     return [known().text("nvmlDeviceGetUUID", instance) for instance in instances]

@@ -1,4 +1,4 @@
-"""Which GPU a rank has: chosen and set before its first line, and no other one touched."""
+"""Which GPU a rank has: it is set before the program's first line, and no other is touched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_without_a_mesh_no_gpu_is_touched_before_the_program_does() -> None:
 
 @needs(reads_nvml=True)
 def test_a_rank_has_memory_on_its_own_gpu_alone(tmp_path: Path) -> None:
-    """Neither do the launcher and the zygote have a context, nor ranks one on the first GPU."""
+    """Launcher and zygote have no context, and ranks have none on the first GPU."""
     gpus = count_gpus()
     before = {gpu: processes_on(gpu) for gpu in range(gpus)}
     words = ("--mesh", f"dp={gpus}", "--device", "cuda", OURS / "hold.py", "0.01", tmp_path)
@@ -55,7 +55,7 @@ def test_a_rank_has_memory_on_its_own_gpu_alone(tmp_path: Path) -> None:
         pytest.skip("NVML lists no processes here")
     assert [len(new[gpu]) for gpu in range(gpus)] == [1] * gpus
     assert len(set.union(*new.values())) == gpus
-    if set.union(*new.values()) <= known:  # else NVML counts processes as the machine does
+    if set.union(*new.values()) <= known:  # else NVML gives the host's process ids
         assert not {zygote, launcher.pid} & set.union(*new.values())
 
 
@@ -163,7 +163,7 @@ def test_nothing_is_left_on_a_gpu_when_a_launch_has_ended(tmp_path: Path) -> Non
 
 @needs(reads_nvml=True)
 def test_gpus_are_chosen_and_shown() -> None:
-    """The plan names the GPU that the rank then has, by number and by UUID."""
+    """The plan names the GPU that the rank then gets, by index and by UUID."""
     last = count_gpus() - 1
     for name in (str(last), uuid_of(last)[:16]):
         words = ("--mesh", "dp=1", "--device", "cuda", "--gpus", name)
@@ -187,7 +187,7 @@ def test_gpus_that_are_not_there_start_nothing() -> None:
 
 @needs(reads_nvml=True)
 def test_the_health_of_gpus_is_read() -> None:
-    """Whatever it is: each finding has the number of a GPU, and a broken one has its exit code."""
+    """Each finding names a GPU, and a broken GPU gives its exit code."""
     ours = run_meshrun("--nproc-per-node", "gpu", "--check-gpus", "--dry-run", SEEN)
 
     assert ours.returncode in (0, 71), ours.stderr

@@ -1,4 +1,4 @@
-"""What goes wrong on a GPU: the cause is named, memory is free again, and stacks can be had."""
+"""Failures on a GPU: the cause is named, memory is freed, and stacks are available."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ OURS = PROGRAMS.parent / "gpu/programs"
 )
 def test_a_fault_of_the_gpu_is_the_cause(fault: str, cause: str) -> None:
     ours = run_meshrun("--mesh", "dp=1,tp=1", "--device", "cuda", OURS / "fault.py", fault)
-    said = ours.stderr[ours.stderr.rindex("\nerror:") :]
+    error = ours.stderr[ours.stderr.rindex("\nerror:") :]
 
     assert ours.returncode not in (0, 128 + signal.SIGKILL)
-    assert cause in said, ours.stderr
-    assert "fault.py" in said
+    assert cause in error, ours.stderr
+    assert "fault.py" in error
 
 
 @needs(reads_nvml=True)
-def test_a_rank_that_was_killed_gets_its_memory_again(tmp_path: Path) -> None:
+def test_a_rank_that_was_killed_gets_its_memory_back(tmp_path: Path) -> None:
     (tmp_path / "die").touch()
     (tmp_path / "go").touch()
     wait = ("--gpu-memory-wait", "2GiB,60s")
@@ -47,7 +47,7 @@ def test_a_rank_that_was_killed_gets_its_memory_again(tmp_path: Path) -> None:
 
 
 @needs(reads_nvml=True)
-def test_the_kill_of_a_launcher_frees_the_memory(tmp_path: Path, figures: dict[str, Any]) -> None:
+def test_killing_the_launcher_frees_the_memory(tmp_path: Path, figures: dict[str, Any]) -> None:
     before = used_bytes()
     with start_meshrun(OURS / "hold.py", "0.6", tmp_path, folder=tmp_path) as run:
         run.wait_for("holding")

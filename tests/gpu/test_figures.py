@@ -1,4 +1,4 @@
-"""Figures for ``docs/performance.md``: one rank with CUDA. Nothing here fails for being slow."""
+"""Figures for ``docs/performance.md``: one rank with CUDA. No test fails for being slow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAIRS = 5
 
 @needs()
 def test_start(figures: dict[str, Any]) -> None:
-    """A group, a mesh, one collective and the end, in turn with torchrun and one import."""
+    """Process group, mesh, one collective and exit, alternating with torchrun and a bare import."""
     mesh = ("--mesh", "dp=1,tp=1", "--device", "cuda")
     ways = {
         "meshrun": command(*mesh, OURS / "our_start.py"),
@@ -50,7 +50,7 @@ def test_start(figures: dict[str, Any]) -> None:
 
 @needs()
 def test_restart(figures: dict[str, Any], tmp_path: Path) -> None:
-    """From the death of a rank to the time when the next one holds its memory."""
+    """From a rank's death until its successor holds the memory."""
     (tmp_path / "die").touch()
     words = ("--max-restarts", "1", OURS / "hold.py", "0.01", tmp_path)
     with start_meshrun(*words, folder=tmp_path) as run:
@@ -64,15 +64,15 @@ def test_restart(figures: dict[str, Any], tmp_path: Path) -> None:
 
 @needs(reads_nvml=True)
 def test_memory(figures: dict[str, Any], tmp_path: Path) -> None:
-    """Of the host, by all processes of a launch; of the GPU, beside a process of plain Python."""
+    """Host memory of all processes of a launch, and GPU memory."""
     holds = (OURS / "hold.py", "0.01", tmp_path)
     before = used_bytes()
     with start_meshrun(*holds, folder=tmp_path) as run:
         run.wait_for("holding")
         launcher = psutil.Process(run.process.pid)
         every = [launcher, *launcher.children(recursive=True)]
-        told = [each.memory_full_info() for each in every]
-        host = sum(getattr(each, "pss", each.rss) for each in told)  # a sandbox may tell less
+        infos = [each.memory_full_info() for each in every]
+        host = sum(getattr(each, "pss", each.rss) for each in infos)  # a sandbox may lack PSS
         on_gpu = used_bytes() - before
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.stderr
@@ -84,7 +84,7 @@ def test_memory(figures: dict[str, Any], tmp_path: Path) -> None:
 
 @needs()
 def test_plain_commands_do_not_wait_for_cuda(figures: dict[str, Any]) -> None:
-    """The help and a dry run load neither torch nor a driver's context."""
+    """Help and dry run load neither torch nor a driver context."""
     took: dict[str, list[float]] = {"--help": [], "--dry-run": []}
     for _ in range(PAIRS):
         for name, words in (("--help", ["--help"]), ("--dry-run", ["-n", "--mesh", "1", "x.py"])):

@@ -1,4 +1,4 @@
-"""Meshes on GPUs: the group of each dim reduces, by the backend that was asked for."""
+"""Meshes on GPUs: each dim's group reduces with the requested backend."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_dim_reduces_over_nccl(dp: int, tp: int) -> None:
 
 @needs()
 def test_nccls_calls_are_read_from_its_recorder() -> None:
-    """torch has another one for gloo, and only a build for CUDA has both."""
+    """torch has a separate recorder for gloo, and only a CUDA build has both."""
     ours = run_meshrun("--mesh", "dp=1,tp=1", "--device", "cuda", RECORDED)
 
     assert ours.returncode == 0, ours.stderr
@@ -39,7 +39,7 @@ def test_nccls_calls_are_read_from_its_recorder() -> None:
 
 @needs()
 def test_a_hang_on_a_gpu_is_named() -> None:
-    """The rank waits for the GPU and uses its core all the time."""
+    """The rank waits for the GPU while it keeps its core busy."""
     words = ("--mesh", "dp=1,tp=1", "--device", "cuda", "--hang-timeout", "6")
     ours = run_meshrun(*words, RECORDED, "hang")
 
@@ -50,7 +50,7 @@ def test_a_hang_on_a_gpu_is_named() -> None:
 
 @needs()
 def test_gloo_ranks_share_one_gpu() -> None:
-    """More ranks than GPUs: the mesh is on the CPU, and its groups take CUDA tensors as well."""
+    """With more ranks than GPUs, the mesh is on the CPU, but its groups also take CUDA tensors."""
     ours = run_meshrun(
         *("--mesh", "dp=2,tp=2", "--device", "cpu", "--backend", "gloo", REDUCE),
         env={"CUDA_VISIBLE_DEVICES": "0"},

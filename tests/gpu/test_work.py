@@ -1,4 +1,4 @@
-"""What programs do on a GPU that is theirs, in a process forked after torch's import."""
+"""What programs can do on their GPU in a process forked after torch's import."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_torch_compile(tmp_path: Path) -> None:
         alone = subprocess.run(
             [sys.executable, OURS / "compiled.py"], capture_output=True, text=True, check=False
         )
-        if alone.returncode:  # no headers of Python's, say
-            pytest.skip(f"fails in plain Python, too: {alone.stderr.splitlines()[-1:]}")
+        if alone.returncode:  # without Python's headers, for example
+            pytest.skip(f"fails in plain Python too: {alone.stderr.splitlines()[-1:]}")
     assert ours.returncode == 0, ours.stderr
     assert "compiled True" in ours.stdout
 

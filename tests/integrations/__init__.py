@@ -1,1 +1,1 @@
-"""Libraries that look for a launcher, each in a small training program on CPUs."""
+"""Libraries that detect their launcher, each in a small training program on CPUs."""

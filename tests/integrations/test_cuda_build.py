@@ -1,4 +1,4 @@
-"""With torch built for CUDA, imports leave the driver alone, or ranks are no forks."""
+"""With torch built for CUDA, imports do not initialize the driver, or ranks are not forked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MODULES = [
 
 
 def launch(driver: Driver, folder: Path, module: str) -> subprocess.CompletedProcess[str]:
-    """Run a rank of the other interpreter's, with a module imported before; return the launch."""
+    """Launch a rank with the other interpreter, which preloads a module; return the result."""
     program = folder / "program.py"
     program.write_text("import torch\nprint('bad fork', torch.cuda._is_in_bad_fork())\n")
     path = os.pathsep.join([str(ROOT), str(folder)])
@@ -50,7 +50,7 @@ def launch(driver: Driver, folder: Path, module: str) -> subprocess.CompletedPro
 def test_importing_a_library_leaves_the_driver_alone(
     module: str, driver: Driver, tmp_path: Path
 ) -> None:
-    """What it asks of devices, NVML answers."""
+    """NVML answers its questions about devices."""
     ours = launch(driver, tmp_path, module)
     if f"--preload {module}: no module named" in ours.stderr:
         pytest.skip(f"{_PYTHON} has no {module}")
@@ -61,7 +61,7 @@ def test_importing_a_library_leaves_the_driver_alone(
 
 
 def test_is_available_at_import_sees_the_device(driver: Driver, tmp_path: Path) -> None:
-    """Without the driver, and so without harm."""
+    """Without the driver, so ranks can still be forked."""
     (tmp_path / "asks.py").write_text(
         "import torch\nassert torch.cuda.is_available() and torch.cuda.device_count() == 1\n"
     )
@@ -74,7 +74,7 @@ def test_is_available_at_import_sees_the_device(driver: Driver, tmp_path: Path) 
 
 @pytest.mark.parametrize("call", ["torch.cuda.init()", "torch.zeros(1).cuda()"])
 def test_an_import_that_uses_the_device_is_named(call: str, driver: Driver, tmp_path: Path) -> None:
-    """Its rank is a new interpreter, in which the device can be used."""
+    """Its rank is a new interpreter, which can use the device."""
     text = f"import contextlib, torch\nwith contextlib.suppress(RuntimeError):\n    {call}\n"
     (tmp_path / "uses.py").write_text(text)
     ours = launch(driver, tmp_path, "uses")
@@ -85,7 +85,7 @@ def test_an_import_that_uses_the_device_is_named(call: str, driver: Driver, tmp_
 
 
 def test_without_nvml_and_driver_torch_is_asked_in_a_fork(driver: Driver, tmp_path: Path) -> None:
-    """``is_available()`` then has torch refuse the device in forks, and say so of the wrong."""
+    """``is_available()`` then makes torch refuse devices in forks, so the rank is no fork."""
     for library in driver.folder.iterdir():
         library.unlink()
     (tmp_path / "asks.py").write_text("import torch\nassert not torch.cuda.is_available()\n")

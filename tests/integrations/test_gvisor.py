@@ -1,4 +1,4 @@
-"""In gVisor, a kernel in user space that some clouds run GPU jobs in; where ``runsc`` is there."""
+"""In gVisor, a user-space kernel in which some clouds run GPU jobs; needs ``runsc``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESH = ("--mesh", "dp=2,tp=2", "--device", "cpu")
 
 
 def inside(folder: Path) -> list[str]:
-    """Return words that run a command in gVisor, below an init that is not the command."""
+    """Return a prefix that runs a command in gVisor, below a separate init process."""
     script = folder / "init"
     script.write_text('"$@"; exit $?\n')
     alone = ("env", "TMPDIR=/tmp", str(_RUNSC), "--network=none", "--ignore-cgroups")
@@ -29,15 +29,15 @@ def inside(folder: Path) -> list[str]:
 
 
 def test_gloo_connects_whatever_the_order_of_addresses(tmp_path: Path) -> None:
-    """gVisor's is another each time, and gloo would take the first of an interface."""
+    """In gVisor the order varies, and gloo would take an interface's first address."""
     for _ in range(3):
         ours = run_meshrun(*MESH, PROGRAMS / "ask_mesh.py", around=inside(tmp_path))
 
         assert ours.returncode == 0, ours.stderr
 
 
-def test_a_hang_is_told_with_stacks(tmp_path: Path) -> None:
-    """Whose kernel does not say what becomes of a signal."""
+def test_a_hang_is_reported_with_stacks(tmp_path: Path) -> None:
+    """gVisor does not show how a process handles a signal."""
     words = (*MESH, "--hang-timeout", "4", PROGRAMS / "hung.py", "ops")
     ours = run_meshrun(*words, around=inside(tmp_path))
 
@@ -46,8 +46,8 @@ def test_a_hang_is_told_with_stacks(tmp_path: Path) -> None:
     assert ours.returncode == 124
 
 
-def test_a_failure_is_told(tmp_path: Path) -> None:
-    """With the exit code of the rank."""
+def test_a_failure_is_reported(tmp_path: Path) -> None:
+    """With the rank's exit code."""
     program = tmp_path / "fails.py"
     program.write_text("raise SystemExit(7)\n")
     ours = run_meshrun(*MESH, program, around=inside(tmp_path))

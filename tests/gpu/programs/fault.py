@@ -17,7 +17,7 @@ STORE = b"""
     ret;
 }
 """
-"""A kernel that writes where nothing is. The driver compiles it, as there may be no toolkit."""
+"""A kernel that writes to an unmapped address. The driver compiles it, so no toolkit is needed."""
 
 
 def launch(source: bytes, name: bytes) -> None:
@@ -31,7 +31,7 @@ def launch(source: bytes, name: bytes) -> None:
         driver.cuModuleGetFunction(ctypes.byref(kernel), module, name),
         driver.cuLaunchKernel(kernel, *ones, ctypes.c_uint(0), None, None, None),
     ):
-        assert answer == 0, f"the driver answers {answer}"
+        assert answer == 0, f"the driver returned {answer}"
 
 
 match sys.argv[1]:

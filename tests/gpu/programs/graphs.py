@@ -1,4 +1,4 @@
-"""Capture a CUDA graph with a collective of the mesh in it, and replay it."""
+"""Capture a CUDA graph that contains a collective of the mesh, and replay it."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from meshrun import current_mesh
 mesh = current_mesh()
 group = mesh.get_group("tp")
 values = torch.ones(1024, device="cuda")
-dist.all_reduce(values, group=group)  # the communicator is there before the capture
+dist.all_reduce(values, group=group)  # creates the communicator before the capture
 torch.cuda.synchronize()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):

@@ -1,6 +1,6 @@
-"""Hold a part of the GPU's memory until told to end: ``hold.py SHARE FOLDER``.
+"""Hold a share of the GPU's memory until the file ``go`` exists: ``hold.py SHARE FOLDER``.
 
-The first generation is killed by itself, if the file ``die`` is in the folder.
+If the file ``die`` exists, the first generation kills itself.
 """
 
 import os

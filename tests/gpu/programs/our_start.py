@@ -1,4 +1,4 @@
-"""The start with the mesh that meshrun has built: one collective."""
+"""A start with the mesh that meshrun has built: one collective."""
 
 import torch
 import torch.distributed as dist

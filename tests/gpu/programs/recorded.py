@@ -1,4 +1,4 @@
-"""Reduce three times over NCCL, and count what torch has recorded of it; then hang, if asked."""
+"""Reduce three times over NCCL, count what torch recorded, and hang if there is an argument."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Reduce along each dim of the mesh, and name the device and the backend that did it."""
+"""Reduce along each dim of the mesh, and print the device type and backend."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""What a rank sees of its GPUs before it has touched one."""
+"""Print which GPUs a rank sees before it has touched one."""
 
 import os
 

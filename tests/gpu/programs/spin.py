@@ -1,4 +1,4 @@
-"""Wait for a kernel that takes an hour or so."""
+"""Wait for a kernel that runs for about an hour."""
 
 import torch
 

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from told import batches, flat, model, tell
+from small_training import batches, flat, model, report
 
 accelerator = Accelerator(cpu=True)
 plain = model()
@@ -16,7 +16,7 @@ for inputs, wanted in batches():
     optimizer.step()
 gathered = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
 assert gathered == list(range(accelerator.num_processes)), gathered
-tell(
+report(
     before,
     flat(plain),
     library=[

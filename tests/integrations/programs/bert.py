@@ -1,10 +1,10 @@
-"""The Transformers Trainer with a tiny model of random weights."""
+"""The Transformers Trainer with a tiny model and random weights."""
 
 import sys
 
 import torch
 import torch.distributed as dist
-from told import flat, tell
+from small_training import flat, report
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -36,7 +36,7 @@ arguments = TrainingArguments(
 )
 trainer = Trainer(model=bert, args=arguments, train_dataset=data)
 trainer.train()
-tell(
+report(
     before,
     flat(bert),
     library=[arguments.process_index, arguments.local_process_index, arguments.world_size],

@@ -1,11 +1,11 @@
-"""A script as DeepSpeed's examples write them, without deepspeed."""
+"""A script in the style of DeepSpeed's examples, without deepspeed."""
 
 import argparse
 import os
 
 import torch
 import torch.distributed as dist
-from told import batches, flat, model, tell
+from small_training import batches, flat, model, report
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=-1)
@@ -22,7 +22,7 @@ for inputs, wanted in batches():
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(net(inputs), wanted).backward()
     optimizer.step()
-tell(
+report(
     before,
     flat(plain),
     library=[dist.get_rank(), local_rank, dist.get_world_size()],

@@ -1,9 +1,9 @@
-"""Lightning Fabric, with the number of devices and the strategy that its guide shows."""
+"""Lightning Fabric, with devices and strategy as in its guide."""
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
-from told import batches, flat, model, tell
+from small_training import batches, flat, model, report
 
 fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
 fabric.launch()
@@ -14,7 +14,7 @@ for inputs, wanted in batches():
     optimizer.zero_grad()
     fabric.backward(torch.nn.functional.mse_loss(net(inputs), wanted))
     optimizer.step()
-tell(
+report(
     before,
     flat(plain),
     library=[fabric.global_rank, fabric.local_rank, fabric.world_size],

@@ -5,7 +5,7 @@ import sys
 import lightning
 import torch
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
-from told import batches, flat, model, tell
+from small_training import batches, flat, model, report
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -35,7 +35,7 @@ trainer = lightning.Trainer(
     enable_model_summary=False,
 )
 trainer.fit(line, DataLoader(data, batch_size=2))
-tell(
+report(
     before,
     flat(line),
     library=[trainer.global_rank, trainer.local_rank, trainer.world_size],

@@ -1,4 +1,4 @@
-"""What the programs of this folder have in common: data, and how they tell what they did."""
+"""What the programs in this folder share: data, a model, and a report of the training."""
 
 import json
 import os
@@ -8,14 +8,14 @@ import torch.distributed as dist
 
 
 def batches(count=2):
-    """Return as many batches, each rank's own, of a line through the origin."""
+    """Return batches of a linear function, different on each rank."""
     generator = torch.Generator().manual_seed(100 + int(os.environ["RANK"]))
     inputs = torch.rand(count * 4, 3, generator=generator)
     return list(zip(inputs.split(4), inputs.sum(1, keepdim=True).split(4), strict=True))
 
 
 def model():
-    """Return a model that starts alike everywhere."""
+    """Return a model that has the same initial weights everywhere."""
     torch.manual_seed(0)
     return torch.nn.Linear(3, 1)
 
@@ -25,8 +25,8 @@ def flat(module):
     return torch.cat([value.detach().flatten() for value in module.parameters()]).clone()
 
 
-def tell(before, after, **more):
-    """Print what this rank knows, in one line."""
+def report(before, after, **more):
+    """Print this rank's findings in one line."""
     found = {
         "rank": dist.get_rank(),
         "world": dist.get_world_size(),
