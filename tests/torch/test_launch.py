@@ -1,4 +1,4 @@
-"""launch() of functions: what comes back from ranks, and how they fail."""
+"""launch() of functions: what ranks return, and how they fail."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 
 
 class WrongLossError(Exception):
-    """Takes more than one argument, and compares by what it is."""
+    """An exception with more than one argument, and an attribute."""
 
     def __init__(self, step: int, loss: float) -> None:
         super().__init__(step, loss)
@@ -31,7 +31,7 @@ class WrongLossError(Exception):
 
 
 class StubbornError(Exception):
-    """Cannot be made from its args, so it cannot be unpickled."""
+    """Cannot be created from its args, so it cannot be unpickled."""
 
     def __init__(self, *, reason: str) -> None:
         super().__init__(reason)
@@ -42,7 +42,7 @@ def wrong_loss() -> None:
 
 
 def on_rank_1(do: Callable[[], object]) -> None:
-    """Do something on rank 1; the others wait to be ended."""
+    """Call ``do`` on rank 1; the others wait until they are stopped."""
     if rank() != 1:
         signal.pause()
     do()
@@ -58,7 +58,7 @@ def sum_along_tp() -> Any:
 
 
 def test_a_function_has_its_mesh_and_returns_tensors() -> None:
-    """Each rank's value in the order of ranks."""
+    """Values come in the order of ranks."""
     found = run(sum_along_tp, mesh={"dp": 2, "tp": 2})
 
     assert [coordinate for coordinate, _ in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -66,13 +66,13 @@ def test_a_function_has_its_mesh_and_returns_tensors() -> None:
 
 
 def test_args_and_kwargs_reach_every_rank(fake_torch: Path) -> None:
-    """Of a function that is found by its name."""
+    """Of a function that ranks import by its name."""
     assert run(add, args=(10,), kwargs={"right": 100}, nproc_per_node=3) == [110, 111, 112]
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_closures_and_lambdas_travel(method: str, fake_torch: Path) -> None:
-    """With what they close over; the program's own arguments stay out of it."""
+    """With the values that they capture; ranks do not get the caller's sys.argv."""
     offset = 5
 
     def shifted() -> tuple[int, list[str]]:
@@ -83,7 +83,7 @@ def test_closures_and_lambdas_travel(method: str, fake_torch: Path) -> None:
 
 
 def test_a_module_that_was_loaded_from_its_file_travels(fake_torch: Path, tmp_path: Path) -> None:
-    """As pytest's importlib mode loads it: no rank could import it by its name."""
+    """No rank could import it by its name; pytest's importlib mode loads tests like this."""
     path = tmp_path / "loaded.py"
     path.write_text("def helper():\n    return 3\n\ndef function():\n    return helper()\n")
     spec = importlib.util.spec_from_file_location("loaded_from_file", path)
@@ -98,10 +98,10 @@ def test_a_module_that_was_loaded_from_its_file_travels(fake_torch: Path, tmp_pa
         del sys.modules["loaded_from_file"]
 
 
-def test_the_callers_path_is_the_ranks(
+def test_ranks_have_the_callers_path(
     fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module beside the caller's script is found, from another working folder too."""
+    """A module beside the caller's script is found, even with another working folder."""
     (tmp_path / "helper_of_this_test.py").write_text("def function(): return __file__\n")
     monkeypatch.syspath_prepend(tmp_path)
     function = importlib.import_module("helper_of_this_test").function
@@ -109,10 +109,10 @@ def test_the_callers_path_is_the_ranks(
     assert run(function, cwd="/") == [str(tmp_path / "helper_of_this_test.py")]
 
 
-def test_a_relative_path_leads_where_it_did(
+def test_a_relative_path_still_leads_to_the_same_folder(
     fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also once the caller has gone to a folder, and that folder is gone."""
+    """Even after the caller has changed to a folder that is then removed."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "relative_helper_of_this_test.py").write_text("def three(): return 3\n")
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def test_a_relative_path_leads_where_it_did(
 def test_an_exception_keeps_its_type_and_shows_the_ranks_traceback(
     fake_torch: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As the cause, with the rank and its coordinate, and none of meshrun's frames."""
+    """The cause has the rank and the traceback, without meshrun's frames."""
     with pytest.raises(WrongLossError) as caught:
         run(on_rank_1, args=(wrong_loss,), nproc_per_node=2)
     cause = str(caught.value.__cause__)
@@ -144,7 +144,7 @@ def test_an_exception_keeps_its_type_and_shows_the_ranks_traceback(
 
 
 def test_the_cause_names_the_coordinate() -> None:
-    """With a mesh there is one."""
+    """If there is a mesh."""
     with pytest.raises(WrongLossError) as caught:
         run(wrong_loss, mesh="dp=1")
 
@@ -156,17 +156,17 @@ def raise_it(error: BaseException) -> None:
 
 
 def raise_of_another_module() -> None:
-    """Of a class that only ranks can import."""
+    """Raise an exception whose class only the rank can import."""
     sys.modules["only_there"] = module = ModuleType("only_there")
     module.__dict__["Odd"] = odd = type("Odd", (ValueError,), {"__module__": "only_there"})
     raise odd("not here")
 
 
-def test_an_exception_that_does_not_pickle_itself_comes_back(fake_torch: Path) -> None:
-    """What it says, its class and what can be pickled of it; one that cannot be made is told."""
+def test_an_exception_that_cannot_be_pickled_comes_back(fake_torch: Path) -> None:
+    """With its message, class and picklable attributes; a MeshrunError replaces any other."""
 
     class Ends(OSError):
-        """Would end who unpickles it."""
+        """Would end the process that unpickles it."""
 
         def __init__(self, reason: str) -> None:
             super().__init__(5, reason, "a.txt")
@@ -176,13 +176,13 @@ def test_an_exception_that_does_not_pickle_itself_comes_back(fake_torch: Path) -
             return sys.exit, (3,)
 
     class Adds(Exception):
-        """Would be made of its own message."""
+        """Would be created from its own message."""
 
         def __init__(self, reason: str) -> None:
             super().__init__(f"because of {reason}")
 
     class Slots(Exception):
-        """Of which a copy could not say anything."""
+        """A copy without its slot could not format its message."""
 
         __slots__ = ("size",)
 
@@ -215,8 +215,8 @@ def test_an_exception_that_does_not_pickle_itself_comes_back(fake_torch: Path) -
         run(raise_of_another_module)
 
 
-def test_an_exception_beside_exception_comes_back(fake_torch: Path) -> None:
-    """Of a class that the function made."""
+def test_a_base_exception_comes_back(fake_torch: Path) -> None:
+    """Even if the function defines its class."""
 
     class Stopped(BaseException):
         pass
@@ -240,7 +240,7 @@ def test_an_exception_beside_exception_comes_back(fake_torch: Path) -> None:
 def test_a_rank_that_ends_without_an_exception(
     end: Callable[[], object], code: int, signum: int | None, fake_torch: Path
 ) -> None:
-    """Is told by RankFailed, with the whole result."""
+    """launch() raises RankFailed, which has the whole result."""
     with pytest.raises(meshrun.RankFailed) as caught:
         run(on_rank_1, args=(end,), nproc_per_node=2)
     first = caught.value.result.failures[0]
@@ -250,19 +250,19 @@ def test_a_rank_that_ends_without_an_exception(
 
 
 def stop_launcher() -> None:
-    """Have the launcher end, as a person who stops it does."""
+    """Stop the launcher, as a user would."""
     psutil.Process().parents()[1].send_signal(signal.SIGTERM)
     signal.pause()
 
 
 def test_a_launcher_that_is_stopped_blames_no_rank(fake_torch: Path) -> None:
-    """Ranks end by the signal that it hands on to them; the cause is that it got one."""
+    """It sends the ranks SIGTERM, but the cause is its own signal."""
     with pytest.raises(meshrun.RankFailed, match="the launch was stopped by SIGTERM, exit code"):
         run(stop_launcher, nproc_per_node=2)
 
 
 def test_a_rank_that_leaves_early_has_no_value(fake_torch: Path) -> None:
-    """An exit code of 0 is no return."""
+    """Exit code 0 is not a return value."""
     with pytest.raises(meshrun.MeshrunError, match="rank 1 exited with code 0 before"):
         run(lambda: rank() == 1 and sys.exit(), nproc_per_node=2)
 
@@ -278,7 +278,7 @@ def test_a_value_that_cannot_be_pickled(fake_torch: Path) -> None:
 
 
 class Strange:
-    """Cannot be made again: it does something else."""
+    """Calls something else when it is unpickled."""
 
     def __init__(self, *does: object) -> None:
         self.does = does
@@ -288,7 +288,7 @@ class Strange:
 
 
 def test_a_value_that_cannot_be_unpickled(fake_torch: Path) -> None:
-    """Whatever that raises, the error names the rank."""
+    """Whatever unpickling raises, the error names the rank."""
     with pytest.raises(TypeError, match="cannot unpickle what rank 0 returned") as caught:
         run(Strange, args=(open, "/no/such/file"))
 
@@ -302,7 +302,7 @@ def test_a_call_that_cannot_be_pickled(fake_torch: Path) -> None:
 
 
 async def wait() -> None:
-    """A coroutine function."""
+    """Return a coroutine."""
 
 
 def count_up() -> Iterator[int]:
@@ -312,14 +312,14 @@ def count_up() -> Iterator[int]:
 
 @pytest.mark.parametrize("call", [wait, count_up, partial(wait)])
 def test_a_call_that_runs_nothing(fake_torch: Path, call: Callable[..., object]) -> None:
-    """What it returns is still to run; nothing is started."""
+    """It returns a coroutine or generator that nobody would run; nothing is started."""
     with pytest.raises(UsageError, match=r"is an? (async function|generator)") as caught:
         run(call)
     assert "`def main(): return " in str(caught.value.hint)
 
 
 def test_restarts_do_not_mix_generations(fake_torch: Path) -> None:
-    """Values and exceptions are those of the last generation."""
+    """Values and exceptions are the last generation's."""
 
     def generation() -> int:
         count = meshrun.current_layout().generation

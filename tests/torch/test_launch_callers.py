@@ -1,4 +1,4 @@
-"""Who may call launch(), threads and notebooks too, and that a stopped caller leaves nothing."""
+"""Callers of launch(): threads, ranks, scripts and notebooks; a killed one leaves nothing."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ except NanError as error:
 
 
 def test_a_thread_may_launch(fake_torch: Path) -> None:
-    """Several do, side by side."""
+    """Several at the same time."""
     with ThreadPoolExecutor() as threads:
         found = list(threads.map(lambda size: run(rank, nproc_per_node=size), [1, 2]))
 
@@ -79,7 +79,7 @@ def test_a_thread_may_launch(fake_torch: Path) -> None:
 
 
 def test_a_rank_may_launch(fake_torch: Path) -> None:
-    """With ranks of its own."""
+    """The inner launch has its own ranks."""
 
     def nested() -> list[int]:
         return meshrun.launch(rank, nproc_per_node=2, device="cpu")
@@ -87,12 +87,12 @@ def test_a_rank_may_launch(fake_torch: Path) -> None:
     assert run(nested, nproc_per_node=2) == [[0, 1], [0, 1]]
 
 
-def test_variables_of_options_are_those_of_the_outer_launch(
+def test_variables_of_options_do_not_apply_to_a_launch_inside_a_rank(
     fake_torch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inside a rank they would ask for the port, the folder or the size of that one again."""
+    """They would request the outer launch's port, folder or size again."""
     monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
-    monkeypatch.setenv("PET_RUN_PATH", "1")  # nor does it concern a function
+    monkeypatch.setenv("PET_RUN_PATH", "1")  # which does not apply to functions at all
 
     def nested() -> list[int]:
         return meshrun.launch(rank, device="cpu")
@@ -102,7 +102,7 @@ def test_variables_of_options_are_those_of_the_outer_launch(
 
 @pytest.mark.parametrize("guard", ordinary([True, False], False))
 def test_functions_of_a_script_need_no_guard(guard: bool, fake_torch: Path, tmp_path: Path) -> None:
-    """The script is run once, by its caller; its classes are the same there and back."""
+    """The script runs once, in the caller; its classes are the same in ranks and caller."""
     body = f"if __name__ == '__main__':\n    {BODY.replace(chr(10), chr(10) + '    ')}"
     (tmp_path / "script.py").write_text(SCRIPT + (body if guard else BODY))
     ours = python("script.py", cwd=tmp_path)
@@ -112,7 +112,7 @@ def test_functions_of_a_script_need_no_guard(guard: bool, fake_torch: Path, tmp_
 
 
 def test_functions_of_a_notebook_travel(fake_torch: Path, tmp_path: Path) -> None:
-    """Cells are executed in a namespace, with streams of the notebook's own."""
+    """A notebook executes cells in a namespace and replaces sys.stdout."""
     (tmp_path / "cells.txt").write_text(SCRIPT + BODY + "meshrun.launch(lambda: print(LIMIT))\n")
     kernel = (
         "import contextlib, io, sys\n"
@@ -128,7 +128,7 @@ def test_functions_of_a_notebook_travel(fake_torch: Path, tmp_path: Path) -> Non
 
 
 def test_a_keyboard_interrupt_ends_the_launch(fake_torch: Path) -> None:
-    """It comes back once nothing is left; a handler stays what it was."""
+    """It is raised once everything has ended; the handler is restored."""
 
     def interrupt(pid: int) -> None:
         os.kill(pid, signal.SIGINT)
@@ -139,8 +139,8 @@ def test_a_keyboard_interrupt_ends_the_launch(fake_torch: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_three_interrupts_wait_for_nobody(fake_torch: Path) -> None:
-    """A rank that is deaf to signals ends all the same."""
+def test_three_interrupts_kill_at_once(fake_torch: Path) -> None:
+    """Even a rank that ignores signals."""
 
     def interrupt(pid: int) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -157,7 +157,7 @@ def test_three_interrupts_wait_for_nobody(fake_torch: Path) -> None:
 def test_a_caller_that_is_killed_leaves_nothing(
     signum: int, fake_torch: Path, tmp_path: Path
 ) -> None:
-    """Neither a process nor the folder, which the fixture checks."""
+    """Neither a process nor its folder, as a fixture checks."""
     (tmp_path / "script.py").write_text(
         SCRIPT + "meshrun.launch(wait, nproc_per_node=2, device='cpu')\n"
     )
@@ -173,7 +173,7 @@ def test_a_caller_that_is_killed_leaves_nothing(
 
 
 def test_a_caller_that_is_killed_early_leaves_nothing(fake_torch: Path, tmp_path: Path) -> None:
-    """While its launcher is still being loaded."""
+    """While its launcher is still importing."""
     (tmp_path / "script.py").write_text(SCRIPT + "meshrun.launch(wait, device='cpu')\n")
     caller = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
     try:
@@ -187,7 +187,7 @@ def test_a_caller_that_is_killed_early_leaves_nothing(fake_torch: Path, tmp_path
 def test_a_caller_that_is_killed_at_the_wrong_moment_leaves_nothing(
     fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    """After its launcher has looked, and before the kernel is asked to tell of its end."""
+    """After the launcher has checked its parent, before it requests a parent-death signal."""
     (tmp_path / "script.py").write_text(SCRIPT + "meshrun.launch(wait, device='cpu')\n")
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

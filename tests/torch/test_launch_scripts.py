@@ -1,4 +1,4 @@
-"""launch() of scripts and modules, wrong requests, and where output goes."""
+"""launch() of scripts and modules, invalid requests, and where output goes."""
 
 import io
 import os
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 def test_a_script_returns_its_result(
     fake_torch: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """With its output where this process's goes."""
+    """Its output goes where this process's goes."""
     (tmp_path / "hello.py").write_text("import os, sys\nprint(sys.argv[1], os.environ['WHO'])\n")
     result = run("hello.py", args=["--lr"], nproc_per_node=2, cwd=tmp_path, env={"WHO": "me"})
 
@@ -31,7 +31,7 @@ def test_a_script_returns_its_result(
 
 
 def test_a_script_reads_stdin_and_a_function_does_not(fake_torch: Path, tmp_path: Path) -> None:
-    """A function has nobody who would type for it."""
+    """A function gets an empty stdin."""
     (tmp_path / "read.py").write_text("import sys\nprint(sys.stdin.read())\n")
     (tmp_path / "script.py").write_text(
         "import meshrun, sys\n"
@@ -54,7 +54,7 @@ def test_a_module_runs_and_its_lines_may_be_plain(
 
 
 def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
-    """It raises only when asked to."""
+    """Only raise_for_failure() raises."""
     result = run(PROGRAMS / "end.py", args=["raise"], nproc_per_node=2)
     raised = result.failures[0].raised
 
@@ -66,7 +66,7 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "flags", "kind", "says"),
+    ("program", "flags", "kind", "expected"),
     [
         ("train.py", {"mesh": "dp=x"}, SpecError, ("`x` is not a size", "write sizes joined")),
         ("train.py", {"options": ["--mehs"]}, UsageError, ("no such option: --mehs", "`--mesh`")),
@@ -85,15 +85,15 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
         (None, {}, UsageError, ("program must be a str, a path or a function, found None", None)),
     ],
 )
-def test_a_wrong_request_raises_what_the_command_line_says(
+def test_an_invalid_request_raises_the_command_line_s_error(
     program: object,
     flags: dict[str, Any],
     kind: type[UsageError],
-    says: tuple[str, str | None],
+    expected: tuple[str, str | None],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Instead of printing it."""
-    message, hint = says
+    """It is not printed."""
+    message, hint = expected
     with pytest.raises(kind) as caught:
         run(program, **flags)
 
@@ -103,16 +103,17 @@ def test_a_wrong_request_raises_what_the_command_line_says(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_spec_error_points_at_the_text() -> None:
-    """Its position comes along."""
+def test_a_spec_error_has_text_and_position() -> None:
     with pytest.raises(SpecError) as caught:
         run(add, mesh="dp=x")
 
     assert (caught.value.text, caught.value.position) == ("dp=x", 3)
 
 
-def test_a_look_has_no_values(fake_torch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--dry-run starts no rank."""
+def test_a_dry_run_of_a_function_returns_nothing(
+    fake_torch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It shows the plan, and raises because no rank was started."""
     with pytest.raises(UsageError, match="no rank was started"):
         run(add, options=["--dry-run"])
     assert "each rank:" in capsys.readouterr().out
@@ -124,23 +125,23 @@ def speak() -> None:
 
 
 def test_capsys_sees_what_ranks_print(fake_torch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Although it replaces sys.stdout alone."""
+    """Although it replaces only sys.stdout and sys.stderr."""
     run(speak)
 
     assert capsys.readouterr() == ("[rank 0] to stdout é\n", "[rank 0] to stderr \\xff\n")
 
 
-def test_a_stream_may_have_write_alone(fake_torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As is enough for print()."""
-    said: list[str] = []
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=said.append))
+def test_a_stream_needs_only_write(fake_torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """print() does not need more either."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=written.append))
     run(print, args=("hello",))
 
-    assert "".join(said) == "[rank 0] hello\n"
+    assert "".join(written) == "[rank 0] hello\n"
 
 
 def test_a_redirected_stream_loses_nothing(fake_torch: Path) -> None:
-    """Much output, and characters that the stream cannot say."""
+    """Much output, and characters that the stream cannot encode."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     err = io.StringIO()
 

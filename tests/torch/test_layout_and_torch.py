@@ -1,4 +1,4 @@
-"""A layout says what torch's own DeviceMesh says, for every rank of random meshes."""
+"""A layout agrees with torch's own DeviceMesh, for every rank of random meshes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def meshes(draw: st.DrawFn, longest_world: int = LONGEST_WORLD) -> MeshSpec:
 
 @st.composite
 def layouts(draw: st.DrawFn, longest_world: int = LONGEST_WORLD) -> Layout:
-    """Layouts on nodes of any size, with a joined dim and a view where the mesh allows them."""
+    """Layouts on nodes of any size, with a view, and a joined dim if the mesh has two dims."""
     mesh = draw(meshes(longest_world))
     world_size = mesh.known_size
     workers = draw(st.sampled_from([n for n in range(1, world_size + 1) if world_size % n == 0]))
@@ -55,7 +55,7 @@ def layouts(draw: st.DrawFn, longest_world: int = LONGEST_WORLD) -> Layout:
 
 @st.composite
 def factorisations(draw: st.DrawFn, world_size: int) -> MeshSpec:
-    """Meshes of as many ranks, whose dims have names that no other mesh here has."""
+    """Meshes with so many ranks and with unique names of dims."""
     sizes = []
     for _ in range(draw(st.integers(0, 2))):
         left = world_size // math.prod(sizes)
@@ -67,7 +67,7 @@ def factorisations(draw: st.DrawFn, world_size: int) -> MeshSpec:
 
 @contextmanager
 def fake_world(rank: int, world_size: int) -> Iterator[None]:
-    """Be this rank of a world whose groups exist and move no data."""
+    """Be this rank in a world of fake process groups."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -79,7 +79,7 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
 
 
 def check_dim(layout: Layout, dim: str | int, rank: int, mesh: Any) -> None:
-    """Hold one dim of a layout against a mesh of that dim alone, as one rank sees it."""
+    """Compare one dim of a layout with torch's mesh of that dim, as seen by one rank."""
     import torch.distributed as dist
 
     members = dist.get_process_group_ranks(mesh.get_group())
@@ -96,8 +96,8 @@ def check_dim(layout: Layout, dim: str | int, rank: int, mesh: Any) -> None:
 
 @settings(max_examples=60)
 @given(layouts())
-def test_every_rank_finds_itself_where_its_mesh_puts_it(layout: Layout) -> None:
-    """Coordinates, groups and places of a mesh's dims, its joined dims and its views."""
+def test_every_rank_has_the_place_that_its_mesh_gives_it(layout: Layout) -> None:
+    """Coordinates, groups and ranks in dims, joined dims and views."""
     from torch.distributed.device_mesh import init_device_mesh
 
     dims = layout.mesh_dim_names or ()
@@ -124,7 +124,7 @@ def test_every_rank_finds_itself_where_its_mesh_puts_it(layout: Layout) -> None:
 
 @given(layouts(longest_world=400))
 def test_all_groups_are_rows_of_torchs_tensor(layout: Layout) -> None:
-    """A dim's groups are what is left when the other dims of arange(world) are walked through."""
+    """A dim's groups are the rows of arange(world) along that dim."""
     import torch
 
     names = layout.mesh_dim_names or ()
@@ -148,7 +148,7 @@ def test_all_groups_are_rows_of_torchs_tensor(layout: Layout) -> None:
 
 
 def rows(tensor: Any, dims: list[int]) -> list[list[int]]:
-    """Return the ranks along some dims, a list for each place on the others, by first rank."""
+    """Return the groups of ranks along some dims, sorted by first rank."""
     rest = [dim for dim in range(tensor.dim()) if dim not in dims]
     size = math.prod(tensor.shape[dim] for dim in dims)
     found = tensor.permute(*rest, *dims).reshape(-1, size)
@@ -156,13 +156,13 @@ def rows(tensor: Any, dims: list[int]) -> list[list[int]]:
 
 
 def rank_nodes(layout: Layout, group: list[int]) -> int:
-    """Return how many nodes some ranks lie on."""
+    """Return the number of nodes that a group of ranks is on."""
     return len({rank // layout.nproc_per_node[0] for rank in group})
 
 
 @given(meshes(longest_world=200))
 def test_a_mesh_without_groups_agrees_too(mesh: MeshSpec) -> None:
-    """torch's coordinate of any rank of a larger mesh, and its ranks with one index fixed."""
+    """The coordinates of all ranks of a larger mesh, and the ranks with one index fixed."""
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -23,7 +23,7 @@ def asked(text: str) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_every_rank_has_its_mesh(method: str) -> None:
-    """A real DeviceMesh, ready beforehand, one object for each question and thread."""
+    """A real DeviceMesh, built before the program starts; every call and thread gets the same."""
     shape = MESH if method == "fork" else ("--mesh", "dp=1,tp=2")
     ours = run_meshrun(*shape, "--start-method", method, PROGRAMS / "ask_mesh.py")
     sizes = [2, 4] if method == "fork" else [1, 2]
@@ -48,7 +48,7 @@ def test_every_rank_has_its_mesh(method: str) -> None:
 
 @pytest.mark.nightly
 def test_torchrun_builds_the_same_mesh_on_first_use() -> None:
-    """With MESHRUN_MESH set, the program needs no meshrun to start it."""
+    """With MESHRUN_MESH set, another launcher may start the program."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
         [*words, "--redirects=0", PROGRAMS / "ask_mesh.py"],
@@ -66,8 +66,8 @@ def test_torchrun_builds_the_same_mesh_on_first_use() -> None:
     assert all(entry["same"] and not entry["before"] for entry in found)
 
 
-def test_a_plain_python_gets_a_mesh_of_one() -> None:
-    """MESHRUN_MESH with a size to infer runs a program alone."""
+def test_a_plain_python_gets_a_mesh_of_one_rank() -> None:
+    """An open size in MESHRUN_MESH becomes 1."""
     result = subprocess.run(
         [sys.executable, PROGRAMS / "ask_mesh.py"],
         env={**os.environ, "MESHRUN_MESH": "dp=-1,tp=1"},
@@ -80,8 +80,7 @@ def test_a_plain_python_gets_a_mesh_of_one() -> None:
     assert json.loads(result.stdout)["shape"] == [1, 1]
 
 
-def test_without_a_mesh_the_error_names_the_ways_out() -> None:
-    """A program that nobody gave a mesh says how to give it one."""
+def test_without_a_mesh_the_error_says_how_to_get_one() -> None:
     result = subprocess.run(
         [sys.executable, "-c", "import meshrun; meshrun.current_mesh()"],
         capture_output=True,
@@ -130,7 +129,7 @@ WRONG_USES = (
 
 
 def test_wrong_uses_have_clear_errors(tmp_path: Path) -> None:
-    """Each error names what was asked and what to do instead."""
+    """Each error names the request and says what to do instead."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os\nimport torch.distributed as dist\nfrom meshrun import current_mesh\n"
@@ -157,8 +156,8 @@ def test_wrong_uses_have_clear_errors(tmp_path: Path) -> None:
         (["again"], NAMED),
     ),
 )  # fmt: skip
-def test_programs_that_make_the_group_themselves_run(words: list[str], mesh: list[str]) -> None:
-    """Guarded or not, once or again after destroying it, with a mesh and without."""
+def test_programs_that_create_the_group_themselves_run(words: list[str], mesh: list[str]) -> None:
+    """Guarded or not, once or again after destroying it, with and without a mesh."""
     ours = run_meshrun(*mesh, "--no-prefix", PROGRAMS / "own_init.py", *words)
     expected = ["sum 4 gloo"] * 4 + (["again 4"] * 8 if words == ["again"] else [])
 
@@ -168,7 +167,7 @@ def test_programs_that_make_the_group_themselves_run(words: list[str], mesh: lis
 
 @pytest.mark.nightly
 def test_a_second_group_in_one_program_is_still_torchs_error() -> None:
-    """Only the first call is answered with the ready group."""
+    """Only the first call returns the existing group."""
     ours = run_meshrun("--mesh", "dp=2", PROGRAMS / "own_init.py", "twice")
 
     assert ours.returncode == 1
@@ -178,7 +177,7 @@ def test_a_second_group_in_one_program_is_still_torchs_error() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("methods", ["fork spawn forkserver", "spawn"])
 def test_loader_workers_of_every_start_method_work(methods: str) -> None:
-    """They run beside the mesh and are not given it."""
+    """They run beside the mesh and do not get it."""
     ours = run_meshrun("--mesh", "dp=1", "--no-prefix", PROGRAMS / "loader.py", *methods.split())
 
     assert ours.returncode == 0, ours.stderr
@@ -187,7 +186,7 @@ def test_loader_workers_of_every_start_method_work(methods: str) -> None:
 
 @pytest.mark.parametrize("mesh", ordinary([["--mesh", "dp=2"], ["--mesh", "2"]], ["--mesh", "2"]))
 def test_unnamed_dims_are_torchs(mesh: list[str]) -> None:
-    """A mesh without names is one of torch's without names; the prefix is the coordinate."""
+    """torch's mesh has no names either; the prefix is the coordinate."""
     program = PROGRAMS / "dns.py"
     ours = run_meshrun(*mesh, program)
     label = "dp" if "=" in mesh[1] else ""
@@ -197,7 +196,7 @@ def test_unnamed_dims_are_torchs(mesh: list[str]) -> None:
 
 @pytest.mark.parametrize("form", [pytest.param([], marks=pytest.mark.nightly), ["own", "destroy"]])
 def test_a_program_that_keeps_its_mesh_ends_with_its_own_status(form: list[str]) -> None:
-    """torch aborts half of such programs at their end; ours never."""
+    """Under torchrun, half of such programs are aborted at their end."""
     ours = run_meshrun("--mesh", "2x4", PROGRAMS / "keep_mesh.py", "0", *form)
     assert (ours.returncode, ours.stderr) == (0, "")
 
@@ -206,14 +205,14 @@ def test_a_program_that_keeps_its_mesh_ends_with_its_own_status(form: list[str])
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("form", [[], ["destroy"], ["own"], ["own", "destroy"]])
 def test_two_hundred_ranks_end_with_their_own_status(form: list[str]) -> None:
-    """The same, 200 of 200 times for each form."""
+    """For each form, 200 of 200 times."""
     for _ in range(25):
         ours = run_meshrun("--mesh", "2x4", PROGRAMS / "keep_mesh.py", "0", *form)
         assert (ours.returncode, ours.stderr) == (0, "")
 
 
 def test_importing_meshrun_imports_neither_torch_nor_rich() -> None:
-    """The package costs nothing until it is used."""
+    """The package costs little until it is used."""
     code = "import meshrun, sys; meshrun.Layout; print({'torch', 'rich', 'typer'} & {*sys.modules})"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

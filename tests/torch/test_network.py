@@ -1,4 +1,4 @@
-"""What a launch on one node does on the network: nothing outside loopback, no names."""
+"""A launch on one node uses only loopback, and looks up no names."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
     "words", ordinary([["--mesh", "2x2"], ["--nproc-per-node", "2"]], ["--mesh", "2x2"])
 )
 def test_no_name_is_looked_up(words: list[str], tmp_path: Path) -> None:
-    """Not one packet goes to port 53, with a mesh and with a group of the program's own."""
+    """No packet goes to port 53, with a mesh or with the program's own group."""
     trace = tmp_path / "trace"
     program = PROGRAMS / ("dns.py" if "--mesh" in words else "own_init.py")
     subprocess.run(
@@ -46,7 +46,7 @@ def test_no_name_is_looked_up(words: list[str], tmp_path: Path) -> None:
     "words", ordinary([["--mesh", "dp=2,tp=2"], ["--nproc-per-node", "2"]], ["--mesh", "dp=2,tp=2"])
 )
 def test_nothing_listens_outside_loopback(words: list[str], tmp_path: Path) -> None:
-    """The store and gloo's groups of every dim; and no socket in the file system or beside it."""
+    """Neither the store nor gloo's groups of any dim; and no Unix socket has a name."""
     program = tmp_path / "program.py"
     program.write_text(_EVERY_GROUP)
     ranks = 4 if "--mesh" in words else 2
@@ -60,11 +60,12 @@ def test_nothing_listens_outside_loopback(words: list[str], tmp_path: Path) -> N
     listening = [each.laddr for each in found if each.status == psutil.CONN_LISTEN]
     unix = [each.laddr for each in found if each.family == socket.AF_UNIX]
 
-    assert len(listening) > ranks  # the store's, and one at least of each rank
+    assert len(listening) > ranks  # the store's socket, and at least one per rank
     assert {place.ip for place in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert [each for each in found if each.type == socket.SOCK_DGRAM and each.laddr] == []
     assert unix
-    assert {place for place in unix if place} == set()  # a name, or a path: whoever knows it
+    # Other processes could connect to a path or an abstract name.
+    assert {place for place in unix if place} == set()
     (store,) = re.findall(r"listening: the store on 127.0.0.1 port (\d+),", running.stderr)
     assert int(store) in {place.port for place in listening}
     assert "listening: ranks on lo, so that gloo" in running.stderr

@@ -1,4 +1,4 @@
-"""Cells of a notebook on ranks that stay."""
+"""Cells of a notebook on persistent ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ run("%mesh what")
 
 @pytest.mark.torch
 def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
-    """Values by coordinate, tracebacks of the cell alone; lost ranks are replaced."""
+    """Values by coordinate, tracebacks with the cell's frames only; lost ranks are replaced."""
     ran = subprocess.run(
         [sys.executable, "-c", CELLS],
         cwd=tmp_path,
@@ -95,10 +95,10 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert fresh == ["[all] False", "ran"]
     assert "did you mean `--device`" in "\n".join(slips[0])
     assert slips[1][0].startswith("error: %%mesh cannot read `dp=2 '`")
-    assert slips[2] == known, "a slip loses no ranks"
+    assert slips[2] == known, "a typo must not lose the ranks"
     assert others == ["[all] False", "ran"]
-    told = "meshrun: `dp=2 --device cpu --collapse` needs other ranks than `dp=2 --device cpu`; "
-    assert told in ran.stderr
+    message = "meshrun: `dp=2 --device cpu --collapse` needs other ranks than `dp=2 --device cpu`; "
+    assert message in ran.stderr
     assert stop == ["ran"]
     assert bad[0].startswith("error: `x` is not a size")
     assert word[0] == "error: %mesh: found `what`"

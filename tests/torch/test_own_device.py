@@ -1,4 +1,4 @@
-"""Which device a rank takes where a scheduler shows each one its own."""
+"""The device of a rank if a scheduler shows each rank its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 def test_each_rank_has_an_accelerator(
     monkeypatch: pytest.MonkeyPatch, visible: int, on_node: str | None, chosen: str
 ) -> None:
-    """All of the node's are seen, or one of as many as there are ranks; else it is the CPU."""
+    """If it sees all of the node's, or one of as many as there are ranks; otherwise the CPU."""
     device = torch.device("cuda") if visible else None
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: device)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: visible)

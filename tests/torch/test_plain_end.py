@@ -1,4 +1,4 @@
-"""How a process ends whose mesh was built without any launcher."""
+"""The end of a process whose mesh was built without a launcher."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ dist.barrier()
         "",
     ),
 )
-def test_a_group_that_meshrun_made_is_ended(end: str, left: bool) -> None:
-    """Before Python's own end; not after a failure, when peers may never join what is under way."""
+def test_a_group_that_meshrun_created_is_destroyed(end: str, left: bool) -> None:
+    """Before exit handlers run; not after a failure, when peers may never join a collective."""
     words = [sys.executable, "-c", _PROGRAM.format(end=end)]
     ours = subprocess.run(words, check=False, capture_output=True, text=True)
 

@@ -37,7 +37,7 @@ print("began with", sys.argv[1:])
 
 
 def test_a_prompt_after_a_script(tmp_path: Path) -> None:
-    """Its names are there; values, output and errors come by coordinate; Ctrl-C ends one input."""
+    """It has the script's names; results are shown by coordinate; Ctrl-C ends one input."""
     script = tmp_path / "begin.py"
     script.write_text(SCRIPT)
     with open_terminal(*ON_TWO, script, "one", env={"HOME": str(tmp_path)}) as terminal:
@@ -63,7 +63,7 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
             ("%rank\n", "\n>>>"),
             ("\x1b[A\x1b[A\x1b[A\n", "[dp0] 10"),
             ("wait()\n", "[dp1] waiting"),
-            ("\x03", "KeyboardInterrupt"),  # not pdb, though there was a breakpoint
+            ("\x03", "KeyboardInterrupt"),  # not pdb, although the rank was in it before
         ):
             before = "\n".join(terminal.all_lines).count(shown)
             terminal.type(typed)
@@ -80,7 +80,7 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
 
 
 def test_piped_input_runs_as_a_script(fake_torch: Path) -> None:
-    """Whole, without values of expressions; the exit code is that of what it raised."""
+    """As a whole, without values of expressions; an exception sets the exit code."""
     piped = (
         "from dataclasses import dataclass\nimport os\n"
         "for n in range(1):\n    print('rank', os.environ['RANK'])\n"
@@ -96,7 +96,7 @@ def test_piped_input_runs_as_a_script(fake_torch: Path) -> None:
 
 
 def test_a_closed_stdin_is_empty(fake_torch: Path) -> None:
-    """``<&-`` is a prompt that ends at once, as Python's own."""
+    """With ``<&-``, the prompt ends at once, as Python's does."""
     words = ["sh", "-c", '"$@" <&-', "sh", *command("--interactive", "--nproc-per-node", "2")]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
 
@@ -105,7 +105,7 @@ def test_a_closed_stdin_is_empty(fake_torch: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("script", "piped", "code", "told"),
+    ("script", "piped", "code", "message"),
     [
         ("x = 1", "print('x is', x)\n1 / 0", 1, "ZeroDivisionError: division by zero"),
         ("x = 1", "x +", 1, "SyntaxError: invalid syntax"),
@@ -118,14 +118,14 @@ def test_a_closed_stdin_is_empty(fake_torch: Path) -> None:
     ],
 )
 def test_scripts_and_pipes_that_fail(
-    script: str, piped: str, code: int, told: str, tmp_path: Path
+    script: str, piped: str, code: int, message: str, tmp_path: Path
 ) -> None:
-    """What follows is not run, and each error is told once."""
+    """Nothing after the error runs, and each error is reported once."""
     (tmp_path / "begin.py").write_text(script)
     ran = run_meshrun(*ON_TWO, tmp_path / "begin.py", input=piped)
 
     assert ran.returncode == code
-    assert told in ran.stderr
+    assert message in ran.stderr
     assert "never" not in ran.stdout
     assert ("x is 1" in ran.stdout) == ("x is" in piped)
     assert ran.stderr.count("Traceback") <= 1
@@ -133,7 +133,7 @@ def test_scripts_and_pipes_that_fail(
 
 @pytest.mark.nightly
 def test_a_killed_prompt_leaves_nothing(tmp_path: Path) -> None:
-    """As the tests' own fixture checks, whatever the ranks do."""
+    """Whatever the ranks do; a fixture checks for processes."""
     with open_terminal(*ON_TWO, env={"HOME": str(tmp_path)}) as terminal:
         terminal.wait_for("Ctrl-D ends them\n>>>")
         terminal.type("import sys, time; print('here'); sys.stdout.close(); time.sleep(99)\n")
@@ -144,7 +144,7 @@ def test_a_killed_prompt_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_ranks_that_cannot_be_interrupted_are_replaced(tmp_path: Path) -> None:
-    """A rank that waits in a collective for one that failed or was interrupted."""
+    """Such as a rank in a collective whose peer has failed or was interrupted."""
     script = tmp_path / "begin.py"
     script.write_text("import torch.distributed as dist\n1 / dist.get_rank()\ndist.barrier()\n")
     with open_terminal(*ON_TWO, script, env={"HOME": str(tmp_path)}) as terminal:

@@ -1,4 +1,4 @@
-"""torch's random numbers: each rank's own where nobody seeded, else what the program seeded."""
+"""torch's random numbers: different on each rank, unless the program sets a seed."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ sys.exit(count == "0")
 @pytest.mark.parametrize(
     "words", [pytest.param((), marks=pytest.mark.nightly), ("--mesh", "dp=3", "--device", "cpu")]
 )
-def test_each_rank_of_each_generation_draws_its_own(words: tuple[str, ...], tmp_path: Path) -> None:
-    """As under torchrun, where each is an interpreter of its own."""
+def test_each_rank_of_each_generation_draws_other_numbers(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As under torchrun, where each rank has its own interpreter."""
     program = tmp_path / "draws.py"
     program.write_text(_PROGRAM)
     gate = ("--nproc-per-node", "3", "--max-restarts", "1", "--log-dir", tmp_path / "logs")
     ours = run_meshrun(*words, *gate, "-r", "1", program)
     drawn = [path.read_text().split() for path in tmp_path.glob("logs/*/*/*/stdout.log")]
-    told = [line for line in drawn if line]  # a rank may be ended before it has drawn
+    found = [line for line in drawn if line]  # a rank may be stopped before it has drawn
 
     assert ours.returncode == 0, ours.stderr
-    assert len(told) >= 4
-    assert len({seed for seed, _, _ in told}) == len(told)
-    assert len({number for _, number, _ in told}) == len(told)
-    assert len({seeded for _, _, seeded in told}) == 1
+    assert len(found) >= 4
+    assert len({seed for seed, _, _ in found}) == len(found)
+    assert len({number for _, number, _ in found}) == len(found)
+    assert len({seeded for _, _, seeded in found}) == 1

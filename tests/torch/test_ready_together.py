@@ -1,4 +1,4 @@
-"""No rank begins its program while another still builds the mesh."""
+"""No rank starts its program while another one is still building the mesh."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("restarts", ordinary([0, 1], 1))
-def test_programs_begin_when_every_mesh_is_built(tmp_path: Path, restarts: int) -> None:
-    """Else one that ends at once would cut the others off; after a restart, too."""
+def test_programs_start_once_every_mesh_is_built(tmp_path: Path, restarts: int) -> None:
+    """A program that ends at once would cut the others off; after a restart, too."""
     program = tmp_path / "begin.py"
     program.write_text(
         "import os, time\n"
@@ -32,5 +32,5 @@ def test_programs_begin_when_every_mesh_is_built(tmp_path: Path, restarts: int) 
         what, at_ns = line.split()
         times[what].append(int(at_ns))
     assert len(times["built"]) == 4 * (restarts + 1)
-    assert len(times["begun"]) >= 4  # ranks may be ended before they print in the first generation
+    assert len(times["begun"]) >= 4  # ranks of the first generation may be stopped before
     assert max(sorted(times["built"])[-4:]) <= min(sorted(times["begun"])[-4:])

@@ -1,4 +1,4 @@
-"""Restarts of programs that use process groups, which is where torchrun's own fail."""
+"""Restarts of programs that use process groups, where torchrun's restarts fail."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ MESH = ("--mesh", "dp=3", "--device", "cpu")
         ("in", MESH),
     ),
 )  # fmt: skip
-def test_a_group_is_whole_again(how: str, mesh: tuple[str, ...], tmp_path: Path) -> None:
-    """Ranks that hang in a broken collective are ended, and the next generation meets again."""
+def test_a_restart_gets_a_whole_group(how: str, mesh: tuple[str, ...], tmp_path: Path) -> None:
+    """Ranks that hang in a broken collective are killed, and the next generation connects."""
     ours = run_meshrun(
         "--nproc-per-node", "3", *mesh, "--max-restarts", "1", "--no-prefix",
         PROGRAMS / "own_group.py", tmp_path, how,

@@ -1,33 +1,33 @@
-"""Print what the layout tells a rank, its loader workers of some start methods, and its child."""
+"""Print the layout as seen by a rank, its DataLoader workers by start method, and its child."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from told import told
+from layout_facts import facts
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from meshrun import data_shard
 
 
-class Told(Dataset):
+class Facts(Dataset):
     def __len__(self):
         return 2
 
     def __getitem__(self, index):
-        return told()
+        return facts()
 
 
 def in_workers(method):
     loader = DataLoader(
-        Told(), batch_size=None, num_workers=2, multiprocessing_context=method, shuffle=False
+        Facts(), batch_size=None, num_workers=2, multiprocessing_context=method, shuffle=False
     )
     return list(loader)
 
 
 def in_child():
-    program = Path(__file__).with_name("told.py")
+    program = Path(__file__).with_name("layout_facts.py")
     return json.loads(subprocess.check_output([sys.executable, program]))
 
 
@@ -37,7 +37,7 @@ def samples():
 
 
 def main():
-    found = {"samples": samples(), "here": [told()], "child": [in_child()]}
+    found = {"samples": samples(), "here": [facts()], "child": [in_child()]}
     for method in sys.argv[1:]:
         found[method] = in_workers(method)
     print(json.dumps(found))

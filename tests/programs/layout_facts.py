@@ -1,4 +1,4 @@
-"""Print what the layout tells this process about itself; nothing here needs torch."""
+"""Print what the current layout says about this process, without torch."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from meshrun import current_layout, data_shard
 
 
-def told():
+def facts():
     layout = current_layout()
     derived = [flatten.name for flatten in layout.flattens]
     derived += [dim for view in layout.views for dim in view.mesh.mesh_dim_names]
@@ -25,5 +25,5 @@ def told():
 
 
 if __name__ == "__main__":
-    line = json.dumps({**told(), "torch": "torch" in sys.modules})
-    os.write(1, f"{line}\n".encode())  # whole, since torchrun does not keep lines apart
+    line = json.dumps({**facts(), "torch": "torch" in sys.modules})
+    os.write(1, f"{line}\n".encode())  # one write: torchrun mixes halves of lines
