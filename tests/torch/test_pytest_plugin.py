@@ -1,4 +1,4 @@
-"""The plug-in of pytest: tests on ranks that stay, each reported as one."""
+"""The pytest plug-in: tests run on persistent ranks, and each is reported as one test."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ class TestParts(unittest.TestCase):
 
 
 def run_pytest(folder: Path, text: str, *words: str) -> tuple[dict[str, ET.Element], str]:
-    """Return the outcome of each test, as JUnit XML tells it, and what was printed."""
+    """Return each test's element in the JUnit XML, and the output."""
     (folder / "test_ranks.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
     ran = subprocess.run(
@@ -280,26 +280,26 @@ def run_pytest(folder: Path, text: str, *words: str) -> tuple[dict[str, ET.Eleme
 
 
 def outcome(case: ET.Element) -> str:
-    """failed, error, skipped or passed."""
+    """Return failure, error, skipped or passed."""
     found = [part.tag for part in case if part.tag in ("failure", "error", "skipped")]
     return found[0] if found else "passed"
 
 
 def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
-    cases, said = run_pytest(tmp_path, GOOD)
+    cases, output = run_pytest(tmp_path, GOOD)
     skipped = {"test_skips", "test_fails_as_expected", "test_needs_a_gpu"}
 
     assert {name for name, case in cases.items() if outcome(case) == "skipped"} == skipped
-    assert {outcome(case) for case in cases.values()} == {"passed", "skipped"}, said
+    assert {outcome(case) for case in cases.values()} == {"passed", "skipped"}, output
     assert len(cases) == 18
-    assert said.count("UserWarning: careful") == 1
-    assert "the test left behind 1 thread (left over)" in said
-    assert said.count("left behind") == 1, said
-    assert said.count("the test destroyed the process group; later tests get new ranks") == 1
+    assert output.count("UserWarning: careful") == 1
+    assert "the test left behind 1 thread (left over)" in output
+    assert output.count("left behind") == 1, output
+    assert output.count("the test destroyed the process group; later tests get new ranks") == 1
 
 
-def test_outcomes_are_those_without_ranks(tmp_path: Path) -> None:
-    """Those of subtests too, and of what uses pytest's cache, of which the ranks lose nothing."""
+def test_outcomes_are_the_same_as_without_ranks(tmp_path: Path) -> None:
+    """Including subtests and pytest's cache, which ranks do not overwrite."""
     (tmp_path / "test_alike.py").write_text(ALIKE)
     mark = "pytestmark = pytest.mark.mesh('dp=2')"
     (tmp_path / "test_ranks.py").write_text(f"{ALIKE}\n{mark}\n")
@@ -334,46 +334,46 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if hasattr(config, "workerinput"):
         assert config.workerinput["seed"] == 3
-        assert config.workerinput["place"] == 5, "told"
+        assert config.workerinput["place"] == 5, "another place"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    node.workerinput["place"] = TOLD
-    node.gateway.id  # no rank has one
+    node.workerinput["place"] = PLACE
+    node.gateway.id  # ranks have none
 """
 
 
-@pytest.mark.parametrize("told", [5, 6])
-def test_plug_ins_take_a_rank_for_a_worker(told: int, tmp_path: Path) -> None:
-    """They ask it for what they tell workers; where one fails on a rank, the reason is shown."""
-    (tmp_path / "conftest.py").write_text(PLUG_IN.replace("TOLD", str(told)))
+@pytest.mark.parametrize("place", [5, 6])
+def test_plug_ins_treat_a_rank_like_a_worker_of_xdist(place: int, tmp_path: Path) -> None:
+    """A rank gets what they send to workers; if a plug-in fails on a rank, the error says why."""
+    (tmp_path / "conftest.py").write_text(PLUG_IN.replace("PLACE", str(place)))
     text = "import pytest\n@pytest.mark.mesh('dp=2')\ndef test_it(rank):\n    pass\n"
-    cases, said = run_pytest(tmp_path, text, "-W", "error")
+    cases, output = run_pytest(tmp_path, text, "-W", "error")
 
-    assert outcome(cases["test_it"]) == ("passed" if told == 5 else "error"), said
-    assert ("AssertionError: told" in said) == (told == 6)
+    assert outcome(cases["test_it"]) == ("passed" if place == 5 else "error"), output
+    assert ("AssertionError: another place" in output) == (place == 6)
 
 
-def test_each_failure_is_one(tmp_path: Path) -> None:
+def test_each_failure_is_reported_once(tmp_path: Path) -> None:
     """With the traceback of the rank that failed, and a line for each of the others."""
-    cases, said = run_pytest(tmp_path, BAD)
-    told = {name: "".join(case.itertext()) for name, case in cases.items()}
+    cases, output = run_pytest(tmp_path, BAD)
+    details = {name: "".join(case.itertext()) for name, case in cases.items()}
     found = {name: outcome(case) for name, case in cases.items()}
 
-    assert found.pop("test_goes_on") == "passed", said
-    assert found.pop("test_with_a_mark_of_another_package") == "passed", said
-    assert found.pop("test_expected_to_break") == "skipped", said
-    assert ", 2 passed, 1 xfailed, " in said, "no test is one and the other"
+    assert found.pop("test_goes_on") == "passed", output
+    assert found.pop("test_with_a_mark_of_another_package") == "passed", output
+    assert found.pop("test_expected_to_break") == "skipped", output
+    assert ", 2 passed, 1 xfailed, " in output, "each test counts once"
     errors = {name for name, ended in found.items() if ended == "error"}
     assert errors == {"test_bad_spec", "test_bad_word", "test_no_ranks", "test_broken_fixture"}
     assert {found[name] for name in found.keys() - errors} == {"failure"}
-    assert "{'rank': 7}" in told["test_all_differ"], "assertions are rewritten on ranks"
-    assert "Captured stdout call [dp0]" in said
-    assert "ValueError: broken" in told["test_broken_fixture"]
-    assert "`x` is not a size" in told["test_bad_spec"]
-    assert "devise" in told["test_bad_word"]
-    assert "the fixture `mesh` needs ranks" in told["test_no_ranks"]
+    assert "{'rank': 7}" in details["test_all_differ"], "assertions must be rewritten on ranks"
+    assert "Captured stdout call [dp0]" in output
+    assert "ValueError: broken" in details["test_broken_fixture"]
+    assert "`x` is not a size" in details["test_bad_spec"]
+    assert "devise" in details["test_bad_word"]
+    assert "the fixture `mesh` needs ranks" in details["test_no_ranks"]
 
 
 EXPECTED = """
@@ -398,51 +398,51 @@ def test_none_fails():
 """
 
 
-def test_a_test_that_is_to_fail_may_do_so_on_any_rank(tmp_path: Path) -> None:
-    """The others end as after any failure."""
-    cases, said = run_pytest(tmp_path, EXPECTED)
+def test_an_expected_failure_may_happen_on_any_rank(tmp_path: Path) -> None:
+    """The other ranks stop as after any failure."""
+    cases, output = run_pytest(tmp_path, EXPECTED)
     found = {name: outcome(case) for name, case in cases.items()}
 
     assert found.pop("test_none_fails") == "failure"
-    assert set(found.values()) == {"skipped"}, said
-    assert "1 failed, 3 xfailed" in said
+    assert set(found.values()) == {"skipped"}, output
+    assert "1 failed, 3 xfailed" in output
 
 
 @pytest.mark.nightly
-def test_ranks_that_end_or_hang_are_told(tmp_path: Path) -> None:
-    cases, said = run_pytest(tmp_path, WORSE)
-    told = {name: "".join(case.itertext()) for name, case in cases.items()}
+def test_ranks_that_end_or_hang_are_reported(tmp_path: Path) -> None:
+    cases, output = run_pytest(tmp_path, WORSE)
+    details = {name: "".join(case.itertext()) for name, case in cases.items()}
 
-    assert {outcome(case) for case in cases.values()} == {"failure"}, said
-    assert "dp1 failed; not finished: dp0" in said
-    assert "barrier at" in said
-    assert "error: rank 1 [dp1] exited with code 3" in told["test_one_dies"]
-    parts = said.replace(" (shown above)", "").split("- Ranks -")[1:]
+    assert {outcome(case) for case in cases.values()} == {"failure"}, output
+    assert "dp1 failed; not finished: dp0" in output
+    assert "barrier at" in output
+    assert "error: rank 1 [dp1] exited with code 3" in details["test_one_dies"]
+    parts = output.replace(" (shown above)", "").split("- Ranks -")[1:]
     ranks = [part.splitlines()[1:3] for part in parts]
     assert ranks == [
         ["dp0: did not finish", "dp1: failed: assert 1 == 7"],
         ["dp0: did not finish", "dp1: exited with code 3"],
         ["dp0: did not finish", "dp1: did not finish"],
         ["dp0: failed: SystemExit: 5", "dp1: failed: SystemExit: 5"],
-    ], said
-    assert "timed out after 0.5 s; not finished: dp0, dp1" in told["test_hangs"]
-    assert "in test_hangs" in told["test_hangs"]
-    assert "SystemExit: 5" in told["test_leaves"]
-    assert "Exit: enough" in said
+    ], output
+    assert "timed out after 0.5 s; not finished: dp0, dp1" in details["test_hangs"]
+    assert "in test_hangs" in details["test_hangs"]
+    assert "SystemExit: 5" in details["test_leaves"]
+    assert "Exit: enough" in output
     assert not {"test_ends_the_session", "test_is_not_reached"} & {*cases}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", [["-n", "2"], ["-x"], ["--meshrun", "dp=2"]])
 def test_with_other_options(words: list[str], tmp_path: Path) -> None:
-    """pytest-xdist's workers have ranks of their own; -x ends after the first failure."""
+    """Each worker of pytest-xdist has its own ranks; -x ends after the first failure."""
     text = BAD[: BAD.index("@pytest.mark.mesh", BAD.index("test_all_differ"))] + (
         "def test_plain(mesh, rank):\n    assert mesh.size() == 2\n"
     )
-    cases, said = run_pytest(tmp_path, text, *words)
+    cases, output = run_pytest(tmp_path, text, *words)
     found = {name: outcome(case) for name, case in cases.items()}
 
-    assert found["test_all_differ"] == "failure", said
+    assert found["test_all_differ"] == "failure", output
     assert len(found) == (1 if words == ["-x"] else 2)
     if "-x" not in words:
         assert found["test_plain"] == ("passed" if "--meshrun" in words else "error")
@@ -506,43 +506,43 @@ def test_after_all():
 """
 
 
-def test_what_marks_say_of_ranks(tmp_path: Path) -> None:
-    """A slip in one is the error of that test; what finished ranks printed is kept.
+def test_arguments_of_marks(tmp_path: Path) -> None:
+    """A mistake is an error of that test only; output of ranks that have finished is kept.
 
-    A limit of pytest-timeout ends no more than the test either.
+    A limit of pytest-timeout ends only its test too.
     """
     setups = tmp_path / "setups"
     made = f"    open({str(setups)!r}, 'a').write('x')\n    yield"
-    cases, said = run_pytest(tmp_path, MARKS.replace("    yield", made))
-    told = {name: "".join(case.itertext()) for name, case in cases.items()}
+    cases, output = run_pytest(tmp_path, MARKS.replace("    yield", made))
+    details = {name: "".join(case.itertext()) for name, case in cases.items()}
     found = {name: outcome(case) for name, case in cases.items()}
 
     assert {name for name, ended in found.items() if ended == "error"} == {
         "test_bad_time", "test_bad_folder",
-    }, said  # fmt: skip
+    }, output  # fmt: skip
     assert {name for name, ended in found.items() if ended == "failure"} == {
         "test_hangs", "test_is_limited",
     }  # fmt: skip
     assert found["test_after_all"] == "passed"
-    assert "timed out after 0.5 s; not finished: dp0, dp1" in told["test_is_limited"]
-    assert "barrier at" in told["test_is_limited"]
-    assert "expects a time, found `soon`" in told["test_bad_time"]
-    assert "/nonexistent" in told["test_bad_folder"]
-    assert said.count("said by 0") == 1
+    assert "timed out after 0.5 s; not finished: dp0, dp1" in details["test_is_limited"]
+    assert "barrier at" in details["test_is_limited"]
+    assert "expects a time, found `soon`" in details["test_bad_time"]
+    assert "/nonexistent" in details["test_bad_folder"]
+    assert output.count("said by 0") == 1
     assert float(cases["test_hangs"].attrib["time"]) >= 2
-    assert "\ndp0: passed\ndp1: did not finish\n" in said
-    assert setups.read_text() == "xx", "a session's fixture is set up once on each rank"
+    assert "\ndp0: passed\ndp1: did not finish\n" in output
+    assert setups.read_text() == "xx", "a session fixture must be set up once on each rank"
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", [["-s"], ["--setup-show"], ["--setup-plan"], ["--log-file=l"]])
-def test_options_of_what_is_shown(words: list[str], tmp_path: Path) -> None:
-    """They hold for the session, and what is not captured is shown."""
+def test_options_of_output(words: list[str], tmp_path: Path) -> None:
+    """They apply to ranks, and output that is not captured is shown."""
     text = MARKS[: MARKS.index('@pytest.mark.mesh("dp=2", timeout="soon")')]
-    cases, said = run_pytest(tmp_path, text, *words)
+    cases, output = run_pytest(tmp_path, text, *words)
 
-    assert {outcome(case) for case in cases.values()} == {"passed"}, said
-    assert ("[dp1] shown by 1" in said) == (words == ["-s"])
+    assert {outcome(case) for case in cases.values()} == {"passed"}, output
+    assert ("[dp1] shown by 1" in output) == (words == ["-s"])
 
 
 RUNS_TESTS = """
@@ -629,14 +629,14 @@ def test_bad_condition():
 """
 
 
-def test_plug_ins_that_run_a_test_again_have_all_ranks_run_it(tmp_path: Path) -> None:
-    """As pytest-rerunfailures and flaky do, and pytest-retry, which does it elsewhere.
+def test_plug_ins_that_rerun_a_test_rerun_it_on_all_ranks(tmp_path: Path) -> None:
+    """In the way of pytest-rerunfailures and flaky, and in that of pytest-retry.
 
-    A ``conftest.py`` takes part on the ranks alone.
+    Hooks of a ``conftest.py`` run only on the ranks.
     """
     (tmp_path / "runs_tests.py").write_text(RUNS_TESTS)
     (tmp_path / "conftest.py").write_text(PREPARES_TESTS)
-    cases, said = run_pytest(tmp_path, RUN_AGAIN, "--strict-markers")
+    cases, output = run_pytest(tmp_path, RUN_AGAIN, "--strict-markers")
     found = {name: outcome(case) for name, case in cases.items()}
 
     assert found == {
@@ -644,12 +644,12 @@ def test_plug_ins_that_run_a_test_again_have_all_ranks_run_it(tmp_path: Path) ->
         "test_it[retried]": "passed",
         "test_fails_again": "failure",
         "test_bad_condition": "error",
-    }, said
+    }, output
     runs = {file.name: file.read_text() for file in tmp_path.glob("*[01]")}
     assert runs == {
         f"{name}{rank}": "xx" for name in ("again", "retried", "fails") for rank in "01"
     }
-    assert said.count("dp1: failed") == 1, "of a test that fails each time, the last is told"
+    assert output.count("dp1: failed") == 1, "only the last run of a test must be reported"
 
 
 DEBUGGED = """
@@ -680,7 +680,7 @@ def test_never(rank):
 
 
 def debug_tests(tmp_path: Path, text: str, *typed: str) -> list[str]:
-    """Run pytest --pdb in a terminal, type a line at each prompt, and return what was shown."""
+    """Run pytest --pdb in a terminal, type a line at each prompt, and return all lines shown."""
     (tmp_path / "test_it.py").write_text(text)
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pdb", str(tmp_path)]
     terminal = Terminal(words, {}, columns=100, rows=40)
@@ -699,7 +699,7 @@ def debug_tests(tmp_path: Path, text: str, *typed: str) -> list[str]:
 
 
 def test_the_first_rank_that_fails_is_debugged(tmp_path: Path) -> None:
-    """With --pdb, in the terminal; Ctrl-C is the debugger's, q ends the session."""
+    """With --pdb, in the terminal; the debugger handles Ctrl-C, and q ends the session."""
     text = DEBUGGED[DEBUGGED.index("@pytest.mark.mesh", DEBUGGED.index("def test_fails")) :]
     lines = debug_tests(tmp_path, f"import pytest\n{text}", "p rank + 10\n", "\x03", "q\n")
 
@@ -711,7 +711,7 @@ def test_the_first_rank_that_fails_is_debugged(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_others_wait_for_a_debugger(tmp_path: Path) -> None:
-    """At breakpoints too; no time limit counts meanwhile; the next failure is debugged as well."""
+    """At breakpoints too; time limits pause meanwhile, and the next failure is debugged as well."""
     lines = debug_tests(
         tmp_path,
         DEBUGGED,

@@ -1,4 +1,4 @@
-"""What a program sets before it imports torch has its effect, though torch is there already."""
+"""Variables that a program sets before it imports torch work, although torch is preloaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _by_python(*args: str) -> list[str]:
 @pytest.mark.parametrize(
     "options", [pytest.param((), marks=pytest.mark.nightly), ("--mesh", "dp=2")]
 )
-def test_plain_values_have_their_effect(options: tuple[str, ...]) -> None:
+def test_constant_values_have_their_effect(options: tuple[str, ...]) -> None:
     """As if each rank had imported torch itself."""
     ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", *options, _PROGRAM, "1")
 
@@ -35,8 +35,8 @@ def test_plain_values_have_their_effect(options: tuple[str, ...]) -> None:
 
 
 @pytest.mark.nightly
-def test_a_value_known_only_at_run_time_costs_an_interpreter_a_rank() -> None:
-    """And the mesh is built when it is asked for; both are said, with the line."""
+def test_a_value_known_only_at_run_time_requires_an_interpreter_per_rank() -> None:
+    """The mesh is then built on the first current_mesh(); messages name the line for both."""
     words = ("1", "unclear", "mesh")
     ours = run_meshrun("--mesh", "dp=2", "--no-prefix", _PROGRAM, *words)
 
@@ -45,18 +45,20 @@ def test_a_value_known_only_at_run_time_costs_an_interpreter_a_rank() -> None:
     assert "at the first current_mesh(), because early_settings.py:12 sets" in ours.stderr
 
 
-def test_a_value_that_comes_too_late_is_told_by_name() -> None:
-    """Once; not where a program that imports torch itself would see no effect either."""
+def test_a_value_that_comes_too_late_is_warned_of() -> None:
+    """Once, and not if it would have no effect under Python either."""
     ours = run_meshrun("--nproc-per-node", "2", _PROGRAM, "0", "hidden")
-    told = [line for line in ours.stderr.splitlines() if "was set after torch" in line]
+    warnings = [line for line in ours.stderr.splitlines() if "was set after torch" in line]
 
-    assert [line.split()[3] for line in told] == ["TORCHDYNAMO_VERBOSE"]
+    assert [line.split()[3] for line in warnings] == ["TORCHDYNAMO_VERBOSE"]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("counts", [(), ("3", "1")], ids=["left alone", "fewer in the end"])
-def test_a_single_worker_has_the_threads_of_python(counts: tuple[str, ...], tmp_path: Path) -> None:
-    """Nothing sets OMP_NUM_THREADS for it; torch had one thread as it was imported."""
+@pytest.mark.parametrize("counts", [(), ("3", "1")], ids=["not set", "set twice"])
+def test_a_single_worker_has_as_many_threads_as_under_python(
+    counts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """meshrun does not set OMP_NUM_THREADS for it, although the zygote imported with one thread."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys\n"

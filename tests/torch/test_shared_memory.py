@@ -1,4 +1,4 @@
-"""Shared memory of torch's strategy ``file_system`` is freed, however the launch ends."""
+"""Shared memory of torch's strategy ``file_system`` is freed however the launch ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 torch.multiprocessing.set_sharing_strategy("file_system")
 tensor = torch.zeros(8).share_memory_()
 print(tensor.untyped_storage()._share_filename_cpu_()[1].decode(), flush=True)
-if sys.argv[1] == "kill":  # once both have shared something
+if sys.argv[1] == "kill":  # once both ranks have shared a tensor
     with open(sys.argv[2], "r" if os.environ["RANK"] == "0" else "w"):
         if os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -30,7 +30,7 @@ os._exit(0)  # which frees nothing
 @pytest.mark.torch
 @pytest.mark.parametrize("how", ["leave", pytest.param("kill", marks=pytest.mark.nightly)])
 def test_what_ranks_shared_is_freed(how: str, tmp_path: Path) -> None:
-    """By torch's own process for it, which does so once all that used it are gone."""
+    """By torch's shared memory manager, once all processes that used it have ended."""
     (program := tmp_path / "shares.py").write_text(_SHARES)
     os.mkfifo(both := tmp_path / "both")
     ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", program, how, both)
@@ -45,7 +45,7 @@ def test_what_ranks_shared_is_freed(how: str, tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("with_zygote", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_what_ranks_shared_is_freed_after_the_launcher(with_zygote: bool, tmp_path: Path) -> None:
-    """Whoever of the launch is left leaves torch's process the time."""
+    """The launch's remaining processes give torch's manager time to do it."""
     (program := tmp_path / "shares.py").write_text(_SHARES)
     words = ("--nproc-per-node", "2", "--no-prefix", program, "stay")
     with start_meshrun(*words, folder=tmp_path) as running:

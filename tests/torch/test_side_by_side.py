@@ -1,4 +1,4 @@
-"""The same command line under torchrun and under meshrun: what the workers see is the same."""
+"""The same command line under torchrun and meshrun: workers see the same."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.torch
 SEEN = PROGRAMS / "seen.py"
 TWO = ("--nproc-per-node", "2")
 _HANG_S = 100.0
-_NOBODYS = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
+_VARYING = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
             "OMP_NUM_THREADS", "SEEN_DIR", "_"}  # fmt: skip
-"""Variables whose values differ: places and names of a launch, and a documented default."""
+"""Variables whose values differ: addresses and names of a launch, and a documented default."""
 _OF_FUNCTIONS = {"argv", "cwd", "executable", "stdin", "umask", "limits", "nice", "cores"}
-"""What is compared with a function that torchrun runs with multiprocessing."""
+"""What is compared if torchrun runs the program as a function by multiprocessing."""
 _OURS = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MESHRUN_GENERATION", "MESHRUN_LAUNCH_MARK",
          "MESHRUN_NPROC_PER_NODE", "MESHRUN_RUN_ID", "MESHRUN_WORKER_PID"}  # fmt: skip
 """Documented variables that torchrun's workers do not have."""
@@ -35,16 +35,16 @@ _OURS = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MESHRUN_GENERATION", "MESH
 
 @dataclass(frozen=True)
 class Case:
-    """A command line; PORT, FOLDER and SEEN in its words are filled in for each launcher."""
+    """A command line; PORT, FOLDER and WRAPPER are filled in for each launcher."""
 
     name: str
     words: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
     ours: tuple[str, ...] = ()
-    """Words for meshrun alone, which torchrun does not know."""
+    """Options for meshrun only, which torchrun does not have."""
     umask: int = -1
     python: bool = True
-    """Whether torchrun's workers are interpreters of their own, and no functions."""
+    """Whether torchrun's workers are new interpreters rather than functions."""
 
     def __str__(self) -> str:
         return self.name
@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Launch:
-    """How one launcher's run ended, and what its workers saw."""
+    """The result of one launcher's run, and what its workers saw."""
 
     code: int
     stdout: str
@@ -96,7 +96,7 @@ CASES = (
               ("PYTHONWARNINGS", "ignore::UserWarning"), ("OMP_NUM_THREADS", "3"),
               ("PYTHONDONTWRITEBYTECODE", "1"))),
 )  # fmt: skip
-"""Options that do not touch each other share a command line; the first is of the ordinary set."""
+"""Independent options share a command line; the first is in the ordinary set."""
 MORE = (
     case("module", *TWO, "--standalone", "-r", "0:3", "-t", "2", "--log-dir", "FOLDER",
          "-m", "seen", "a", "--b"),
@@ -146,7 +146,7 @@ ENDS = (
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder to start from, with programs in all the forms that python runs."""
+    """A working folder, with programs in all the forms that python runs."""
     with tempfile.TemporaryDirectory(prefix="side") as name:
         folder = Path(name).resolve()
         (folder / "inside" / "package").mkdir(parents=True)
@@ -162,7 +162,7 @@ def place() -> Iterator[Path]:
 
 
 def launch(each: Case, place: Path) -> tuple[Launch, Launch]:
-    """Run a case under torchrun and under meshrun, both at once."""
+    """Run a case under torchrun and meshrun at the same time."""
     started = [_start(each, launcher, place) for launcher in ("torchrun", "meshrun")]
     theirs, ours = [finish() for finish in started]
     return theirs, ours
@@ -204,13 +204,13 @@ def _start(each: Case, launcher: str, place: Path) -> Callable[[], Launch]:
 
 
 def bare(text: str) -> list[str]:
-    """Return the lines that ranks printed, with ``[default0]:`` where they are teed, in order."""
+    """Return the ranks' lines, sorted, with ``[default0]:`` if they are teed."""
     return sorted(re.findall(r"(?:\[\w+\]:)?\w+ of \d on std\w+$", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("case", ordinary([*CASES, *MORE], "together"), ids=str)
 def test_a_command_line_means_the_same(case: Case, place: Path) -> None:
-    """To both: as many ranks, which see the same, print the same and write the same files."""
+    """As many ranks, which see the same, print the same lines and write the same files."""
     theirs, ours = launch(case, place)
 
     assert (theirs.code, ours.code) == (0, 0), theirs.stderr + ours.stderr
@@ -228,13 +228,13 @@ def test_a_command_line_means_the_same(case: Case, place: Path) -> None:
 
 
 def check_environments(theirs: Launch, ours: Launch) -> None:
-    """Torchrun's variables are all there with its values; what is added is documented."""
+    """All variables of torchrun have the same values; additional ones are documented."""
     for rank in theirs.seen:
         wanted, found = theirs.environment(rank), ours.environment(rank)
         assert wanted.keys() - found.keys() == set()
         assert found.keys() - wanted.keys() <= _OURS
         differing = {name for name in wanted if wanted[name] != found[name]}
-        assert differing <= _NOBODYS, {name: (wanted[name], found[name]) for name in differing}
+        assert differing <= _VARYING, {name: (wanted[name], found[name]) for name in differing}
 
 
 def check_processes(case: Case, theirs: Launch, ours: Launch) -> None:
@@ -258,13 +258,13 @@ def check_processes(case: Case, theirs: Launch, ours: Launch) -> None:
 
 
 def check_lines(theirs: Launch, ours: Launch) -> None:
-    """What goes to files alone, or is filtered, is not printed by either."""
+    """Neither prints what goes only to files or is filtered out."""
     assert bare(ours.stdout) == bare(theirs.stdout)
     assert bare(ours.stderr) == bare(theirs.stderr)
 
 
 def check_log_folders(theirs: Launch, ours: Launch) -> None:
-    """The same files in the same folders with the same lines."""
+    """The same files with the same lines in the same folders."""
     wanted, found = theirs.log_files(), ours.log_files()
     assert sorted(found) == sorted(wanted)
     assert {name: bare(text) for name, text in found.items()} == {
@@ -273,7 +273,7 @@ def check_log_folders(theirs: Launch, ours: Launch) -> None:
 
 
 def check_names(launched: Launch) -> None:
-    """A given id names the run and its log folder; error files lie in that folder."""
+    """--rdzv-id names the run and its log folder, which contains the error files."""
     (folder,) = launched.logs.iterdir()
     assert folder.name.startswith("job7_")
     for rank in ("0", "1"):
@@ -285,7 +285,7 @@ def check_names(launched: Launch) -> None:
 
 
 def check_port(launched: Launch) -> None:
-    """Programs that make their own store rely on it."""
+    """Programs that create their own store rely on it."""
     for rank in ("0", "1"):
         assert launched.environment(rank)["MASTER_ADDR"] == "127.0.0.1"
         assert launched.environment(rank)["MASTER_PORT"] == launched.port
@@ -293,8 +293,8 @@ def check_port(launched: Launch) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", ENDS, ids=str)
-def test_bad_ends_are_alike(case: Case, place: Path) -> None:
-    """With --exit-code torchrun the code is torchrun's; the other ranks saw the same."""
+def test_failures_are_alike(case: Case, place: Path) -> None:
+    """With --exit-code torchrun, the exit code is torchrun's; the ranks see the same."""
     theirs, ours = launch(case, place)
 
     assert ours.code == theirs.code == 1
@@ -343,7 +343,7 @@ BAD = [
 def test_bad_command_lines_are_refused(
     words: tuple[str | Path, ...], message: str, tmp_path: Path
 ) -> None:
-    """Code 2, an error that shows what was wrong, no traceback, and nothing is started."""
+    """Exit code 2, an error that names the mistake, no traceback, and nothing is started."""
     ours = run_meshrun(*words, env={"SEEN_DIR": str(tmp_path)}, cwd=tmp_path)
 
     assert ours.returncode == 2, ours.stderr

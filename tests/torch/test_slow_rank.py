@@ -1,4 +1,4 @@
-"""--stragglers names the rank that others wait for, and the dim, while a healthy one is silent."""
+"""--stragglers names the rank that others wait for and the dim; healthy runs print nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEATS = int(os.environ.get("MESHRUN_REPEATS", "1"))
     ],
 )
 def test_a_slow_rank_is_named(tmp_path: Path, how: str, slow: int, seconds: float) -> None:
-    """By rank, dim and time; the event has the same."""
+    """By rank, dim and time; the event names it too."""
     if how == "quota" and not os.access("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", os.W_OK):
         pytest.skip("needs a writable cgroup (version 1) with a quota")
     for repeat in range(REPEATS):
@@ -38,8 +38,8 @@ def test_a_slow_rank_is_named(tmp_path: Path, how: str, slow: int, seconds: floa
         if how == "quota":
             os.rmdir("/sys/fs/cgroup/cpu/meshrun-test")
         assert ours.returncode == 0, ours.stderr
-        told = [json.loads(line) for line in events.read_text().splitlines()]
-        late = {each["rank"] for each in told if each["event"] == "rank_late"}
+        written = [json.loads(line) for line in events.read_text().splitlines()]
+        late = {each["rank"] for each in written if each["event"] == "rank_late"}
         assert late == ({slow} if slow >= 0 else set()), ours.stderr
         name = "rank 3 [dp1 tp1] is late at collectives of the tp group {2-3}: the others wait "
         assert (name in ours.stderr) == (slow >= 0)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
     ],
 )
 def test_the_store_serves_on_every_address(bound: str, reached: str) -> None:
-    """It is there at once, also where 127.0.0.1 leads nowhere, as on the first of several nodes."""
+    """At once, even if it is not bound to 127.0.0.1, as on the first of several nodes."""
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     listener = socket.socket(family)
     listener.bind((bound, 0))

@@ -1,4 +1,4 @@
-"""Who connects to the ranks' store without being a rank: the launch goes on."""
+"""Connections of strangers to the ranks' store do not disturb the launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.variations import ordinary
 pytestmark = pytest.mark.torch
 
 _HELLO = struct.pack("<BI", 0, 0x3C85F7CE)
-"""How a client of torch's store begins (TCPStoreBackend.hpp): VALIDATE, and a number."""
+"""The first bytes of a client of torch's store (TCPStoreBackend.hpp): VALIDATE, and a number."""
 _SET = b"\x01"
 _PROGRAM = """
 import os, sys, time
@@ -41,7 +41,7 @@ print("sum", int(total), flush=True)
 
 @contextmanager
 def launch(tmp_path: Path, *words: str, descriptors: int) -> Iterator[tuple[Running, int]]:
-    """Start two ranks with few descriptors; lend out the launch and the port of its store."""
+    """Start two ranks with few descriptors; yield the launch and the port of its store."""
     (tmp_path / "program.py").write_text(_PROGRAM)
     ours = command("-v", *words, tmp_path / "program.py", tmp_path / "go")
     limited = ["sh", "-c", f"ulimit -S -n {descriptors}; exec {shlex.join(map(str, ours))}"]
@@ -61,7 +61,7 @@ def launch(tmp_path: Path, *words: str, descriptors: int) -> Iterator[tuple[Runn
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[int, int], list[socket.socket]]]:
-    """Return what opens many connections, which are closed after the test."""
+    """Return a function that opens many connections, which are closed after the test."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     opened: list[socket.socket] = []
@@ -78,7 +78,7 @@ def connect() -> Iterator[Callable[[int, int], list[socket.socket]]]:
 
 
 def finish(running: Running, tmp_path: Path) -> None:
-    """Let ranks meet, and see them through."""
+    """Let the ranks connect, and wait for success."""
     (tmp_path / "go").touch()
 
     assert running.wait() == 0, running.stderr
@@ -91,7 +91,7 @@ SENT = {
     "half a greeting": _HELLO[:3],
     "an endless key": _HELLO + _SET + struct.pack("<Q", 2**62),
     "an endless value": _HELLO + _SET + struct.pack("<Q", 1) + b"k" + struct.pack("<Q", 2**40),
-    "an order that is none": _HELLO + b"\xff" * 64,
+    "an unknown request": _HELLO + b"\xff" * 64,
     "a list of 2**60 keys": _HELLO + b"\x05" + struct.pack("<Q", 2**60),
 }
 
@@ -99,10 +99,10 @@ SENT = {
 @pytest.mark.parametrize(
     "words", ordinary([["--mesh", "dp=2"], ["--nproc-per-node", "2"]], ["--mesh", "dp=2"])
 )
-def test_ranks_meet_whatever_strangers_send(
+def test_ranks_connect_whatever_strangers_send(
     words: list[str], connect: Callable[[int, int], list[socket.socket]], tmp_path: Path
 ) -> None:
-    """Before the store serves, and again while ranks run and have, or have not, joined."""
+    """Before the store accepts, and while ranks run, whether they have joined or not."""
     with launch(tmp_path, *words, descriptors=256) as (running, port):
         for sent in SENT.values():
             (stranger,) = connect(port, 1)
@@ -118,10 +118,10 @@ def test_ranks_meet_whatever_strangers_send(
 @pytest.mark.skipif(
     resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096, reason="too few descriptors here"
 )
-def test_idle_connections_keep_no_rank_out(
+def test_idle_connections_do_not_keep_ranks_out(
     connect: Callable[[int, int], list[socket.socket]], tmp_path: Path
 ) -> None:
-    """More than the soft limit of descriptors, half of them before the store serves."""
+    """More than the soft limit of descriptors, half of them before the store accepts."""
     with launch(tmp_path, "--nproc-per-node", "2", descriptors=1024) as (running, port):
         connect(port, 600)
         running.wait_for("up", 2)
@@ -130,10 +130,10 @@ def test_idle_connections_keep_no_rank_out(
 
 
 @pytest.mark.nightly
-def test_a_slow_client_holds_nobody_up(
+def test_a_slow_client_does_not_delay_ranks(
     connect: Callable[[int, int], list[socket.socket]], tmp_path: Path
 ) -> None:
-    """It is in the middle of an order while ranks meet, and finishes it afterwards."""
+    """It has sent half a request when the ranks start."""
     with launch(tmp_path, "--nproc-per-node", "2", descriptors=256) as (running, port):
         slow = connect(port, 20)
         for each in slow:

@@ -1,4 +1,4 @@
-"""Ranks that stay: calls find what earlier ones left, and nothing is left of a group."""
+"""WorkerGroup: ranks keep their state between calls, and a closed group leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def end_on(which: int, how: str) -> None:
 
 
 def interrupt(signum: int = signal.SIGINT) -> None:
-    """Once all have begun, rank 0 interrupts the caller."""
+    """Rank 0 interrupts the caller once all ranks have started the call."""
     import torch.distributed as dist
 
     dist.barrier()
@@ -60,7 +60,7 @@ def interrupt(signum: int = signal.SIGINT) -> None:
 
 
 def interrupt_early() -> None:
-    """Rank 0 interrupts the caller while rank 1 is stopped, and has it go on once interrupted."""
+    """Rank 0 interrupts the caller while rank 1 is stopped; when interrupted, it resumes rank 1."""
     is_first = os.environ["RANK"] == "0"
     try:
         if is_first:
@@ -75,15 +75,15 @@ def interrupt_early() -> None:
 
 @pytest.fixture
 def interruptible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have SIGINT raise KeyboardInterrupt here, and ranks know whom to send it to."""
+    """Have SIGINT raise KeyboardInterrupt here, and give ranks this process's id."""
     monkeypatch.setenv("CALLER", str(os.getpid()))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_rank_that_has_not_begun_a_call_is_interrupted_in_it(interruptible: None) -> None:
-    """A Ctrl-C that comes that early ends the call, and no rank."""
+def test_a_rank_that_has_not_started_a_call_yet_is_interrupted_in_it(interruptible: None) -> None:
+    """Such an early Ctrl-C ends the call but not the rank."""
 
     def keep(pid: int) -> None:
         builtins.other = pid  # type: ignore[attr-defined]
@@ -98,10 +98,10 @@ def test_a_rank_that_has_not_begun_a_call_is_interrupted_in_it(interruptible: No
             assert group.call(os.getpid)[1] == other
 
 
-def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: None) -> None:
-    """Values come in the order of ranks, output before a call returns, errors one at a time.
+def test_all_ranks_run_calls_and_keep_their_state(interruptible: None) -> None:
+    """Values come in the order of ranks, output before the call returns, and one error is raised.
 
-    Ctrl-C ends a call on all ranks, and no more than that; so does what any handler raises.
+    Ctrl-C ends only the call, on all ranks; so does an exception of any signal handler.
     """
 
     def give_up(*_: object) -> None:
@@ -139,7 +139,7 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: No
             group.call(interrupt, signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, before)
         for member in group.members:
-            os.kill(member.pid, signal.SIGINT)  # of a call that is over
+            os.kill(member.pid, signal.SIGINT)  # for a call that has ended
         assert group.call(add) == [3, 3]
 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -149,11 +149,11 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: No
         group.call(add)
 
 
-def test_streams_of_any_kind_keep_no_rank_waiting(fake_torch: Path) -> None:
-    """One that cannot say a character, that has only write, that is closed, and none at all."""
-    closed, narrow, said = io.StringIO(), io.TextIOWrapper(io.BytesIO(), "ascii"), list[str]()
+def test_streams_of_any_kind_do_not_block_ranks(fake_torch: Path) -> None:
+    """One that cannot encode a character, one with only write(), a closed one, and none at all."""
+    closed, narrow, written = io.StringIO(), io.TextIOWrapper(io.BytesIO(), "ascii"), list[str]()
     closed.close()
-    streams = [SimpleNamespace(write=said.append), narrow, closed, None]
+    streams = [SimpleNamespace(write=written.append), narrow, closed, None]
 
     def much() -> int:
         for _ in range(2000):
@@ -166,7 +166,7 @@ def test_streams_of_any_kind_keep_no_rank_waiting(fake_torch: Path) -> None:
                 assert group.call(much) == [3]
     narrow.seek(0)
 
-    assert "".join(said) == ("é" * 100 + "\n") * 2000
+    assert "".join(written) == ("é" * 100 + "\n") * 2000
     assert narrow.read() == ("\\xe9" * 100 + "\n") * 2000
 
 
@@ -176,7 +176,7 @@ def say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     ordinary([
         ([], ["[rank 0] a part", "[rank 0] whole", "[rank 1] a part", "[rank 1] whole"]),
         (["--hide", "rank=1"], ["[rank 0] a part", "[rank 0] whole"]),
@@ -192,25 +192,25 @@ def say() -> None:
 )  # fmt: skip
 def test_the_output_of_a_call_comes_before_its_value(
     options: list[str],
-    said: list[str],
+    expected: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fake_torch: Path,
 ) -> None:
-    """Whatever becomes of it: a call waits for nothing that is not shown."""
+    """Wherever it goes: a call does not wait for output that is not shown."""
     monkeypatch.setattr(rank_output, "_OUTPUT_S", 3600.0)
     out, logs = io.StringIO(), ["--log-dir", str(tmp_path / "logs")]
     with WorkerGroup(nproc_per_node=2, stdout=out, options=[*options, *logs]) as group:
         for number in (1, 2):
             group.call(say)
-            assert sorted(out.getvalue().splitlines()) == sorted(said * number)
+            assert sorted(out.getvalue().splitlines()) == sorted(expected * number)
 
     files = list((tmp_path / "logs").glob("*/attempt_0/*/stdout.log"))
     assert {file.read_text() for file in files} <= {"whole\na part" * 2}
 
 
-def test_a_call_as_json_lines(fake_torch: Path) -> None:
-    """There are none but the ranks' own."""
+def test_output_of_a_call_as_json_lines(fake_torch: Path) -> None:
+    """There are only lines of the ranks."""
     out = io.StringIO()
     with WorkerGroup(nproc_per_node=2, stdout=out, options=["--log-format", "json"]) as group:
         group.call(say)
@@ -221,10 +221,10 @@ def test_a_call_as_json_lines(fake_torch: Path) -> None:
     ]
 
 
-def test_variables_of_a_job_are_not_the_group_s(
+def test_variables_of_a_job_do_not_apply_to_a_group(
     monkeypatch: pytest.MonkeyPatch, fake_torch: Path
 ) -> None:
-    """A group is on this machine, and runs a program of its own."""
+    """A group runs on this machine, and has its own program."""
     for name, value in {
         "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "192.0.2.1",
         "PET_RDZV_ENDPOINT": "192.0.2.1:29500", "MESHRUN_HOSTS": "nowhere,elsewhere",
@@ -238,28 +238,31 @@ def test_variables_of_a_job_are_not_the_group_s(
         assert group.call(os.getppid)
 
 
-def fail_in_words() -> None:
+def fail_with_three_lines() -> None:
     raise ValueError(f"first of {os.environ['RANK']}\nsecond\nthird")
 
 
-def test_other_ranks_are_told_in_a_line(fake_torch: Path) -> None:
-    """The kind, and the first line of what it says."""
-    with WorkerGroup(nproc_per_node=2) as group, pytest.raises(ValueError, match="first of") as had:
-        group.call(fail_in_words)
-    assert isinstance(had.value.__cause__, RankTraceback)
-    lines = had.value.__cause__.text.splitlines()
+def test_errors_of_other_ranks_take_one_line_each(fake_torch: Path) -> None:
+    """The type, and the first line of the message."""
+    with (
+        WorkerGroup(nproc_per_node=2) as group,
+        pytest.raises(ValueError, match="first of") as caught,
+    ):
+        group.call(fail_with_three_lines)
+    assert isinstance(caught.value.__cause__, RankTraceback)
+    lines = caught.value.__cause__.text.splitlines()
     first = "first of 0" in lines[-2] or "first of 0" in "\n".join(lines[:-1])
     assert lines[-1] == f"rank {int(first)}: ValueError: first of {int(first)}"
 
 
-def test_why_there_is_no_group(fake_torch: Path) -> None:
-    """In one line, also where the zygote has found it."""
+def test_the_error_of_a_group_that_cannot_start(fake_torch: Path) -> None:
+    """It gives the reason, even if the zygote found it."""
     with pytest.raises(meshrun.MeshrunError, match="no_such_module"):
         WorkerGroup(nproc_per_node=1, preload=["no_such_module"])
 
 
-def test_who_exits_well_in_a_call_has_no_value(fake_torch: Path) -> None:
-    """The caller does not end with it, as if all had gone well."""
+def test_a_rank_that_exits_with_0_in_a_call_has_no_value(fake_torch: Path) -> None:
+    """The caller gets an error instead of a SystemExit that would look like success."""
     with WorkerGroup(nproc_per_node=1) as group:
         for code in (0, None):
             with pytest.raises(meshrun.MeshrunError, match="a rank exited with code 0 before"):
@@ -271,8 +274,8 @@ def test_who_exits_well_in_a_call_has_no_value(fake_torch: Path) -> None:
         assert group.call(int, "7") == [7]
 
 
-def test_a_group_belongs_to_all_threads_of_its_process_and_to_no_fork() -> None:
-    """Each call gets its own answers; one that is under way as the group is closed ends."""
+def test_a_group_works_in_all_threads_of_its_process_and_in_no_fork() -> None:
+    """Each call gets its own values; closing the group ends a call in progress."""
     found: dict[int, object] = {}
 
     def ask(number: int) -> None:
@@ -301,7 +304,7 @@ def test_a_group_belongs_to_all_threads_of_its_process_and_to_no_fork() -> None:
         assert group.call(abs, 4) == [4, 4]
         waits = threading.Thread(target=wait_long)
         waits.start()
-        wait_until(lambda: group._calling_thread is not None, lambda: "no call is under way")
+        wait_until(lambda: group._calling_thread is not None, lambda: "a call in progress")
         group.close()
         waits.join()
     assert isinstance(found[-1], GroupLost)
@@ -316,23 +319,23 @@ def wait_on_rank_1() -> None:
 
 @pytest.mark.parametrize("how", ordinary(["raise", "exit"], "exit"))
 def test_a_rank_that_fails_alone_ends_the_group(how: str) -> None:
-    """Others wait for it: where they are is told, and the group is closed."""
+    """As the others wait for it; the error shows where they are."""
     with WorkerGroup(mesh="dp=2", device="cpu", stderr=io.StringIO()) as group:
         with pytest.raises(ValueError if how == "raise" else meshrun.RankFailed) as caught:
             group.call(end_on, 1, how)
         if how == "raise":
-            told = str(caught.value.__cause__)
-            assert "dp1, pid" in told
-            assert "dp1 failed; not finished: dp0" in told
-            assert "barrier at" in told
-            assert "rank 1: between calls" in told
+            cause = str(caught.value.__cause__)
+            assert "dp1, pid" in cause
+            assert "dp1 failed; not finished: dp0" in cause
+            assert "barrier at" in cause
+            assert "rank 1: between calls" in cause
         else:
             assert isinstance(caught.value, meshrun.RankFailed)
             assert caught.value.exit_code == 3
         assert not group.is_open
 
 
-def test_a_call_that_takes_too_long_is_given_up() -> None:
+def test_a_call_that_takes_too_long_ends_the_group() -> None:
     with (
         WorkerGroup(nproc_per_node=1, device="cpu", stderr=io.StringIO()) as group,
         pytest.raises(GroupLost, match=r"timed out after 0\.5 s; not finished: rank 0"),
@@ -340,7 +343,7 @@ def test_a_call_that_takes_too_long_is_given_up() -> None:
         group.call(time.sleep, 600, timeout=0.5)
 
 
-def test_what_cannot_be_started_is_said_at_once() -> None:
+def test_a_group_that_cannot_start_raises_at_once() -> None:
     with pytest.raises(meshrun.MeshrunError, match="dp=3"):
         WorkerGroup(mesh="dp=3", nproc_per_node=2, device="cpu", stderr=io.StringIO())
     with pytest.raises(meshrun.MeshrunError, match="no rank was started"):
