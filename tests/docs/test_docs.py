@@ -1,4 +1,4 @@
-"""Every block of the README and the docs is executed, and every link leads somewhere."""
+"""Every block of the README and the docs is executed, and every link has a target."""
 
 import doctest
 import os
@@ -20,7 +20,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
-    """Return (language, words after it, text) for each fenced block, without its indentation."""
+    """Return (language, words after it, text) of each fenced block, without its indentation."""
     found = []
     for indent, language, words, text in FENCE.findall(page.read_text()):
         lines = [line.removeprefix(indent) for line in text.splitlines()]
@@ -29,7 +29,7 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def check(words: str, text: str, folder: Path) -> None:
-    """Run a console block's command and hold its output against the rest of the block."""
+    """Run a console block's command and compare its output with the rest of the block."""
     command, _, expected = text.removeprefix("$ ").partition("\n")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     result = subprocess.run(
@@ -54,7 +54,7 @@ def check(words: str, text: str, folder: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_blocks_do_what_they_say(page: Path, tmp_path: Path) -> None:
-    """Files are written, commands run, and their output is the one on the page."""
+    """Files are written, commands run, and their output matches the page."""
     execute([block for block in blocks(page) if "nightly" not in block[1]], tmp_path)
 
 
@@ -64,7 +64,7 @@ def test_blocks_do_what_they_say(page: Path, tmp_path: Path) -> None:
     "page", [page for page in PAGES if NIGHTLY.search(page.read_text())], ids=lambda page: page.stem
 )
 def test_costly_blocks_do_what_they_say(page: Path, tmp_path: Path) -> None:
-    """Those whose first line ends in ``nightly``, with all before and after them."""
+    """Blocks whose first line ends in ``nightly``, with all others of the page."""
     execute(blocks(page), tmp_path)
 
 
@@ -80,14 +80,14 @@ def execute(found: list[tuple[str, str, str]], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link names a file or a folder."""
+def test_relative_links_have_a_target(page: Path) -> None:
+    """A file or a folder."""
     for target in LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), target
 
 
 def test_links_to_other_sites_are_addresses() -> None:
-    """All of them are on pages of the site, whose links the docs' workflow follows each night."""
+    """All of them are on pages of the site, where the docs' workflow follows them each night."""
     elsewhere = {ROOT / "README.md", *(ROOT / ".github").rglob("*.md")}
     for page in (*PAGES, ROOT / "examples" / "README.md", *elsewhere):
         for found in re.findall(r"https?://[^\s<>`\"]+", page.read_text()):
@@ -98,7 +98,7 @@ def test_links_to_other_sites_are_addresses() -> None:
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:
-    """A newcomer's test command and the one of CI are the same."""
+    """To run the tests."""
     commands = [
         text.strip() for language, _, text in blocks(ROOT / "README.md") if language == "bash"
     ]
@@ -117,7 +117,7 @@ def test_ci_runs_the_command_of_the_readme() -> None:
     ],
 )
 def test_examples_learn(mesh: str, program: str) -> None:
-    """Each example runs on CPU, and its loss falls to a fifth."""
+    """On CPU, the loss falls to a fifth."""
     from tests.kit import run_meshrun
 
     ours = run_meshrun(
@@ -132,7 +132,7 @@ def test_examples_learn(mesh: str, program: str) -> None:
 @pytest.mark.torch
 @pytest.mark.nightly
 def test_the_recording_is_what_a_run_prints(tmp_path: Path) -> None:
-    """Of the README's programs, but for numbers, order and what meshrun says on the way."""
+    """Of the README's programs, except for numbers, order and meshrun's own messages."""
     images = ROOT / "docs" / "images"
     subprocess.run([sys.executable, images / "record.py", tmp_path], check=True)
 
@@ -151,7 +151,7 @@ GLOSSARY = (
 
 
 def test_the_glossary_has_every_term() -> None:
-    """And the README leads to it."""
+    """The README links to it."""
     page = (ROOT / "docs" / "reference" / "glossary.md").read_text()
 
     assert [term for term in GLOSSARY if f"| **{term}** |" not in page] == []

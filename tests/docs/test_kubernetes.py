@@ -1,4 +1,4 @@
-"""Manifests of the docs are what Kubernetes takes, and their commands are what meshrun takes."""
+"""The manifests of the docs are valid, and so are their commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANIFESTS = [
 ]
 NAMES = [f"{number} {manifest['kind']}" for number, manifest in enumerate(MANIFESTS)]
 OWN = {"v1", "batch/v1"}
-"""What the API server knows without definitions of others."""
+"""API versions that the API server knows without custom resource definitions."""
 GIVEN = {
     "TrainJob": {
         "PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1",
@@ -38,11 +38,11 @@ GIVEN = {
         "LWS_WORKER_INDEX": "1",
     },
 }  # fmt: skip
-"""What pods find in their environment; here the host's name does not tell a PyTorchJob."""
+"""Variables of a pod's environment. A PyTorchJob is otherwise recognized by its host name."""
 
 
 def known_parts(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what of a manifest the API server knows itself: all of it, or its templates."""
+    """Yield what the API server itself knows: the whole manifest, or its templates."""
     if manifest["apiVersion"] in OWN:
         yield manifest
         return
@@ -64,7 +64,7 @@ def walk(value: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=NAMES)
 def test_a_manifest_is_valid(manifest: dict[str, Any]) -> None:
-    """By the schemas of the API server, and nothing that they do not know."""
+    """Against the API server's schemas, without unknown fields."""
     parts = list(known_parts(manifest))
     for part in parts:
         validator.validate(part, "1.31", strict=True)
@@ -74,7 +74,7 @@ def test_a_manifest_is_valid(manifest: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=NAMES)
 def test_its_command_is_a_launch_on_two_nodes(manifest: dict[str, Any]) -> None:
-    """As a pod would start it."""
+    """In a pod's environment."""
     commands = [part["command"] for part in walk(manifest) if "command" in part]
     for name, *words in commands:
         ours = run_meshrun("--dry-run", *words, env=GIVEN[manifest["kind"]])
@@ -87,7 +87,7 @@ def test_its_command_is_a_launch_on_two_nodes(manifest: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=NAMES)
 def test_it_has_what_ranks_need(manifest: dict[str, Any]) -> None:
-    """GPUs, the secret of the launch and shared memory, as the manifests that meshrun makes."""
+    """GPUs, the launch's secret and shared memory, like the manifests that meshrun generates."""
     for part in walk(manifest):
         if "command" in part:
             (secret,) = part["env"]
@@ -100,8 +100,8 @@ def test_it_has_what_ranks_need(manifest: dict[str, Any]) -> None:
             assert part["volumes"] == [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
 
 
-def test_its_policy_is_that_of_a_job_that_is_submitted() -> None:
-    """Preempted pods start again, those that lost a node a few times, others not."""
+def test_its_failure_policy_is_that_of_a_submitted_job() -> None:
+    """Preempted pods restart, those that lost a node a few times, and others do not."""
     (job,) = (each["spec"] for each in MANIFESTS if each["kind"] == "Job")
     made = yaml.safe_load_all((ROOT / "tests/golden/submit-kubernetes.yaml").read_text())
     (ours,) = (each["spec"] for each in made if each["kind"] == "Job")

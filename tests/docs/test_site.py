@@ -1,4 +1,4 @@
-"""The documentation's site: every page is in its navigation, and it is built without a warning."""
+"""The documentation site: every page is in its navigation, and it builds without warnings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 
 
 def test_the_index_lists_every_page() -> None:
-    """But for decisions, which the sidebar lists by itself; the README has it and every guide."""
+    """Except decisions, which the sidebar lists separately; the README links it and all guides."""
     listed = set(re.findall(r"^- \[.+\]\((.+\.md)\)$", (DOCS / "index.md").read_text(), re.M))
     pages = {
         str(path.relative_to(DOCS))
@@ -42,7 +42,7 @@ def test_the_reference_of_docstrings_has_every_public_name() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Each link and anchor leads somewhere; docstrings, schemas and the sidebar are there."""
+    """Links and anchors have targets; docstrings, schemas and the sidebar are present."""
     for needed in ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinxcontrib.mermaid"):
         pytest.importorskip(needed, reason="needs the extra `site`")
     built = subprocess.run(

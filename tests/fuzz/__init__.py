@@ -1,1 +1,1 @@
-"""Coverage-guided fuzzing, and that its targets hold."""
+"""Coverage-guided fuzzing, and tests of its targets."""

@@ -1,7 +1,7 @@
 """``python -m tests.fuzz NAME SECONDS``: fuzz one target with atheris.
 
-atheris looks which branches of meshrun an input reaches, and goes on from those that reach new
-ones. A finding ends this process, with its bytes in a file of the current folder.
+atheris observes which branches of meshrun an input reaches, and mutates inputs that reach new
+ones. A finding ends this process and is written to a file in the current folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["meshrun"]):
 
 
 def main() -> None:
-    """Fuzz until the time is over."""
+    """Fuzz for SECONDS."""
     name, seconds = sys.argv[1:]
     words = [f"-max_total_time={seconds}", "-max_len=200", "-timeout=20", "-rss_limit_mb=2048"]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What a fuzzer feeds: each target takes any bytes, and raises only on a bug."""
+"""The fuzz targets: each accepts any bytes, and raises only on a bug."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _OPTIONS = _options()
 
 
 def spec(data: bytes) -> None:
-    """Feed the texts that describe a mesh and its ranks."""
+    """Parse texts that describe a mesh and its ranks."""
     text, _, names = data.decode(errors="replace").partition("\n")
     for parse in (parse_flatten, parse_view, lambda text: select_ranks(_LAYOUT, text)):
         _ask(lambda parse=parse: parse(text))
@@ -60,7 +60,7 @@ def spec(data: bytes) -> None:
 
 
 def frames(data: bytes) -> None:
-    """Feed packets of the control sockets, and the stacks that ranks write."""
+    """Decode packets of the control sockets, and parse stacks that ranks write."""
     try:
         message = codec.decode(data)
     except codec.WireError:
@@ -73,7 +73,7 @@ def frames(data: bytes) -> None:
 
 
 def peers(data: bytes) -> None:
-    """Feed what comes over the network to a launcher: lines, frames, messages."""
+    """Decode what a launcher receives from the network: lines, frames and messages."""
     first, _, rest = data.partition(b"\n")
     for take in (CoordinatorHandshake(b"s").answer, ParticipantHandshake(b"s").answer):
         with suppress(HandshakeError):
@@ -92,7 +92,7 @@ def peers(data: bytes) -> None:
 
 
 def environment(data: bytes) -> None:
-    """Feed the variables of a rank, and those and words that are options."""
+    """Read variables of a rank, and options."""
     values = _pairs(data, _VARIABLES)
     with mock.patch.dict(os.environ, values):
         for read in (current_layout, read_group_options, data_shard):
@@ -125,7 +125,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
 
 
 def _pairs(data: bytes, names: tuple[str, ...]) -> dict[str, str]:
-    """Return what lines say: a byte that chooses a name, then its value."""
+    """Return names and values from lines: a byte that selects a name, then its value."""
     lines = [line for line in data.replace(b"\0\0", b"").split(b"\n") if line]
     return {
         names[line[0] % len(names)]: line[1:].replace(b"\0", b"").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The fuzz targets take their seeds; nightly, atheris looks for what they do not take."""
+"""The fuzz targets accept their seeds; nightly, atheris searches for inputs that break them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SECONDS = int(os.environ.get("MESHRUN_FUZZ_SECONDS", "60"))
 @pytest.mark.parametrize(
     ("name", "seed"), [(name, seed) for name, seeds in SEEDS.items() for seed in seeds]
 )
-def test_a_target_takes_its_seeds(name: str, seed: bytes) -> None:
-    """And what is left of each after every byte."""
+def test_a_target_accepts_its_seeds(name: str, seed: bytes) -> None:
+    """And every prefix of each."""
     for length in range(len(seed) + 1):
         TARGETS[name](seed[:length])
 
@@ -32,8 +32,8 @@ def test_a_target_takes_its_seeds(name: str, seed: bytes) -> None:
     reason="atheris is not installed: pip install -e '.[fuzz]'",
 )
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_nothing_is_found(name: str, tmp_path: Path) -> None:
-    """Neither an exception of another kind nor a hang."""
+def test_atheris_finds_nothing(name: str, tmp_path: Path) -> None:
+    """Neither an unexpected exception nor a hang."""
     words = [sys.executable, "-m", "tests.fuzz", name, str(SECONDS)]
     fuzzer = subprocess.run(
         words,

@@ -1,4 +1,4 @@
-"""The distributions as users get them: built, checked, installed and run."""
+"""The distributions: built, checked, installed and run as users do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEEDS = "needs the extra `package`"
 
 
 def run(*words: str | Path, **kwargs: object) -> str:
-    """Return what a command printed; it has to succeed."""
+    """Return what a command prints; it must succeed."""
     ended = subprocess.run(  # type: ignore[call-overload]
         [str(word) for word in words], capture_output=True, text=True, check=False, **kwargs
     )
@@ -33,19 +33,19 @@ def run(*words: str | Path, **kwargs: object) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist of what git tracks, and the wheel that is built of it."""
+    """A folder with the sdist of what git tracks, and the wheel built from it."""
     pytest.importorskip("build", reason=NEEDS)
-    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in run("git", "ls-files", cwd=ROOT).splitlines():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", made, source)
-    return made
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", built, source)
+    return built
 
 
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of a new environment that has the wheel, and from here what it requires."""
+    """The commands of a new environment with the wheel; its requirements come from this one."""
     home = tmp_path_factory.mktemp("home")
     run(sys.executable, "-m", "venv", "--without-pip", home)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
@@ -66,7 +66,7 @@ def contents(dist: Path) -> tuple[set[str], set[str]]:
 
 @pytest.mark.nightly
 def test_the_distributions_are_complete(dist: Path) -> None:
-    """Each module, the types, the license and the manual page; nothing of the tests."""
+    """Each module, the types, the license and the manual page, without the tests."""
     in_wheel, in_sdist = contents(dist)
     tracked = set(run("git", "ls-files", "meshrun", cwd=ROOT).splitlines())
     below = f"meshrun-{meshrun.__version__}."
@@ -84,8 +84,8 @@ def test_the_distributions_are_complete(dist: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_their_metadata_is_what_an_index_takes(dist: Path) -> None:
-    """Its links and pictures work there, and a user gets no tool for building or testing."""
+def test_their_metadata_is_accepted_by_an_index(dist: Path) -> None:
+    """Links and images work there, and users get no tools for building or testing."""
     pytest.importorskip("twine", reason=NEEDS)
     markdown = pytest.importorskip("readme_renderer.markdown", reason=NEEDS)
     run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir())
@@ -110,7 +110,7 @@ def test_their_metadata_is_what_an_index_takes(dist: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.nightly
 def test_the_wheel_runs(installed: Path, tmp_path: Path) -> None:
-    """As a command and as a module, in an environment that has nothing else of this checkout."""
+    """As a command and as a module, in an environment without anything else of this checkout."""
     (tmp_path / "hello.py").write_text(
         "from meshrun import current_mesh\nprint(tuple(current_mesh().shape))\n"
     )
@@ -144,8 +144,8 @@ def test_the_wheel_passes_the_unit_tests(installed: Path, tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_a_user_s_file_is_checked(checker: str, installed: Path, tmp_path: Path) -> None:
-    """By the types of the installed package; the one error is the user's."""
+def test_a_user_s_file_is_type_checked(checker: str, installed: Path, tmp_path: Path) -> None:
+    """Against the types of the installed package; the only error is the user's."""
     pytest.importorskip(checker, reason=NEEDS)
     shutil.copy(HERE / "typed.py", tmp_path)
     python = installed / "python"
@@ -168,7 +168,7 @@ def test_a_user_s_file_is_checked(checker: str, installed: Path, tmp_path: Path)
 
 
 def test_importing_costs_little() -> None:
-    """Nothing but the standard library, and little of it: 4 ms, of which typing takes 3."""
+    """Only the standard library, and little of it: 4 ms, of which typing takes 3."""
     code = "import sys; known = set(sys.modules); import meshrun; print(*set(sys.modules) - known)"
     words = run(sys.executable, "-S", "-c", code, cwd=ROOT).split()
     imported = {word.partition(".")[0] for word in words}

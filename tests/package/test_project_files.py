@@ -30,8 +30,8 @@ SCHEMAS: dict[str, list[Path]] = {
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_runs_what_there_is(path: Path) -> None:
-    """Its extras, folders and scripts exist, each job has a limit, and nobody gets more rights."""
+def test_a_workflow_runs_what_exists(path: Path) -> None:
+    """Its extras, folders and scripts exist, and each job has a time limit and minimal rights."""
     text = path.read_text()
     workflow = yaml.safe_load(text)
     extras = {name for names in re.findall(r"\.\[([\w,]+)\]", text) for name in names.split(",")}
@@ -46,18 +46,18 @@ def test_a_workflow_runs_what_there_is(path: Path) -> None:
         assert job.get("permissions") == rights, name
 
 
-def test_every_python_that_is_promised_is_run() -> None:
-    """From the floor up, in the matrix and among the classifiers."""
+def test_every_supported_python_is_tested() -> None:
+    """The matrix, the classifiers and requires-python agree."""
     matrix = yaml.safe_load((GITHUB / "workflows" / "tests.yml").read_text())["jobs"]["python"]
     pythons = matrix["strategy"]["matrix"]["python"]
-    promised = re.findall(r"Python :: (3\.\d+)", PROJECT)
+    supported = re.findall(r"Python :: (3\.\d+)", PROJECT)
 
     assert f'requires-python = ">={pythons[0]}"' in PROJECT
-    assert pythons[: len(promised)] == promised
+    assert pythons[: len(supported)] == supported
 
 
-def test_a_bug_comes_with_a_report() -> None:
-    """By an option that there is; and the docs are where the help says."""
+def test_the_bug_form_asks_for_a_report() -> None:
+    """By an option that exists; and links lead to the docs that the help names."""
     assert f"meshrun {Options.report_bug.flag}" in (GITHUB / "ISSUE_TEMPLATE/bug.yml").read_text()
     for place in (GITHUB / "ISSUE_TEMPLATE" / "config.yml", ROOT / "pyproject.toml"):
         assert DOCS in place.read_text()
@@ -66,7 +66,7 @@ def test_a_bug_comes_with_a_report() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_a_file_is_valid(schema: str) -> None:
-    """By GitHub's and Read the Docs' schemas."""
+    """Against the schemas of GitHub and Read the Docs."""
     pytest.importorskip("check_jsonschema", reason="needs the extra `package`")
     checked = subprocess.run(
         [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}",
@@ -77,8 +77,8 @@ def test_a_file_is_valid(schema: str) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def test_actionlint_is_content() -> None:
-    """Expressions, shell and the inputs of actions, where it is installed."""
+def test_actionlint_finds_nothing() -> None:
+    """It checks expressions, shell and the inputs of actions."""
     if shutil.which("actionlint") is None:
         pytest.skip("needs actionlint")
     checked = subprocess.run(["actionlint"], cwd=ROOT, capture_output=True, text=True, check=False)

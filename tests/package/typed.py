@@ -1,4 +1,4 @@
-"""A user's file, which type checkers read with what the installed package says of itself."""
+"""A user's file, checked against the types of the installed package."""
 
 from __future__ import annotations
 
