@@ -1,4 +1,4 @@
-"""Print the logical CPUs this rank may use."""
+"""Print the logical CPUs that this rank may use."""
 
 import os
 

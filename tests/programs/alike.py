@@ -1,4 +1,4 @@
-"""Print a line that all ranks print, one of the own, and one of all again."""
+"""Print a line common to all ranks, one of this rank, and a common one again."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Use meshes other than the launch's, and torch's calls that take the current one."""
+"""Make other meshes current, and call functions of torch that use the current one."""
 
 import threading
 
@@ -20,7 +20,7 @@ with use_mesh(other) as mesh:
     thread = threading.Thread(target=lambda: seen.append(current_mesh()))
     thread.start()
     thread.join()
-    assert seen == [root]  # a block is its thread's own
+    assert seen == [root]  # a with block applies to its thread only
     with root:
         assert current_mesh() is root
         assert current_mesh("tp") is current_mesh("tp")

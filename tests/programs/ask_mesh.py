@@ -1,4 +1,4 @@
-"""Print what current_mesh() gives on each rank."""
+"""Print what current_mesh() returns on each rank."""
 
 import json
 import os
@@ -18,7 +18,7 @@ seen = []
 thread = threading.Thread(target=lambda: seen.append(current_mesh()))
 thread.start()
 thread.join()
-sys.stdout.write(  # whole, since torchrun does not keep lines apart
+sys.stdout.write(  # one write: torchrun mixes halves of lines
     json.dumps(
         {
             "rank": dist.get_rank(),

@@ -1,4 +1,4 @@
-"""Everything that Python does at the end of a program, each leaving its trace in a file."""
+"""Everything that Python does at the end of a program; each part writes a file."""
 
 import atexit
 import os
@@ -17,7 +17,7 @@ def leave(name):
 
 class Global:
     def __del__(self):
-        os.write(1, b"freed\n")  # globals are still there
+        os.write(1, b"freed\n")  # globals still exist
 
 
 def late():

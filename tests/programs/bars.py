@@ -1,4 +1,4 @@
-"""Progress bars, bad UTF-8, Windows line ends and a last line without an end."""
+"""Print progress bars, invalid UTF-8, a Windows line ending and an open last line."""
 
 import sys
 

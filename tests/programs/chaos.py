@@ -1,7 +1,7 @@
-"""A rank that says through files where it is, prints without end, and goes on once told to.
+"""Report the rank's progress through files, and print until a file lets it continue.
 
-chaos.py FOLDER HOLD GENERATION WORD...: it waits for FOLDER/go at HOLD (training, ending) of
-GENERATION. Words: deaf, children, watch, fill, fails=RANK, leaves (a deaf orphan, as it fails).
+chaos.py FOLDER HOLD GENERATION WORD...: wait for FOLDER/go at HOLD (training, ending) of
+GENERATION. Words: deaf, children, watch, fill, fails=RANK, leaves (a deaf orphan when it fails).
 """
 
 import atexit
@@ -40,7 +40,7 @@ def reach(place):
         if "watch" in words and os.waitpid(child, os.WNOHANG)[0]:
             raise RuntimeError("a worker died")
         say()
-        time.sleep(0.002)  # how fast it prints, no more
+        time.sleep(0.002)  # only limits how fast it prints
 
 
 def ignore_requests():
@@ -65,7 +65,7 @@ for _ in range(5):
     say()
 if now == "0" and f"fails={rank}" in words:
     if "leaves" in words:
-        ignore_requests()  # which what it starts inherits
+        ignore_requests()  # its child inherits this
         subprocess.Popen(["sleep", "600"], start_new_session=True)
     sys.exit(3)
 while now == "0" and any(word.startswith("fails=") for word in words):

@@ -1,4 +1,4 @@
-"""Print, as JSON, what rank 0 finds of derived dims; each rank checks its own.
+"""Check derived dims on each rank, and print facts of rank 0 as JSON.
 
 Run with eight ranks and --mesh dp=2,cp=2,tp=2 --flatten dp_cp=dp+cp
 --view moe:dp=2,efsdp=-1,ep=2 --view flat:all=8.
@@ -45,7 +45,7 @@ joined = current_mesh("dp_cp", "tp")
 assert joined.mesh.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 assert current_mesh("dp", "cp", "tp") is current_mesh()
 
-# FSDP joins both meshes into one, which torch allows for dims of one root alone.
+# FSDP joins both meshes into one, which torch allows only for dims of the same root mesh.
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 8, bias=False))
 whole = model[0].weight.detach().clone()

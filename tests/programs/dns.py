@@ -1,4 +1,4 @@
-"""Nothing but the mesh."""
+"""Use only the mesh."""
 
 from meshrun import current_mesh
 

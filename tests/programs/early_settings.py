@@ -1,4 +1,4 @@
-"""Set variables before torch is imported, and print what came of it."""
+"""Set variables before torch is imported, and print their effect."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""A rank of a launch whose nodes come and go: elastic.py FOLDER.
+"""A rank of a launch whose nodes join and leave: elastic.py FOLDER.
 
-It says where it is, and then works in step with all others until FOLDER/go is there. Rank 0 raises
-once FOLDER/raise is there, and takes it away.
+Print where the rank is, then meet all others in collectives until FOLDER/go exists. Rank 0 raises
+once FOLDER/raise exists, and removes it.
 """
 
 import os

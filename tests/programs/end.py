@@ -1,4 +1,4 @@
-"""End the way the argument says, on rank 1; the others wait to be ended."""
+"""End on rank 1 in the way given by the argument; the others wait until they are stopped."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Print what each expression on the command line gives on this rank, meshes as their ranks."""
+"""Print the value of each expression on the command line; of a mesh, its ranks."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Programs as people have them, a function each: everyday.py NAME; a rank that is well says so."""
+"""Typical programs, one per function: everyday.py NAME. A rank that succeeds prints ``well``."""
 
 import atexit
 import faulthandler
@@ -120,8 +120,8 @@ def exit_handlers():
 
 
 def subprocesses():
-    told = [sys.executable, "-c", "import os; print(os.environ['RANK'])"]
-    assert subprocess.check_output(told, text=True).strip() == RANK
+    words = [sys.executable, "-c", "import os; print(os.environ['RANK'])"]
+    assert subprocess.check_output(words, text=True).strip() == RANK
     assert os.system("true") == 0
     subprocess.Popen(["sleep", "600"])
     subprocess.Popen(["sleep", "600"], close_fds=False, start_new_session=True)
@@ -158,9 +158,9 @@ def remote_calls():
 
 
 def objects():
-    told = [None] * dist.get_world_size()
-    dist.all_gather_object(told, {"rank": dist.get_rank()})
-    dist.broadcast_object_list(told)
+    answers = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, {"rank": dist.get_rank()})
+    dist.broadcast_object_list(answers)
     dist.monitored_barrier(wait_all_ranks=True)
     dist.new_subgroups(1)
     globals()["kept"] = [dist.all_reduce(torch.ones(99), async_op=True) for _ in range(9)]

@@ -1,6 +1,6 @@
-"""Train together, and have one rank fail the way the argument says: ``failing.py 2 raise``.
+"""Train, and have one rank fail in the way given by the arguments: ``failing.py 2 raise``.
 
-The others go on to the next collective and wait there.
+The others continue to the next collective and wait there.
 """
 
 import ctypes
@@ -128,5 +128,5 @@ def main():
         step()
 
 
-if __name__ == "__main__":  # workers of a loader may import this file again
+if __name__ == "__main__":  # DataLoader workers may import this file again
     main()

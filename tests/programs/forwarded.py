@@ -1,6 +1,6 @@
-"""Ranks named in the arguments note SIGUSR1 and go on; the others would be ended by it.
+"""Ranks named in the arguments handle SIGUSR1 and continue; it would kill the others.
 
-A rank that notes it asks its child, by SIGUSR2, what the child has been sent.
+A rank that handles it asks its child, by SIGUSR2, which signals the child has received.
 """
 
 import os

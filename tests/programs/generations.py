@@ -1,4 +1,4 @@
-"""Print the generation; fail on rank 1 in the first generations, as many as the argument says.
+"""Print the generation; in the first COUNT generations, fail on rank 1.
 
 generations.py COUNT HOW: HOW is a signal's name, an exit code or "raise".
 """

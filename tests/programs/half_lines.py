@@ -1,4 +1,4 @@
-"""Write lines in halves, in turn with the other rank, so that halves meet in the launcher."""
+"""Write lines in halves, so that halves from different ranks mix in the launcher."""
 
 import os
 import sys

@@ -1,8 +1,8 @@
-"""A rank that says through files where it is, and is held there: held.py FOLDER PLACE GENERATION.
+"""Report the rank's progress through files, and hold it: held.py FOLDER PLACE GENERATION.
 
-It is held at PLACE (joining, training, ending) of GENERATION until FOLDER/go is there; where others
-wait in torch for it, only the rank of $HELD_RANK is. It raises once FOLDER/raise is there. The
-generation before that one fails by itself.
+The rank is held at PLACE (joining, training, ending) of GENERATION until FOLDER/go exists. If the
+others wait for it in torch, only rank $HELD_RANK is held. It raises once FOLDER/raise exists. The
+generations before GENERATION fail by themselves.
 """
 
 import os

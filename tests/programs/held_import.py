@@ -1,4 +1,4 @@
-"""A module whose import takes until $HELD_IMPORTS/go is there."""
+"""A module whose import waits until $HELD_IMPORTS/go exists."""
 
 import os
 import socket

@@ -1,9 +1,9 @@
-"""Ranks that wait for each other in collectives; argv[1] says how.
+"""Ranks that hang in collectives, in the way given by argv[1].
 
-``ops``: rank 3 calls another collective than rank 2. ``spin``: the same, and each looks for the end
-without pause. ``late``: rank 3 calls nothing. ``shapes``: rank 3 has a smaller tensor.
+``ops``: ranks 2 and 3 call different collectives. ``spin``: the same, and they poll without pause.
+``late``: rank 3 calls nothing. ``shapes``: rank 3 has a smaller tensor.
 
-With ``nccl`` in argv[2], torch has recorded all that for NCCL.
+With ``nccl`` in argv[2], torch's recorder for NCCL has the calls.
 """
 
 import pickle

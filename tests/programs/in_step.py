@@ -1,4 +1,4 @@
-"""Meet in a collective again and again until FOLDER/go is there for the first rank."""
+"""Meet in collectives until FOLDER/go exists on rank 0's node."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Run one command line of meshrun after the other, each in a process forked once it is imported.
+"""Run command lines of meshrun one after another, each in a fork of this process.
 
 Reads ``[[word, ...], ...]`` from stdin; prints ``[[exit code, stdout, stderr], ...]``.
 """
@@ -19,9 +19,9 @@ import meshrun.report.progress
 import meshrun.ssh.controller
 
 gc.collect()
-gc.freeze()  # a fork that looked for garbage would copy all that it shares
+gc.freeze()  # a collection in a fork would copy the pages that it shares
 gc.disable()
-told = []
+results = []
 for words in json.load(sys.stdin):
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         pid = os.fork()
@@ -32,5 +32,5 @@ for words in json.load(sys.stdin):
             meshrun.__main__.main()
         _, status = os.waitpid(pid, 0)
         texts = [os.pread(each.fileno(), 1 << 20, 0).decode() for each in (out, err)]
-        told.append([os.waitstatus_to_exitcode(status), *texts])
-print(json.dumps(told))
+        results.append([os.waitstatus_to_exitcode(status), *texts])
+print(json.dumps(results))

@@ -1,4 +1,4 @@
-"""Keep the mesh in a global, use it, and end with a status of one's own."""
+"""Keep the mesh in a global, use it, and exit with the given code."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Rank 3 does not come to the all_reduce of its dp group."""
+"""Rank 3 does not call the all_reduce of its dp group."""
 
 import time
 

@@ -1,6 +1,6 @@
-"""Rank 0 leaves a process behind that has its descriptors: left_behind.py FOLDER HOW LEAVING.
+"""Rank 0 leaves a process that inherits its descriptors: left_behind.py FOLDER HOW LEAVING.
 
-The other rank waits for rank 0's end, hears from what it left that it lives, and then needs rank 0.
+The other rank waits until rank 0 has ended and that process has answered, and then needs rank 0.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""A DataLoader with workers of the start methods that are named, beside the mesh."""
+"""DataLoader workers of the given start methods, beside the mesh."""
 
 import sys
 

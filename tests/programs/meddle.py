@@ -1,6 +1,6 @@
-"""A stranger on the network: says things to a launcher, or reaches for a port.
+"""A stranger on the network: sends garbage to a launcher, or tries to reach a port.
 
-`store` and `junk` change a torch store, the latter all of it.
+`store` and `junk` change keys of a torch store, `junk` all of them.
 
 meddle.py knock|reach|store|junk HOST PORT [FROM]
 """

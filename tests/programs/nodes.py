@@ -1,4 +1,4 @@
-"""Says who it is, where, and what all ranks add up to."""
+"""Print rank, host, mesh coordinate and the sum of all ranks."""
 
 import os
 import socket

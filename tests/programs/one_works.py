@@ -1,4 +1,4 @@
-"""Rank 0 works for some seconds, or sleeps for ever if negative; the others wait for it."""
+"""Rank 0 computes for SECONDS, or sleeps for ever if negative; the others wait for it."""
 
 import os
 import sys

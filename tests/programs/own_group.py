@@ -1,4 +1,4 @@
-"""A program as torchrun's users write it: its own group, a failure, and on from a checkpoint.
+"""A typical program for torchrun: its own group, a failure, and a restart from a checkpoint.
 
 own_group.py FOLDER HOW: rank 1 fails in the first generation, before, in or after a collective.
 """
@@ -32,7 +32,7 @@ for step in range(step, 4):  # noqa: B020
     dist.all_reduce(total)
     if rank == 0:
         checkpoint.with_suffix(".new").write_text(str(step + 1))
-        checkpoint.with_suffix(".new").replace(checkpoint)  # it may be ended at any moment
+        checkpoint.with_suffix(".new").replace(checkpoint)  # the rank may be killed at any moment
     if how == "after" and step == 2:
         fail()
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Make the process group as most training scripts do, then use and remake it."""
+"""Create the process group as most training scripts do, then use and recreate it."""
 
 import sys
 from datetime import timedelta

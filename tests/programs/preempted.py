@@ -1,4 +1,4 @@
-"""Take SIGTERM the way each rank's argument says: well, badly, never or not at all."""
+"""Handle SIGTERM as each rank's argument says: well, badly, never, or not at all."""
 
 import os
 import signal

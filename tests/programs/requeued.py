@@ -1,4 +1,4 @@
-"""Trains until SIGTERM, then saves and ends well; in a later run of the job it only says so."""
+"""Train until SIGTERM, then save and exit with 0; a later run of the job only prints a line."""
 
 import os
 import signal

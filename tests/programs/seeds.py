@@ -1,4 +1,4 @@
-"""Random numbers that nobody seeded."""
+"""Print random numbers without a seed."""
 
 import random
 

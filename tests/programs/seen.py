@@ -1,7 +1,7 @@
 """Write what a worker sees to SEEN_DIR/<rank>.json, print a few lines, and end as SEEN_END says.
 
-SEEN_ASK: words for what is looked at only when asked, `torch` and `stdin`.
-SEEN_END: an exit code or a signal's name for the rank that is last in the world.
+SEEN_ASK: what to look at only on request, `torch` and `stdin`.
+SEEN_END: an exit code or a signal's name for the last rank.
 """
 
 import faulthandler
@@ -78,7 +78,7 @@ if "torch" in asked:
 
 rank, folder = int(os.environ["RANK"]), os.environ["SEEN_DIR"]
 for number, fd in ((1, "stdout"), (2, "stderr")):
-    for fruit in ("apple", "pear", "orange"):  # each line whole: torchrun mixes halves
+    for fruit in ("apple", "pear", "orange"):  # one write per line: torchrun mixes halves
         os.write(number, f"{fruit} of {rank} on {fd}\n".encode())
 again = os.environ["TORCHELASTIC_RESTART_COUNT"]
 suffix = ".json" if again == "0" else f"-{again}.json"

@@ -1,4 +1,4 @@
-"""Process groups that die in the way that the argument says, again and again."""
+"""Create and destroy process groups repeatedly, in the way given by the argument."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ def train(group=None):
 
 
 def train_once():
-    """The model is the function's own, and the last to hold the group."""
+    """The model is local to train(), and has the last reference to the group."""
     dist.init_process_group("gloo")
     try:
         train()
@@ -59,7 +59,7 @@ elif how == "at once":
     init_device_mesh("cpu", (2, 2))
     up = connections()
     dist.destroy_process_group()
-    assert connections() == up > 0  # for peers that still connect
+    assert connections() == up > 0  # kept for peers that are still connecting
     dist.init_process_group("gloo")
     assert connections() < 2 * up
 print("done")

@@ -1,4 +1,4 @@
-"""Preloaded: each rank prints when its mesh is built, and rank 1 has much to do for it."""
+"""A module to preload: each rank prints when its mesh is built, and rank 1 builds it slowly."""
 
 import hashlib
 import os

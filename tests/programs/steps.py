@@ -1,7 +1,7 @@
-"""The last rank comes from one step to another and ends in a way; the others wait for that.
+"""The last rank reports steps and ends in a given way, for which the others wait.
 
-steps.py 1-5:raise 3-9:end: a word for each generation, the last one for all that follow. A way is
-"end", a signal's name, an exit code, or a word that is raised.
+steps.py 1-5:raise 3-9:end: a word per generation, and the last one for all that follow. A way is
+"end", a signal's name, an exit code, or the message of an exception.
 """
 
 import os

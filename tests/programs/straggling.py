@@ -1,7 +1,6 @@
-"""Train until SECONDS have passed, with one rank slow: straggling.py RANK SECONDS FILE HOW.
+"""Train for SECONDS or until FILE exists, with one slow rank: straggling.py RANK SECONDS FILE HOW.
 
-Or until FILE is there. HOW the rank is slow: it sleeps, works, is suspended in bursts, or has a
-quota.
+HOW the rank is slow: it sleeps, works, is suspended in bursts, or has a CPU quota.
 """
 
 import os

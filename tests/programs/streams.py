@@ -1,4 +1,4 @@
-"""Write to both streams, and read the third."""
+"""Write to stdout and stderr, and read stdin."""
 
 import sys
 

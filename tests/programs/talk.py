@@ -1,4 +1,4 @@
-"""Ranks that talk to each other all the time, until a file is there: talk.py FILE."""
+"""Call collectives all the time until FILE exists: talk.py FILE."""
 
 import os
 import sys

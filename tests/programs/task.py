@@ -1,4 +1,4 @@
-"""Say where this rank sits, where the ranks meet, and what they sum up to; one line."""
+"""Print one line with the rank's coordinate, its group's sum, and the store's address."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Registers a back end as a package would; as a program, builds its mesh with it."""
+"""Register a back end as a package would; as a program, build its mesh with it."""
 
 from typing import Any
 

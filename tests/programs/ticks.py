@@ -1,4 +1,4 @@
-"""Print a line again and again until FOLDER/go is there: ticks.py FOLDER."""
+"""Print lines until FOLDER/go exists: ticks.py FOLDER."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Set torch-elastic timers: one in time on rank 0, one too late on rank 1."""
+"""Set torch elastic's timers: one that is released in time, and on rank 1 one that expires."""
 
 import json
 import os

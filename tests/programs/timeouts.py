@@ -1,4 +1,4 @@
-"""Print the timeout of each group's collectives in seconds."""
+"""Print the timeout of each group in seconds."""
 
 import os
 

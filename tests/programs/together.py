@@ -1,4 +1,4 @@
-"""Ranks that meet in a collective, say so, and then do what their arguments say.
+"""Ranks that meet in a collective, print a line, and then do what the arguments say.
 
 together.py [stay] [raise=RANK] [exit=RANK:CODE] [once]
 """
@@ -24,7 +24,7 @@ if first or "once" not in words:
         raise ValueError("the loss is nan")
     if words.get("exit", "").partition(":")[0] == str(rank):
         sys.exit(int(words["exit"].partition(":")[2]))
-if "save" in words:  # takes SIGTERM as the word to save and leave
+if "save" in words:  # exit with 0 on SIGTERM, as if it had saved a checkpoint
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 while "stay" in words and (first or "once" not in words):
     time.sleep(0.05)

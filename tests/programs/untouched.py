@@ -1,4 +1,4 @@
-"""Say whether this rank is as new, and its mesh works."""
+"""Check that this rank looks new and that its mesh works."""
 
 import os
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from meshrun import current_mesh
 
 assert not dist.is_initialized()
-assert len(os.listdir("/proc/self/task")) <= 2  # this one, and the one that answers questions
+assert len(os.listdir("/proc/self/task")) <= 2  # the main thread, and meshrun's own
 mesh = current_mesh()
 total = torch.ones(1)
 dist.all_reduce(total)

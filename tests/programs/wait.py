@@ -1,4 +1,4 @@
-"""Say that the rank is up, then wait for ever; `deaf` ignores the signals that ask it to end."""
+"""Print that the rank is up, then wait for ever; `deaf` ignores the signals that stop it."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""Do what the argument says for this rank, and say `up` before: `where.py 0=sleep rest=spin`.
+"""Print `up`, then do what the argument says for this rank: `where.py 0=sleep rest=spin`.
 
-sleep, spin, print and beat go on for ever; thread sleeps with another thread beside; closed
+sleep, spin, print and beat run for ever; thread sleeps, as does a second thread; closed
 sleeps after closing all descriptors from 3 on; stop stops itself.
 """
 

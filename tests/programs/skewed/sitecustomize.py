@@ -1,4 +1,4 @@
-"""On the path of a process, its time of day is off by so many seconds: SKEW_S."""
+"""Shift the time of day of a process with this on its path by SKEW_S seconds."""
 
 import datetime
 import os
