@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from meshrun.console.output import Output
 from meshrun.host.memory import MemoryWatch, describe_full_shm
 from meshrun.lifecycle.blame import Verdict, judge
 from meshrun.lifecycle.state import State
+from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
 from meshrun.protocol.raised import killed_worker
 from meshrun.protocol.stacks import current_folder, describe, headline
+from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.monitor import Monitor
+from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
 
 _MOST_LINES = 6
@@ -26,89 +30,92 @@ _MOST_RANKS = 16
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """From gloo's ``tcp/pair.cc``."""
 _IN_A_THREAD = re.compile(r"what\(\): .*?\b((?:CUDA|NCCL) error\b.+)")
-"""Printed by C++ when a thread of torch's, such as NCCL's watchdog, ends the process."""
+"""Printed by C++ when a thread of torch, such as NCCL's watchdog, ends the process."""
 
 
-def gather(
-    state: State,
-    output: Output,
-    monitor: Monitor,
-    memory: MemoryWatch,
-    *,
-    why_empty: Callable[[int], str],
-    why_gpu: Callable[[Verdict], str | None],
-    timers: Timers | None,
-) -> Mapping[int, Evidence]:
-    """Return the evidence about failed ranks, the cause first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Investigation:
+    """The sources of evidence about failed ranks."""
 
-    ``why_empty`` returns why a rank has no stdin, ``why_gpu`` the errors of its GPU, if any.
-    """
-    folder = current_folder()
-    found = {}
-    for verdict in judge(state)[:_MOST_RANKS]:
-        crash = monitor.stacks.crash(verdict.rank) if verdict.signum is not None else None
-        place = headline(crash.main, folder) if crash else ""
-        found[verdict.rank] = Evidence(
-            last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
-            stack=tuple(describe(crash.main, folder)) if crash else (),
-            place=place,
-            why=_why_timer(state, verdict, timers)
-            or _why(verdict, memory, why_empty)
-            or _why_mismatch(verdict, output, monitor, place)
-            or (monitor.why if verdict.rank == monitor.first_failed else None)
-            or "; ".join(
-                filter(None, (_why_terminated(verdict, output), _why_gpu(state, verdict, why_gpu)))
-            ),
-        )
-    return found
+    state: State
+    plan: LaunchPlan
+    output: Output
+    monitor: Monitor
+    memory: MemoryWatch
+    terminal: Terminal
+    gpu_errors: GpuErrors
+    timers: Timers | None
 
+    def gather(self) -> Mapping[int, Evidence]:
+        """Return the evidence about failed ranks, the cause first."""
+        folder = current_folder()
+        found = {}
+        for verdict in judge(self.state)[:_MOST_RANKS]:
+            crash = self.monitor.stacks.crash(verdict.rank) if verdict.signum is not None else None
+            place = headline(crash.main, folder) if crash else ""
+            reasons = self._reasons(verdict, place)
+            found[verdict.rank] = Evidence(
+                last_lines=tuple(self.output.last_lines(verdict.rank)[-_MOST_LINES:]),
+                stack=tuple(describe(crash.main, folder)) if crash else (),
+                place=place,
+                why=next((reason for reason in reasons if reason), ""),
+            )
+        return found
 
-def _why_gpu(
-    state: State, verdict: Verdict, why_gpu: Callable[[Verdict], str | None]
-) -> str | None:
-    return why_gpu(verdict) if verdict.rank in state.ranks else None  # others report their own
+    def _reasons(self, verdict: Verdict, place: str) -> Iterator[str | None]:
+        """Yield why a rank failed, the most certain reason first."""
+        known = self.state.ranks.get(verdict.rank)  # other nodes investigate their own ranks
+        if self.timers is not None and known is not None:
+            yield self.timers.why_ended(known.pid, verdict.signum)
+        yield self._why_raised(verdict)
+        yield self._why_killed(verdict)
+        yield self._why_mismatch(verdict, place)
+        if verdict.rank == self.monitor.first_failed:
+            yield self.monitor.why
+        errors = [self._why_terminated(verdict)]
+        if known is not None:
+            errors.append(self.gpu_errors.why(verdict, self.plan))
+        yield "; ".join(error for error in errors if error)
 
-
-def _why_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | None:
-    known = state.ranks.get(verdict.rank)  # other nodes report their own
-    return timers.why_ended(known.pid, verdict.signum) if timers is not None and known else None
-
-
-def _why_mismatch(verdict: Verdict, output: Output, monitor: Monitor, place: str) -> str | None:
-    """Return what gloo reported if it aborted a rank that received more than it expected."""
-    found = _MISMATCH.search(_output_of_abort(verdict, output))
-    if found is None:
+    def _why_raised(self, verdict: Verdict) -> str | None:
+        """Return what explains an exception of a rank."""
+        raised = verdict.raised
+        if raised is not None and (raised.kind, raised.message) in _ON_EMPTY_STDIN:
+            return self.terminal.why_empty(self.plan.layout, verdict.rank)
+        if raised is not None and raised.kind == "RuntimeError":
+            return _NO_THREADS if raised.message in _ON_NO_THREADS else None
         return None
-    peers = monitor.describe_peers(verdict.rank, place)
-    text = f"a peer sent {found[1]} bytes where {found[2]} were expected: the ranks call different"
-    return f"{text} collectives, or one with different shapes{peers and f'; {peers}'}"
 
+    def _why_killed(self, verdict: Verdict) -> str | None:
+        """Return what explains the signal that ended a rank, or one of its loader workers."""
+        worker = (killed_worker(verdict.raised) if verdict.raised else None) or ""
+        killed = verdict.signum == signal.SIGKILL and not verdict.asked_to_end
+        if killed or worker.endswith("Killed"):
+            return self.memory.why_killed()
+        if verdict.signum == signal.SIGBUS or worker.endswith("Bus error"):
+            return describe_full_shm()
+        return None
 
-def _why_terminated(verdict: Verdict, output: Output) -> str | None:
-    """Return the error of CUDA or NCCL for which a thread of torch's ended the rank, if it did.
+    def _why_mismatch(self, verdict: Verdict, place: str) -> str | None:
+        """Return what gloo reported if it aborted a rank that received more than it expected."""
+        found = _MISMATCH.search(self._output_of_abort(verdict))
+        if found is None:
+            return None
+        peers = self.monitor.describe_peers(verdict.rank, place)
+        text = f"a peer sent {found[1]} bytes where {found[2]} were expected: the ranks call"
+        text += " different collectives, or one with different shapes"
+        return f"{text}; {peers}" if peers else text
 
-    It may come before the main thread's exception, which waits for the GPU less often.
-    """
-    found = _IN_A_THREAD.findall(_output_of_abort(verdict, output))
-    return found[-1].strip() if found and verdict.raised is None else None
+    def _why_terminated(self, verdict: Verdict) -> str | None:
+        """Return the error of CUDA or NCCL for which a thread of torch ended the rank, if it did.
 
+        It may come before the main thread's exception, which waits for the GPU less often.
+        """
+        found = _IN_A_THREAD.findall(self._output_of_abort(verdict))
+        return found[-1].strip() if found and verdict.raised is None else None
 
-def _output_of_abort(verdict: Verdict, output: Output) -> str:
-    """Return the last lines of a rank that SIGABRT killed."""
-    return "\n".join(output.last_lines(verdict.rank)) if verdict.signum == signal.SIGABRT else ""
-
-
-def _why(verdict: Verdict, memory: MemoryWatch, why_empty: Callable[[int], str]) -> str | None:
-    """Return what explains the end of a rank, or of one of its loader workers."""
-    raised = verdict.raised
-    if raised is not None and (raised.kind, raised.message) in _ON_EMPTY_STDIN:
-        return why_empty(verdict.rank)
-    if raised is not None and raised.kind == "RuntimeError" and raised.message in _ON_NO_THREADS:
-        return _NO_THREADS
-    worker = (killed_worker(verdict.raised) if verdict.raised else None) or ""
-    killed = verdict.signum == signal.SIGKILL and not verdict.asked_to_end
-    if killed or worker.endswith("Killed"):
-        return memory.why_killed()
-    if verdict.signum == signal.SIGBUS or worker.endswith("Bus error"):
-        return describe_full_shm()
-    return None
+    def _output_of_abort(self, verdict: Verdict) -> str:
+        """Return the last lines of a rank that SIGABRT killed."""
+        if verdict.signum != signal.SIGABRT:
+            return ""
+        return "\n".join(self.output.last_lines(verdict.rank))

@@ -78,7 +78,7 @@ from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
-from meshrun.supervisor.investigation import gather
+from meshrun.supervisor.investigation import Investigation
 from meshrun.supervisor.launch_facts import complete, facts_at_start
 from meshrun.supervisor.listening import note_listening
 from meshrun.supervisor.monitor import Monitor
@@ -543,16 +543,16 @@ class Loop:
                 self._nodes.carry_out(action, self.state, self.plan.layout, self._gather, calls)
 
     def _gather(self) -> Mapping[int, Evidence]:
-        why_empty = partial(self._terminal.why_empty, self.plan.layout)
-        return gather(
-            self.state,
-            self._output,
-            self._monitor,
-            self._memory,
-            why_empty=why_empty,
-            why_gpu=partial(self._gpu_errors.why, plan=self.plan),
+        return Investigation(
+            state=self.state,
+            plan=self.plan,
+            output=self._output,
+            monitor=self._monitor,
+            memory=self._memory,
+            terminal=self._terminal,
+            gpu_errors=self._gpu_errors,
             timers=self._workers.timers,
-        )
+        ).gather()
 
     def _complete(self, met: Met) -> Met | MeetingFailed:
         """Complete the plan with what the other nodes sent."""
