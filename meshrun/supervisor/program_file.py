@@ -13,7 +13,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.protocol.stacks import current_folder
 
 _LONGEST_SOURCE = 4 * 1024 * 1024
-_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/[1-9]\d*")
 """The path that a shell substitutes for ``<(...)``."""
 _LONGEST_SHEBANG = 256
 _SHELL = re.compile(rb"#!.*\b(?:ba|da|z|k|c|tc|fi)?sh\b")
@@ -54,7 +54,7 @@ def check_program(program: Program) -> None:
                 hint="pass a file in it, or add a `__main__.py` to it",
             )
         return
-    if (descriptor := _DESCRIPTOR.fullmatch(path)) and int(descriptor[1]):
+    if _DESCRIPTOR.fullmatch(path):
         raise ProgramError(
             f"cannot run `{path}`: ranks do not inherit this descriptor",
             exit_code=2,

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_END_NOTHING = (signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
+_NOT_FATAL = (signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
+"""Signals that do not end a process by default."""
 
 
 class SignalQueue:
@@ -78,7 +79,7 @@ class SignalQueue:
         late = [
             signum
             for signum, before in self._before.items()
-            if before != signal.SIG_IGN and signum not in _END_NOTHING
+            if before != signal.SIG_IGN and signum not in _NOT_FATAL
         ]
         self._restore(dict.fromkeys(late, lambda number, _: self._end_later(number, most_s)))
         atexit.register(_ignore, *late, signal.SIGALRM)
