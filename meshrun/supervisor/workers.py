@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshrun.console.output import Output
+from meshrun.errors import HostError
 from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.processes import Ended, handles_signal
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan, RankPlan
-from meshrun.plan.rank_env import LaunchFacts, rank_environment
+from meshrun.plan.rank_env import THREAD_VARIABLES, LaunchFacts, rank_environment
 from meshrun.protocol import codec
 from meshrun.protocol.error_record import read_record, write_record
 from meshrun.protocol.raised import as_torch_prints
@@ -24,7 +26,6 @@ from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.stack_requests import ZYGOTE
-from meshrun.supervisor.start_orders import StartOrders, start_order
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
 from meshrun.supervisor.zygote_client import ZygoteClient
@@ -32,6 +33,8 @@ from meshrun.supervisor.zygote_client import ZygoteClient
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun
 
+_AHEAD = 16
+"""Most orders without an answer; more could fill both directions of the zygote's socket."""
 _UNCAUGHT = 1 << 8
 """The wait status of a Python program that ends by an exception."""
 
@@ -62,7 +65,8 @@ class Workers:
         self._output, self._monitor, self._terminal = output, monitor, terminal
         self._reactor, self._on_control, self._on_reports = reactor, on_control, on_reports
         self._note, self._warm = note, _warm_run(plan, note)
-        self._orders = StartOrders(self._send_order)
+        self._waiting: deque[RankPlan] = deque()
+        """Ranks that the zygote has not been ordered to start yet."""
         self._generation = 0
         self.timers: Timers | None = None
         self.replan(plan, facts, listener)
@@ -92,7 +96,7 @@ class Workers:
         if without_torch:
             self._method = "exec"
             self.wait_for_zygote()
-        self._orders.clear()
+        self._waiting.clear()
         self.zygote.close()
         self.zygote = self._start_zygote()
         self._monitor.begin()
@@ -112,29 +116,35 @@ class Workers:
         )
         self._start_timers()
         self.zygote.start_store(self._listener)
-        self._orders.begin(self.ranks.values())
+        self._waiting.extend(self.ranks.values())
+        for _ in range(_AHEAD):
+            self.start_next()
 
     def negotiate(self, order: codec.Negotiate) -> None:
         """Have the zygote begin torch's rendezvous."""
         self.zygote.send(order)
 
     def start_next(self) -> None:
-        """Send the next order to start a rank, since one has been answered."""
-        self._orders.send_next()
+        """Start the next rank, now that the zygote has answered an order."""
+        if self._waiting:
+            self._start_rank(self._waiting.popleft())
 
     def _start_zygote(self) -> ZygoteClient:
-        stacks = self._monitor.stacks.open(ZYGOTE)
         request = self.plan.request
         builds_first = request.mesh_init == "eager" and self.plan.program.kind != "command"
+        prepare = codec.Prepare(
+            start_method=self._method,
+            preload=[*(request.preload if self._method == "fork" else self.plan.modules_of_mesh)],
+            backends=[*request.groups.backend_names] if builds_first else [],
+            device=(self.plan.uncounted_device or "") if builds_first else "",
+            workers=min(self.plan.layout.nproc_per_node),
+            scratch_dir=self._folder.cleanup_path,
+        )
+        stacks = self._monitor.stacks.open(ZYGOTE)
         try:
             zygote = ZygoteClient(
                 self.plan.program,
-                method=self._method,
-                preload=request.preload if self._method == "fork" else self.plan.modules_of_mesh,
-                backends=request.groups.backend_names if builds_first else [],
-                device=(self.plan.uncounted_device or "") if builds_first else "",
-                workers=min(self.plan.layout.nproc_per_node),
-                scratch_dir=self._folder.cleanup_path,
+                prepare,
                 stacks=stacks,
                 stdin=self._terminal.stdin,
                 warm=self._warm,
@@ -145,25 +155,34 @@ class Workers:
         self._reactor.add_reader(zygote.reports, self._on_reports)
         return zygote
 
-    def _send_order(self, rank: RankPlan) -> None:
+    def _start_rank(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
-        environment = self._environment(rank, files.error_file)
+        # The zygote was started without the user's thread variables.
+        environment = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+        environment |= self._environment(rank, files.error_file)
         request = self.plan.request
         terminal, layout = self._terminal, self.plan.layout
         if terminal.rank != rank.rank:  # it cannot ask a pipe for the width of lines
             window = self._output.window_for(rank).items()
             environment |= {name: text for name, text in window if name not in os.environ}
-        order = start_order(
-            rank,
-            environment,
+        if terminal.rank not in {None, rank.rank}:  # another rank is debugged
+            environment["PYTHONBREAKPOINT"] = "0"
+        order = codec.StartRank(
+            rank=rank.rank,
+            environment=environment,
+            unset=[name for name in THREAD_VARIABLES if name not in environment],
+            coordinate=list(rank.coordinate),
+            local_rank=rank.local_rank,
             lazy=request.mesh_init == "lazy",
+            cpus=list(rank.cpus or ()),
+            imports=[] if self._method == "fork" else [*self.plan.modules_of_mesh],
             label=rank_label(layout, rank.rank) if layout.mesh else "",
             stdin=terminal.has_stdin(rank.local_rank),
-            debug=terminal.rank,
-            imports=() if self._method == "fork" else self.plan.modules_of_mesh,
+            debug=terminal.rank == rank.rank,
             learn_to=self._warm.learn_to if self._warm and rank.local_rank == 0 else "",
             check=request.check_first if self._is_first_with_plan else (),
         )
+        _check_size(order)
         descriptors = [
             *(terminal.streams(rank.rank) or self._output.open(rank, files)),
             self._monitor.stacks.open(rank.rank),
@@ -215,7 +234,7 @@ class Workers:
 
     def end_generation(self, grace_s: float) -> None:
         """Have the zygote end the store and what ranks left behind; start no more ranks."""
-        self._orders.clear()
+        self._waiting.clear()
         self.zygote.send(codec.EndGeneration(grace_s=grace_s))
 
     def end(self, grace_s: float, *, by_force: bool) -> None:
@@ -252,6 +271,21 @@ class Workers:
         if self.timers is not None:
             self.timers.close()
         self.zygote.close()
+
+
+def _check_size(order: codec.StartRank) -> None:
+    """Check that an order fits into a packet.
+
+    Raises:
+        HostError: If its variables are too long.
+    """
+    if (size := len(codec.encode(order))) > codec.PACKET_BYTES:
+        longest = max(order.environment, key=lambda name: len(order.environment[name]))
+        raise HostError(
+            f"a rank's environment takes {size} bytes, but the limit is {codec.PACKET_BYTES}:"
+            f" {longest} alone takes {len(order.environment[longest])}",
+            hint="write the data to a file and pass its path to the program",
+        )
 
 
 def _warm_run(plan: LaunchPlan, note: Callable[[str], None]) -> WarmRun | None:

@@ -19,7 +19,6 @@ from meshrun.host.shortage import HINTS
 from meshrun.host.sockets import packet_pair
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
-from meshrun.plan.request import StartMethod
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Prepare, ToZygote
 from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote, RankEvent
@@ -42,12 +41,7 @@ class ZygoteClient:
 
     Args:
         program: What ranks run.
-        method: How ranks start.
-        preload: Modules to import for them.
-        backends: Backends that torch must know before the program's first line.
-        device: The type of devices to count before ranks are started; "" for none.
-        workers: The number of these devices that are needed.
-        scratch_dir: A folder that the zygote removes if this process dies first; "" for none.
+        prepare: The first order.
         stacks: A descriptor for its stacks.
         stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
         warm: Has a warm server fork the zygote, if there is one.
@@ -56,13 +50,8 @@ class ZygoteClient:
     def __init__(
         self,
         program: Program,
+        prepare: Prepare,
         *,
-        method: StartMethod,
-        preload: Sequence[str],
-        backends: Sequence[str],
-        device: str,
-        workers: int,
-        scratch_dir: str,
         stacks: int,
         stdin: int | None = None,
         warm: WarmRun | None = None,
@@ -70,7 +59,7 @@ class ZygoteClient:
         self._gate = -1
         mark = secrets.token_hex(8)
         process: WarmZygote | _NewZygote | None = None
-        if warm is not None and method == "fork":
+        if warm is not None and prepare.start_method == "fork":
             with self._new_sockets() as ends:
                 process = warm.start_zygote((*ends, stacks), mark=mark, stdin=stdin)
             if process is None:  # a slow server may still hold the ends of these sockets
@@ -79,16 +68,7 @@ class ZygoteClient:
             with self._new_sockets() as ends:
                 process = _NewZygote(program, (*ends, stacks), mark=mark, stdin=stdin)
         self._process = process
-        self.send(
-            Prepare(
-                start_method=method,
-                preload=list(preload),
-                backends=list(backends),
-                device=device,
-                workers=workers,
-                scratch_dir=scratch_dir,
-            )
-        )
+        self.send(prepare)
         self.reports.setblocking(False)
 
     @contextmanager
