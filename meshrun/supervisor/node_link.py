@@ -27,7 +27,14 @@ _SILENT_STAY_S = 1.0
 
 
 class Meet(Protocol):
-    """Begins to meet the other nodes."""
+    """Begins to meet the other nodes.
+
+    Args:
+        reactor: The loop's.
+        note: Prints a line.
+        where: Shows where the ranks of this node are.
+        negotiate: Has the zygote begin torch's rendezvous.
+    """
 
     def __call__(
         self,
@@ -36,14 +43,7 @@ class Meet(Protocol):
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate], None],
     ) -> Nodes:
-        """Begin.
-
-        Args:
-            reactor: The loop's.
-            note: Prints a line.
-            where: Shows where the ranks of this node are.
-            negotiate: Has the zygote begin torch's rendezvous.
-        """
+        """Begin, and return the other nodes."""
         ...
 
 
