@@ -34,7 +34,7 @@ from meshrun.worker.call_channel import call_ends
 from meshrun.worker.debuggers import leave_interrupts, pass_breakpoints, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
-from meshrun.worker.flight_recorder import answer_questions, report_failed_call
+from meshrun.worker.flight_recorder import answer_requests, report_failed_call
 from meshrun.worker.group_lifetime import guard_groups
 from meshrun.worker.late_variables import follow_environment
 from meshrun.worker.peer_connections import end_connections_with_rank
@@ -55,7 +55,7 @@ def become_rank(
     ending: Ending,
     gate_fd: int,
     stacks_fd: int,
-    questions_fd: int,
+    requests_fd: int,
 ) -> None:
     """Turn this process into a rank and run the program in it.
 
@@ -79,7 +79,7 @@ def become_rank(
         raise_thread_counts(os.environ)
         _seed_generators()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
-        answer_questions(questions_fd, reporter)
+        answer_requests(requests_fd, reporter)
         when_imported(
             "torch.distributed.rendezvous", partial(serve_env_rendezvous, dict(os.environ))
         )

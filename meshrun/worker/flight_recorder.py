@@ -70,7 +70,7 @@ _TYPES = {
 }
 
 
-def answer_questions(fd: int, reporter: Reporter) -> None:
+def answer_requests(fd: int, reporter: Reporter) -> None:
     """Answer requests from the pipe ``fd``, as soon as there is a process group."""
     follow = partial(_follow_groups, keep_high(fd), reporter)
     when_imported("torch.distributed.distributed_c10d", follow)

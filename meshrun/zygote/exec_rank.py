@@ -27,7 +27,7 @@ from meshrun.worker.sys_path import first_path, put_first
 
 def main(known_at_start: frozenset[str]) -> None:
     """Read the zygote's order, become that rank, and run the program."""
-    order_fd, report_fd, gate_fd, stacks_fd, questions_fd, zygote_pid = map(int, sys.argv[1:7])
+    order_fd, report_fd, gate_fd, stacks_fd, requests_fd, zygote_pid = map(int, sys.argv[1:7])
     kind, target, *arguments = sys.argv[7:]
     die_with_parent(zygote_pid)
     os.set_inheritable(gate_fd, False)
@@ -47,5 +47,5 @@ def main(known_at_start: frozenset[str]) -> None:
         ending=Ending(),
         gate_fd=gate_fd,
         stacks_fd=stacks_fd,
-        questions_fd=questions_fd,
+        requests_fd=requests_fd,
     )

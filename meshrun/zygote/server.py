@@ -215,7 +215,7 @@ class ZygoteServer:
         return pid
 
     def _in_rank(
-        self, order: StartRank, stdout: int, stderr: int, stacks: int, questions: int
+        self, order: StartRank, stdout: int, stderr: int, stacks: int, requests: int
     ) -> Callable[[], None]:
         if order.debug:
             os.dup2(stdout, 0)
@@ -234,7 +234,7 @@ class ZygoteServer:
             ending=self._ending,
             gate_fd=self._gate_fd,
             stacks_fd=stacks,
-            questions_fd=questions,
+            requests_fd=requests,
         )
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:

@@ -22,8 +22,8 @@ def spawn_fresh(
 ) -> int:
     """Start a rank as a new interpreter, which reads its order, and return its process id."""
     ours, theirs = packet_pair()  # a pipe is too small for the longest order
-    stdout, stderr, stacks, questions = fds
-    inherited = (theirs.fileno(), reports.fileno(), gate_fd, stacks, questions)
+    stdout, stderr, stacks, requests = fds
+    inherited = (theirs.fileno(), reports.fileno(), gate_fd, stacks, requests)
     numbers = [str(number) for number in (*inherited, os.getpid())]
     words = (*numbers, program.kind, program.target, *program.args)
     with ours, theirs:
