@@ -13,6 +13,7 @@ import pytest
 from tests.kit import (
     PROGRAMS,
     Running,
+    command,
     run_meshrun,
     start_meshrun,
     wait_for_states,
@@ -269,10 +270,6 @@ def test_children_from_before_the_launch_are_left_alone(fake_torch: object, tmp_
 
 def run_in_shell(script: str, tmp_path: Path) -> int:
     """Run a script that execs a launch, kill its zygote, and return the exit code."""
-    import subprocess
-
-    from tests.kit import command
-
     with open(tmp_path / "stdout", "wb") as out, open(tmp_path / "stderr", "wb") as err:
         process = subprocess.Popen(
             ["sh", "-c", script, "sh", *command(*FOUR, PROGRAMS / "wait.py")],
@@ -282,8 +279,6 @@ def run_in_shell(script: str, tmp_path: Path) -> int:
         )
     running = Running(process, tmp_path)
     running.wait_for("up", 4)
-    import psutil
-
     zygote = next(
         child.pid
         for child in psutil.Process(process.pid).children()

@@ -146,19 +146,19 @@ def test_a_check_that_is_stopped_leaves_no_folder(
 
 def test_the_folder_of_a_running_launch_stays(fake_torch: object, tmp_path: Path) -> None:
     """So does one that only has a similar name, and one with logs that the user asked for."""
-    (alike := Path(os.environ["TMPDIR"]) / "meshrun_notes").mkdir()
-    os.utime(alike, (0, 0))
+    (similar := Path(os.environ["TMPDIR"]) / "meshrun_notes").mkdir()
+    os.utime(similar, (0, 0))
     assert end_with(5, tmp_path, "--tee", "3") == 5
-    (logs,) = folders() - {alike}
+    (logs,) = folders() - {similar}
     with start_meshrun("--nproc-per-node", "2", WAIT, folder=tmp_path) as running:
         running.wait_for("up", 2)
-        (living,) = folders() - {alike, logs}
+        (living,) = folders() - {similar, logs}
         assert end_with(0, tmp_path) == 0
 
-        assert folders() == {alike, logs, living}
+        assert folders() == {similar, logs, living}
         assert (living / "attempt_0").is_dir()
         running.signal(signal.SIGTERM)
         running.wait()
-    assert folders() == {alike, logs}
-    for folder in (alike, logs):
+    assert folders() == {similar, logs}
+    for folder in (similar, logs):
         shutil.rmtree(folder)

@@ -1,6 +1,7 @@
 """Where ranks' output goes: files in torchrun's layout, and the console."""
 
 import os
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -237,8 +238,6 @@ def test_a_template_makes_the_prefix(
     given: list[str], env: dict[str, str], fake_torch: object
 ) -> None:
     """torchrun's variable and its newer option, with torchrun's placeholders."""
-    import socket
-
     ours = run_meshrun(*given, ECHO, env=env)
 
     assert ours.stdout == f"default|0|{socket.gethostname()}: out 0\n"

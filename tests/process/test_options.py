@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_a_switch_in_a_variable_may_be_written_in_many_ways(yes: str, fake_torch
 
 
 @pytest.mark.parametrize("no", ["0", "false", "off", ""])
-def test_and_so_may_its_opposite(no: str, fake_torch: object) -> None:
+def test_a_switch_in_a_variable_may_be_off_in_many_ways(no: str, fake_torch: object) -> None:
     """An empty variable counts as not set."""
     ours = run_meshrun(PROGRAMS / "echo.py", env={"PET_NO_PYTHON": no})
 
@@ -168,7 +169,7 @@ def test_ranks_are_bound_to_cores(method: str, fake_torch: object) -> None:
     """Exclusive shares are disjoint and within the cores that meshrun may use."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
-        pytest.skip("two ranks need two cores of their own")
+        pytest.skip("needs two cores")
     ours = run_meshrun(
         "--nproc-per-node", "2", "--numa-binding", "exclusive", "--start-method", method,
         "--no-prefix", PROGRAMS / "affinity.py",
@@ -264,8 +265,6 @@ def test_torchrun_s_exit_code_of_what_cannot_start() -> None:
 
 def test_a_signal_that_was_asked_for_ends_the_launch(fake_torch: object, tmp_path: Path) -> None:
     """--signals-to-handle: SIGUSR1 stops the ranks, and the launch ends by it."""
-    import signal
-
     with start_meshrun(
         "--signals-to-handle", "SIGTERM,USR1", PROGRAMS / "wait.py", folder=tmp_path
     ) as running:

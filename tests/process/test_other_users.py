@@ -206,12 +206,12 @@ def test_a_log_folder_that_others_may_replace_is_refused(
 
 def test_a_variable_deletes_no_folder(tmp_path: Path, fake_torch: object) -> None:
     """Nor does it tie a launch to another process."""
-    (alike := tmp_path / "meshrun_notes").mkdir()
+    (similar := tmp_path / "meshrun_notes").mkdir()
     (theirs := tmp_path / "theirs").mkdir()
-    for folder in (alike, theirs):
+    for folder in (similar, theirs):
         (folder / "precious").touch()
         env = {"MESHRUN_PARENT_PID": "1", "MESHRUN_PARENT_FOLDER": str(folder)}
         ours = run_meshrun("--version", env=env)
 
         assert (folder / "precious").exists()
-        assert (folder == alike) or ours.returncode == 0, ours.stderr
+        assert (folder == similar) or ours.returncode == 0, ours.stderr

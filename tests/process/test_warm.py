@@ -503,7 +503,7 @@ def test_a_process_with_fewer_privileges_is_neither_served_nor_trusted(
 ) -> None:
     """A sandboxed process that sees the folder gets no zygote outside, nor a run's environment."""
     if read_status("/proc/self/status")["NoNewPrivs"] == "1":
-        pytest.skip("no process here may get new privileges")
+        pytest.skip("no process here can gain privileges")
     script = program(tmp_path, "import torch\n")
     name = f"{(server := warm.leave(script))}.sock"
     words = {"cwd": usual_place(), "stdout": subprocess.PIPE, "text": True}

@@ -105,7 +105,7 @@ def test_a_temporary_folder_that_was_removed_does_not_end_it(
 
 
 @pytest.mark.nightly
-def test_what_ends_it(project: Path, tmp_path: Path) -> None:
+def test_sigkill_or_a_fatal_error_ends_it(project: Path, tmp_path: Path) -> None:
     """SIGKILL leaves nothing behind; an error that no change of the program can fix ends it too."""
     with start_meshrun("--watch", "train.py", folder=tmp_path) as launch:
         launch.wait_for("part 1")

@@ -112,7 +112,7 @@ def test_lack_of_memory_is_named(repeat: int, tmp_path: Path) -> None:
         if swap.exists():
             swap.write_text(str(1 << 30))
     except OSError as error:
-        pytest.skip(f"no memory group can be made here: {error}")
+        pytest.skip(f"cannot create a memory cgroup here: {error}")
     message = (
         "was killed by SIGKILL (out of memory: the kernel killed 1 process at this job's limit"
         " of 1.0 GiB)"
@@ -133,7 +133,7 @@ def test_full_shared_memory_is_named(repeat: int, tmp_path: Path) -> None:
     small = "mount -t tmpfs -o size=2m none /dev/shm && head -c 2m /dev/zero > /dev/shm/full"
     words = ("unshare", "--mount", "sh", "-c")
     if shutil.which("unshare") is None or subprocess.run([*words, small], check=False).returncode:
-        pytest.skip("no /dev/shm of its own can be mounted here")
+        pytest.skip("cannot mount a separate /dev/shm here")
     message = "was killed by SIGBUS (/dev/shm is full: 2 MiB)"
     check(
         Case("bus", 135, message, "mmap.mmap(", True),

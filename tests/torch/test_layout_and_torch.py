@@ -49,12 +49,12 @@ def layouts(draw: st.DrawFn, longest_world: int = LONGEST_WORLD) -> Layout:
         mesh=mesh,
         nproc_per_node=(workers,) * (world_size // workers),
         flattens=(Flatten(name=JOINED, dims=dims),) if dims else (),
-        views=(View(name=VIEW, mesh=draw(factorisations(world_size))),),
+        views=(View(name=VIEW, mesh=draw(factorizations(world_size))),),
     )
 
 
 @st.composite
-def factorisations(draw: st.DrawFn, world_size: int) -> MeshSpec:
+def factorizations(draw: st.DrawFn, world_size: int) -> MeshSpec:
     """Meshes with so many ranks and with unique names of dims."""
     sizes = []
     for _ in range(draw(st.integers(0, 2))):
