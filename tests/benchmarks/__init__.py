@@ -1,1 +1,1 @@
-"""What meshrun costs, measured beside torchrun: ``python -m tests.benchmarks``. Linux only."""
+"""Measurements of meshrun alongside torchrun: ``python -m tests.benchmarks``. Linux only."""

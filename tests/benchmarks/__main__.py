@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks``: measure meshrun beside torchrun and print Markdown tables."""
+"""``python -m tests.benchmarks``: measure meshrun alongside torchrun and print Markdown tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.benchmarks.sections import SECTIONS
 
 
 def main() -> int:
-    """Measure the sections that were asked for, and end what is still running in any case."""
+    """Measure the requested sections, and always end what is still running."""
     arguments = _parser().parse_args()
     adopt_orphans()
     stop_on_signals()
@@ -39,7 +39,7 @@ def _measure(names: list[str], *, runs: int | None, stalls: int) -> int:
     for name in names:
         try:
             table = SECTIONS[name](stalls if name == "stalls" else runs)
-        except (NotMeasured, OSError) as error:  # the other sections are worth having
+        except (NotMeasured, OSError) as error:  # the other sections are still useful
             table = f"## {name}: not measured\n\n{error}\n"
             missing += 1
             end_everything()
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "--runs",
         type=_positive,
         metavar="N",
-        help="runs of each command in every section but stalls; a count of its own if left out",
+        help="runs of each command, except in stalls (default: depends on the section)",
     )
     parser.add_argument(
         "--stalls",
@@ -87,7 +87,7 @@ def _sections(text: str) -> list[str]:
 
 
 def _machine() -> str:
-    """Describe the machine; the import of torch also brings its files into the page cache."""
+    """Describe the machine; importing torch also loads its files into the page cache."""
     version = read_output(python("torch", "-c", "import torch; print(torch.__version__)")).strip()
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]

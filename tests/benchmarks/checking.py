@@ -1,4 +1,4 @@
-"""What checks before a launch and observers during it cost."""
+"""The cost of checks before a launch and of observers during it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROGRAM = str(Path(__file__).with_name("steps_program.py"))
 
 
 def check(runs: int | None) -> str:
-    """Measure what ``--check-first`` adds on one node, and ``--check quick`` on 8 of them."""
+    """Measure what ``--check-first`` adds on one node, and ``--check quick`` on 8 nodes."""
     plain = meshrun_ranks(8, "reduce")
     checked = replace(
         plain,
@@ -46,7 +46,7 @@ def check(runs: int | None) -> str:
     for _ in range(runs or 3):
         for name, words in ways.items():
             hosts[name].append(_on_hosts(*words))
-            _tell(f"{name}: {hosts[name][-1]:.2f} s")
+            _log(f"{name}: {hosts[name][-1]:.2f} s")
     return "\n".join(
         (
             render_samples("A launch of 8 ranks on one node, checked first", "s", samples),
@@ -56,9 +56,9 @@ def check(runs: int | None) -> str:
 
 
 def observers(runs: int | None) -> str:
-    """Measure the CPU time of what observes two ranks that work: the launcher, a thread in each.
+    """Measure the CPU time of observing two busy ranks: in the launcher and a thread in each rank.
 
-    A step's wall time varies by more than this costs.
+    The wall time of steps varies by more than that.
     """
     repeats = read_output(_steps("calibrate", 0, 0)).strip()
     launcher: Samples = {"no observer": [], "all observers": []}
@@ -73,7 +73,7 @@ def observers(runs: int | None) -> str:
                 used = _used_by_observers(_steps(name, _STEPS, repeats, *options))
                 launcher[name].append(used[0])
                 threads[name].append(used[1])
-                _tell(f"{name}: launcher {used[0]:.3f} %, a rank's thread {used[1]:.3f} %")
+                _log(f"{name}: launcher {used[0]:.3f} %, a rank's thread {used[1]:.3f} %")
     return "\n".join(
         (
             render_samples("Launcher of 2 ranks", "% of a core", launcher, digits=3),
@@ -83,7 +83,7 @@ def observers(runs: int | None) -> str:
 
 
 def _steps(name: str, steps: int, repeats: object, *options: str) -> Command:
-    """Return a launch of steps that are work of so many repeats; of 0 steps, it is found out."""
+    """Return a launch of steps with ``repeats`` units of work; 0 steps calibrate ``repeats``."""
     ranks = ("--mesh", "2x1" if steps else "1x1", "--names", "dp,tp", "--device", "cpu")
     words = (*ranks, "--no-prefix", *options, _PROGRAM, str(steps), str(repeats))
     command = meshrun(name, *words)
@@ -91,7 +91,7 @@ def _steps(name: str, steps: int, repeats: object, *options: str) -> Command:
 
 
 def _used_by_observers(command: Command) -> tuple[float, float]:
-    """Return what the launcher used while ranks worked, and a rank's thread, in % of a core."""
+    """Return the use of the launcher and of a rank's thread while ranks work, in % of a core."""
     with subprocess.Popen(
         command.argv,
         env=command.environment,
@@ -101,7 +101,7 @@ def _used_by_observers(command: Command) -> tuple[float, float]:
     ) as process:
         try:
             if process.stdout is None or process.stdout.readline() != "up\n":
-                raise NotMeasured("the program did not begin")
+                raise NotMeasured("the program did not start")
             began, before = time.monotonic(), _cpu_ns(process.pid)
             time.sleep(_SAMPLED_S)
             after, seconds = _cpu_ns(process.pid), time.monotonic() - began
@@ -112,7 +112,7 @@ def _used_by_observers(command: Command) -> tuple[float, float]:
 
 
 def _cpu_ns(launcher: int) -> tuple[int, int]:
-    """Return the CPU time of a launcher, and of the threads by which its ranks answer it."""
+    """Return the CPU time of a launcher and of its ranks' observer threads."""
     threads = 0
     for process in psutil.Process(launcher).children(recursive=True):
         for task in Path(f"/proc/{process.pid}/task").iterdir():
@@ -126,7 +126,7 @@ def _scheduled_ns(task: Path) -> int:
 
 
 def _on_hosts(*words: str) -> float:
-    """Return the seconds until the launchers on all hosts have ended."""
+    """Return the seconds until the launchers on all hosts have exited."""
     if (why := why_no_hosts()) is not None:
         raise NotMeasured(why)
     mesh = ("--mesh", f"1x{_HOSTS}", "--names", "dp,tp", "--nproc-per-node", "1", "--device", "cpu")
@@ -140,10 +140,10 @@ def _on_hosts(*words: str) -> float:
         codes = [each.wait(timeout=_WITHIN_S) for each in launchers]
         seconds = time.perf_counter() - began
         output.seek(0)
-        if not {*codes} <= {0, 1}:  # 1: something was found
+        if not {*codes} <= {0, 1}:  # 1: the check found something
             raise NotMeasured(f"exit codes {codes}: {output.read()[-2000:]!r}")
     return seconds
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

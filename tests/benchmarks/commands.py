@@ -1,4 +1,4 @@
-"""The commands that are measured, each as a user would type it but for the interpreter's path."""
+"""The measured commands, as a user would type them apart from the interpreter's path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 RANK_PROGRAM = str(Path(__file__).with_name("rank_program.py"))
 SHAPES = {8: "2x4", 32: "4x8", 64: "8x8"}
-"""Mesh of each number of ranks, dp by tp."""
+"""The mesh for each number of ranks, dp by tp."""
 _LEFT_BY_LAUNCHERS = ("MESHRUN_", "TORCHELASTIC_", "TORCHRUN_")
 _LEFT_BY_TORCHRUN = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} | {
     f"{of}_{what}" for of in ("LOCAL", "GROUP", "ROLE") for what in ("RANK", "WORLD_SIZE")
@@ -27,7 +27,7 @@ class Command:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Our environment without what a launcher above us would have left in it."""
+        """The environment of this process, without variables of a launcher above it."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -37,29 +37,29 @@ class Command:
 
 
 def python(name: str, *arguments: str) -> Command:
-    """Return a command of this interpreter, so that both launchers share one torch."""
+    """Return a command for this interpreter, so that both launchers use the same torch."""
     return Command(name, (sys.executable, *arguments))
 
 
 def meshrun(name: str, *arguments: str) -> Command:
-    """Return ``meshrun ARGUMENTS`` without a dependence on PATH."""
+    """Return ``meshrun ARGUMENTS``, independent of PATH."""
     return python(name, "-m", "meshrun", *arguments)
 
 
 def torchrun(name: str, *arguments: str) -> Command:
-    """Return ``torchrun ARGUMENTS`` without a dependence on PATH."""
+    """Return ``torchrun ARGUMENTS``, independent of PATH."""
     return python(name, "-m", "torch.distributed.run", *arguments)
 
 
 def meshrun_ranks(ranks: int, what: str, *arguments: str) -> Command:
-    """Return a launch of :data:`RANK_PROGRAM` by meshrun."""
+    """Return a launch of :data:`RANK_PROGRAM` with meshrun."""
     shape = SHAPES[ranks]
     options = ("--mesh", shape, "--names", "dp,tp")
     return meshrun("meshrun", *options, RANK_PROGRAM, what, shape, *arguments)
 
 
 def torchrun_ranks(ranks: int, what: str, *arguments: str, fork: bool = False) -> Command:
-    """Return the same launch by torchrun; ``fork`` is its way that shares the import of torch."""
+    """Return the same launch with torchrun; ``fork`` selects its mode that imports torch once."""
     options = ["--standalone", "--nproc-per-node", str(ranks)]
     if fork:
         options += ["--run-path", "--start-method", "fork"]
@@ -68,7 +68,7 @@ def torchrun_ranks(ranks: int, what: str, *arguments: str, fork: bool = False) -
 
 
 def accelerate_ranks(ranks: int, what: str) -> Command:
-    """Return the same launch by ``accelerate launch``."""
+    """Return the same launch with ``accelerate launch``."""
     options = ("--multi_gpu", "--num_processes", str(ranks), "--mixed_precision", "no")
     options = (
         *options,
@@ -84,7 +84,7 @@ def accelerate_ranks(ranks: int, what: str) -> Command:
 
 
 def mpirun_ranks(ranks: int, what: str) -> Command:
-    """Return the same launch by ``mpirun``, with the variables that torch wants."""
+    """Return the same launch with ``mpirun``, which sets the variables that torch needs."""
     set_up = (
         "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE"
         ' MASTER_ADDR=127.0.0.1 MASTER_PORT=29617; exec "$@"'
@@ -95,8 +95,8 @@ def mpirun_ranks(ranks: int, what: str) -> Command:
 
 
 def import_torch() -> Command:
-    """Return the floor: one import of torch, which no launch can do without.
+    """Return the lower bound: one import of torch, which every launch needs.
 
-    Python's own garbage collection and end are part of it, so a launcher may still be quicker.
+    It includes Python's garbage collection and exit, so a launcher may still be faster.
     """
     return python("python, import torch", "-c", "import torch")

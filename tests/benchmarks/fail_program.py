@@ -1,6 +1,6 @@
-"""What ranks run where one of them dies: ``fail_program.py again|told DPxTP FILE``.
+"""The program of ranks of which one dies: ``fail_program.py again|signalled DPxTP FILE``.
 
-Each rank appends lines ``WHAT RANK NANOSECONDS`` to FILE, monotonic time, one write a line.
+Each rank appends lines ``EVENT RANK NANOSECONDS`` to FILE, in monotonic time, one write per line.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ else:
 log = os.open(sys.argv[3], os.O_WRONLY | os.O_APPEND)
 
 
-def note(what: str) -> None:
-    """Append a line; a short one is written whole."""
-    os.write(log, f"{what} {rank} {time.monotonic_ns()}\n".encode())
+def note(event: str) -> None:
+    """Append a line; short writes are atomic."""
+    os.write(log, f"{event} {rank} {time.monotonic_ns()}\n".encode())
 
 
-def told(*_: object) -> None:
-    """Say when the launcher's signal came; stay a little, as an end keeps a core busy."""
-    note("told")
-    if sys.argv[1] == "told":
+def on_signal(*_: object) -> None:
+    """Note when the launcher's signal came; exit a little later, as exiting keeps a core busy."""
+    note("signalled")
+    if sys.argv[1] == "signalled":
         time.sleep(0.2)
     os._exit(0)
 
 
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, on_signal)
     dist.barrier()
     if rank == 3:
         note("dies")

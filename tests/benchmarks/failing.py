@@ -15,7 +15,7 @@ _RANKS = 8
 
 
 def restart(runs: int | None) -> str:
-    """Measure from the death of one of 8 ranks to all 8 past a barrier of the next generation."""
+    """Measure from the death of one of 8 ranks until all pass a barrier of the next generation."""
     samples: Samples = {"meshrun": [], "torchrun": []}
     for _ in range(runs or 5):
         for name, times in _play("again", "1").items():
@@ -25,12 +25,12 @@ def restart(runs: int | None) -> str:
     return render_samples("From a kill to the next generation's barrier, 8 ranks", "s", samples)
 
 
-def told(runs: int | None) -> str:
-    """Measure from the death of one of 8 ranks to the last of the others being signalled."""
+def signalled(runs: int | None) -> str:
+    """Measure from the death of one of 8 ranks until the last of the others gets a signal."""
     samples: Samples = {"meshrun": [], "torchrun": []}
     for _ in range(runs or 5):
-        for name, times in _play("told", "0").items():
-            others = times.get("told", [])
+        for name, times in _play("signalled", "0").items():
+            others = times.get("signalled", [])
             took_ms = (max(others) - times["dies"][0]) / 1e6 if len(others) == _RANKS - 1 else None
             samples[name].append(took_ms)
     return render_samples(
@@ -39,7 +39,7 @@ def told(runs: int | None) -> str:
 
 
 def _play(what: str, max_restarts: str) -> Mapping[str, dict[str, list[int]]]:
-    """Run both launchers once; return what happened when, by launcher."""
+    """Run both launchers once; return the times of each event by launcher."""
     with tempfile.TemporaryDirectory() as folder:
         return {
             launch.name: _times(launch, Path(launch.argv[-1]))
@@ -52,7 +52,7 @@ def _commands(folder: Path, what: str, max_restarts: str) -> list[Command]:
     words = ("--max-restarts", max_restarts, _PROGRAM, what, shape)
     mesh = ("--mesh", shape, "--names", "dp,tp")
     theirs = ("--standalone", "--nproc-per-node", str(_RANKS))
-    # With its default, a store shared by all generations, torchrun's restarts fail (issue 167288).
+    # By default all generations share a store, with which torchrun's restarts fail (issue 167288).
     fresh_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     ours = meshrun("meshrun", *mesh, *words, str(folder / "ours"))
     other = torchrun("torchrun", *theirs, *words, str(folder / "theirs"))

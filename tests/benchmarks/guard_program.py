@@ -1,8 +1,8 @@
-"""What ranks run where something ends or is asked: ``guard_program.py WHAT DPxTP GATE [FILE]``.
+"""The ranks' program for kills, reports and stacks: ``guard_program.py WHAT DPxTP GATE [FILE]``.
 
-``loader``: two loader workers each, then wait for the gate. ``stuck``: all but the last rank wait
-in an all_reduce for the last, which waits for the gate. ``dies`` and ``deaf``: rank 3 kills itself
-and notes the time in FILE; the others wait, and a deaf one ignores SIGTERM.
+``loader``: each rank starts two loader workers, then waits for the gate. ``stuck``: all but the
+last rank wait in an all_reduce for the last, which waits for the gate. ``dies`` and ``deaf``:
+rank 3 writes the time to FILE and kills itself; the others wait, with ``deaf`` ignoring SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ rank = dist.get_rank()
 
 
 def wait_for_gate() -> None:
-    """Sleep until the benchmark closes its end of a pipe, or is gone itself."""
+    """Sleep until the benchmark closes its end of a pipe or exits."""
     fd = os.open(gate, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(fd, True)
     print("ready", flush=True)
@@ -37,7 +37,7 @@ def wait_for_gate() -> None:
 
 
 def load() -> None:
-    """Hold two loader workers that have given a batch."""
+    """Hold two loader workers that have delivered a batch."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader(list(range(64)), batch_size=4, num_workers=2, persistent_workers=True)
@@ -56,7 +56,7 @@ def get_stuck() -> None:
 
 
 def die() -> None:
-    """End by SIGKILL in one rank."""
+    """Kill one rank with SIGKILL."""
     if what == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Measurements of what must not take long when something is wrong: ends, reports, stacks."""
+"""Measurements of what must be quick when something is wrong: cleaning up, reports, stacks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _RANKS = 8
 _MANY = 64
 _END_TAKES_S = 10.0
 _SETTLE_S = 2.0
-"""How long ranks that said they are about to block are given to do so."""
+"""How long ranks get to block after they have reported that they are about to."""
 _GRACE_S = 1.0
 
 
 def killed(runs: int | None) -> str:
-    """Kill launchers of 8 ranks with 2 loader workers each; measure until nobody is alive."""
+    """Kill launchers of 8 ranks with 2 loader workers each; measure until no process is alive."""
     ways = {
         "meshrun, launcher killed": (runs or 10, _ours("loader"), False),
         "meshrun, launcher and zygote killed": (runs or 10, _ours("loader"), True),
@@ -42,7 +42,7 @@ def killed(runs: int | None) -> str:
     rows = []
     for name, (count, words, both) in ways.items():
         launch = (meshrun if name.startswith("meshrun") else torchrun)(name, *words)
-        took = [_time_to_nobody(launch, both=both) for _ in range(count)]
+        took = [_time_until_all_ended(launch, both=both) for _ in range(count)]
         ended = sorted(seconds for seconds in took if seconds is not None)
         figures = [f"{ended[at]:.3f}" for at in (len(ended) // 2, 0, -1)] if ended else ["-"] * 3
         rows.append((name, f"{sum(each < 1 for each in ended)} of {count}", *figures))
@@ -51,7 +51,7 @@ def killed(runs: int | None) -> str:
 
 
 def report(runs: int | None) -> str:
-    """Measure from a rank's death to the last line of the report, the grace period left out."""
+    """Measure from a rank's death to the last line of the report, without the grace period."""
     parts = []
     for what, title in (("dies", "ranks end when told to"), ("deaf", "ranks ignore SIGTERM")):
         samples: Samples = {"meshrun": [], "torchrun": []}
@@ -91,8 +91,8 @@ def _theirs(what: str) -> tuple[str, ...]:
     return ("--standalone", "--nproc-per-node", str(_RANKS), _PROGRAM, what, SHAPES[_RANKS])
 
 
-def _time_to_nobody(command: Command, *, both: bool) -> float | None:
-    """Return the seconds from the kill to the end of the last descendant; ``None`` if some stay."""
+def _time_until_all_ended(command: Command, *, both: bool) -> float | None:
+    """Return the seconds from the kill to the last descendant's end; ``None`` if some survive."""
     held = Gate(Path(tempfile.mkdtemp()) / "gate")
     with_gate = Command(command.name, (*command.argv, held.path))
     try:
@@ -116,7 +116,7 @@ def _time_to_nobody(command: Command, *, both: bool) -> float | None:
 
 
 def _wait_for(ends: set[int], began: float) -> float | None:
-    """Wait until each process has ended; return how long that took."""
+    """Wait until all processes have ended; return how long that took, ``None`` if some survive."""
     poll = select.poll()
     for fd in ends:
         poll.register(fd, select.POLLIN)
@@ -148,13 +148,13 @@ def _time_to_report(command: Command, mark: str) -> float | None:
                 start_new_session=True,
             )
             assert process.stderr is not None
-            told = None
+            reported_ns = None
             for line in process.stderr:
                 if mark in line:
-                    told = time.monotonic_ns()
+                    reported_ns = time.monotonic_ns()
             process.wait()
         end_everything()
-        return None if told is None else (told - int(log.read_text())) / 1e9
+        return None if reported_ns is None else (reported_ns - int(log.read_text())) / 1e9
 
 
 @contextmanager
@@ -182,16 +182,16 @@ def _stuck_ranks(command: Command, held: Gate) -> Iterator[subprocess.Popen[str]
 
 
 def _time_to_stacks(process: subprocess.Popen[str]) -> float:
-    """Ask for the stacks and read to the last line: where the last rank waits for the gate."""
+    """Ask for the stacks and read to the last line, where the last rank waits for the gate."""
     assert process.stderr is not None
     began = time.monotonic()
     process.send_signal(signal.SIGQUIT)
-    told = ""
-    while not told.endswith("in wait_for_gate\n") or "\n    " not in told.rpartition("dp7 tp7")[2]:
+    text = ""
+    while not text.endswith("in wait_for_gate\n") or "\n    " not in text.rpartition("dp7 tp7")[2]:
         line = process.stderr.readline()
         if not line:
-            raise NotMeasured("the launch ended instead of telling where ranks are")
-        told += line
-    if "all_reduce at" not in told:
-        raise NotMeasured(f"not every rank waits in all_reduce:\n{told}")
+            raise NotMeasured("the launch ended instead of printing stacks")
+        text += line
+    if "all_reduce at" not in text:
+        raise NotMeasured(f"not every rank waits in all_reduce:\n{text}")
     return time.monotonic() - began

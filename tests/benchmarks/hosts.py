@@ -1,4 +1,4 @@
-"""What ``--hosts`` costs, beside the same launchers started by hand on each host."""
+"""The cost of ``--hosts``, compared with the same launchers started by hand on each host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Start = Callable[[IO[str]], list[subprocess.Popen[Any]]]
 
 
 def hosts(runs: int | None) -> str:
-    """Measure from the command to the mesh and to the end, one rank on each of 4 hosts."""
+    """Measure from the command to the mesh and to the exit, with one rank on each of 4 hosts."""
     if why := why_no_hosts() or why_no_sshd():
         raise NotMeasured(why)
     with ExitStack() as stack:
@@ -83,10 +83,10 @@ def _differences(samples: Samples) -> Sequence[str]:
 
 
 def _time(start: _Start, printed: Path) -> tuple[float, float]:
-    """Return the seconds until every rank has its mesh, and until all launchers have ended.
+    """Return the seconds until every rank has its mesh, and until all launchers have exited.
 
     Raises:
-        NotMeasured: If a launcher fails, or does not end.
+        NotMeasured: If a launcher fails or a rank gets no mesh.
     """
     began_ns = time.monotonic_ns()
     with open(printed, "w") as out:

@@ -1,7 +1,7 @@
-"""Print how many seconds a task took, and the peak of memory of its process, as JSON.
+"""Print as JSON how many seconds a task took, and the peak memory of its process.
 
-``layout_program.py ask MESH NNODES`` asks a layout about every rank, here and without torch;
-``layout_program.py run COMMAND ...`` runs a command, its output thrown away.
+``layout_program.py ask MESH NNODES`` queries a layout for every rank, in this process and without
+torch; ``layout_program.py run COMMAND ...`` runs a command and discards its output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 
 def ask(mesh: str, nnodes: int) -> None:
-    """Build the layout; find the coordinate of each rank, and its place and group on each dim."""
+    """Build the layout; look up each rank's coordinate, and its index and group along each dim."""
     from meshrun import Layout
 
     layout = Layout.parse(mesh, nnodes=nnodes)
@@ -26,11 +26,11 @@ def ask(mesh: str, nnodes: int) -> None:
 
 
 def main() -> None:
-    """Do what the command line says, once."""
+    """Run the task on the command line once."""
     what, *words = sys.argv[1:]
     whose = resource.RUSAGE_SELF
     if what == "ask":
-        import meshrun.layout  # noqa: F401 - what is timed is the work, not Python's start
+        import meshrun.layout  # noqa: F401 - so that the import is not timed
 
     began = time.perf_counter()
     if what == "ask":

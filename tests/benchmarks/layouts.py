@@ -1,4 +1,4 @@
-"""Measurements of large layouts, each in a process of its own."""
+"""Measurements of large layouts, each in its own process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROGRAM = str(Path(__file__).with_name("layout_program.py"))
 
 
 def layout(runs: int | None) -> str:
-    """Measure the questions of 16,384 ranks, plans of a million and in domains, a picture."""
+    """Measure queries for 16,384 ranks, plans of a million ranks and with domains, and an SVG."""
     tasks = [
         _asked("16,384 ranks: coordinate, place and group of each", "dp=256,pp=8,tp=8", 2048),
         _run("1,000,000 ranks: `--dry-run`", "dp=1250,pp=10,tp=80", 125_000),

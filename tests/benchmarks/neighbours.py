@@ -1,4 +1,4 @@
-"""Room in the kernel's one table of neighbours, which all hosts on this machine share."""
+"""Room in the kernel's neighbour table, which all hosts on this machine share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIMITS = sorted(Path("/proc/sys/net/ipv4/neigh/default").glob("gc_thresh*"), re
 
 @contextmanager
 def room_for_neighbours(hosts: int) -> Iterator[None]:
-    """Let each of so many hosts know each other; without it packets are lost beyond 32 of them.
+    """Make room for every host to know every other; without it, packets get lost above 32 hosts.
 
     Raises:
         NotMeasured: If the limits cannot be raised.

@@ -1,4 +1,4 @@
-"""Measurements over several nodes, each a host of its own network, name and addresses."""
+"""Measurements on several nodes, each a host with its own network, name and addresses."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _NODE_TIMEOUT_S = 5
 _SEVERAL, _MANY = 16, 64
 _FEW, _SOME = 2, 6
 _LAST_CALL_S = 5
-"""For how long a first node waits for more than the fewest."""
+"""How long the coordinator waits for more nodes than the minimum."""
 _ROOM = 0.85
-"""The part of the available memory that nodes may fill."""
+"""The share of available memory that nodes may use."""
 OnNode = Callable[[int], Command]
-"""What is run on a node, by its number."""
+"""Returns the command for a node, given its number."""
 
 
 def nodes(runs: int | None) -> str:
-    """Measure from the command to the mesh on 2 nodes with 4 ranks each, and on one with 8."""
+    """Measure from the command to the mesh, on 2 nodes with 4 ranks each and on one with 8."""
     ways: dict[str, tuple[int, OnNode]] = {
         "meshrun, one node": (1, lambda _: _ours("mesh", "2x4", 1)),
         "meshrun, static": (2, lambda _: _ours("mesh", "2x4", 2)),
@@ -49,12 +49,12 @@ def nodes(runs: int | None) -> str:
         for name, (count, on_node) in ways.items():
             with _launched(count, on_node, ranks=8) as launch:
                 samples[name].append(launch.to_mesh_s)
-                _tell(f"{name}: {launch.to_mesh_s:.2f} s")
+                _log(f"{name}: {launch.to_mesh_s:.2f} s")
     return render_samples("Command to mesh, 8 ranks on 2 nodes", "s", samples)
 
 
 def stop(runs: int | None) -> str:
-    """Measure from the exit of a rank on node 1 to the end of both launchers."""
+    """Measure from the exit of a rank on node 1 until both launchers have exited."""
 
     def strike(launch: _Launched) -> int:
         (launch.folder / "go").touch()
@@ -68,7 +68,7 @@ def stop(runs: int | None) -> str:
 
 
 def silence(runs: int | None) -> str:
-    """Measure from a cut of the link between two nodes to the end of both launchers."""
+    """Measure from a cut of the link between two nodes until both launchers have exited."""
 
     def strike(launch: _Launched) -> int:
         launch.hosts.cut(1)
@@ -80,7 +80,7 @@ def silence(runs: int | None) -> str:
 
 
 def lost(runs: int | None) -> str:
-    """Measure from the loss of one of 3 nodes until the others are past the next mesh's barrier."""
+    """Measure from the loss of one of 3 nodes until the others pass the next mesh's barrier."""
     conf = ("--rdzv-conf", f"last_call_timeout={_LAST_CALL_S}", "--max-restarts", "9")
     elastic = ("--nnodes", "2:3", "--nproc-per-node", "1", "--rdzv-backend", "c10d", *conf)
     elastic += ("--rdzv-endpoint", "node0:29500", "--rdzv-id", "bench")
@@ -97,16 +97,16 @@ def lost(runs: int | None) -> str:
                 since_ns = time.monotonic_ns()
                 launch.hosts.kill_all(1)
                 samples[name].append((launch.wait_ready(5) - since_ns) / 1e9)
-                _tell(f"{name}: {samples[name][-1]:.2f} s")
+                _log(f"{name}: {samples[name][-1]:.2f} s")
     title = "From the loss of one of 3 nodes until the others are past the next mesh's barrier"
     return render_samples(title, "s", samples)
 
 
 def rendezvous(runs: int | None) -> str:
-    """Measure from the commands to the mesh on many nodes with one rank each.
+    """Measure from the commands to the mesh, on many nodes with one rank each.
 
-    Of 64 there are as many as the memory holds. A launcher whose ranks have no mesh in time counts
-    as failed.
+    Instead of 64 nodes, fewer are used if memory is short. A launch whose ranks have no mesh in
+    time counts as failed.
     """
     ways: dict[str, Callable[[int], OnNode]] = {
         "meshrun, static": lambda count: lambda _: _ours("mesh", f"{count}x1", count),
@@ -128,9 +128,9 @@ def _meet(count: int, runs: int, ways: Mapping[str, Callable[[int], OnNode]]) ->
                 with _launched(count, way(count), ranks=count) as launch:
                     to_mesh_s = launch.to_mesh_s
             except NotMeasured as error:
-                _tell(f"{name}: {error}")
+                _log(f"{name}: {error}")
             samples[name].append(to_mesh_s)
-            _tell(f"{name}, {count} nodes: {to_mesh_s}")
+            _log(f"{name}, {count} nodes: {to_mesh_s}")
     return render_samples(f"Command to mesh, {count} nodes with one rank each", "s", samples)
 
 
@@ -150,7 +150,7 @@ def _ends(
         for _ in range(count):
             with _launched(2, on_node, ranks=4) as launch:
                 took.append(launch.wait_ended(strike(launch)))
-            _tell(f"{name}: {took[-1]}")
+            _log(f"{name}: {took[-1]}")
         ended = sorted(seconds for seconds in took if seconds is not None)
         shown = (
             [f"{figure:.2f}" for figure in (median(ended), ended[0], ended[-1])] if ended else []
@@ -162,16 +162,16 @@ def _ends(
 
 
 def _fitting(way: Callable[[int], OnNode]) -> int:
-    """Return how many nodes of a kind the memory holds, by what each further one takes."""
+    """Return how many nodes fit into memory, extrapolated from two small launches."""
     few, some = (_memory(way(count), count) for count in (_FEW, _SOME))
     further = (some - few) / (_SOME - _FEW)
     fits = _FEW + int((_ROOM * psutil.virtual_memory().available - few) / further)
-    _tell(f"{further / 1024**2:.0f} MiB for each further node, room for {fits} nodes")
+    _log(f"{further / 1024**2:.0f} MiB for each further node, room for {fits} nodes")
     return fits
 
 
 def _memory(on_node: OnNode, count: int) -> int:
-    """Return the bytes that so many nodes take, what they share counted once."""
+    """Return the memory that so many nodes use in bytes, counting shared pages once."""
 
     def stays(node: int) -> Command:
         command = on_node(node)
@@ -184,14 +184,14 @@ def _memory(on_node: OnNode, count: int) -> int:
 
 
 class _Launched:
-    """Launchers on hosts, whose ranks have their mesh."""
+    """Launchers on hosts whose ranks have their mesh."""
 
     def __init__(self, hosts: Hosts, folder: Path, launchers: list[subprocess.Popen[Any]]) -> None:
         self.hosts, self.folder, self._launchers = hosts, folder, launchers
         self.to_mesh_s = 0.0
 
     def wait_ready(self, ranks: int) -> int:
-        """Wait until so many ranks have used their mesh; return when the last one did."""
+        """Wait until so many ranks have used their mesh; return when the last one did (ns)."""
         deadline = time.monotonic() + _WITHIN_S
         while True:
             ended = [each.poll() for each in self._launchers]
@@ -200,15 +200,15 @@ class _Launched:
                 return max(map(int, times))
             are_over = None not in ended or any(code not in (None, 0, -9) for code in ended)
             if time.monotonic() > deadline or are_over:
-                said = self._read("errors")[-2000:]
-                raise NotMeasured(f"{len(times)} of {ranks} ranks, exit codes {ended}:\n{said}")
+                errors = self._read("errors")[-2000:]
+                raise NotMeasured(f"{len(times)} of {ranks} ranks, exit codes {ended}:\n{errors}")
             time.sleep(0.02)
 
     def _read(self, name: str) -> str:
         return (self.folder / name).read_text()
 
     def wait_ended(self, since_ns: int) -> float | None:
-        """Return the seconds until every launcher has ended; ``None`` if they do not."""
+        """Return the seconds until every launcher has exited; ``None`` if some do not."""
         deadline = time.monotonic() + _GIVE_UP_S
         while any(each.poll() is None for each in self._launchers):
             if time.monotonic() > deadline:
@@ -219,7 +219,7 @@ class _Launched:
 
 @contextmanager
 def _launched(count: int, on_node: OnNode, *, ranks: int) -> Iterator[_Launched]:
-    """Start launchers on as many hosts, wait for every rank's mesh, and end everything."""
+    """Start launchers on ``count`` hosts, wait for every mesh, and finally end all."""
     if (why := why_no_hosts()) is not None:
         raise NotMeasured(why)
     with tempfile.TemporaryDirectory() as text, Hosts(count) as hosts:
@@ -255,5 +255,5 @@ def _theirs_static(what: str, shape: str, count: int, workers: int, node: int) -
     return torchrun("torchrun", *options, PROGRAM, what, shape, "FOLDER")
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

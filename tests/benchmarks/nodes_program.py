@@ -1,8 +1,8 @@
-"""What ranks on several nodes run: ``nodes_program.py mesh|stop|stay|lost DPxTP FOLDER``.
+"""The program of ranks on several nodes: ``nodes_program.py mesh|stop|stay|lost DPxTP FOLDER``.
 
-All make the mesh, use it once, and say when that was. ``mesh`` ends then. With the others ranks go
-on; with ``stop`` the last one exits with 3 once FOLDER/go is there, with ``lost`` they use the
-mesh again and again.
+Ranks create the mesh, use it once, and print the time. With ``mesh`` they then exit, with the
+others they stay: with ``stop`` until the last rank exits with 3, once FOLDER/go exists; with
+``lost`` they keep using the mesh.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ else:
     sizes = tuple(int(size) for size in shape.replace("-1", os.environ["WORLD_SIZE"]).split("x"))
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
 dist.all_reduce(torch.ones(1))
-sys.stdout.write(f"ready {time.monotonic_ns()}\n")  # at once: all write to one file
+sys.stdout.write(f"ready {time.monotonic_ns()}\n")  # in one write, as all write to one file
 sys.stdout.flush()
 is_last = dist.get_rank() == dist.get_world_size() - 1
 while what != "mesh":

@@ -1,7 +1,7 @@
-"""``own_status.py fork|exec PROGRAM ...``: launch 8 ranks and print how those that failed ended.
+"""``own_status.py fork|exec PROGRAM ...``: launch 8 ranks and print how the failed ones ended.
 
-A launcher's exit code tells of one rank only, and its report is text for people; so the launch is
-made through the functions below the command line, whose result names every rank.
+A launcher's exit code covers only one rank and its report is text for people, so this calls the
+functions below the command line, whose result names every rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshrun.protocol.result import signal_name
 
 
 def main() -> None:
-    """Launch what the command line says and print a JSON list."""
+    """Launch the program on the command line and print a JSON list."""
     method, target, *arguments = sys.argv[1:]
     request = LaunchRequest(
         program=Program(kind="script", target=target, args=tuple(arguments)),

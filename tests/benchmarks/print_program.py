@@ -1,7 +1,7 @@
-"""What ranks run that print: ``print_program.py MEGABYTES GATE LINES``, in lines of 100 bytes.
+"""The program of ranks that print: ``print_program.py MEGABYTES GATE LINES``, 100 bytes per line.
 
-With LINES = 1 each line is a ``print`` of its own, on an unbuffered stdout, and most of the time
-goes into that; with more, so many lines are printed at once, the first of them with a number.
+With LINES = 1, each line is a separate ``print`` to an unbuffered stdout, which takes most of the
+time; otherwise each ``print`` has that many lines, of which the first is numbered.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], ranks: int) -> bytes:
 
 
 def _read_all(command: Command, ranks: int, held: object, taken: Path) -> float:
-    """Return the seconds from letting the ranks go to the last byte; keep what came."""
+    """Return the seconds from the start of printing to the last byte; keep the output in a file."""
     with _started(command) as process, open(taken, "wb") as file:
         assert process.stdout is not None
         file.write(_wait_until_ready(process, ranks))
@@ -108,7 +108,7 @@ def _read_all(command: Command, ranks: int, held: object, taken: Path) -> float:
 
 
 def _check(taken: Path, ranks: int, lines: int) -> str:
-    """Return how many of the lines came whole and alone, those with numbers in their order."""
+    """Return how many lines arrived whole and separate, and in order where numbered."""
     last = dict.fromkeys(range(ranks), -1)
     whole = glued = 0
     with open(taken, "rb") as file:
@@ -127,7 +127,7 @@ def _check(taken: Path, ranks: int, lines: int) -> str:
 
 
 def _cat(path: Path) -> float:
-    """Return how many MB a second ``cat`` brings through a pipe to a reader like ours."""
+    """Return how many MB a second ``cat`` sends through a pipe to the same kind of reader."""
     size = path.stat().st_size
     began = time.perf_counter()
     with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as process:
@@ -139,14 +139,14 @@ def _cat(path: Path) -> float:
 
 
 def _read_slowly(command: Command, held: object) -> tuple[int, int]:
-    """Return the launcher's peak memory and the lines that came, read at some 100 MB a second."""
+    """Return the launcher's peak memory and the number of lines, read at about 100 MB a second."""
     peak = lines = 0
     with _started(command) as process:
         assert process.stdout is not None
         _wait_until_ready(process, 1)
         launcher = psutil.Process(process.pid)
         held.open()  # type: ignore[attr-defined]
-        threading.Event().wait(3.0)  # nothing is read at all, and the rank prints
+        threading.Event().wait(3.0)  # the rank prints while nothing is read
         while data := os.read(process.stdout.fileno(), 64 * 1024):
             lines += data.count(b"\n")
             if lines % 50 == 0:

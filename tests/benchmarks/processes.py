@@ -1,4 +1,4 @@
-"""Runs a command, looks at it from outside through /proc, and leaves nothing of it behind."""
+"""Runs a command, observes it through /proc, and leaves no processes behind."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _HANG_S = 180.0
 _GRACE_S = 5.0
 """How long launchers may take to end their ranks before everything is killed."""
 _KILLS = 10
-"""How often that is tried; what outlives it is held by the kernel."""
+"""How often killing is tried; what survives is held by the kernel."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class NotMeasured(Exception):
-    """A command did not do what was to be measured."""
+    """A command did not do what should be measured."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class Run:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what a dead launcher leaves, which could not be found otherwise.
+    """Become the parent of processes that a dead launcher leaves, to be able to find them.
 
-    Ranks live in sessions of their own, so a process group does not hold them.
+    Ranks have their own sessions, so they are in no common process group.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def time_to_end(command: Command) -> Run:
-    """Run a command with its output thrown away and return its wall time.
+    """Run a command, discard its output, and return its wall time.
 
-    No timeout is given to ``wait``: with one, it would poll, and up to 50 ms late.
+    ``wait`` gets no timeout, since with one it polls and may be up to 50 ms late.
     """
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -79,7 +79,7 @@ def read_output(command: Command) -> str:
     """Run a command and return what it printed to stdout.
 
     Raises:
-        NotMeasured: If it did not exit with 0, with what it said.
+        NotMeasured: If it does not exit with 0; the message has its stderr.
     """
     ended = subprocess.run(
         command.argv,
@@ -99,17 +99,17 @@ def read_output(command: Command) -> str:
 class Gate:
     """A named pipe that idle ranks read from until its only writer, this process, closes it.
 
-    Should the benchmark be killed, the kernel closes it, and the ranks end by themselves.
+    If the benchmark is killed, the kernel closes the pipe, and the ranks exit on their own.
     """
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self.path = str(path)
-        # Opened for both directions, since opening for writing alone waits for a reader.
+        # Opened for reading and writing, as opening only for writing would wait for a reader.
         self._fd = os.open(path, os.O_RDWR)
 
     def open(self) -> None:
-        """Let the ranks go on; harmless if they were let go already."""
+        """Release the ranks; does nothing the second time."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -117,7 +117,7 @@ class Gate:
 
 @contextmanager
 def gate() -> Iterator[Gate]:
-    """Make a gate for the time of one launch."""
+    """Create a gate for one launch."""
     with tempfile.TemporaryDirectory() as folder:
         made = Gate(Path(folder) / "gate")
         try:
@@ -128,15 +128,15 @@ def gate() -> Iterator[Gate]:
 
 @contextmanager
 def idle_ranks(command: Command, ranks: int, held_by: Gate) -> Iterator[psutil.Process]:
-    """Launch ranks, wait until each has said ``ready``, and lend out the launcher.
+    """Launch ranks, wait until each has printed ``ready``, and yield the launcher.
 
     Args:
         command: A launch whose ranks print ``ready`` and then wait for ``held_by``.
         ranks: How many there are.
-        held_by: Opened at the end, so that the ranks end by themselves.
+        held_by: Opened at the end, so that the ranks exit on their own.
 
     Raises:
-        NotMeasured: If the launch ended before all were ready, or ended badly.
+        NotMeasured: If the launch ends before all ranks are ready, or fails.
     """
     process = subprocess.Popen(
         command.argv,
@@ -156,7 +156,7 @@ def idle_ranks(command: Command, ranks: int, held_by: Gate) -> Iterator[psutil.P
         ready += line.count(b"ready")  # two ranks may share a line under torchrun
     yield psutil.Process(process.pid)
     held_by.open()
-    process.stdout.read()  # else a launcher with much to say would never end
+    process.stdout.read()  # else a launcher that prints a lot would never exit
     process.stdout.close()
     code = process.wait()
     _end_leftovers(command.name)
@@ -165,12 +165,12 @@ def idle_ranks(command: Command, ranks: int, held_by: Gate) -> Iterator[psutil.P
 
 
 def tree(launcher: psutil.Process) -> list[int]:
-    """Return the ids of the launcher and of everything below it."""
+    """Return the process ids of the launcher and its descendants."""
     return [launcher.pid, *(child.pid for child in launcher.children(recursive=True))]
 
 
 def pss_bytes(pid: int) -> int:
-    """Return a process's share of memory: pages in use by n processes count 1/n for each."""
+    """Return a process's proportional share of memory: a page shared by n processes counts 1/n."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "Pss":
@@ -179,17 +179,17 @@ def pss_bytes(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of one process, its children left out (proc(5), utime, stime)."""
-    # The name in parentheses may hold blanks, so fields are counted from behind it.
+    """Return the CPU time of one process without its children (proc(5), utime and stime)."""
+    # The name in parentheses may contain spaces, so fields are counted after it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def end_everything() -> int:
-    """End every process below this one and return how many there were.
+    """End all descendants of this process and return how many there were.
 
-    Launchers are asked first, since they know best how to end their ranks; then all is killed.
-    A signal that comes meanwhile is kept for later, so that it does not leave half of them.
+    Launchers get SIGTERM first, as they know best how to end their ranks; then everything is
+    killed. Signals are blocked meanwhile, so that they cannot interrupt this halfway.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     me = psutil.Process()
@@ -198,7 +198,7 @@ def end_everything() -> int:
     for child in launchers:
         _send(child, signal.SIGTERM)
     psutil.wait_procs(launchers, timeout=_GRACE_S)
-    for _ in range(_KILLS):  # ranks of a killed launcher come to us, and are killed next
+    for _ in range(_KILLS):  # this process adopts a killed launcher's ranks and kills them next
         children = _alive(me)
         if not children:
             break
@@ -212,7 +212,7 @@ def end_everything() -> int:
 
 
 def stop_on_signals() -> None:
-    """Turn the signals that end a process into an exception, so that ``finally`` is reached."""
+    """Turn signals that end a process into an exception, so that ``finally`` blocks run."""
 
     def stop(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -240,14 +240,14 @@ def _send(process: psutil.Process, signum: signal.Signals) -> None:
 
 
 def _end_leftovers(name: str) -> None:
-    """End what outlived a command, which would disturb the next one, and say so."""
+    """End and report processes that outlived a command and would disturb the next."""
     _reap()
     if psutil.Process().children() and (count := end_everything()):
         print(f"{count} processes outlived {name}", file=sys.stderr)
 
 
 def _reap() -> None:
-    """Take the status of orphans that ended as our children."""
+    """Reap adopted orphans that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

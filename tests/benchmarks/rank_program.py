@@ -1,7 +1,7 @@
-"""What each rank runs: ``rank_program.py reduce|idle|keep|destroy DPxTP [GATE]``.
+"""The program of each rank: ``rank_program.py reduce|idle|keep|destroy DPxTP [GATE]``.
 
-One file for both launchers, so that they differ only in where the mesh comes from. It imports
-what a user's program would and nothing more, since each import here is part of what is measured.
+Both launchers run the same file, so that they differ only in where the mesh comes from. It imports
+only what a user's program would, as each import is part of the measured time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def reduce_once() -> None:
 
 
 def idle_until_gate_closes() -> None:
-    """Sleep in the kernel until the benchmark closes its end of a pipe, or is gone itself.
+    """Sleep in the kernel until the benchmark closes its end of a pipe or exits.
 
-    Opened so that a gate whose other end is gone already reads as closed, and holds nobody up.
+    It is opened in a way that a gate whose other end is already gone reads as closed.
     """
     gate = os.open(sys.argv[3], os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(gate, True)
@@ -49,7 +49,7 @@ elif sys.argv[1] == "reduce":
     reduce_once()
     dist.destroy_process_group()
 else:
-    # A launcher that ends the others because one rank crashed would hide how they end.
+    # If one rank crashes, the launcher's signal must not hide how the others end.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     reduce_once()
     if sys.argv[1] == "destroy":

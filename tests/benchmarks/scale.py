@@ -1,10 +1,10 @@
-"""A coordinator with thousands of participants: the real protocol, played by few processes.
+"""A coordinator with thousands of participants: the real protocol in a few processes.
 
     python -m tests.benchmarks.scale [NODES ...]
 
-The coordinator is the real one, alone in its process. Participants are light: they shake hands,
-join, answer beats and say that they failed, but start nothing. All share the machine, so the CPU
-time of the coordinator says more than the time that passes.
+The coordinator is the real one, alone in its process. Participants are lightweight: they
+authenticate, join, answer heartbeats and report failures, but start nothing. All share the machine,
+so the coordinator's CPU time says more than wall time.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _STEADY_S = 20.0
 _NODE_TIMEOUT_S = 30.0
 _RETRY_S = 0.5
 _AT_ONCE = 200
-"""Connections that one process makes before it looks what came."""
+"""Connections that a process opens before it handles what arrived."""
 
 
 class Participants:
-    """Some of the nodes, each from an address of its own."""
+    """Some of the nodes, each with its own address."""
 
     def __init__(self, numbers: range, nodes: int, port: int) -> None:
         self.numbers, self._port = numbers, port
@@ -96,14 +96,14 @@ class Participants:
         self.reactor.run_until(lambda: len(self.heard.get(name, ())) >= everyone)
 
     def cut(self) -> None:
-        """Lose all connections at once, and come again."""
+        """Lose all connections at once, then reconnect."""
         self.heard.clear()
         for number, link in list(self.connections.items()):
             self._hub.close(link, "cut")
             self.reactor.call_later(random.random() * _RETRY_S, partial(self._connect, number))
 
     def fail(self, number: int) -> None:
-        """Say that ranks of a node failed; it is not told that itself."""
+        """Report that a node's ranks failed; that node gets no ``End`` itself."""
         link = self.connections[number]
         link.send(Failed(generation=0, outcome=NodeOutcome(headline="rank 8 failed")))
         self._hub.update(link)
@@ -111,7 +111,7 @@ class Participants:
 
 
 def play_participants(numbers: range, nodes: int, port: int, pipe: Pipe) -> None:
-    """Be some of the nodes, and say when all of them know what."""
+    """Act as some of the nodes, and report when all of them have each message."""
     _many_descriptors()
     connection_module.decode = _decode_lightly
     played = Participants(numbers, nodes, port)
@@ -143,7 +143,7 @@ def _order(pipe: Pipe, reactor: Reactor) -> str:
 
 
 class _Seen:
-    """A message that this end need not read: on real nodes each has a machine of its own for it."""
+    """A message not decoded here; real nodes would each decode it on their own machine."""
 
 
 class Welcome(_Seen):
@@ -160,7 +160,7 @@ def _many_descriptors() -> None:
 
 
 def play_coordinator(nodes: int, listener: socket.socket, pipe: Pipe) -> None:
-    """Be node 0, and answer what is asked for: memory and CPU time so far."""
+    """Act as node 0, and answer requests for its memory and CPU time so far."""
     _many_descriptors()
     reactor = Reactor()
     hub = Connections(reactor, lambda _: None)
@@ -186,7 +186,7 @@ def play_coordinator(nodes: int, listener: socket.socket, pipe: Pipe) -> None:
 
 
 def measure(nodes: int) -> dict[str, float]:
-    """Return what it takes to have so many nodes."""
+    """Return the time, CPU time and memory that so many nodes take."""
     listener = listen_on("127.0.0.1", 0)
     port = listener.getsockname()[1]
     head, theirs = multiprocessing.Pipe()
@@ -215,8 +215,8 @@ def measure(nodes: int) -> dict[str, float]:
     failed = pipes[0].recv()
     for pipe in pipes:
         pipe.send("wait")
-    told = max(pipe.recv() for pipe in pipes)
-    cpu_to_tell = _ask(head)[2] - after[2]
+    notified = max(pipe.recv() for pipe in pipes)
+    cpu_to_notify = _ask(head)[2] - after[2]
     before_storm = _ask(head)[2]
     for pipe in pipes:
         pipe.send("cut")
@@ -241,8 +241,8 @@ def measure(nodes: int) -> dict[str, float]:
         "peak_MB": round(after[1] / 1e6),
         "base_MB": round(base / 1e6),
         "beats_core": round((after[2] - resting[2]) / _STEADY_S, 3),
-        "told_s": round(told - failed, 3),
-        "cpu_to_tell_s": round(cpu_to_tell, 3),
+        "notified_s": round(notified - failed, 3),
+        "cpu_to_notify_s": round(cpu_to_notify, 3),
         "back_after_cut_s": round(back - cut, 2),
         "cpu_to_be_back_s": round(used[2] - before_storm, 2),
         "peak_after_storm_MB": round(used[1] / 1e6),

@@ -46,12 +46,12 @@ from tests.benchmarks.table import Samples, render_samples, render_table
 
 CPU_WINDOW_S = 30.0
 STALL_S = 4.0
-"""A run this much above the median holds a lookup in DNS that ran into its timeout of 5 s."""
+"""A run this much above the median contains a DNS lookup that hit its timeout of 5 s."""
 _MIB = 1024 * 1024
 
 
 def wall8(runs: int | None) -> str:
-    """Measure 8 ranks, beside torchrun's two ways and the floor."""
+    """Measure 8 ranks, alongside torchrun's two modes and the lower bound."""
     commands = [
         meshrun_ranks(8, "reduce"),
         torchrun_ranks(8, "reduce"),
@@ -62,7 +62,7 @@ def wall8(runs: int | None) -> str:
 
 
 def launchers(runs: int | None) -> str:
-    """Measure 8 ranks, beside launchers that are not torch's."""
+    """Measure 8 ranks, alongside other launchers."""
     commands = [
         meshrun_ranks(8, "reduce"),
         torchrun_ranks(8, "reduce"),
@@ -79,13 +79,13 @@ def wall32(runs: int | None) -> str:
 
 
 def wall64(runs: int | None) -> str:
-    """Measure 64 ranks; torchrun takes over a minute for them, so it has fewer runs."""
+    """Measure 64 ranks; torchrun gets fewer runs, as it takes over a minute."""
     commands = [meshrun_ranks(64, "reduce"), torchrun_ranks(64, "reduce")]
     return _wall("Wall time, 64 ranks", commands, [runs or 5, runs or 2])
 
 
 def stalls(runs: int | None) -> str:
-    """Count launches of 64 ranks in which a lookup in DNS held a rank up."""
+    """Count launches of 64 ranks in which a DNS lookup delayed a rank."""
     samples = _time_rounds([meshrun_ranks(64, "reduce")], [runs or 20])["meshrun"]
     good = [seconds for seconds in samples if seconds is not None]
     if not good:
@@ -99,9 +99,9 @@ def stalls(runs: int | None) -> str:
 
 
 def memory(runs: int | None) -> str:
-    """Measure the memory of 8 idle ranks and all that keeps them.
+    """Measure the memory of 8 idle ranks and their launcher's processes.
 
-    Pages that other programs on the machine share too, such as another torch, count less here.
+    Pages shared with other programs on the machine, such as another torch, count less.
     """
 
     def measure(launch: Callable[..., Command]) -> float:
@@ -113,7 +113,7 @@ def memory(runs: int | None) -> str:
 
 
 def cpu(runs: int | None) -> str:
-    """Measure what a launcher does while its ranks sleep; every process too, to hide nothing."""
+    """Measure a launcher's CPU time while its ranks sleep, and that of all processes."""
     whole: Samples = {"meshrun": [], "torchrun": []}
 
     def measure(launch: Callable[..., Command]) -> float:
@@ -138,7 +138,7 @@ def cpu(runs: int | None) -> str:
 
 
 def cli(runs: int | None) -> str:
-    """Measure what is asked of a launcher without ranks."""
+    """Measure commands that start no ranks."""
     count = runs or 7
     dry = ("--dry-run", RANK_PROGRAM)
     plans = [
@@ -155,10 +155,10 @@ def cli(runs: int | None) -> str:
 
 
 def ends(runs: int | None) -> str:
-    """Count the ranks that end with their own status while a global still holds the mesh.
+    """Count the ranks that exit with their own status while a global still holds the mesh.
 
-    In the last row Python itself ends ranks that share nothing, which is known to abort some of
-    them: it shows that this count would notice.
+    The last row is a control: there, Python itself ends ranks that share nothing, which is known
+    to abort some of them, so the count must be lower.
     """
     launches, ranks = runs or 25, 8
     driver = str(Path(__file__).with_name("own_status.py"))
@@ -175,26 +175,26 @@ def ends(runs: int | None) -> str:
     for command in _in_turn(commands, counts):
         found = json.loads(read_output(command))
         others[command.name].update(found)
-        _tell(f"{command.name}: {ranks - len(found)} of {ranks}")
+        _log(f"{command.name}: {ranks - len(found)} of {ranks}")
     rows = []
     for command, count in zip(commands, counts, strict=True):
         ways = others[command.name]
-        told = ", ".join(f"{times} by {way}" for way, times in ways.most_common()) or "-"
+        listed = ", ".join(f"{times} by {way}" for way, times in ways.most_common()) or "-"
         own = count * ranks - sum(ways.values())
-        rows.append((command.name, str(own), str(count * ranks), told))
+        rows.append((command.name, str(own), str(count * ranks), listed))
     header = ("end of the program", "own status", "ranks", "others")
     return render_table("Ranks that ended with their own status", header, rows)
 
 
 _ALL = (
     *(wall8, launchers, wall32, wall64, stalls, memory, cli, cpu, ends),
-    *(failing.restart, failing.told, guarding.killed, guarding.report, guarding.stacks),
+    *(failing.restart, failing.signalled, guarding.killed, guarding.report, guarding.stacks),
     *(printing.output, printing.slow, layouts.layout, standing.standing, warming.warm),
     *(checking.check, checking.observers),
     *(nodes.nodes, nodes.stop, nodes.silence, nodes.lost, nodes.rendezvous, hosts.hosts),
 )
 SECTIONS: dict[str, Callable[[int | None], str]] = {section.__name__: section for section in _ALL}
-"""In the order in which they are measured."""
+"""In the order of measurement."""
 
 
 def _wall(title: str, commands: Sequence[Command], counts: Sequence[int]) -> str:
@@ -205,7 +205,7 @@ def _time_rounds(commands: Sequence[Command], counts: Sequence[int]) -> Samples:
     samples: Samples = {command.name: [] for command in commands}
     for command in _in_turn(commands, counts):
         run = time_to_end(command)
-        _tell(f"{command.name}: {run.seconds:.2f} s, exit code {run.exit_code}")
+        _log(f"{command.name}: {run.seconds:.2f} s, exit code {run.exit_code}")
         samples[command.name].append(None if run.exit_code else run.seconds)
     return samples
 
@@ -215,18 +215,18 @@ def _idle_rounds(runs: int, measure: Callable[[Callable[..., Command]], float]) 
     for _ in range(runs):
         for name, launch in (("meshrun", meshrun_ranks), ("torchrun", torchrun_ranks)):
             samples[name].append(measure(launch))
-            _tell(f"{name}: {samples[name][-1]:.0f}")
+            _log(f"{name}: {samples[name][-1]:.0f}")
     return samples
 
 
 def _in_turn(commands: Sequence[Command], counts: Sequence[int]) -> Iterator[Command]:
-    """Yield A B C A B C ..., each command as often as its count says."""
+    """Yield A B C A B C ..., each command as many times as its count."""
     for turn in range(max(counts)):
         for command, count in zip(commands, counts, strict=True):
             if turn < count:
                 yield command
 
 
-def _tell(text: str) -> None:
-    """Show progress apart from the tables, which may go to a file."""
+def _log(text: str) -> None:
+    """Print progress to stderr, as the tables on stdout may go to a file."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Ranks that stay: the time of a test on them beside torch's own test classes, and of a call."""
+"""Ranks that keep running: the time of a call, and of a test compared with torch's test classes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ for n in range(COUNT):
 
 
 def standing(runs: int | None) -> str:
-    """Return tables of seconds a test, without the start of the session, and a call."""
+    """Measure the seconds per test, without the session's start, and per call."""
     ways = {
         "meshrun": (OURS, MANY),
         "torch's MultiProcContinuousTest": (CONTINUOUS, MANY),
@@ -96,7 +96,7 @@ def standing(runs: int | None) -> str:
 
 
 def _pytest_s(text: str, count: int) -> float | None:
-    """Return how long so many tests take with the start of pytest; ``None`` if they fail."""
+    """Return how long pytest takes to start and run so many tests; ``None`` if they fail."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "test_it.py").write_text(text.replace("COUNT", str(count)))
         Path(folder, "pytest.ini").write_text("[pytest]\n")

@@ -1,6 +1,6 @@
-"""What each rank runs to be watched: ``steps_program.py STEPS REPEATS``.
+"""The program of ranks that are observed: ``steps_program.py STEPS REPEATS``.
 
-A step is so many repeats of the same work; without a step, it is printed how many take 10 ms.
+A step repeats the same work REPEATS times; with 0 steps, it prints how many repeats take 10 ms.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 Samples = dict[str, list[float | None]]
-"""Command -> what each round gave, in order; ``None`` for a run that failed."""
+"""Command -> its result in each round, in order; ``None`` for a failed run."""
 
 
 def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -17,7 +17,7 @@ def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def render_samples(title: str, unit: str, samples: Samples, *, digits: int = 2) -> str:
-    """Return a table of medians, in which every command is compared to the first one."""
+    """Return a table of medians that compares every command with the first."""
     baseline = next(iter(samples))
     header = ("command", f"median, {unit}", "min", "max", "runs", f"ratio to {baseline}")
     rows = []
@@ -32,9 +32,9 @@ def render_samples(title: str, unit: str, samples: Samples, *, digits: int = 2) 
 
 
 def _show_ratio(values: Sequence[float | None], baseline: Sequence[float | None]) -> str:
-    """Return the median of the ratios of each round.
+    """Return the median of the per-round ratios.
 
-    Noise comes in bursts that hit neighbouring runs alike, and so mostly cancels out in a pair.
+    Noise comes in bursts that affect neighbouring runs alike, so it mostly cancels out in pairs.
     """
     ratios = [
         value / other

@@ -1,4 +1,4 @@
-"""Runs from a warm server: their time beside a plain import and torchrun, and the server's cost."""
+"""Runs from a warm server, compared with a plain import and torchrun, and the server's cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _IDLE_S = 20.0
 _IMPORTS_S = 120.0
 _MIB = 1024 * 1024
 LIBRARIES = (
-    "import transformers",  # little else is imported until a model is asked for
+    "import transformers",  # imports little else until a model is requested
     "from transformers import AutoModelForCausalLM, Trainer",
     "import lightning",
 )
@@ -34,11 +34,11 @@ _HOLDS_TORCH = "import os, sys, time, torch; print('ready', flush=True); open(sy
 
 
 def warm(runs: int | None) -> str:
-    """Measure a run of 8 ranks from a warm server, with torch alone and with each library too."""
+    """Measure a run of 8 ranks from a warm server, with torch alone and with each library."""
     with tempfile.TemporaryDirectory() as folder:
         parts = [_compare(folder, "torch", RANK_PROGRAM, import_torch(), runs or 7)]
         for number, statement in enumerate(filter(_can_be_run, LIBRARIES)):
-            program = Path(folder, f"with_library_{number}.py")  # what is learnt goes by its name
+            program = Path(folder, f"with_library_{number}.py")  # servers are kept by program name
             text = Path(RANK_PROGRAM).read_text()
             program.write_text(text.replace("import torch\n", f"import torch\n{statement}\n", 1))
             code = f"import torch; {statement}"
@@ -70,7 +70,7 @@ def _compare(folder: str, what: str, program: str, plain: Command, runs: int) ->
 
 
 def _idle_server(folder: str) -> str:
-    """Compare an idle server with an interpreter that has imported torch, at the same time."""
+    """Compare an idle server with an interpreter that has imported torch; both run together."""
     launch = _warm(meshrun_ranks(8, "reduce"), folder)
     server = _leave_server(launch, folder)
     with gate() as held:
@@ -100,7 +100,7 @@ def _warm(command: Command, folder: str) -> Command:
 
 
 def _leave_server(command: Command, folder: str) -> int:
-    """Run once, wait until the server that is left can be used, and return its process id."""
+    """Run once, wait until the server it leaves is usable, and return the server's process id."""
     _seconds(command)
     until = time.monotonic() + _IMPORTS_S
     while time.monotonic() < until:
@@ -114,7 +114,7 @@ def _leave_server(command: Command, folder: str) -> int:
 
 
 def _seconds(command: Command) -> float | None:
-    """Return how long a command takes, whatever it leaves; ``None`` if it fails."""
+    """Return how long a command takes, ignoring what it leaves behind; ``None`` if it fails."""
     began = time.perf_counter()
     ended = subprocess.run(
         command.argv,
