@@ -39,12 +39,12 @@ settings.register_profile(
 )
 settings.load_profile("meshrun")
 
-# What a shell has its background jobs ignore, launches would ignore too, and tests wait in vain.
+# A shell makes its background jobs ignore some signals; launches would inherit that.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, lambda signum, _: sys.exit(128 + signum))
 
-# Where Python is told to write no bytecode, each launch would compile all of meshrun again.
+# With PYTHONDONTWRITEBYTECODE, each launch would compile all of meshrun again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

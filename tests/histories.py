@@ -54,7 +54,7 @@ def kill(*ranks: int) -> Signal:
 
 READY = ZygoteReady(at_ns=0, import_ns=0)
 STARTED = started(0, 1, 2)
-"""All ranks of a launch that `play` makes, unless it is told how many."""
+"""All ranks of a launch that `play` makes, unless a test sets their number."""
 GONE = ZygoteGone(wait_status=0, at_ns=99 * S)
 LOST_STORE = StoreEnded(wait_status=9, at_ns=5 * S)
 KILLED_ZYGOTE = ZygoteGone(wait_status=9, at_ns=99 * S)

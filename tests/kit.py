@@ -158,7 +158,7 @@ def wait_until(condition: Callable[[], bool], describe: Callable[[], str]) -> No
         if condition():
             return
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited in vain for {describe()}")
+            raise AssertionError(f"timed out waiting for {describe()}")
         # To look takes a fifth of a core at most: what is waited for needs the cores.
         time.sleep(max(0.005, 4 * (time.thread_time() - began)))
 

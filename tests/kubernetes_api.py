@@ -20,7 +20,7 @@ def _path(version: str) -> str:
 
 
 def _known() -> dict[str, Any]:
-    """Return what the server tells of itself, by path."""
+    """Return the server's description of itself, by path."""
     group = {"version": "v1", "groupVersion": "batch/v1"}
     known: dict[str, Any] = {
         "/version": {"major": "1", "minor": "33"},

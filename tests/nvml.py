@@ -15,7 +15,7 @@ _FIRST_MIG = 100
 
 
 def card(uuid: str, bus: int, **answers: Any) -> dict[str, Any]:
-    """Return what NVML tells of a GPU; ``answers`` are by the name of its functions.
+    """Return what NVML reports about a GPU; the keys of ``answers`` are names of its functions.
 
     ``used`` and ``reserved`` are its memory, ``processes`` pairs of pid and bytes, ``migs`` the
     UUIDs of its instances, ``fabric`` a byte of its cluster's UUID, its clique and state,

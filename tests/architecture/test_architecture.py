@@ -1,4 +1,4 @@
-"""The structure holds: who imports whom, what is public, where modules are."""
+"""The structure: which module imports which, what is public, and where modules are."""
 
 import subprocess
 import sys

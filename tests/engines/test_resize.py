@@ -282,7 +282,7 @@ def test_the_loss_of_the_first_node_ends_the_launch(make_hosts: MakeHosts, tmp_p
 
 
 @pytest.mark.nightly
-def test_a_node_that_was_cut_off_comes_back(make_hosts: MakeHosts, tmp_path: Path) -> None:
+def test_a_node_that_was_cut_off_rejoins(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """The others go on without it; it stops its ranks and rejoins when the link is back."""
     hosts = make_hosts(3)
     launches = start_all(hosts, 3, tmp_path, mesh="dp=1:8,tp=1")

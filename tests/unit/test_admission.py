@@ -94,7 +94,7 @@ def test_the_ranks_store_is_for_nodes_of_the_launch(
     parties: Parties, held: ExitStack, monkeypatch: pytest.MonkeyPatch, is_elastic: bool,
     is_open: bool,
 ) -> None:  # fmt: skip
-    """From the moment that a node is told where it is."""
+    """From the moment that a node receives its place."""
     if is_open:
         monkeypatch.setenv("MESHRUN_OPEN_STORE", "1")
     changes = {"least_nodes": 1, "return_s": 60.0} if is_elastic else {}

@@ -71,7 +71,7 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
         1,
         LEFT,
     ),
-    "one that ended well because it was told to has not left early": (
+    "a rank that exited with 0 on request has not left early": (
         [lost(0, 100), ended(1, 0, 103), ended(2, 0, 104), ended(0, 256, 110)],
         0,
         "raised RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3",
@@ -101,7 +101,7 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_the_cause_comes_first(name: str) -> None:
-    """And what it is told as; all others are consequences."""
+    """And how it is described; all others are consequences."""
     events, cause, told = HISTORIES[name]
     first, *others = judged(*events)
 

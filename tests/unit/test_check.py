@@ -1,4 +1,4 @@
-"""``--check``: who meets whom, what measurements mean, and what is asked of them."""
+"""``--check``: the schedule of pairs, what measurements mean, and the requirements on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @given(st.integers(1, 40))
 def test_every_two_meet_once(number: int) -> None:
-    """In each round, whom one meets meets it."""
+    """In each round, the partner of a partner is the rank itself."""
     rounds = [list(meetings(number, own, number)) for own in range(number)]
     for turn in range(len(rounds[0])):
         for own in range(number):
@@ -123,7 +123,7 @@ def test_a_bad_node_is_told_from_a_bad_link(nodes: int) -> None:
 
 
 def test_whatever_else_is_wrong() -> None:
-    """Each is told with its host and numbers."""
+    """Each is reported with its host and numbers."""
     found = measured(LAYOUT, {})
     cases = {
         "torch is 2.12 on n1, and 2.13 elsewhere": {"facts": {"torch": "2.12"}},

@@ -166,7 +166,7 @@ def test_tasks_that_go_round_the_nodes() -> None:
 def test_a_shell_inside_an_allocation_is_no_task(
     env: dict[str, str], job_id: str, nnodes: int, note: str
 ) -> None:
-    """Not even with the numbers of one; it is told what to type."""
+    """Not even with the numbers of one; the error says what to type."""
     facts = detect(env)
 
     assert (facts.task, facts.nnodes, facts.node_rank, facts.job_id) == (None, nnodes, None, job_id)
@@ -272,7 +272,7 @@ def test_a_node_of_skypilot() -> None:
     ],
 )  # fmt: skip
 def test_pods(env: dict[str, str], hostname: str, expected: tuple[object, ...]) -> None:
-    """One launcher a pod; only what the pod is told is taken for known."""
+    """One launcher per pod; only what the environment of the pod says is known."""
     facts = detect(env, hostname)
 
     assert (facts.system, facts.nnodes, facts.node_rank, facts.head, facts.port) == expected
@@ -433,7 +433,7 @@ def test_half_of_the_variables(env: dict[str, str], hostname: str, names: list[s
 
 
 def test_pmi_alone_is_no_launch() -> None:
-    """Something started several processes, and nothing says where they are; it is told once."""
+    """Something started several processes, and nothing says where they are; one error says so."""
     with pytest.raises(UsageError, match="PMI_RANK 1 of PMI_SIZE 4") as error:
         detect_cluster(Surroundings({"PMI_RANK": "1", "PMI_SIZE": "4"}, hostname="here"))
 

@@ -90,7 +90,7 @@ def test_every_event_has_its_own_name() -> None:
     )
 
 
-def test_the_end_of_the_last_that_could_report_is_no_event() -> None:
+def test_the_end_of_the_last_reporter_wakes_nothing() -> None:
     """It would be one again and again, until the zygote has ended."""
     zygote = ZygoteClient.__new__(ZygoteClient)
     with zygote._new_sockets() as ends:

@@ -91,7 +91,7 @@ def test_memory_is_bounded() -> None:
     assert 60_000 - 45_000 < len(shown) < 60_000
 
 
-def test_own_lines_of_ranks_neck_and_neck_stand_in_nobody_s_way() -> None:
+def test_lines_of_ranks_that_keep_pace_delay_no_other() -> None:
     """What a rank alone has printed is put later, where the next line is then shared."""
     printed = [(0, b"step 1", 0), (1, b"step 1", 0), (1, b"I am 1", 0), (0, b"I am 0", 0)]
     printed += [(0, b"step 2", 0), (1, b"step 2", 0)]
@@ -104,7 +104,7 @@ def test_own_lines_of_ranks_neck_and_neck_stand_in_nobody_s_way() -> None:
     ]
 
 
-def test_a_rank_that_is_behind_and_comes_closer_is_waited_for() -> None:
+def test_a_rank_that_catches_up_is_waited_for() -> None:
     """It prints what another has for a second, that far behind; the other is held back."""
     collapser = Collapser(range(2))
     lines = [b"step %d" % number for number in range(4000)]

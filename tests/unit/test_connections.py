@@ -15,7 +15,7 @@ from meshrun.rendezvous.messages import Beat, Message
 from tests.parties import SECRET, Clock
 
 
-def test_lost_time_is_no_part_of_a_deadline() -> None:
+def test_lost_time_does_not_count_against_a_deadline() -> None:
     """Nor does what was lost before count for one that begins later."""
     with Reactor() as reactor:
         connections = Connections(reactor, note=lambda _: None)
@@ -64,6 +64,6 @@ def test_one_way_is_enough_where_beats_are_seldom(
     assert (coordinator.closed, participant.closed) == (None, None)
     echo = said[coordinator][-1]
     assert isinstance(echo, Beat)
-    assert echo.idle_s == 3.0  # which a beat of its own would have told
+    assert echo.idle_s == 3.0  # the answer carries it instead of a heartbeat
     for each in (coordinator, participant):
         each.close("done")

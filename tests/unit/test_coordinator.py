@@ -91,7 +91,7 @@ def test_all_may_leave_once_all_have_finished(parties: Parties, three: list[Part
     assert [len(party.events) for party in three] == [1, 1, 1]
 
 
-def test_the_coordinator_hears_once_that_nothing_is_left(
+def test_an_idle_node_is_reported_to_the_coordinator_once(
     parties: Parties, three: list[Party]
 ) -> None:
     """With what each of the others told."""
@@ -119,8 +119,8 @@ def test_the_end_is_told_to_all(parties: Parties, three: list[Party]) -> None:
     assert not any(party.received(NodeLost) for party in three)
 
 
-def test_a_node_that_goes_ends_the_others(parties: Parties, three: list[Party]) -> None:
-    """They are told who it was; and nobody waits for it to be idle."""
+def test_a_node_that_leaves_ends_the_others(parties: Parties, three: list[Party]) -> None:
+    """They learn which node it was, and nobody waits for it to be idle."""
     parties.remove(three[1])
     parties.until(lambda: three[0].received(NodeLost) and three[2].received(GenerationAborted))
     three[0].send(idle())
@@ -155,12 +155,12 @@ def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party
     assert three[1].asked == ["SIGQUIT on node0"]
 
 
-@pytest.mark.parametrize("deaf", [0, 1], ids=["coordinator", "participant"])
-def test_who_is_given_up_is_told_why(parties: Parties, deaf: int) -> None:
+@pytest.mark.parametrize("silenced", [0, 1], ids=["coordinator", "participant"])
+def test_who_is_given_up_is_told_why(parties: Parties, silenced: int) -> None:
     """Both sides name one cause, and not that the other one closed the connection."""
     met = [parties.coordinator(2), parties.participant(info("node1", 1))]
     parties.until(lambda: all(party.received(Met) for party in met))
-    silent, other = met[deaf], met[1 - deaf]
+    silent, other = met[silenced], met[1 - silenced]
     parties.all.remove(silent)  # its turn does not come
     parties.pass_s(33)
     parties.all.append(silent)

@@ -35,7 +35,7 @@ def be(layout: Layout, rank: int, **variables: str) -> Iterator[None]:
 
 
 def shards(layout: Layout, *dims: str | int, **variables: str) -> list[tuple[int, int]]:
-    """Return what every rank of a layout is told, in order."""
+    """Return the shard of every rank of a layout, in order."""
     found = []
     for rank in range(layout.world_size):
         with be(layout, rank, **variables):

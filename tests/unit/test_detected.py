@@ -71,7 +71,7 @@ def test_what_would_fail(env: dict[str, str], words: tuple[str, ...], error: str
 
 
 def test_a_script_with_hosts(tmp_path: Path) -> None:
-    """All of its hosts, and by what a launcher comes there; a slip in that is told."""
+    """All of its hosts, and what starts launchers there; a mistake in that is an error."""
     (tmp_path / "nodes").write_text(f"{os.uname().nodename}\nn2\n")
     env = {"PBS_JOBID": "5", "PBS_NODEFILE": str(tmp_path / "nodes")}
     alone, _ = where(env)

@@ -75,7 +75,7 @@ def hosts_of(party: Party) -> tuple[str, ...]:
 
 
 def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: list[Party]) -> None:
-    """All hear why; it begins with the number of generations that there were."""
+    """All receive the reason; the count of generations continues."""
     three = [*two, newcomer(parties, "node2")]
     parties.until(lambda: all(party.received(GenerationAborted) for party in two))
     assert two[1].received(GenerationAborted)[0].why == "node2 joins: dp 2 -> 3"
@@ -159,8 +159,10 @@ def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Part
     assert spare.received(Met)[0].causes[-1].resize.shapes == "dp=3 as before"
 
 
-def test_a_node_that_leaves_is_gone_on_without(parties: Parties, two: list[Party]) -> None:
-    """Before its connection is gone, and with the reason; it hears no more of the launch."""
+def test_the_launch_continues_without_a_node_that_leaves(
+    parties: Parties, two: list[Party]
+) -> None:
+    """Before its connection is closed, and with the reason; it receives nothing further."""
     grown(parties, two)
     forget(two)
     two[1].send(Leave(generation=1, why="it was stopped by SIGTERM"))
@@ -174,9 +176,7 @@ def test_a_node_that_leaves_is_gone_on_without(parties: Parties, two: list[Party
     assert not two[1].events
 
 
-def test_one_that_comes_when_all_is_done_disturbs_nobody(
-    parties: Parties, two: list[Party]
-) -> None:
+def test_a_node_that_joins_at_the_end_disturbs_no_other(parties: Parties, two: list[Party]) -> None:
     """And ends with the others."""
     for party in two:
         party.send(Finished(generation=0))
@@ -204,7 +204,7 @@ def test_a_node_that_is_lost_when_all_is_done_is_not_missed(
     assert not two[0].received(GenerationAborted)
 
 
-def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) -> None:
+def test_a_node_that_was_cut_off_rejoins(parties: Parties, two: list[Party]) -> None:
     """Once its ranks have ended; the coordinator takes it for a new one."""
     coordinator, cut = two
     parties.all.remove(coordinator)
@@ -230,7 +230,7 @@ def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) 
     assert len(cut.received(Met)[0].causes) == 2
 
 
-def test_one_that_comes_again_before_it_was_missed(parties: Parties, two: list[Party]) -> None:
+def test_a_node_that_rejoins_before_its_loss_is_noticed(parties: Parties, two: list[Party]) -> None:
     """A launcher is known by what it says of itself, and is not there twice."""
     coordinator, cut = two
     parties.all.remove(cut)
@@ -246,7 +246,7 @@ def test_one_that_comes_again_before_it_was_missed(parties: Parties, two: list[P
     cut.close()
 
 
-def test_a_coordinator_that_is_gone_is_not_looked_for(parties: Parties, two: list[Party]) -> None:
+def test_a_lost_coordinator_is_not_searched_for(parties: Parties, two: list[Party]) -> None:
     """Nothing listens at its door, so it will not be there again."""
     parties.remove(two[0])
     parties.until(lambda: two[1].received(NodeLost))
@@ -258,8 +258,8 @@ def test_a_coordinator_that_is_gone_is_not_looked_for(parties: Parties, two: lis
     assert error.exit_code == 69
 
 
-def test_a_door_knows_who_is_no_launcher(parties: Parties, two: list[Party]) -> None:
-    """It is told once for an address, and those who say nothing are let go."""
+def test_connections_that_are_no_launchers_are_rejected(parties: Parties, two: list[Party]) -> None:
+    """It is reported once per address; connections that send nothing are closed."""
     for _ in range(2):
         parties.stranger(b"GET / HTTP/1.1\r\n\r\n")
     silent = parties.stranger()
@@ -274,7 +274,7 @@ def test_a_door_knows_who_is_no_launcher(parties: Parties, two: list[Party]) -> 
 
 
 @pytest.mark.nightly
-def test_one_that_is_gone_before_the_first_meeting_is_not_needed(parties: Parties) -> None:
+def test_a_node_lost_before_the_first_generation_is_not_needed(parties: Parties) -> None:
     """If enough are there at the end of the time for it; it may come later."""
     coordinator = parties.coordinator(
         MOST, fit=fit, there=3, least_nodes=2, timeout_s=20.0, return_s=60.0
@@ -289,7 +289,7 @@ def test_one_that_is_gone_before_the_first_meeting_is_not_needed(parties: Partie
 
 
 def test_one_that_cannot_take_part_is_not_waited_for(parties: Parties) -> None:
-    """The others meet at once, and people are told."""
+    """The others meet at once, and a note says so."""
     coordinator = parties.coordinator(MOST, fit=fit, there=3, least_nodes=2)
     broken = newcomer(parties, "node1", rank=1)
     broken.side.give_up(GaveUp(host="node1", reason="no GPU was found", exit_code=2))
@@ -311,7 +311,7 @@ def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int
 
 
 def test_a_host_that_fails_twice_alone_is_left_out(parties: Parties, two: list[Party]) -> None:
-    """A spare has its place; it is told why, also if it comes again."""
+    """A spare has its place; it receives the reason, also if it joins again."""
     third = grown(parties, two)
     spare = newcomer(parties, "node3")
     parties.until(lambda: two[0].notes)
@@ -417,7 +417,7 @@ def test_a_node_that_does_not_come_back_ends_the_others(
 def test_a_node_too_many_is_told_at_once(
     parties: Parties, fixed: list[Party], rank: int | None, told: str
 ) -> None:
-    """It ends, and the others hear nothing of it."""
+    """It ends, and the others receive nothing."""
     surplus = parties.participant(info("node9", rank), nnodes=3)
     parties.until(lambda: surplus.received(MeetingFailed))
     error = surplus.received(MeetingFailed)[0].error

@@ -144,7 +144,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [met(0), LOST, TimePassed(at_ns=99 * S), GONE, all_idle(), again(0, 0), READY],
         [CLEAR, BY_FORCE, IDLE, GO_ON, StartZygote(), NEXT],
     ),
-    "a participant ends its ranks and hears who is left": (
+    "a participant ends its ranks and learns which nodes are left": (
         [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED, again(1, 1)],
         [START, term(2, 3), CLEAR, IDLE, NEXT],
     ),

@@ -41,7 +41,7 @@ def test_nodes_are_counted_by_their_names(hosts: list[str]) -> None:
 
 @given(st.data())
 def test_told_ranks_hold_and_names_fill_the_gaps(data: st.DataObject) -> None:
-    """Some nodes were told their rank and some not."""
+    """Some nodes were given a rank and some were not."""
     nnodes = data.draw(st.integers(2, 9))
     told = data.draw(st.sets(st.integers(1, nnodes - 1)))
     infos = [info(f"told{rank}", rank) for rank in told]
@@ -69,8 +69,8 @@ def test_any_names_can_be_sorted(names: list[str]) -> None:
     assert sorted(names, key=natural) == sorted(mixed, key=natural)
 
 
-def test_a_node_too_many_is_no_end_of_the_launch() -> None:
-    """It is told who was quicker."""
+def test_a_surplus_node_does_not_end_the_launch() -> None:
+    """Its error names the node that was faster."""
     gathered = expected(3, info("node1"), info("node2"))
 
     assert gathered.is_complete
@@ -187,6 +187,6 @@ ADDRESSES = ("10.0.0.4", "10.0.0.5", "10.0.0.6")
     ],
     ids=["rank told", "no rank"],
 )
-def test_nobody_is_named_missing_who_is_there(joined: Join, told: str) -> None:
+def test_no_node_that_has_joined_is_named_as_missing(joined: Join, told: str) -> None:
     """Also where a scheduler knows hosts by other names than they call themselves."""
     assert expected(3, joined, hosts=ADDRESSES).missing() == told

@@ -43,9 +43,7 @@ def plan(**values: object) -> LaunchPlan:
                                 "put tp last: --mesh cp=2,pp=2,tp=2")]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_comes_with_what_helps(
-    mesh: str, nnodes: int, found: list[tuple[str, str]]
-) -> None:
+def test_each_finding_has_a_remedy(mesh: str, nnodes: int, found: list[tuple[str, str]]) -> None:
     """The dims that talk most come first; those that may cross are no problem."""
     layout = Layout.parse(mesh, nnodes=nnodes)
 
@@ -149,7 +147,7 @@ def test_spares_are_named() -> None:
     assert plan(mesh="dp=2").spares == ()
 
 
-def test_a_rank_goes_by_number_or_coordinate() -> None:
+def test_a_rank_is_named_by_number_or_coordinate() -> None:
     """One that means no rank, or several, is refused."""
     two = plan(mesh="dp=2,tp=4", nnodes="2")
 

@@ -60,7 +60,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, cards: list[Any]) -> LaunchPlan:
 def examine(
     monkeypatch: pytest.MonkeyPatch, log: list[Xid] | None, *cards: dict[str, Any] | None
 ) -> tuple[list[str], HostError | None]:
-    """Return what is told of a launch with a rank on each of these GPUs, and its error."""
+    """Return the findings for a launch with a rank on each of these GPUs, and its error."""
     plan = launch(monkeypatch, list(cards))
     monkeypatch.setattr(check_gpus, "read_xids", lambda: log)
     told: list[str] = []

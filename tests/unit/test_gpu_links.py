@@ -35,7 +35,7 @@ def read(
 
 
 def test_links_are_counted_straight_and_through_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links that are down do not count; without any, the way over PCI is told."""
+    """Links that are down do not count; without any, the path over PCI is shown."""
     straight = read(monkeypatch, [[1, 1, None], [0, 0], []], {(0, 2): 30, (1, 2): 50})
     switched = read(monkeypatch, [["switch"] * 4, ["switch"] * 3], {})
     unknown = read(monkeypatch, [[], []], {})
@@ -93,7 +93,7 @@ def test_a_dry_run_tells_the_slowest_link_of_each_dim(
 def test_a_node_is_in_the_domain_of_all_its_gpus(
     monkeypatch: pytest.MonkeyPatch, fabrics: list[tuple[int, int, int] | None], domain: str
 ) -> None:
-    """By the UUID and the clique that NVML tells of each."""
+    """By the UUID and the clique that NVML reports for each."""
     cards = [card(f"GPU-{bus}", bus, fabric=fabric) for bus, fabric in enumerate(fabrics)]
     nvml = FakeNvml(cards)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: nvml)

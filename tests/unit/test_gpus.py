@@ -468,7 +468,7 @@ def test_a_dry_run_shows_the_gpu_of_each_rank(capsys: pytest.CaptureFixture[str]
 
 
 def test_without_a_driver_there_is_no_wait_for_memory(driver: Any) -> None:
-    """And somebody who asked for it is told; nor does a mesh on the CPU wait."""
+    """A note says so to a user who asked for it; nor does a mesh on the CPU wait."""
     asked = GpuMemoryWait(limit_bytes=1 << 20, timeout_s=9.0)
     on_cpu = plan("dp=1", gpus=None, device="cpu", gpu_memory_wait=asked)
     notes: list[str] = []

@@ -106,7 +106,7 @@ def test_another_version_is_told() -> None:
         ParticipantHandshake(SECRET).answer(greeting)
 
 
-def test_a_refusal_is_passed_on_to_people() -> None:
+def test_a_rejection_is_shown() -> None:
     """The participant says what the coordinator said."""
     participant = ParticipantHandshake(SECRET)
     participant.answer(CoordinatorHandshake(SECRET).greeting)
@@ -116,7 +116,7 @@ def test_a_refusal_is_passed_on_to_people() -> None:
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_is_no_launcher(garbage: bytes) -> None:
+def test_garbage_is_rejected(garbage: bytes) -> None:
     """Whichever side it meets."""
     participant = ParticipantHandshake(SECRET)
     with pytest.raises(HandshakeError, match=NO_LAUNCHER):
@@ -137,7 +137,7 @@ NAMES = st.sampled_from(["meshrun", "nonce", "proof", "refused", "x"])
 
 
 @given(said=st.binary(max_size=80) | st.dictionaries(NAMES, VALUES).map(line))
-def test_nothing_else_than_a_refusal_comes_of_any_line(said: bytes) -> None:
+def test_any_line_is_read_or_rejected(said: bytes) -> None:
     """A stranger cannot bring a launcher to its end with a line."""
     participant = ParticipantHandshake(SECRET)
     participant.answer(CoordinatorHandshake(SECRET).greeting)

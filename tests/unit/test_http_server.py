@@ -54,7 +54,7 @@ def test_who_asks_is_answered(server: tuple[Reactor, tuple[str, int]]) -> None:
     assert ask(server, ASK.replace(b"GET", b"PUT")).startswith(b"HTTP/1.1 405 ")
 
 
-def test_clients_that_never_ask_keep_nobody_out(server: tuple[Reactor, tuple[str, int]]) -> None:
+def test_silent_clients_keep_no_other_out(server: tuple[Reactor, tuple[str, int]]) -> None:
     """The oldest of them is sent away."""
     slow = [socket.create_connection(server[1]) for _ in range(SLOW)]
     try:

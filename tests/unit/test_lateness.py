@@ -47,7 +47,7 @@ def train(
     return told
 
 
-def test_clocks_that_may_be_misjudged_blame_nobody() -> None:
+def test_uncertain_clocks_blame_no_rank() -> None:
     """Half of 5 ms too many for a call in tp and dp each: more than 2 ms, less than 3."""
     told = train(slow=3, by_ms=5)
     assert [late.rank for late in find_late(told, share=0.01, unsure_ns=2 * MS)] == [3]
@@ -67,7 +67,7 @@ def test_the_slow_rank_is_named_and_no_other(slow: int, dim: str) -> None:
     assert late.share == pytest.approx(5 / 26, rel=0.2)
 
 
-def test_noise_makes_nobody_late() -> None:
+def test_noise_makes_no_rank_late() -> None:
     """However large, as long as it is everybody's."""
     assert find_late(train(noise_ms=30), share=0.1) == []
 

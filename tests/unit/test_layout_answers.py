@@ -279,7 +279,7 @@ def test_nodes_may_differ() -> None:
         ([], "must be integers"),
     ],
 )
-def test_what_is_no_layout_is_told(values: Any, lacks: str) -> None:
+def test_invalid_layouts_are_errors(values: Any, lacks: str) -> None:
     """A file that something else wrote is an error that says what it lacks."""
     with pytest.raises(LayoutError, match="not the values of a layout") as caught:
         Layout.from_dict(values)

@@ -25,7 +25,7 @@ GARBAGE = {
 
 
 def test_nodes_meet(parties: Parties) -> None:
-    """Each is told its rank, everybody's name, and where the store will be."""
+    """Each receives its rank, the names of all, and where the store will be."""
     coordinator = parties.coordinator(3)
     late, early = (parties.participant(info(f"node{n}"), nnodes=3) for n in (2, 1))
     parties.until(lambda: all(party.received(Met) for party in (coordinator, early, late)))
@@ -50,7 +50,7 @@ def test_a_range_of_nodes_may_end_at_one(parties: Parties) -> None:
 
 
 def test_another_secret_is_not_let_in(parties: Parties) -> None:
-    """Both are told, once, and the launch waits on; the right one comes in."""
+    """Both are reported once, and the launch keeps waiting; the right one is admitted."""
     coordinator = parties.coordinator(2)
     wrong = parties.participant(info("thief"), secret=b"other")
     parties.until(lambda: any("was rejected" in note for note in coordinator.notes))
@@ -83,7 +83,7 @@ GAVE_UP = GaveUp(host="node1", reason="SyntaxError: invalid syntax", exit_code=3
 
 @pytest.mark.parametrize("has_joined", [False, True])
 def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: bool) -> None:
-    """Whoever is there is told why, and who comes later; then nobody is left to be told."""
+    """Nodes that are there receive the reason, and so do later ones, until none is left to join."""
     coordinator = parties.coordinator(4)
     waiting, broken = (
         parties.participant(info("node2"), nnodes=4),
@@ -133,7 +133,7 @@ def _is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def test_a_silent_stranger_is_dropped(parties: Parties) -> None:
+def test_a_silent_connection_is_closed(parties: Parties) -> None:
     """After ten seconds, and not before."""
     parties.coordinator(2)
     stranger = parties.stranger()
@@ -147,7 +147,7 @@ def test_a_silent_stranger_is_dropped(parties: Parties) -> None:
 
 
 @pytest.mark.parametrize("origins", [1, 60], ids=["from one address", "from many"])
-def test_strangers_do_not_keep_participants_out(
+def test_other_connections_do_not_keep_participants_out(
     parties: Parties, monkeypatch: pytest.MonkeyPatch, origins: int
 ) -> None:
     """They say nothing and come again when sent away: a node gets in before their time is over."""
@@ -365,7 +365,7 @@ def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
     assert len(coordinator.received(MeetingFailed)) == 1
 
 
-def test_those_who_wait_hear_who_is_missing(parties: Parties) -> None:
+def test_waiting_nodes_learn_which_are_missing(parties: Parties) -> None:
     """Every few seconds; the coordinator shows the command for the others once."""
     coordinator = parties.coordinator(
         3, join_command="meshrun --rdzv-endpoint ENDPOINT x.py ENDPOINT"

@@ -342,7 +342,7 @@ def test_a_message_names_its_kind() -> None:
 
 
 def test_what_all_nodes_are_told_is_encoded_once() -> None:
-    """And small: each of 10,000 nodes is told the names of all."""
+    """And small: each of 10,000 nodes receives the names of all."""
     names = [f"node{number}.cluster.example" for number in range(10_000)]
     welcome = Welcome(
         node_rank=0, hosts=names, nproc_per_node=[8] * 10_000, roles=["default"] * 10_000,

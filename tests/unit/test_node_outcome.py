@@ -91,7 +91,7 @@ def test_evidence_arrives_for_failed_ranks_alone() -> None:
 
 @given(CAUSES)
 def test_a_cause_arrives_as_it_was(cause: Cause) -> None:
-    """Restarts are told alike on every node."""
+    """Restarts are reported in the same way on every node."""
     arrived = decode(encode(Begin(generation=1, cause=cause)))
     assert isinstance(arrived, Begin)
 

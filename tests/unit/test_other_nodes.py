@@ -76,7 +76,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [CLEAR, IDLE],
     ),
     "a signal while waiting for the others": ([READY, signalled(15, 3)], [BY_FORCE]),
-    "a failure is told to the coordinator": (
+    "a failure is reported to the coordinator": (
         [*PARTICIPANT, exited(2, 7 << 8, 5)],
         [START, term(3), FAILED],
     ),
@@ -136,7 +136,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, *finished(2), exited(3, 9, 5)],
         [START, term(2), OpenGate(), FAILED],
     ),
-    "the coordinator hears that all are idle, and ends it": (
+    "the coordinator learns that all are idle, and ends the launch": (
         [*COORDINATOR, *WELL, CLEARED, all_idle(told())],
         [START, FINISHED, CLEAR, IDLE, THE_END],
     ),
@@ -164,7 +164,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [met(1), COORDINATOR_LOST, READY],
         [FINISH],
     ),
-    "a signal is told to the coordinator": (
+    "a signal is reported to the coordinator": (
         [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED, CLEARED],
         [START, term(2, 3), FAILED, CLEAR, IDLE],
     ),
@@ -240,7 +240,7 @@ def test_history(name: str) -> None:
 
 
 def test_a_plan_that_fails_once_all_have_met_is_told() -> None:
-    """The others are about to start ranks; and the coordinator hears that none is left here."""
+    """The others are about to start ranks, and the coordinator learns that none is left here."""
     state = State(
         shutdown_timeout_s=30.0,
         ranks={},

@@ -53,13 +53,13 @@ def test_standalone_is_one_node(nnodes: str, in_variables: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize("in_variables", [(), ("standalone",), ("standalone", "nnodes")])
 def test_standalone_with_several_nodes_is_refused(in_variables: tuple[str, ...]) -> None:
-    """torchrun waits in vain."""
+    """torchrun waits until its timeout."""
     with pytest.raises(UsageError, match=r"--standalone.* runs on this node alone"):
         request(*in_variables, standalone=True, nnodes="2:4")
 
 
 def test_a_launch_inside_a_rank_is_not_warm() -> None:
-    """A server would end with the rank, and whoever asked for one is told."""
+    """A server would end with the rank, so a note says that there is none."""
     values, sources = {"warm": True}, {"warm": COMMAND_LINE}
     outside = build_request(Options(values, sources, {}), PROGRAM)
     inside = build_request(Options(values, sources, {IN_RANK: "0"}), PROGRAM)

@@ -71,7 +71,7 @@ def taken(parties: Parties, listener: socket.socket) -> socket.socket:
 def test_something_else_answers(
     parties: Parties, other: socket.socket, said: bytes, told: str
 ) -> None:
-    """People are told once, the participant tries on for a while, and then it is the reason."""
+    """One note says so, the participant keeps retrying, and then it is the reason."""
     participant = parties.participant(info("node1"), timeout_s=20.0)
     for _ in range(2):
         with closing(taken(parties, other)) as connection:
@@ -92,7 +92,7 @@ def test_something_else_answers(
 
 
 def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> None:
-    """People are told soon; it is given as long as a node may be silent."""
+    """A note appears soon; it has as long as a node may be silent."""
     participant = parties.participant(info("node1"), node_timeout_s=20.0)
     with closing(taken(parties, other)):
         parties.pass_s(4)
@@ -104,7 +104,7 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
     assert participant.received(MeetingFailed)[0].error.message.endswith(told)
 
 
-def test_a_coordinator_that_lets_everybody_in_is_refused(
+def test_a_coordinator_with_another_secret_is_rejected(
     parties: Parties, other: socket.socket
 ) -> None:
     """It does not know the secret, so it is not obeyed."""
@@ -130,7 +130,7 @@ def test_a_coordinator_that_lets_everybody_in_is_refused(
     ],
     ids=["more workers", "the first node", "another host", "another launch"],
 )
-def test_a_coordinator_that_welcomes_another_node_is_not_obeyed(
+def test_a_welcome_with_wrong_values_is_rejected(
     parties: Parties, other: socket.socket, wrong: dict[str, Any], told: str
 ) -> None:
     """It knows the secret, and would have this node do what it did not offer."""
@@ -147,7 +147,7 @@ def test_a_coordinator_that_welcomes_another_node_is_not_obeyed(
     assert not participant.received(Met)
 
 
-def test_what_a_stranger_says_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
+def test_text_of_other_hosts_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
     """A refusal needs no proof, and is shown as one line."""
     participant = parties.participant(info("node1"))
     with closing(taken(parties, other)) as connection:
@@ -167,7 +167,7 @@ def nobody(parties: Parties) -> Iterator[None]:
         yield
 
 
-def test_while_nobody_listens_people_are_told(parties: Parties) -> None:
+def test_a_note_says_that_no_coordinator_listens(parties: Parties) -> None:
     """Where it tries and what came of it, every few seconds."""
     with nobody(parties):
         participant = parties.participant(info("node1"))
@@ -179,7 +179,7 @@ def test_while_nobody_listens_people_are_told(parties: Parties) -> None:
     assert told[0].startswith(f"waiting for node 0 at 127.0.0.1:{parties.port}: ")
 
 
-def test_a_coordinator_that_never_comes_is_told(parties: Parties) -> None:
+def test_a_coordinator_that_never_starts_is_reported(parties: Parties) -> None:
     """With the last reason, for how long it was the same, and what to look at."""
     with nobody(parties):
         participant = parties.participant(info("node1"), timeout_s=18.0)
@@ -215,7 +215,7 @@ def test_a_coordinator_that_closes_is_lost_at_once(parties: Parties) -> None:
 
 
 def test_a_connection_that_is_reset_was_closed(parties: Parties, other: socket.socket) -> None:
-    """The kernel resets what was not read to its end; people are told the same."""
+    """The kernel resets what was not read to its end; the message is the same."""
     participant = parties.participant(info("node1"))
     with closing(taken(parties, other)) as connection:
         parties.until(lambda: cast("Participant", participant.side)._connection)
@@ -308,7 +308,9 @@ def test_a_participant_may_go_while_it_looks_for_the_coordinator(parties: Partie
 
 
 @pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S], ids=["ahead", "behind"])
-def test_the_time_of_a_failure_comes_out_as_ours(parties: Parties, ahead_ns: int) -> None:
+def test_the_time_of_a_failure_is_converted_to_the_local_clock(
+    parties: Parties, ahead_ns: int
+) -> None:
     """So that a node tells how long a restart took by its own clock."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)

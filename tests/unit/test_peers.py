@@ -24,7 +24,7 @@ from tests.parties import SECRET, info
 
 
 class Launcher:
-    """One launcher's peers, with what it was told and asked for."""
+    """One launcher's peers, with its notes and requests."""
 
     def __init__(self, name: str, *, is_open: bool = False, **config: Any) -> None:
         self.reactor = Reactor()
@@ -111,7 +111,7 @@ def test_a_told_rank_counts_before_the_address(launchers: list[Launcher]) -> Non
     assert [each.received(Met).node_rank for each in launchers] == [1, 0]
 
 
-def test_nobody_told_where_is_first(launchers: list[Launcher]) -> None:
+def test_a_first_node_without_an_endpoint_listens_on_an_address(launchers: list[Launcher]) -> None:
     """It listens on an address that faces others, or on all."""
     launchers.append(Launcher("a"))
 
@@ -119,7 +119,7 @@ def test_nobody_told_where_is_first(launchers: list[Launcher]) -> None:
     assert not launchers[0].place[0].startswith("127.")
 
 
-def test_a_first_node_whose_port_is_taken_is_told(launchers: list[Launcher]) -> None:
+def test_a_first_node_whose_port_is_taken_gets_an_error(launchers: list[Launcher]) -> None:
     """By something else: it does not wait for it to answer."""
     with closing(listen_on("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -152,7 +152,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("early", ["impostor", "real"])
 def test_two_nodes_that_are_told_to_be_the_first(launchers: list[Launcher], early: str) -> None:
-    """Whoever comes first: both name both at once, and the rank that they were told."""
+    """In either order: both errors name both nodes, and the rank that they were given."""
     port = free_port()
     if early == "impostor":
         knocking(launchers, "impostor", port)
@@ -169,7 +169,7 @@ def test_two_nodes_that_are_told_to_be_the_first(launchers: list[Launcher], earl
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_first_node_that_reaches_itself_goes_on(launchers: list[Launcher]) -> None:
+def test_a_first_node_that_reaches_itself_continues(launchers: list[Launcher]) -> None:
     """The endpoint is an address that is translated to this node's, which it does not have."""
     port = free_port()
     knocking(launchers, "a", port, local_addr="127.0.0.1")
@@ -264,7 +264,7 @@ def test_torchs_rendezvous_begins_again_in_a_new_process(launchers: list[Launche
     assert len(first.orders) == 2
 
 
-def test_an_address_that_nobody_has_is_no_endpoint_of_ours(launchers: list[Launcher]) -> None:
+def test_a_node_that_is_not_first_connects_to_the_endpoint(launchers: list[Launcher]) -> None:
     """The launcher looks for the first node there."""
     with closing(socket.socket()) as reserved:
         reserved.bind(("127.0.0.1", 0))  # and does not listen

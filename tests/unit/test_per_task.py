@@ -21,7 +21,7 @@ ECHO = str(PROGRAMS / "echo.py")
     ],
 )
 def test_what_is_refused(env: dict[str, str], words: tuple[str, ...], error: str) -> None:
-    """Before anything starts; what all tasks find is told by the first of them."""
+    """Before anything starts; the first task reports what all of them find."""
     done = run_meshrun("--per-task", "--mesh", "dp=4", "--device", "cpu", *words, ECHO, env=env)
 
     assert done.returncode == 2

@@ -57,7 +57,7 @@ def turn(reactor: Reactor) -> None:
     reactor.turn(most_s=0)
 
 
-def test_a_turn_hears_then_looks_then_does_what_is_due(
+def test_a_turn_calls_readers_then_polls_then_timers(
     reactor: Reactor, clock: Clock, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     """In the order in which each was asked for, or is due."""
@@ -83,14 +83,14 @@ def test_what_one_call_removes_or_cancels_is_not_called(
     """Though both were ready, or due, in the same turn; and a removed one may be closed before."""
     done: list[str] = []
 
-    def hear(name: str, other: socket.socket) -> None:
+    def receive(name: str, other: socket.socket) -> None:
         done.append(name)
         other.close()
         reactor.remove(other)
 
     near, far = ends
-    reactor.add_reader(near, lambda: hear("near", far))
-    reactor.add_reader(far, lambda: hear("far", near))
+    reactor.add_reader(near, lambda: receive("near", far))
+    reactor.add_reader(far, lambda: receive("far", near))
     near.send(b"1")
     far.send(b"1")
     first = reactor.call_at(clock.now_ns, lambda: second.cancel())  # noqa: PLW0108 - made later
@@ -165,7 +165,7 @@ def test_a_call_that_is_due_again_at_once_waits_for_the_next_turn(
 
 
 def test_lost_time_moves_all_that_is_to_come(reactor: Reactor, clock: Clock) -> None:
-    """Whoever counts time by itself is told."""
+    """Callers that measure time themselves are notified."""
     done: list[str] = []
     told: list[int] = []
     reactor.on_skip(told.append)

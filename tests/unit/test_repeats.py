@@ -8,7 +8,7 @@ from meshrun.console.repeats import AHEAD_NS, WAIT_NS, Repeats
 USAGE, WRONG = b"usage: x.py [-h]\n", b"x.py: error: --lr is required\n"
 
 
-def test_ranks_that_fail_alike_are_heard_once() -> None:
+def test_equal_failures_of_ranks_are_shown_once() -> None:
     """However their words are cut, and whether an end or the last words are noticed first."""
     repeats = Repeats()
 
@@ -53,7 +53,7 @@ def test_a_rank_that_overtakes_the_first_is_not_held_for_long() -> None:
     assert repeats.next_due_ns == WAIT_NS
 
 
-def test_a_rank_that_lives_on_is_heard() -> None:
+def test_output_of_a_rank_that_keeps_running_is_shown() -> None:
     """Before what it says next, when it ends well, or after a while."""
     warning = b"a warning\n"
     repeats = Repeats()

@@ -136,7 +136,7 @@ def test_domains_that_do_not_fit(
 
 
 def test_nodes_are_numbered_domain_by_domain_that_of_node_0_first() -> None:
-    """Unless they were told their ranks."""
+    """Unless they were given their ranks."""
     own, *others = nodes("babaabc")
     expected = ExpectedNodes(nnodes=7, own=own)
     for number, node in enumerate(others):
@@ -182,7 +182,7 @@ def test_all_nodes_are_told_the_domains(parties: Parties) -> None:
 
 
 def test_no_rank_starts_where_domains_do_not_fit(parties: Parties) -> None:
-    """Every node hears of it."""
+    """Every node receives it."""
     all_of_them = joined(parties, "aaab", request())
     parties.until(lambda: all(party.received(MeetingFailed) for party in all_of_them))
 

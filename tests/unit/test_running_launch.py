@@ -39,7 +39,7 @@ def begin(store: Any, port: int) -> None:
 
 
 def test_a_launch_is_found_for_as_long_as_its_first_node_listens() -> None:
-    """By its name; once that node is gone, nodes meet anew."""
+    """By its name; once that node is gone, nodes meet again."""
     store: Any = Texts()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -327,7 +327,7 @@ def planned(nnodes: int = 2, **asked: Any) -> RendezvousConfig | None:
 @pytest.mark.parametrize(
     "asked", [{"nnodes": 1}, {"standalone": True}, {"nnodes": 1, "endpoint": "h:1"}]
 )
-def test_one_node_meets_nobody(asked: dict[str, Any]) -> None:
+def test_one_node_needs_no_rendezvous(asked: dict[str, Any]) -> None:
     """Not even with an endpoint."""
     assert planned(**asked) is None
 
@@ -398,7 +398,7 @@ def test_how_long_nodes_may_take() -> None:
 
 
 def test_a_job_with_fewer_nodes_starts_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told before srun would; a dry run may plan for a larger job."""
+    """The error comes before that of srun; a dry run may plan for a larger job."""
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     asked = replace(request(), nnodes=3)
 

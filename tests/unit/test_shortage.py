@@ -1,4 +1,4 @@
-"""What a machine lacks is told as that, and what is our bug is not."""
+"""A shortage of the machine is reported as one, and a bug of meshrun is not."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_an_exception_came_from_the_users_file() -> None:
     assert user_place("", "/") == ""
 
 
-def test_a_call_that_nobody_wrote_is_not_named(tmp_path: Path) -> None:
+def test_a_call_outside_the_users_files_is_not_named(tmp_path: Path) -> None:
     """``os.environ["X"]`` calls ``__getitem__``; the user's own function says more."""
     program = tmp_path / "train.py"
     program.write_text(

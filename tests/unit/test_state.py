@@ -67,11 +67,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*STARTED, exited(1, 9, 5), exited(0, 1 << 8, 5.1)],
         [term(0, 2)],
     ),
-    "a deaf rank is killed after the grace period": (
+    "a rank that ignores the signal is killed after the grace period": (
         [*STARTED, exited(1, 9, 5), passed(34.9), passed(35)],
         [term(0, 2), kill(0, 2)],
     ),
-    "a rank that raised before its start was told ends by itself": (
+    "a rank that raised before its start was reported ends by itself": (
         [*STARTED[:1], raised(1, 5), *STARTED[1:], passed(35)],
         [term(0), term(2), kill(0, 1, 2)],
     ),
@@ -83,7 +83,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*STARTED, exited(1, 9, 5), passed(35), passed(35 + ZYGOTE_GRACE_S)],
         [term(0, 2), kill(0, 2), BY_FORCE],
     ),
-    "a rank that starts too late is told at once": (
+    "a rank that starts too late is signalled at once": (
         [*STARTED[:2], exited(1, 9, 5), STARTED[2]],
         [term(0), term(2)],
     ),
@@ -155,7 +155,7 @@ def test_history(name: str) -> None:
 
 
 def test_one_signal_to_every_node_is_one() -> None:
-    """A node that hears of another's first keeps its grace; a second signal of its own counts."""
+    """A node that learns of another's first signal keeps its grace; a second of its own counts."""
     state = State(
         shutdown_timeout_s=30.0,
         ranks={rank: RankState() for rank in range(3)},

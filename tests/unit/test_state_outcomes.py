@@ -82,7 +82,7 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
         3,
         1,
     ),
-    "a rank that left once it was told to": (
+    "a rank that exited on request": (
         [
             raised(0, 5, PEER_GONE), RankLeaves(rank=1, at_ns=6 * S), exited(1, 3 << 8, 6),
             exited(0, 1 << 8, 6), exited(2, 15, 6), GONE,

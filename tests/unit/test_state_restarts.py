@@ -194,7 +194,7 @@ ENDS = st.builds(
 
 
 @given(st.lists(ENDS, max_size=12))
-def test_whoever_gets_on_is_started_again_at_once(ends: list[End]) -> None:
+def test_ranks_that_make_progress_restart_at_once(ends: list[End]) -> None:
     """And nobody waits for more than a minute; who says nothing is never given up."""
     waits, why_not = play(ends)
     best = -1
@@ -266,7 +266,7 @@ def test_a_zygote_that_is_lost_meanwhile_is_a_failure_more() -> None:
 
 
 def test_nodes_wait_each_for_itself() -> None:
-    """All know the same failures; so one that is told of another's end has nothing to end."""
+    """All know the same failures, so a node that learns of another's end has nothing to stop."""
     causes = waiting().causes
     met = NodesState(phase=NodesPhase.RUNNING)
     before = State(

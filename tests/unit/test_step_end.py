@@ -16,7 +16,7 @@ def told(capfd: pytest.CaptureFixture[str], *ends: tuple[int, bool, bool]) -> by
     return capfd.readouterr().err.encode()
 
 
-def test_people_see_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_reports_of_a_step_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
     """However it comes; what only begins like it is printed."""
     lines = told(capfd, (7, True, True), (0, False, False))
     other = b"\x1emeshrun-2 11 9\x1e\n"

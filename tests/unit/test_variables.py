@@ -51,7 +51,7 @@ def from_variables(env: dict[str, str]) -> Options:
         ("meshrun_mish", None),
     ],
 )
-def test_a_name_that_nobody_knows_is_told(name: str, said: str | None) -> None:
+def test_a_name_that_does_not_resolve_is_reported(name: str, said: str | None) -> None:
     """Others have names that begin with PET, which have to look like an option's to be told."""
     told = list(unknown_variables({name: "1", "PATH": "/bin"}))
 
@@ -59,7 +59,7 @@ def test_a_name_that_nobody_knows_is_told(name: str, said: str | None) -> None:
 
 
 def test_a_launch_inside_a_rank_tells_none() -> None:
-    """The outer launch has told of the user's, and set the others."""
+    """The outer launch has reported the user's, and set the others."""
     env = {"MESHRUN_MISH": "2", "MESHRUN_RUN_ID": "x", "MESHRUN_GENERATION": "0"}
     assert list(unknown_variables(env)) == []
 

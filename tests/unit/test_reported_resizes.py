@@ -1,4 +1,4 @@
-"""Each change of nodes is told, also where another comes before its ranks run."""
+"""Each change of nodes is reported, even if another follows before its ranks run."""
 
 from __future__ import annotations
 

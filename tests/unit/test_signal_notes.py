@@ -1,4 +1,4 @@
-"""How many ranks people are told that a signal ends."""
+"""The number of ranks in the note that a signal stops them."""
 
 from __future__ import annotations
 
