@@ -158,7 +158,7 @@ def ends(runs: int | None) -> str:
     """Count the ranks that exit with their own status while a global still holds the mesh.
 
     The last row is a control: there, Python itself ends ranks that share nothing, which is known
-    to abort some of them, so the count must be lower.
+    to abort some of them, to show that the count would notice.
     """
     launches, ranks = runs or 25, 8
     driver = str(Path(__file__).with_name("own_status.py"))

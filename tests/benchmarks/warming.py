@@ -38,7 +38,7 @@ def warm(runs: int | None) -> str:
     with tempfile.TemporaryDirectory() as folder:
         parts = [_compare(folder, "torch", RANK_PROGRAM, import_torch(), runs or 7)]
         for number, statement in enumerate(filter(_can_be_run, LIBRARIES)):
-            program = Path(folder, f"with_library_{number}.py")  # servers are kept by program name
+            program = Path(folder, f"with_library_{number}.py")  # imports are learnt by file name
             text = Path(RANK_PROGRAM).read_text()
             program.write_text(text.replace("import torch\n", f"import torch\n{statement}\n", 1))
             code = f"import torch; {statement}"
