@@ -81,11 +81,12 @@ class Exchange:
 
     def send(self, message: bytes, timeout_s: float | None) -> None:
         """Send the message and begin to receive answers."""
+        for member in self.left.values():  # first, as a signal handler may raise below
+            self._reactor.add_reader(member.channel, partial(self._receive, member))
         for member in self.left.values():
             # Receiving will fail as well. TimeoutError, an OSError, is what many handlers raise.
             with contextlib.suppress(ConnectionError):
                 member.channel.send(message)
-            self._reactor.add_reader(member.channel, partial(self._receive, member))
         if timeout_s is not None:
             self._limit(timeout_s)
 

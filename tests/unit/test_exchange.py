@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 
@@ -31,12 +32,17 @@ def test_what_a_signal_handler_raises_while_a_message_is_sent_ends_the_call() ->
     member = Member(rank=0, pid=os.getpid(), label="rank 0", channel=_Signalled(here))
     before = signal.signal(signal.SIGALRM, give_up)
     try:
-        with Reactor() as reactor, pytest.raises(TimeoutError, match="the caller's own limit"):
-            Exchange([member], reactor, lambda _: False, lambda *_: False).send(b"call", None)
+        with Reactor() as reactor:
+            exchange = Exchange([member], reactor, lambda _: False, lambda *_: False)
+            with pytest.raises(TimeoutError, match="the caller's own limit"):
+                exchange.send(b"call", None)
+            Channel(there).send(pickle.dumps("its answer"))
+            reactor.run_until(lambda: exchange.is_done)
     finally:
         signal.signal(signal.SIGALRM, before)
         here.close()
         there.close()
+    assert exchange.answers.by_member == {member: "its answer"}
 
 
 def test_a_rank_that_is_gone_is_noticed_when_its_answer_is_received() -> None:
