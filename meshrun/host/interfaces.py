@@ -64,24 +64,20 @@ def resolve(name: str) -> list[str]:
 
 
 def interface_variables(interface: str | None) -> dict[str, str]:
-    """Return the variables that restrict gloo and NCCL to an interface.
+    """Return the variables that restrict gloo and NCCL to an interface; none in gVisor.
 
-    To NCCL, a name is a prefix unless ``=`` precedes it.
+    To NCCL, a name is a prefix unless ``=`` precedes it. gloo uses the first address of an
+    interface. gVisor lists them in a different order each time, so some ranks would use an IPv4
+    address and others an IPv6 one, which cannot connect.
     """
-    if interface is None:
+    if interface is None or _is_gvisor():
         return {}
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
-def interface_for_ranks(interface: str | None) -> str | None:
-    """Return the interface to restrict ranks to; ``None`` in gVisor, for no restriction.
-
-    gloo uses the first address of an interface. gVisor lists them in a different order each time,
-    so some ranks would use an IPv4 address and others an IPv6 one, which cannot connect.
-    """
+def _is_gvisor() -> bool:
     system = os.uname()
-    is_gvisor = "gvisor" in system.release or system.version == _GVISOR
-    return None if is_gvisor else interface
+    return "gvisor" in system.release or system.version == _GVISOR
 
 
 def is_address(host: str) -> bool:

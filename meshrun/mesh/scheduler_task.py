@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import MeshError
 from meshrun.host.interfaces import (
-    interface_for_ranks,
     interface_variables,
     own_address_towards,
     own_addresses,
@@ -101,13 +100,13 @@ def _rendezvous(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict
         return {
             "MASTER_ADDR": "127.0.0.1",
             **port,
-            **interface_variables(interface_for_ranks(interfaces.get("127.0.0.1"))),
+            **interface_variables(interfaces.get("127.0.0.1")),
         }
     given = env.get("MASTER_ADDR")
     head, own = _addresses(facts, task, (given,) if given else facts.head, set(interfaces))
     if not given and (head is None or own is None):
         raise _no_address(facts, task)
-    interface = interface_for_ranks(interfaces.get(own)) if own else None
+    interface = interfaces.get(own) if own else None
     return {"MASTER_ADDR": head or "", **port, **interface_variables(interface)}
 
 

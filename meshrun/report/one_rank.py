@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from meshrun.host.interfaces import interface_for_ranks
 from meshrun.layout import Layout
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, RankPlan
@@ -36,7 +35,7 @@ def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
         master_addr=plan.store_address if rendezvous is None else rendezvous.host or _CHOSEN_LATER,
         master_port=port,
         run_folder="",
-        interface=interface_for_ranks("lo") if rendezvous is None else None,
+        interface="lo" if rendezvous is None else None,
     )
     found = rank_environment(plan, rank, facts, os.environ, error_file=_CHOSEN_LATER)
     if not port:

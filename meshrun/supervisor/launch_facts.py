@@ -8,7 +8,7 @@ import socket
 from dataclasses import replace
 
 from meshrun.host.detect_host import detect_host
-from meshrun.host.interfaces import interface_for_ranks, interface_of
+from meshrun.host.interfaces import interface_of
 from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.plan.plan import LaunchPlan, complete_plan
 from meshrun.plan.rank_env import LaunchFacts
@@ -26,7 +26,7 @@ def facts_at_start(
         master_addr=plan.store_address,
         master_port=listener.getsockname()[1] if listener is not None else 0,
         run_folder=folder.path,
-        interface=interface_for_ranks(LOOPBACK_INTERFACE),
+        interface=LOOPBACK_INTERFACE,
         timer_file=timer_file(os.environ, folder.path),
     )
 
@@ -49,7 +49,7 @@ def complete(plan: LaunchPlan, facts: LaunchFacts, met: Met) -> tuple[LaunchPlan
         run_id=met.run_id,
         master_addr=met.store_address,
         master_port=met.store_port,
-        interface=interface_for_ranks(interface_of(met.own_address)),
+        interface=interface_of(met.own_address),
         previous=json.dumps(met.previous) if met.previous else "",
     )
     return plan, facts

@@ -10,7 +10,7 @@ import pytest
 from meshrun.errors import UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.detect_host import accelerator_of_torch
-from meshrun.host.interfaces import interface_for_ranks, interface_variables
+from meshrun.host.interfaces import interface_variables
 from meshrun.host.sockets import listen_on
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.run_folder import RunFolder
@@ -78,14 +78,13 @@ def test_in_gvisor_no_interface_is_named_to_gloo(
     """It lists the addresses of an interface in any order, and gloo takes the first."""
     real = os.uname()
     version = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
-    assert interface_for_ranks("lo") == "lo"
-    assert interface_variables(interface_for_ranks("lo"))["GLOO_SOCKET_IFNAME"] == "lo"
+    assert interface_variables("lo") == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 
     fields = (real.sysname, real.nodename, release, version, real.machine)
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(fields))
 
-    assert interface_for_ranks("lo") is None
-    assert interface_variables(interface_for_ranks("eth0")) == {}
+    assert interface_variables("lo") == {}
+    assert interface_variables("eth0") == {}
 
 
 def test_ranks_start_without_the_package_that_gives_blas_its_threads(
