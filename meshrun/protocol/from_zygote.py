@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from meshrun.errors import MeshrunError
+from meshrun.host.shortage import TOO_FEW_PROCESSES
 from meshrun.protocol.checked import ExitCode, Line
 from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.rank_end import RankExited, RankRaised
@@ -65,9 +66,7 @@ class StartFailed:
     """:data:`STORE` for the store, ``None`` for all."""
     error: str
     at_ns: int
-    hint: str | None = (
-        "check `ulimit -u` and `free -h`: the machine may be out of processes or memory"
-    )
+    hint: str | None = TOO_FEW_PROCESSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

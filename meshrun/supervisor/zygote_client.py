@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
 from meshrun.host.processes import Ended
-from meshrun.host.shortage import HINTS
+from meshrun.host.shortage import HINTS, TOO_FEW_PROCESSES
 from meshrun.host.sockets import packet_pair
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
@@ -29,7 +29,6 @@ from meshrun.zygote.guard import LAUNCH_MARK
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun, WarmZygote
 
-_TOO_FEW = "check `ulimit -u` and `free -h`: the machine may be out of processes or memory"
 _EXIT_TAKES_S = 10.0
 """How long the zygote may take to exit once its socket is closed."""
 
@@ -173,7 +172,7 @@ class _NewZygote:
                 env={**zygote_environment(os.environ), LAUNCH_MARK: mark},
             )
         except OSError as error:
-            hint = _TOO_FEW
+            hint = TOO_FEW_PROCESSES
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 hint = HINTS[error.errno]
             raise HostError(
