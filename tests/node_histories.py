@@ -1,4 +1,4 @@
-"""What happens on two nodes of two ranks each, seen from coordinator and participant."""
+"""Events on two nodes of two ranks each, as the coordinator and the participant see them."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def over(code: int, headline: str = "rank 2 failed", signum: int | None = None) 
     )
 
 
-def told(*ranks: tuple[int, int], trouble: Trouble | None = None) -> NodeOutcome:
-    """Return what the other node says: these of its ranks ended so."""
+def reported(*ranks: tuple[int, int], trouble: Trouble | None = None) -> NodeOutcome:
+    """Return the outcome that the other node reports: how these of its ranks ended."""
     return NodeOutcome(
         headline="rank 2 failed",
         is_well=not ranks,
@@ -78,10 +78,10 @@ DIES: list[Event] = [exited(2, 7 << 8, 5), exited(3, 15, 6)]
 WELL: list[Event] = [exited(0, 0, 5), exited(1, 0, 5)]
 WELL_THERE: list[Event] = [exited(2, 0, 5), exited(3, 0, 5)]
 
-TWO_DIED = told((2, 7 << 8), (3, 15))
-TROUBLE = told(trouble=Trouble(message="no room", hint=None, exit_code=71))
+TWO_DIED = reported((2, 7 << 8), (3, 15))
+TROUBLE = reported(trouble=Trouble(message="no room", hint=None, exit_code=71))
 
 
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
-    """Return the last state of a launch on two nodes, and what was done in it."""
+    """Return the final state of a launch on two nodes, and the actions taken."""
     return play_events(events, max_restarts=max_restarts, ranks=2, nodes=NodesState())

@@ -53,7 +53,7 @@ from tests.node_histories import (
     all_idle,
     met,
     over,
-    told,
+    reported,
 )
 
 WHY = "node 1 (node1) was lost: it closed the connection"
@@ -116,11 +116,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(1), FAILED, CLEAR, IDLE, GO_ON],
     ),
     "a node that joins while this one is idle": (
-        [*COORDINATOR, *WELL, CLEARED, LOST, all_idle(told())],
+        [*COORDINATOR, *WELL, CLEARED, LOST, all_idle(reported())],
         [START, FINISHED, CLEAR, IDLE, GO_ON],
     ),
     "however long that takes": (
-        [*COORDINATOR, *WELL, CLEARED, LOST, TimePassed(at_ns=99 * S), all_idle(told())],
+        [*COORDINATOR, *WELL, CLEARED, LOST, TimePassed(at_ns=99 * S), all_idle(reported())],
         [START, FINISHED, CLEAR, IDLE, GO_ON],
     ),
     "what ends the launch ends it still": (

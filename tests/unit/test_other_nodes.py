@@ -56,7 +56,7 @@ from tests.node_histories import (
     met,
     over,
     play,
-    told,
+    reported,
 )
 
 NO_RANKS = replace(met(1), ranks=())
@@ -137,7 +137,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(2), OpenGate(), FAILED],
     ),
     "the coordinator learns that all are idle, and ends the launch": (
-        [*COORDINATOR, *WELL, CLEARED, all_idle(told())],
+        [*COORDINATOR, *WELL, CLEARED, all_idle(reported())],
         [START, FINISHED, CLEAR, IDLE, THE_END],
     ),
     "a lost node ends the ranks, and is no news to the coordinator": (
@@ -263,7 +263,7 @@ OVER: dict[str, tuple[list[Event], bool]] = {
     "a broken program before the nodes met": (
         [ProgramBroken(text="SyntaxError: x", exit_code=1), GONE], True,
     ),
-    "coordinator waits too": ([*COORDINATOR, *WELL, CLEARED, all_idle(told()), GONE], False),
+    "coordinator waits too": ([*COORDINATOR, *WELL, CLEARED, all_idle(reported()), GONE], False),
     "a third signal waits for nobody": (
         [*PARTICIPANT, signalled(15, 5), signalled(15, 5), signalled(15, 5), KILLED_ZYGOTE], True,
     ),

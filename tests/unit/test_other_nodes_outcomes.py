@@ -35,7 +35,7 @@ from tests.node_histories import (
     all_idle,
     over,
     play,
-    told,
+    reported,
 )
 
 
@@ -64,7 +64,7 @@ def test_the_coordinator_starts_all_again_after_a_process_of_meshruns_own_was_lo
     lost: Event, place: list[Event]
 ) -> None:
     """On any node; the cause names it, and not the ranks that were ended for its sake."""
-    there, idle = OTHERS_FAILED, told()
+    there, idle = OTHERS_FAILED, reported()
     if place is PARTICIPANT:
         participant, _ = play([*PARTICIPANT, lost])
         idle = node_outcome(
@@ -103,9 +103,9 @@ def test_a_lost_node_costs_a_restart() -> None:
         ([OTHERS_FAILED, *COORDINATOR_ENDED], TWO_DIED, 0),
         ([NODE_LOST, *COORDINATOR_ENDED], None, 0),
         ([OTHERS_FAILED, *COORDINATOR_ENDED], TROUBLE, 3),
-        ([OTHERS_FAILED, *COORDINATOR_ENDED], replace(told(), signum=15), 3),
-        ([signalled(15, 5), *COORDINATOR_ENDED], told(), 3),
-        (WELL, told(), 3),
+        ([OTHERS_FAILED, *COORDINATOR_ENDED], replace(reported(), signum=15), 3),
+        ([signalled(15, 5), *COORDINATOR_ENDED], reported(), 3),
+        (WELL, reported(), 3),
     ],
     ids=["no restart left", "a lost node", "trouble elsewhere", "a signal elsewhere",
          "a signal here", "all went well"],
@@ -127,7 +127,7 @@ def result(events: list[Event]) -> LaunchResult:
 
 
 CODES: dict[str, tuple[list[Event], int]] = {
-    "all well": ([*COORDINATOR, *WELL, CLEARED, all_idle(told()), over(0, ""), GONE], 0),
+    "all well": ([*COORDINATOR, *WELL, CLEARED, all_idle(reported()), over(0, ""), GONE], 0),
     "all well, at a participant": ([*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), GONE], 0),
     "a rank elsewhere": (
         [
@@ -148,7 +148,7 @@ CODES: dict[str, tuple[list[Event], int]] = {
         ], 71,
     ),
     "a signal at the coordinator once all is decided": (
-        [*COORDINATOR, *WELL, CLEARED, all_idle(told()), over(0, ""), signalled(15, 9.5), GONE], 0,
+        [*COORDINATOR, *WELL, CLEARED, all_idle(reported()), over(0, ""), signalled(15, 9.5), GONE], 0,
     ),
     "a signal at a participant once all is decided": (
         [*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), signalled(15, 9.5), GONE], 0,

@@ -52,7 +52,7 @@ from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 from tests.histories import S, raised
 from tests.kit import ROOT
-from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, told
+from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, reported
 
 TABLES: dict[str, Mapping[Any, Mapping[Any, str]]] = {
     "a node": PHASES,
@@ -95,7 +95,7 @@ ELSEWHERE: list[Callable[[int], st.SearchStrategy[Event]]] = [
         GenerationAborted, why=st.just("rank 2 failed"), signum=st.sampled_from([0, 15]),
         at_ns=st.just(at), resizes=st.booleans(),
     ),
-    lambda at: st.just(AllIdle(outcomes=(told((2, 7 << 8)),), at_ns=at)),
+    lambda at: st.just(AllIdle(outcomes=(reported((2, 7 << 8)),), at_ns=at)),
 ]  # fmt: skip
 
 
