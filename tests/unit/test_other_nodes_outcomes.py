@@ -148,7 +148,8 @@ CODES: dict[str, tuple[list[Event], int]] = {
         ], 71,
     ),
     "a signal at the coordinator once all is decided": (
-        [*COORDINATOR, *WELL, CLEARED, all_idle(reported()), over(0, ""), signalled(15, 9.5), GONE], 0,
+        [*COORDINATOR, *WELL, CLEARED, all_idle(reported()), over(0, ""), signalled(15, 9.5), GONE],
+        0,
     ),
     "a signal at a participant once all is decided": (
         [*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), signalled(15, 9.5), GONE], 0,
