@@ -1,4 +1,4 @@
-"""What is added in one place is found in all others: a scheduler, an exit code, a message."""
+"""A scheduler, an exit code or a message takes one addition, which shows everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit import ROOT
 
 
 def test_the_examples_of_additions_apply() -> None:
-    """Lines that the page leaves as they are, or replaces, stand in the files that it names."""
+    """The context and removed lines of the page's diffs are in the files that they name."""
     page = (ROOT / "docs" / "contributing.md").read_text()
     looked_up = 0
     for block in re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
@@ -36,7 +36,7 @@ def test_the_examples_of_additions_apply() -> None:
 
 
 def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its nodes are planned for, and the plan says who told of them."""
+    """The plan covers the scheduler's nodes and names it as their source."""
 
     def detect_lsf(here: Surroundings) -> ClusterFacts | None:
         hosts = tuple(here.env.get("LSB_HOSTS", "").split())
@@ -61,20 +61,20 @@ def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def errors(kind: type[MeshrunError] = MeshrunError) -> Iterator[type[MeshrunError]]:
-    """Every class of errors."""
+    """Yield every error class."""
     yield kind
     for each in kind.__subclasses__():
         yield from errors(each)
 
 
 def missing_codes() -> set[int]:
-    """Return the codes of errors that the reference lacks."""
+    """Return the exit codes of errors that are missing from the reference."""
     page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
     return {each.exit_code for each in errors() if f"\n| {each.exit_code} |" not in page}
 
 
 def test_an_exit_code_is_one_row() -> None:
-    """Each error's is in the reference, and one that is not there is noticed."""
+    """Every error's exit code is in the reference; a missing one is noticed."""
     assert missing_codes() == set()
 
     class QuotaError(MeshrunError):
@@ -85,7 +85,7 @@ def test_an_exit_code_is_one_row() -> None:
 
 
 def test_a_message_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It travels, and what comes of it is checked and made fit to be shown."""
+    """It survives encoding and decoding, which checks its fields and escapes their text."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Drain:

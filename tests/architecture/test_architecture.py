@@ -1,4 +1,4 @@
-"""The structure: which module imports which, what is public, and where modules are."""
+"""The structure: imports between modules, public names, and where files are."""
 
 import subprocess
 import sys
@@ -29,8 +29,8 @@ TOOLS = Path(sys.executable).parent
     ],
     ids=lambda command: " ".join(command[:2]),
 )
-def test_a_tool_is_content(command: list[str]) -> None:
-    """Import contracts, lint, format and types are clean."""
+def test_a_tool_finds_nothing(command: list[str]) -> None:
+    """Import contracts, lint, formatting and types are clean."""
     result = subprocess.run(
         [TOOLS / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -39,7 +39,7 @@ def test_a_tool_is_content(command: list[str]) -> None:
 
 
 def test_the_public_names_are_frozen() -> None:
-    """A new public name is a deliberate act, in the reference too."""
+    """A new public name is a deliberate act, and belongs in the reference."""
     reference = (ROOT / "docs" / "reference" / "python-api.md").read_text()
 
     assert sorted(meshrun.__all__) == PUBLIC
@@ -47,8 +47,8 @@ def test_the_public_names_are_frozen() -> None:
     assert [name for name in PUBLIC if name not in reference] == []
 
 
-def test_the_rooms_are_few() -> None:
-    """At most eight modules in the root, and no name of a module exists twice."""
+def test_the_modules_of_the_root_are_few() -> None:
+    """At most eight modules are in the root, and no two modules share a name."""
     files = [file for file in (ROOT / "meshrun").rglob("*.py") if file.name != "__init__.py"]
     names = [file.stem for file in files]
 
@@ -57,12 +57,12 @@ def test_the_rooms_are_few() -> None:
 
 
 def test_the_top_level_is_closed() -> None:
-    """Nothing beside what belongs there."""
+    """Only expected files and folders are in the root of the repository."""
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.split()
     if not tracked:
-        pytest.skip("not a git checkout, so nothing says which files belong to it")
+        pytest.skip("needs a git checkout, to list the tracked files")
 
     assert {
         name for path in tracked if not (name := path.split("/")[0]).startswith(".")

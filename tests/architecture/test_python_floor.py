@@ -1,4 +1,4 @@
-"""What the README installs is to be had for the oldest Python that the project supports."""
+"""The README's install command works on the oldest Python that the project supports."""
 
 import re
 from importlib.metadata import metadata, version
@@ -12,7 +12,7 @@ PROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_tested_versions_can_be_installed_by_the_oldest_python() -> None:
-    """Or are not asked for there."""
+    """Or a marker excludes them there."""
     found = re.search(r'requires-python = ">=(.*)"', PROJECT)
     blocks = re.findall(r"^(?:test|tested) = \[$(.*?)^\]$", PROJECT, re.DOTALL | re.MULTILINE)
     assert found is not None

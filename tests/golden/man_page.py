@@ -1,4 +1,4 @@
-"""The manual page, ``man meshrun``, made of the table of options and the page of exit codes."""
+"""The manual page, ``man meshrun``, generated from the options and the page of exit codes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def render_man_page(table: type[ParsedOptions], exit_codes: str) -> str:
 
     Args:
         table: The options.
-        exit_codes: Rows of Markdown, a code and its meaning each.
+        exit_codes: A Markdown table of codes and their meanings.
     """
     return "\n".join(_lines(table, exit_codes)) + "\n"
 
 
 def _lines(table: type[ParsedOptions], exit_codes: str) -> Iterator[str]:
     yield f'.TH MESHRUN 1 "" "meshrun {__version__}" "User Commands"'
-    yield ".nh"  # no option is hyphenated
+    yield ".nh"  # do not hyphenate options
     yield from (".SH NAME", f"meshrun \\- {_roff(ABOUT[0].lower() + ABOUT[1:].rstrip('.'))}")
     yield ".SH SYNOPSIS"
     for number, words in enumerate(SYNOPSIS):

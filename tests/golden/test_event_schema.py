@@ -1,4 +1,4 @@
-"""The published JSON Schema of events is made of their classes.
+"""The published JSON Schema of events is generated from their classes.
 
 ``UPDATE_GOLDEN=1 python -m pytest tests/golden`` regenerates it.
 """
@@ -28,14 +28,14 @@ def type_of(hint: Any) -> dict[str, Any]:
     return {"type": PLAIN[hint]}
 
 
-def described(kind: type) -> dict[str, str]:
-    """Return the text below each field."""
+def descriptions(kind: type) -> dict[str, str]:
+    """Return the docstring of each field."""
     source = inspect.getsource(kind)
     return dict(re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.M | re.S))
 
 
 def event(kind: type) -> dict[str, Any]:
-    hints, texts = get_type_hints(kind), described(kind)
+    hints, texts = get_type_hints(kind), descriptions(kind)
     own = {
         field.name: type_of(hints[field.name])
         | ({"description": texts[field.name]} if field.name in texts else {})
@@ -80,7 +80,7 @@ def render() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
-def test_the_schema_is_as_published() -> None:
+def test_the_published_schema_is_current() -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         FILE.write_text(render())
     assert FILE.read_text() == render()

@@ -1,4 +1,4 @@
-"""What people read, word for word. UPDATE_GOLDEN=1 regenerates the files."""
+"""Output for people, word for word. UPDATE_GOLDEN=1 regenerates the files."""
 
 import json
 import os
@@ -16,93 +16,93 @@ HERE = Path(__file__).parent
 
 ERRORS: dict[str, list[str]] = {
     "no program": [],
-    "help on what there is not": ["--help", "lgos"],
-    "help on nothing like it": ["--nproc-per-node", "2", "-h", "training"],
-    "two words for one option": ["--mehs", "2x4", "train.py"],
-    "a flag without its value": ["--mesh"],
-    "a number that is none": ["--nproc-per-node", "many", "train.py"],
+    "help on an unknown topic": ["--help", "lgos"],
+    "help on an unknown topic, with no close match": ["--nproc-per-node", "2", "-h", "training"],
+    "a misspelled option": ["--mehs", "2x4", "train.py"],
+    "an option without its value": ["--mesh"],
+    "a number of workers that is not a number": ["--nproc-per-node", "many", "train.py"],
     "an empty mesh": ["--mesh", "", "train.py"],
     "a colon": ["--mesh", "dp:2", "train.py"],
-    "a colon further on": ["--mesh", "dp=2,tp:4", "train.py"],
-    "a name twice": ["--mesh", "dp=2,dp=4", "train.py"],
+    "a colon in the second dim": ["--mesh", "dp=2,tp:4", "train.py"],
+    "a duplicate name": ["--mesh", "dp=2,dp=4", "train.py"],
     "a size of zero": ["--mesh", "dp=2,tp=0", "train.py"],
-    "a size below": ["--mesh", "dp=-2", "train.py"],
+    "a negative size": ["--mesh", "dp=-2", "train.py"],
     "a size too large": ["--mesh", "dp=12345678901", "train.py"],
     "two sizes to infer": ["--mesh=-1x-1", "train.py"],
     "commas between sizes": ["--mesh", "2,4", "train.py"],
     "sizes in brackets": ["--mesh", "(2,4)", "train.py"],
     "names without sizes": ["--mesh", "dp,tp", "train.py"],
-    "values of Python": ["--mesh", '{"dp": 2}', "train.py"],
-    "dims with a space between": ["--mesh", "dp=2", "tp=4", "train.py"],
+    "a Python dict": ["--mesh", '{"dp": 2}', "train.py"],
+    "dims with a space between them": ["--mesh", "dp=2", "tp=4", "train.py"],
     "a dim without its option": ["dp=2", "train.py"],
     "a dim without a name": ["--mesh", "dp=2,4", "train.py"],
-    "one dash": ["-mesh", "dp=2", "train.py"],
+    "a single dash": ["-mesh", "dp=2", "train.py"],
     "mpirun's option": ["-np", "2", "train.py"],
     "another launcher's option": ["--nprocs", "2", "train.py"],
     "a number after -n": ["-n", "2", "train.py"],
-    "no name of a program": ["--mesh", "dp=2", ""],
+    "an empty program name": ["--mesh", "dp=2", ""],
     "an interpreter": ["--nproc-per-node", "2", "python", "train.py", "--lr", "1"],
-    "a device type with a slip": ["--device", "cdua", "train.py"],
-    "a device type of other launchers": ["--device", "gpu", "train.py"],
-    "a back end with a slip": ["--mesh", "dp=2", "--backend", "goo", "train.py"],
+    "a misspelled device type": ["--device", "cdua", "train.py"],
+    "another launcher's device type": ["--device", "gpu", "train.py"],
+    "a misspelled back end": ["--mesh", "dp=2", "--backend", "goo", "train.py"],
     "a back end for another device": [
         "--mesh", "dp=2", "--device", "cpu", "--backend", "dp=nccl", "train.py",
     ],
-    "a field that there is not": ["--log-line-prefix-template", "${rnk}: ", "train.py"],
-    "a picture of a launch": ["--format", "svg", "train.py"],
+    "an unknown field in a template": ["--log-line-prefix-template", "${rnk}: ", "train.py"],
+    "--format svg without a dry run": ["--format", "svg", "train.py"],
     "a prompt on two nodes": ["--interactive", "--nnodes", "2"],
     "a prompt for a command": ["--interactive", "--no-python", "ls"],
     "a prompt and a debugger": ["--interactive", "--debug-rank", "1", "train.py"],
     "a prompt and restarts": ["--interactive", "--max-restarts", "1", "train.py"],
-    "a prompt that is watched": ["--interactive", "--watch"],
-    "two nodes that are watched": ["--watch", "--nnodes", "2", "train.py"],
-    "one node and two": ["--standalone", "--nnodes", "2", "train.py"],
-    "two ways to say what stands before lines": ["--prefix", "mesh", "--no-prefix", "train.py"],
-    "a link that leads nowhere": ["gone.py"],
+    "a prompt and --watch": ["--interactive", "--watch"],
+    "--watch on two nodes": ["--watch", "--nnodes", "2", "train.py"],
+    "--standalone on two nodes": ["--standalone", "--nnodes", "2", "train.py"],
+    "two prefix options": ["--prefix", "mesh", "--no-prefix", "train.py"],
+    "a dangling symlink": ["gone.py"],
     "a binary program": [sys.executable, "train.py"],
-    "a program for a shell": ["run.sh"],
-    "a program without its ending": ["train"],
-    "options after what a check is": ["--check", "--mesh", "dp=2", "quick", "--device", "cpu"],
-    "a size that is none": ["--mesh", "dp=two", "train.py"],
-    "a size that is missing": ["--mesh", "2x", "train.py"],
-    "a dim that is missing": ["--mesh", "dp=2,", "train.py"],
+    "a shell script": ["run.sh"],
+    "a program without its extension": ["train"],
+    "options after the name of a check": ["--check", "--mesh", "dp=2", "quick", "--device", "cpu"],
+    "a size that is not a number": ["--mesh", "dp=two", "train.py"],
+    "a missing size": ["--mesh", "2x", "train.py"],
+    "a missing dim": ["--mesh", "dp=2,", "train.py"],
     "a dim without a size": ["--mesh", "dp=2,tp", "train.py"],
     "too few names": ["--mesh", "2x4", "--names", "dp", "train.py"],
     "too many names": ["--mesh", "2", "--names", "dp,tp", "train.py"],
-    "a name that torch would refuse": ["--mesh", "2x4", "--names", "dp,dp", "train.py"],
-    "a name that is none": ["--mesh", "2x4", "--names", "dp,2nd", "train.py"],
-    "names twice": ["--mesh", "dp=2,tp=4", "--names", "dp,tp", "train.py"],
+    "a name that torch would reject": ["--mesh", "2x4", "--names", "dp,dp", "train.py"],
+    "an invalid name": ["--mesh", "2x4", "--names", "dp,2nd", "train.py"],
+    "names given twice": ["--mesh", "dp=2,tp=4", "--names", "dp,tp", "train.py"],
     "names without a mesh": ["--names", "dp,tp", "train.py"],
     "a mesh that is too large": ["--mesh", "2x4", "--nproc-per-node", "6", "train.py"],
     "a mesh that is too small": ["--mesh", "dp=2,tp=2", "--nproc-per-node", "8", "train.py"],
     "a mesh that fits no node": ["--mesh", "2x4", "--nnodes", "3", "train.py"],
-    "a mesh that is too large for two": [
+    "a mesh that is too large for two nodes": [
         "--mesh", "dp=2,tp=4", "--nnodes", "2", "--nproc-per-node", "3", "--dry-run", "train.py",
     ],
     "a size that cannot be inferred": ["--mesh", "dp=-1,tp=8", "--nproc-per-node", "6", "train.py"],
-    "nothing to infer from": ["--mesh", "dp=-1", "train.py"],
+    "a size with nothing to infer it from": ["--mesh", "dp=-1", "train.py"],
     "no workers": ["--nproc-per-node", "0", "train.py"],
     "no nodes": ["--mesh", "2", "--nnodes", "0", "train.py"],
     "too many ranks": ["--mesh", "100000x1000", "train.py"],
     "a device with an index": ["--mesh", "2", "--device", "cuda:0", "train.py"],
-    "a device that is not here": ["--mesh", "2", "--device", "cuda", "train.py"],
-    "a time below zero": ["--shutdown-timeout", "-1", "train.py"],
+    "a device that this machine lacks": ["--mesh", "2", "--device", "cuda", "train.py"],
+    "a negative time": ["--shutdown-timeout", "-1", "train.py"],
     "a reversed range": ["--mesh", "dp=8:2", "train.py"],
-    "a range that needs more": ["--mesh", "dp=4:8,tp=4", "--nproc-per-node", "8", "train.py"],
+    "a range that needs more ranks": ["--mesh", "dp=4:8,tp=4", "--nproc-per-node", "8", "train.py"],
     "two open sizes": ["--mesh", "dp=-1,tp=2:4", "train.py"],
-    "nodes that differ, too few numbers": [
+    "different nodes, too few numbers": [
         "--mesh", "12", "--nnodes", "3", "--nproc-per-node", "8,4", "train.py",
     ],
-    "hosts that cannot be read": ["--hosts", "a,b:x", "train.py"],
-    "a host twice": ["--hosts", "a,b,a", "train.py"],
-    "a hostfile that is not there": ["--hostfile", "nowhere", "train.py"],
-    "a host that is not there": ["--hosts", "a:2,b:2", "--include", "c", "train.py"],
-    "a choice of no hosts": ["--include", "a", "train.py"],
+    "hosts that cannot be parsed": ["--hosts", "a,b:x", "train.py"],
+    "a duplicate host": ["--hosts", "a,b,a", "train.py"],
+    "a missing hostfile": ["--hostfile", "nowhere", "train.py"],
+    "--include of an unknown host": ["--hosts", "a:2,b:2", "--include", "c", "train.py"],
+    "--include without hosts": ["--include", "a", "train.py"],
     "hosts and their number": ["--hosts", "a,b", "--nnodes", "3", "train.py"],
     "hosts and a node rank": ["--hosts", "a,b", "--node-rank", "1", "train.py"],
-    "slots of some hosts": ["--hosts", "a:8,b", "train.py"],
+    "slots for only some hosts": ["--hosts", "a:8,b", "train.py"],
     "slots that do not fit": ["--hosts", "a:4,b:4", "--mesh", "dp=3,tp=4", "train.py"],
-    "a variable that is not set": ["--hosts", "a,b", "--export", "NOT_SET", "train.py"],
+    "an unset variable": ["--hosts", "a,b", "--export", "NOT_SET", "train.py"],
     "a dim that crosses nodes": [
         "--mesh", "tp=4,dp=2", "--nnodes", "2", "--intra-node", "tp", "train.py",
     ],
@@ -115,7 +115,7 @@ ERRORS: dict[str, list[str]] = {
     "blocks that do not fit": [
         "--mesh", "dp=4,tp=3", "--nproc-per-node", "8,4", "--intra-node", "tp", "train.py",
     ],
-    "a dim to keep together that is not there": [
+    "an unknown dim to keep within a node": [
         "--mesh", "dp=2,tp=2", "--intra-node", "pp", "train.py",
     ],
     "a dim that crosses domains": [
@@ -130,78 +130,78 @@ ERRORS: dict[str, list[str]] = {
         "--mesh", "dp=4,tp=8", "--nnodes", "8", "--domain-size", "3", "--intra-domain", "tp",
         "train.py",
     ],
-    "domains that are not known": [
+    "unknown domains": [
         "--mesh", "dp=4,tp=8", "--nnodes", "8", "--intra-domain", "tp", "train.py",
     ],
-    "a dim to keep in a domain that is not there": [
+    "an unknown dim to keep within a domain": [
         "--mesh", "dp=4,tp=8", "--nnodes", "8", "--domain-size", "4", "--intra-domain", "pp",
         "train.py",
     ],
-    "a dim to keep in a domain twice": [
+    "a dim to keep within a domain, twice": [
         "--mesh", "dp=4,tp=8", "--nnodes", "8", "--domain-size", "4", "--intra-domain", "tp,tp",
         "train.py",
     ],
-    "domains of no node": ["--mesh", "8", "--nnodes", "8", "--domain-size", "0", "train.py"],
-    "domains of more nodes than there are": [
+    "domains of zero nodes": ["--mesh", "8", "--nnodes", "8", "--domain-size", "0", "train.py"],
+    "domains larger than the launch": [
         "--mesh", "8", "--nnodes", "8", "--domain-size", "18", "train.py",
     ],
-    "a domain for dims without a mesh": [
+    "--intra-domain without a mesh": [
         "--nnodes", "8", "--domain-size", "4", "--intra-domain", "tp", "train.py",
     ],
-    "places without dims": ["--mesh", "dp=2,tp=2", "--place", "auto", "train.py"],
-    "a dim to join that is not there": ["--mesh", "dp=2,tp=2", "--flatten", "dp+cp", "train.py"],
+    "--place without dims to place": ["--mesh", "dp=2,tp=2", "--place", "auto", "train.py"],
+    "an unknown dim to flatten": ["--mesh", "dp=2,tp=2", "--flatten", "dp+cp", "train.py"],
     "a view that does not fit": ["--mesh", "dp=2,tp=2", "--view", "moe:ep=3", "train.py"],
     "a view with other groups": ["--mesh", "dp=2,tp=4", "--view", "moe:tp=2,ep=4", "train.py"],
-    "ranks to show of no dim": ["--mesh", "dp=2", "--show", "pp=0", "train.py"],
-    "ranks to hide of no dim": ["--mesh", "dp=2", "--hide", "1", "train.py"],
+    "--show of an unknown dim": ["--mesh", "dp=2", "--show", "pp=0", "train.py"],
+    "--hide without a dim": ["--mesh", "dp=2", "--hide", "1", "train.py"],
     "a rank to debug without an index": ["--mesh", "dp=2", "--debug-rank", "dp", "train.py"],
-    "a time for no warm server": ["--warm-idle", "5m", "train.py"],
-    "a color for no picture": ["-n", "--mesh", "dp=2", "--color-dim", "dp", "train.py"],
+    "--warm-idle without a warm server": ["--warm-idle", "5m", "train.py"],
+    "--color-dim without a picture": ["-n", "--mesh", "dp=2", "--color-dim", "dp", "train.py"],
     "a view without a mesh": ["--view", "moe:ep=3", "train.py"],
-    "a rank that is not there": ["--mesh", "2", "--rank", "2", "--dry-run", "train.py"],
-    "a rank that is several": ["--mesh", "dp=2,tp=2", "--rank", "dp=1", "--dry-run", "train.py"],
+    "a rank out of range": ["--mesh", "2", "--rank", "2", "--dry-run", "train.py"],
+    "--rank of two ranks": ["--mesh", "dp=2,tp=2", "--rank", "dp=1", "--dry-run", "train.py"],
     "a rank without a dry run": ["--mesh", "2", "--rank", "1", "train.py"],
-    "static nodes, more or fewer": ["--mesh", "4", "--nnodes", "2:4", "train.py"],
-    "a node that knows no other": [
+    "a range of static nodes": ["--mesh", "4", "--nnodes", "2:4", "train.py"],
+    "a node without the address of node 0": [
         "--mesh", "4", "--nnodes", "2", "--node-rank", "1", "train.py",
     ],
     "a range of nodes with three ends": ["--mesh", "4", "--nnodes", "2:20:30", "train.py"],
-    "a console of no node": ["--mesh", "4", "--console", "some", "train.py"],
-    "a dry run with a rank to debug that there is not": [
+    "an unknown --console": ["--mesh", "4", "--console", "some", "train.py"],
+    "a dry run with a rank to debug out of range": [
         "--mesh", "4", "--dry-run", "--debug-rank", "9", "train.py",
     ],
-    "a scheduler that is none": ["--submit", "slrum", "train.py"],
+    "an unknown scheduler": ["--submit", "slrum", "train.py"],
     "a job without an image": ["--submit", "kubernetes", "--nnodes", "2", "train.py"],
     "an image without a job": ["--image", "torch", "train.py"],
-    "a job that knows its node": ["--submit", "slurm", "--node-rank", "1", "train.py"],
-    "a job that knows where": [
+    "a job with a node rank": ["--submit", "slurm", "--node-rank", "1", "train.py"],
+    "a job with an endpoint": [
         "--submit", "slurm", "--nnodes", "2", "--rdzv-endpoint", "node1:29500", "train.py",
     ],
-    "a job on as many cores as this machine has": [
+    "a job with a worker for each core of this machine": [
         "--submit", "slurm", "--nnodes", "2", "--nproc-per-node", "auto", "train.py",
     ],
-    "a job on two or more nodes": [
+    "a TrainJob with a range of nodes": [
         "--submit", "trainjob", "--image", "a", "--nnodes", "2:4", "train.py",
     ],
-    "a patch of a script": ["--submit", "slurm", "--submit-patch", "p.yaml", "train.py"],
-    "a patch that is not there": [
+    "a patch for a script": ["--submit", "slurm", "--submit-patch", "p.yaml", "train.py"],
+    "a missing patch": [
         "--submit", "kubernetes", "--image", "a", "--submit-patch", "p.yaml", "train.py",
     ],
     "fewer GPUs than workers": [
         "--submit", "slurm", "--nnodes", "2", "--nproc-per-node", "8", "--device", "cuda",
         "--submit-arg=--gres=gpu:a100:4", "-n", "train.py",
     ],
-    "a variable of a job that has all": ["--submit", "slurm", "--export", "HOME", "train.py"],
-    "a job on nodes that differ": [
+    "--export for a Slurm job": ["--submit", "slurm", "--export", "HOME", "train.py"],
+    "a job on different nodes": [
         "--submit", "slurm", "--mesh", "12", "--nnodes", "2", "--nproc-per-node", "8,4", "train.py",
     ],
     "a job that names its hosts": ["--submit", "slurm", "--hosts", "a:8,b:8", "train.py"],
     "a job as a picture": ["--submit", "slurm", "-n", "--format", "svg", "train.py"],
-    "another number of nodes": [
+    "a conflicting number of nodes": [
         "--submit", "slurm", "--nnodes", "2", "--submit-arg=-N4", "-n", "train.py",
     ],
-    "no option of sbatch": ["--submit", "slurm", "--submit-arg=partition=gpu", "-n", "train.py"],
-    "quotation of kubectl": [
+    "no sbatch option": ["--submit", "slurm", "--submit-arg=partition=gpu", "-n", "train.py"],
+    "an unclosed quote for kubectl": [
         "--submit", "kubernetes", "--image", "a", "--nnodes", "1", "--nproc-per-node", "1",
         "--submit-arg=--namespace='x", "train.py",
     ],
@@ -284,7 +284,7 @@ JOBS: dict[str, list[str]] = {
 
 
 def compare(name: str, found: str) -> None:
-    """Hold ``found`` against the golden file, or write it."""
+    """Compare ``found`` with the golden file, after writing it if UPDATE_GOLDEN is set."""
     file = HERE / name
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(found)
@@ -292,12 +292,12 @@ def compare(name: str, found: str) -> None:
 
 
 def shown(args: list[str]) -> str:
-    """Return a command line without the paths of this machine."""
+    """Return a command line without this machine's paths."""
     return " ".join(args).replace(sys.executable, "/usr/bin/python3")
 
 
 def strip(text: str, folder: Path) -> str:
-    """Take out what differs from machine to machine."""
+    """Replace whatever differs between machines."""
     text = text.replace(str(folder), "[FOLDER]")
     text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=[THREADS]", text)
     text = re.sub(r"/\S*/python[\d.]*:", "python:", text)
@@ -307,7 +307,7 @@ def strip(text: str, folder: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a program that is never run."""
+    """A folder with programs that are never run."""
     for name in ("train.py", "empty.py"):
         (tmp_path / name).write_text("print('this program was run')\n")
     (tmp_path / "gone.py").symlink_to("train_old.py")
@@ -319,23 +319,23 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.timeout(300)  # many commands, one after the other
 def test_every_error(folder: Path) -> None:
-    """Bad input starts nothing, and one error says what was asked, what was found, what to try."""
+    """Bad input starts nothing; one error says what was requested, what was found, what to try."""
     ours = subprocess.run(
         [sys.executable, PROGRAMS / "in_turn.py"],
         input=json.dumps(list(ERRORS.values())), capture_output=True, text=True, check=True,
     )  # fmt: skip
-    told = []
+    errors = []
     for (name, args), (code, out, err) in zip(ERRORS.items(), json.loads(ours.stdout), strict=True):
         assert out == "", name
         assert code != 0, name
-        told.append(f"# {name}\n$ meshrun {shown(args)}\n{strip(err, folder)}"
-                    f"exit code {code}\n")  # fmt: skip
-    compare("errors.txt", "\n".join(told))
+        errors.append(f"# {name}\n$ meshrun {shown(args)}\n{strip(err, folder)}"
+                      f"exit code {code}\n")  # fmt: skip
+    compare("errors.txt", "\n".join(errors))
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(name: str, folder: Path) -> None:
-    """A page of output as a person sees it at 80 columns."""
+    """A page of output on a terminal with 80 columns."""
     ours = run_meshrun(*PAGES[name])
 
     assert (ours.returncode, ours.stderr) == (0, "")
@@ -345,17 +345,17 @@ def test_page(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_job(name: str, folder: Path) -> None:
-    """What is handed to a scheduler, for people to read and keep."""
+    """What a scheduler is given, for people to read and keep."""
     (folder / "patch.yaml").write_text(_PATCH)
     variables = {"HF_TOKEN": "hf_secret", "HF_HOME": "/data/$cache"}
     ours = run_meshrun(*JOBS[name], "--dry-run", *_PROGRAM, env=variables)
 
     assert (ours.returncode, ours.stderr) == (0, "")
-    told = ours.stdout.replace(str(folder), "/home/me/run").replace(
+    job = ours.stdout.replace(str(folder), "/home/me/run").replace(
         f"{sys.executable} {Path(meshrun.__file__).parent}/", "python /home/me/meshrun/"
     )
-    compare(name, told)
-    assert max(len(line) for line in told.splitlines()) <= 100
+    compare(name, job)
+    assert max(len(line) for line in job.splitlines()) <= 100
 
 
 def test_plan_as_json(folder: Path) -> None:
@@ -367,7 +367,7 @@ def test_plan_as_json(folder: Path) -> None:
 
 
 def test_plan_as_a_picture(folder: Path) -> None:
-    """The picture that is drawn for 2 x 4 ranks on a node."""
+    """The picture of 2 x 4 ranks on a node."""
     ours = run_meshrun("--mesh", "dp=2,tp=4", "-n", "--format", "svg", "train.py")
 
     assert (ours.returncode, ours.stderr) == (0, "")
@@ -375,7 +375,7 @@ def test_plan_as_a_picture(folder: Path) -> None:
 
 
 def test_all_prints_every_worker(folder: Path) -> None:
-    """--all leaves nobody out of a large plan."""
+    """Even in a large plan, --all omits none."""
     ours = run_meshrun("--mesh", "dp=2048,tp=8", "--nnodes", "2048", "-n", "--all", "train.py")
     rows = [line.split() for line in ours.stdout.splitlines()[-16384:]]
 
@@ -385,7 +385,6 @@ def test_all_prints_every_worker(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["dry-run-2x4", "help"])
 def test_a_dry_run_imports_no_torch(name: str, folder: Path, fake_torch: Path) -> None:
-    """Looking costs nothing."""
     run_meshrun(*PAGES[name])
 
     assert not fake_torch.exists()

@@ -1,6 +1,6 @@
-"""The published JSON Schemas of plans and reports hold for what is printed.
+"""Plans and reports conform to their published JSON Schemas.
 
-That of reports is made of its classes: ``UPDATE_GOLDEN=1 python -m pytest tests/golden``.
+That of reports is generated from its classes: ``UPDATE_GOLDEN=1 python -m pytest tests/golden``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PLANS = {
 
 
 def schema_of(hint: Any) -> dict[str, Any]:
-    """Return the schema of what a value of this type is in JSON."""
+    """Return the schema of the JSON for a value of this type."""
     if is_dataclass(hint):
         return schema_of_class(hint)
     if hint is MeshrunError:
@@ -96,7 +96,7 @@ def render_report_schema() -> str:
 
 
 def check(value: Any, name: str) -> None:
-    """Hold a value against a published schema, which has to know each of its fields."""
+    """Validate a value against a published schema, which must name each of its fields."""
     schema = json.loads((REFERENCE / name).read_text())
     validator.Draft202012Validator.check_schema(schema)
     assert schema["$id"] == f"{DOCS}/{name}"
@@ -121,8 +121,8 @@ def unknown(value: Any, schema: dict[str, Any]) -> Iterator[str]:
             yield from unknown(part, schema["properties"].get(name, {}))
 
 
-def test_a_report_is_what_its_schema_says() -> None:
-    """With each kind of value that there may be."""
+def test_a_report_conforms_to_its_schema() -> None:
+    """With each kind of value that a report can hold."""
     path = REFERENCE / "report.schema.json"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(render_report_schema())
@@ -148,8 +148,8 @@ def test_a_report_is_what_its_schema_says() -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_is_what_its_schema_says(name: str, fake_torch: Path) -> None:
-    """As --dry-run prints it, whole and of one rank."""
+def test_a_plan_conforms_to_its_schema(name: str, fake_torch: Path) -> None:
+    """As --dry-run prints it, in full and for one rank."""
     words = [*PLANS[name], "--device", "cpu", "-n", "--format", "json", "train.py"]
     for more in ([], ["--rank", "1"]):
         ours = run_meshrun(*more, *words)

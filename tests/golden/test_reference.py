@@ -1,6 +1,6 @@
-"""What the pages of the reference say of options is made of their table.
+"""The reference's tables of options are generated from the table in the code.
 
-``UPDATE_GOLDEN=1 python -m pytest tests/golden`` regenerates it.
+``UPDATE_GOLDEN=1 python -m pytest tests/golden`` regenerates them.
 """
 
 import inspect
@@ -36,7 +36,7 @@ def cell(text: str) -> str:
 
 
 def render_rows(table: type[ParsedOptions], panel: str) -> str:
-    """Return the options of a panel as a table of Markdown."""
+    """Return a panel's options as a Markdown table."""
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for row in table.rows():
         if row.panel == panel:
@@ -52,7 +52,7 @@ def render_rows(table: type[ParsedOptions], panel: str) -> str:
 
 
 def render_variables(table: type[ParsedOptions]) -> str:
-    """Return the variables of all options as a table of Markdown, a panel a line."""
+    """Return the variables of all options as a Markdown table, with a row for each panel."""
     lines = ["| options | variables |", "| --- | --- |"]
     for panel in dict.fromkeys(row.panel for row in table.rows() if row.variable):
         names = (f"`{row.variable}`" for row in table.rows() if row.panel == panel and row.variable)
@@ -61,10 +61,10 @@ def render_variables(table: type[ParsedOptions]) -> str:
 
 
 def fill(page: str, *blocks: str) -> str:
-    """Return a page with what stands between its marks regenerated."""
+    """Return a page with the text between its marks replaced by ``blocks``."""
     rest = list(blocks)
     filled = BLOCK.sub(lambda found: found[1] + rest.pop(0) + found[2], page)
-    assert not rest, "a heading of options has no marks on this page"
+    assert not rest, "this page lacks marks for some tables"
     return filled
 
 
@@ -77,8 +77,8 @@ def pages(table: type[ParsedOptions]) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["command-line.md", "environment.md"])
-def test_the_reference_says_what_the_table_says(name: str) -> None:
-    """Every option, where the help shows it, with its default and its variable."""
+def test_the_reference_agrees_with_the_table(name: str) -> None:
+    """It has every option, in its panel of the help, with its default and variable."""
     page = (REFERENCE / name).read_text()
     made = fill(page, *pages(Options)[name])
     if os.environ.get("UPDATE_GOLDEN"):
@@ -89,8 +89,8 @@ def test_the_reference_says_what_the_table_says(name: str) -> None:
         assert name != "command-line.md" or f"\n## {panel}\n" in page
 
 
-def test_the_manual_page_says_what_the_table_says() -> None:
-    """`man meshrun` shows it, without a warning."""
+def test_the_manual_page_agrees_with_the_table() -> None:
+    """And mandoc reports no warning, apart from the missing date."""
     made = render_man_page(Options, (REFERENCE / "exit-codes.md").read_text())
     if os.environ.get("UPDATE_GOLDEN"):
         (REFERENCE / "meshrun.1").write_text(made)
@@ -104,8 +104,8 @@ def test_the_manual_page_says_what_the_table_says() -> None:
         assert [line for line in checked.stdout.splitlines() if "date" not in line] == []
 
 
-def test_launch_takes_what_the_table_says() -> None:
-    """Its parameters, their types and their description are options, but for a few of its own."""
+def test_launch_takes_the_options_of_the_table() -> None:
+    """Its signature, types and docstring name these options, and a few parameters of its own."""
     own = {"program", "args", "kwargs", "env", "cwd", "options"}
     taken = {row.name for row in Options.rows() if row.in_launch}
     typed = set(api.LaunchOptions.__annotations__) | {"module"}
@@ -119,7 +119,7 @@ def test_launch_takes_what_the_table_says() -> None:
 
 
 def test_every_exit_code_of_an_error_is_on_its_page() -> None:
-    """With a meaning of its own, but for 1, which is any failure."""
+    """With its own row."""
     page = (REFERENCE / "exit-codes.md").read_text()
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     codes = {kind.exit_code for kind in kinds if hasattr(kind, "exit_code")}
@@ -128,8 +128,8 @@ def test_every_exit_code_of_an_error_is_on_its_page() -> None:
     assert [code for code in codes if f"\n| {code} | " not in page] == []
 
 
-def test_words_that_are_known_are_options() -> None:
-    """What other launchers call them, and what is looked for after the program."""
+def test_options_that_errors_mention_exist() -> None:
+    """In hints for the options of other launchers, or for options after the program."""
     flags = {row.flag for row in Options.rows()}
 
     assert words.LAUNCHER_OPTIONS | set(words._OTHER_LAUNCHERS) <= flags
@@ -137,7 +137,7 @@ def test_words_that_are_known_are_options() -> None:
 
 @pytest.mark.torch
 def test_every_option_of_torchrun_is_a_row() -> None:
-    """In each of its spellings, with a value or without, and read from the same variable."""
+    """In each spelling, with or without a value as there, and with the same variable."""
     from torch.distributed.run import get_args_parser
 
     rows = {flag: row for row in Options.rows() for flag in row.flags}
@@ -154,7 +154,7 @@ def test_every_option_of_torchrun_is_a_row() -> None:
 def test_the_help_fits_a_terminal(
     columns: int, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No line is wider, down to what the flags need; flags are bold where there are colors."""
+    """No line is wider, down to 80 columns; flags are bold if the terminal has colors."""
     monkeypatch.setenv("COLUMNS", str(columns))
     plain = render_help(Options, topic)
     monkeypatch.setattr("meshrun.cli.help.has_colors", lambda _descriptor: True)
@@ -167,7 +167,7 @@ def test_the_help_fits_a_terminal(
 
 
 def test_every_option_has_a_topic_and_a_page() -> None:
-    """The topics have all options between them, and each option has a page of its own."""
+    """Together the topics cover all options, and each option has its own page of help."""
     of_topics = {panel for panels in TOPICS.values() for panel in panels}
     assert {row.panel for row in Options.rows()} == of_topics
     for row in Options.rows():
@@ -181,7 +181,7 @@ def test_every_option_has_a_topic_and_a_page() -> None:
 
 
 def test_the_help_imports_little() -> None:
-    """Neither rich nor what a launch needs: it is there in an instant."""
+    """Neither rich nor what a launch needs, so it appears at once."""
     words = ["-X", "importtime", "-m", "meshrun", "--help"]
     ours = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in ours.stderr.splitlines()}
@@ -197,7 +197,7 @@ class _Extended(Options):
 
 
 def test_a_new_option_is_one_entry() -> None:
-    """It is in the help, completion, reference and environment, and has a typed value."""
+    """It appears in the help, completion, reference and environment, and its value is typed."""
     command = typer.main.get_command(make_app(_Extended))
 
     def read(*args: str, **env: Any) -> dict[str, Any]:
