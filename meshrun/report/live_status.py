@@ -10,9 +10,9 @@ from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
 from meshrun.host.usage import GpuMemory, Usage, usage_of_trees
 from meshrun.lifecycle.state import State
-from meshrun.lifecycle.status import RankStatus, Status, phase_of
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event
+from meshrun.report.rank_status import RankStatus, Status, phase_of
 from meshrun.report.status_view import StatusView, summarize
 from meshrun.supervisor.watcher import Watcher
 

@@ -15,13 +15,13 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.host.usage import GpuMemory
 from meshrun.lifecycle.state import State
-from meshrun.lifecycle.status import RankPhase, phase_of
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost, RankLate
 from meshrun.protocol.from_zygote import RankBeat
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import LaunchResult
 from meshrun.report.open_metrics import OPEN_METRICS, PLAIN, Family, Sample, render_metrics
+from meshrun.report.rank_status import RankPhase, phase_of
 from meshrun.supervisor.watcher import Watcher
 
 _PHASES: tuple[RankPhase, ...] = (

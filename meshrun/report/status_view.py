@@ -14,7 +14,7 @@ from rich.text import Text
 
 from meshrun.layout import Layout
 from meshrun.layout.labels import merged_label
-from meshrun.lifecycle.status import RankPhase, RankStatus, Status
+from meshrun.report.rank_status import RankPhase, RankStatus, Status
 
 _SHARE_OF_WINDOW = 3
 _FEWEST_LINES = 4

@@ -12,7 +12,6 @@ from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
 from meshrun.host.usage import cpu_seconds_of_trees
 from meshrun.layout.labels import merged_label
-from meshrun.lifecycle.hung_collectives import Finding, describe_peers, find_hung
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import (
@@ -29,6 +28,7 @@ from meshrun.protocol.raised import lost_connection, timed_out
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
+from meshrun.supervisor.hung_collectives import Finding, describe_peers, find_hung
 from meshrun.supervisor.nccl_ras import NcclRas
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog

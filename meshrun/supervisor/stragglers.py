@@ -11,12 +11,12 @@ from meshrun.host.nvml import open_nvml
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import group_label, rank_name
-from meshrun.lifecycle.lateness import Late, find_late
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import RankTimes
 from meshrun.protocol.events import RankLate, TimesReported, TimesRequested
 from meshrun.rendezvous.messages import AskTimes, Times
+from meshrun.supervisor.lateness import Late, find_late
 
 _SHARE = 0.1
 _MOST_S, _LEAST_S = 20.0, 0.5

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from meshrun.layout import Layout
-from meshrun.lifecycle.hung_collectives import find_hung
 from meshrun.protocol import codec
 from meshrun.protocol.collectives import Call, GroupCalls, RankCalled
+from meshrun.supervisor.hung_collectives import find_hung
 
 WORLD = tuple(range(8))
 TP0, TP1 = (0, 1, 2, 3), (4, 5, 6, 7)

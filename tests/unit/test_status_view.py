@@ -9,10 +9,10 @@ from meshrun.layout import Layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import State
-from meshrun.lifecycle.status import RankPhase, RankStatus, Status, phase_of
 from meshrun.protocol.events import Hung
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.report.rank_status import RankPhase, RankStatus, Status, phase_of
 from meshrun.report.status_view import StatusView
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
