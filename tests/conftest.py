@@ -1,4 +1,4 @@
-"""Fixtures of every test: a clean environment, and nothing left behind."""
+"""Fixtures for all tests: a clean environment, and a check that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kit import FAKES, MARK, end_marked, marked_processes, wait_until
 from tests.parties import Clock, Parties
 from tests.variations import pytest_collection_modifyitems  # noqa: F401 - a hook
 
-# No bound on time is a test: a busy machine is no bug.
+# Tests set no upper bound on time: a busy machine is not a bug.
 settings.register_profile(
     "meshrun",
     max_examples=int(os.environ.get("MESHRUN_EXAMPLES", "100")),
@@ -39,7 +39,7 @@ settings.register_profile(
 )
 settings.load_profile("meshrun")
 
-# A shell makes its background jobs ignore some signals; launches would inherit that.
+# A shell's background jobs ignore some signals, which launches would inherit.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, lambda signum, _: sys.exit(128 + signum))
@@ -58,7 +58,7 @@ _PREFIXES = ("MESHRUN_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "KUBERNETES
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No launcher's variables reach a test from outside."""
+    """Remove the variables of launchers and schedulers from the environment."""
     for name in list(os.environ):
         if name in _NOT_OURS or name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
@@ -70,9 +70,9 @@ def nothing_left(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """Fail the test that leaves a process, or a file in the temporary folder."""
+    """Fail a test that leaves a process behind, or a file of meshrun's in the temporary folder."""
     mark = uuid.uuid4().hex
-    # A short name, for sockets' paths, that is drawn again where it exists.
+    # A short unique name, as paths of sockets are limited.
     folder = Path(tempfile.mkdtemp(prefix="", dir=tmp_path_factory.getbasetemp()))
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -89,7 +89,7 @@ def nothing_left(
 
 @pytest.fixture
 def fake_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Put a stand-in for torch first on the path; return the file where it counts its imports."""
+    """Put a fake torch first on the path; return the file in which it counts its imports."""
     counted = tmp_path / "imports"
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
     monkeypatch.setenv("FAKE_TORCH_IMPORTS", str(counted))
@@ -100,7 +100,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def fake_driver(
     fake_torch: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[[list[dict[str, Any]]], None]:
-    """Give launches NVIDIA's driver; return what writes its cards, which may change meanwhile."""
+    """Give launches a fake NVML; return a function that sets its GPUs, even during a launch."""
     path = tmp_path / "cards.json"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), str(FAKES / "driver")]))
     monkeypatch.setenv("FAKE_NVML", str(path))
@@ -114,7 +114,7 @@ def fake_driver(
 
 @pytest.fixture
 def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
-    """Give launchers' ends of the channel between nodes; see ``tests.parties``."""
+    """Launchers' ends of the channel between nodes; see ``tests.parties``."""
     made = Parties(Clock(monkeypatch))
     try:
         yield made
@@ -124,24 +124,24 @@ def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One test more than there are cores: most of them wait for processes."""
+    """Run one test more than there are cores, as most tests wait for processes."""
     return (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture
 def as_nobody() -> Iterator[tuple[list[str], Path]]:
-    """Return words that run a command as a user without processes, and a folder of that user."""
+    """Return a command prefix that runs as a user without processes, and that user's folder."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("only root, with setpriv, can be a user who has no process yet")
+        pytest.skip("needs root and setpriv, to become a user who has no processes")
     uid = random.SystemRandom().randrange(100_000, 2_000_000_000)
     words = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    # The Python that runs this may lie where only root can look.
+    # This Python may be in a folder that only root can read.
     words += [f"--{kind}-caps=+dac_override,+dac_read_search" for kind in ("inh", "ambient")]
     folder = Path(tempfile.mkdtemp(prefix="of_nobody_", dir="/tmp"))
     os.chown(folder, uid, uid)
     try:
         if subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
-            pytest.skip("setpriv may not make another user of us here")
+            pytest.skip("setpriv is not permitted to change the user")
         yield words, folder
     finally:
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Stand-ins for NVIDIA's driver and NVML, compiled here, as a machine with one device has them."""
+"""Stand-ins for NVIDIA's driver and NVML on a machine with one device, compiled from C."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LIBRARIES = {"libcuda.so.1": "cuda.c", "libnvidia-ml.so.1": "nvml.c"}
 
 @dataclass(frozen=True)
 class Driver:
-    """The libraries' folder, and the file in which each call of ``cuInit`` is a line."""
+    """The libraries' folder, and the file with a line for each call of ``cuInit``."""
 
     folder: Path
     calls: Path
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables with which a program finds the libraries, and nothing of the machine's."""
+        """Variables that make a program load these libraries instead of the machine's."""
         return {"LD_LIBRARY_PATH": str(self.folder), "STUB_CALLS": str(self.calls)}
 
     def initialized_by(self) -> list[int]:
@@ -35,10 +35,10 @@ class Driver:
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Driver:
-    """Compile the libraries; skip the test where nothing can."""
+    """Compile the libraries; skip the test if there is no compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        pytest.skip("no C compiler, which makes the stand-in for the driver")
+        pytest.skip("needs a C compiler, for the stand-in for the driver")
     folder = tmp_path / "driver"
     folder.mkdir()
     for name, source in _LIBRARIES.items():

@@ -1,4 +1,4 @@
-"""Launches played through as the events that happen in them, and what those events are."""
+"""Launches as sequences of events: constructors of events, and a function that replays them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def play(
     ranks: int = 3,
     nodes: NodesState | None = None,
 ) -> tuple[State, list[Action]]:
-    """Return the last state of a launch, and what was done in it; times to wake up are left out."""
+    """Return the final state of a launch, and the actions taken, except for wake-up times."""
     state = State(
         shutdown_timeout_s=30.0,
         ranks={rank: RankState() for rank in range(ranks)},

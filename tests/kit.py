@@ -1,4 +1,4 @@
-"""What the tests share: run meshrun for real, wait for conditions, find what is left behind."""
+"""Helpers for all tests: run real launches, wait for conditions, find leftover processes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "programs"
 FAKES = Path(__file__).parent / "fakes"
-MARK = "PET_TEST_ID"  # one that goes to other hosts, and that meshrun does not warn of
-"""Set in the environment of everything a test starts, so that what is left of it is found."""
+MARK = "PET_TEST_ID"  # a name that is sent to other hosts, and of which meshrun does not warn
+"""Set in the environment of every process that a test starts, to find those left behind."""
 _HANG_S = 90.0
 
 
 def command(*args: str | Path) -> list[str]:
-    """Return the words that run meshrun with this interpreter."""
+    """Return the command that runs meshrun with this interpreter."""
     return [sys.executable, "-m", "meshrun", *map(str, args)]
 
 
@@ -36,7 +36,7 @@ def run_meshrun(
     around: Sequence[str] = (),
     **kwargs: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Run meshrun, with ``around`` before it, to its end; return what it printed and its code."""
+    """Run meshrun to its end, with ``around`` as the command's prefix."""
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
         [*around, *command(*args)],
         env={**os.environ, **(env or {})},
@@ -50,13 +50,13 @@ def run_meshrun(
 
 
 def within(*unshared: str, prepare: str) -> list[str]:
-    """Return words that run a command in namespaces of its own, where ``prepare`` has run."""
+    """Return a prefix that runs a command in new namespaces, after ``prepare``."""
     words = ["unshare", *unshared, "sh", "-c", f'{prepare}; exec "$@"', "sh"]
     if (
         shutil.which("unshare") is None
         or subprocess.run([*words, "true"], capture_output=True, check=False).returncode
     ):
-        pytest.skip("no namespace can be made here")
+        pytest.skip("no namespaces can be created here")
     return words
 
 
@@ -67,9 +67,9 @@ def start_meshrun(
     folder: Path,
     caller: Path | None = None,
 ) -> Iterator[Running]:
-    """Start meshrun with its output in files of ``folder``; kill it at the end if need be.
+    """Start meshrun with its output in files in ``folder``; kill it at the end if it still runs.
 
-    Where there is a ``caller``, that is a script of Python's, and gets the arguments.
+    With ``caller``, start this Python script instead, with the same arguments.
     """
     with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
         process = subprocess.Popen(
@@ -88,26 +88,26 @@ def start_meshrun(
 
 
 class Running:
-    """A launch that is under way."""
+    """A running launch."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process = process
         self._folder = folder
         self.server: int | None = None
-        """The warm server that the launch's zygote is forked from, if it is."""
+        """The warm server from which the launch's zygote is forked, if any."""
 
     @property
     def stdout(self) -> str:
-        """What it has printed until now."""
+        """The output so far."""
         return (self._folder / "stdout").read_text(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What it has said until now."""
+        """The messages so far."""
         return (self._folder / "stderr").read_text(errors="replace")
 
     def wait_for(self, text: str, count: int = 1) -> None:
-        """Wait until stdout has ``text`` so many times."""
+        """Wait until stdout contains ``text`` at least ``count`` times."""
 
         def describe() -> str:
             return f"{count} x {text!r} in:\n{self.stdout}\n---\n{self.stderr}"
@@ -116,18 +116,18 @@ class Running:
             ended = self.process.poll()
             if self.stdout.count(text) >= count:
                 return True
-            assert ended is None, f"it ended with {ended}, without {describe()}"
+            assert ended is None, f"the launch ended with {ended}, without {describe()}"
             return False
 
         wait_until(look, describe)
 
     def zygote(self) -> int:
-        """Return the process id of the zygote, once there is one."""
+        """Wait for a zygote; return its process id."""
         found: list[int] = []
 
         def look() -> bool:
             parents = [psutil.Process(self.server or self.process.pid)]
-            if self.server is not None:  # a keeper stands between
+            if self.server is not None:  # a keeper is in between
                 parents = parents[0].children()
             found[:] = [child.pid for parent in parents for child in parent.children()]
             return bool(found)
@@ -136,7 +136,7 @@ class Running:
         return found[0]
 
     def below_zygote(self) -> list[int]:
-        """Return the children of the zygote in order of their start: the store, then ranks."""
+        """Return the zygote's children in the order they started: the store, then ranks."""
         children = psutil.Process(self.zygote()).children()
         return [child.pid for child in sorted(children, key=lambda child: child.pid)]
 
@@ -145,13 +145,13 @@ class Running:
         self.process.send_signal(signum)
 
     def wait(self) -> int:
-        """Wait for its end; return the exit code as a shell shows it."""
+        """Wait for the launch to end; return its exit code as a shell shows it."""
         code = self.process.wait(timeout=_HANG_S)
         return 128 - code if code < 0 else code
 
 
 def wait_until(condition: Callable[[], bool], describe: Callable[[], str]) -> None:
-    """Wait until ``condition`` holds; a hang fails with what ``describe`` says."""
+    """Wait until ``condition`` holds; fail after a long time, with the text of ``describe``."""
     deadline = time.monotonic() + _HANG_S
     while True:
         began = time.thread_time()
@@ -159,12 +159,12 @@ def wait_until(condition: Callable[[], bool], describe: Callable[[], str]) -> No
             return
         if time.monotonic() > deadline:
             raise AssertionError(f"timed out waiting for {describe()}")
-        # To look takes a fifth of a core at most: what is waited for needs the cores.
+        # Polling takes at most a fifth of a core: the awaited processes need the cores.
         time.sleep(max(0.005, 4 * (time.thread_time() - began)))
 
 
 def wait_for_states(processes: list[psutil.Process], *, stopped: bool) -> None:
-    """Wait until all of some processes are stopped, or none is."""
+    """Wait until all these processes are stopped, or none of them is."""
     wait_until(
         lambda: all((each.status() == psutil.STATUS_STOPPED) == stopped for each in processes),
         lambda: str([each.status() for each in processes]),
@@ -172,28 +172,28 @@ def wait_for_states(processes: list[psutil.Process], *, stopped: bool) -> None:
 
 
 def let_pass(seconds: float) -> None:
-    """The time in which nothing may happen is what is tested."""
+    """Let time pass, in a test that nothing happens in this time."""
     until = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() > until, lambda: "the time to pass")
 
 
 def is_full(pipe: int) -> bool:
-    """Whether a pipe that meshrun has enlarged takes no more."""
+    """Whether a pipe that meshrun has enlarged is full."""
     return (
         fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) > 1 << 16 and not select.select([], [pipe], [], 0)[1]
     )
 
 
 def ranks_below(launcher: int) -> list[psutil.Process]:
-    """Return the ranks, which are the leaves but for the store."""
+    """Return the ranks: the processes without children, except for the store."""
     below = psutil.Process(launcher).children(recursive=True)
     return [each for each in below if each.name() != "meshrun-guard" and not each.children()]
 
 
 def marked_processes(mark: str) -> list[str]:
-    """Return a line for each live process that carries ``mark`` in its environment.
+    """Return a line for each live process that has ``mark`` in its environment.
 
-    Each test looks for them, so it is done without psutil, which takes six times as long.
+    Every test does this, so it does without psutil, which takes six times as long.
     """
     found, wanted = [], f"{MARK}={mark}".encode()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -202,7 +202,7 @@ def marked_processes(mark: str) -> list[str]:
             if wanted in values or (not values and _is_in_exec(pid)):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
                 found.append(f"{pid} {words.decode(errors='replace')}")
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # it has ended, or belongs to another user
             continue
     return found
 
@@ -213,22 +213,22 @@ def _environment(pid: str) -> bytes:
 
 
 def _is_in_exec(pid: str) -> bool:
-    """Whether a process is executing a program: for a moment it has no environment to be seen."""
+    """Whether a process is in the middle of exec, when it has no visible environment."""
     if Path(f"/proc/{pid}/cmdline").read_bytes():
-        return bool(_environment(pid))  # it was; else it was started without an environment
+        return bool(_environment(pid))  # exec is complete; without one, it was started so
     state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    is_of_kernel = int(numbers[5]) & 0x00200000  # PF_KTHREAD in the kernel's sched.h
-    return state not in "ZX" and not is_of_kernel
+    is_kernel_thread = int(numbers[5]) & 0x00200000  # PF_KTHREAD in the kernel's sched.h
+    return state not in "ZX" and not is_kernel_thread
 
 
 def end_marked(mark: str) -> None:
-    """Kill what a failed test left behind, so that it spoils no other."""
+    """Kill the processes that a failed test left behind, so that they do not disturb others."""
     for line in marked_processes(mark):
         os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
 def lines_of(text: str, labels: Sequence[str]) -> dict[str, list[str]]:
-    """Sort console lines by their prefix; a line with none of ``labels`` fails."""
+    """Group console lines by their prefix, which must be one of ``labels``."""
     found: dict[str, list[str]] = {label: [] for label in labels}
     for line in text.splitlines():
         label, bracket, rest = line.removeprefix("[").partition("] ")
@@ -239,7 +239,7 @@ def lines_of(text: str, labels: Sequence[str]) -> dict[str, list[str]]:
 
 
 def poison(folder: Path) -> None:
-    """Put modules into a folder, under names that processes import, which note that they ran."""
+    """Fill a folder with modules that shadow those meshrun imports, and record their import."""
     names = {*sys.stdlib_module_names, "torch", "typer", "rich", "psutil", "click", "numpy"}
     for name in names - {"__main__", "this", "antigravity"}:
         (folder / f"{name}.py").write_text(

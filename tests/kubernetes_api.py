@@ -1,4 +1,4 @@
-"""As much of an API server as kubectl needs to create objects: it keeps what it is sent."""
+"""A fake API server with as much as kubectl needs to create objects; it keeps what it receives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 _KINDS = {"v1": {"services": "Service", "secrets": "Secret"}, "batch/v1": {"jobs": "Job"}}
-"""What there is, by its API group and version."""
+"""The supported kinds, by API group and version."""
 Sent = list[tuple[str, str, dict[str, Any]]]
 """(method, path, object) of each request that changes something."""
 
@@ -61,7 +61,7 @@ def _known() -> dict[str, Any]:
 
 @contextmanager
 def api_server() -> Iterator[tuple[str, Sent]]:
-    """Serve, and give the URL and what was sent so far."""
+    """Serve; yield the URL and the list of what was sent."""
     known, sent = _known(), list[tuple[str, str, dict[str, Any]]]()
 
     class Handler(BaseHTTPRequestHandler):

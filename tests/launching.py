@@ -1,4 +1,4 @@
-"""Launches from Python, on the CPU: functions for ranks, and an interpreter that launches."""
+"""Launches from Python on the CPU: functions to run on ranks, and a new interpreter."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Machines that are invented here, and what the kernel would say of their CPUs."""
+"""Invented machines, and what Linux would report of their CPUs in sysfs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from meshrun.host.topology import read_topology
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine whose hyperthread siblings are ``cores`` apart, as on x86."""
+    """A machine on which the numbers of hyperthread siblings are ``cores`` apart, as on x86."""
 
     sockets: int = 1
     nodes_per_socket: int = 1
@@ -50,7 +50,7 @@ class Machine:
         )
 
     def write(self, sysfs: Path) -> None:
-        """Write what the kernel would say of it."""
+        """Write the files of sysfs that describe it."""
         for node in range(self.nodes):
             first = node * self.cores_per_node
             cpus = self.with_siblings(range(first, first + self.cores_per_node))

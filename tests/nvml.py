@@ -1,4 +1,4 @@
-"""NVML as ctypes sees it, answering from a table: for machines whose driver is not here."""
+"""A fake NVML, as ctypes sees it, that answers from a table; for machines without the driver."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _FIRST_MIG = 100
 def card(uuid: str, bus: int, **answers: Any) -> dict[str, Any]:
     """Return what NVML reports about a GPU; the keys of ``answers`` are names of its functions.
 
-    ``used`` and ``reserved`` are its memory, ``processes`` pairs of pid and bytes, ``migs`` the
-    UUIDs of its instances, ``fabric`` a byte of its cluster's UUID, its clique and state,
-    ``links`` the far end of each NVLink: a bus, "switch", or None if down.
+    ``used`` and ``reserved`` are bytes of memory, ``processes`` pairs of pid and bytes, ``migs``
+    the UUIDs of MIG instances, ``fabric`` a byte of the cluster's UUID, the clique and the state,
+    ``links`` the far end of each NVLink: a bus, "switch", or None if the link is down.
     """
     return {"uuid": uuid, "bus": bus, **answers}
 
 
 class FakeNvml:
-    """The functions that are used, over a table of cards; ``None`` for one that is lost."""
+    """The functions of NVML that meshrun uses, for a table of GPUs; ``None`` is a lost GPU."""
 
     driver = "570.124.06"
 
     def __init__(self, cards: Sequence[dict[str, Any] | None], *, lacks: str = "") -> None:
-        """Make a driver; ``lacks`` is how names of functions end that it does not have."""
+        """Make a driver without the functions whose names end in ``lacks``."""
         self.cards, self.lacks = cards, lacks
         self.open = 0
 
@@ -40,10 +40,10 @@ class FakeNvml:
             raise AttributeError(name)
         if function is not None:
             return lambda *args: function(self, *args)
-        return lambda gpu, *args: self._told(name, gpu, args)
+        return lambda gpu, *args: self._look_up(name, gpu, args)
 
-    def _told(self, name: str, gpu: Any, args: Any) -> int:
-        """Answer with what stands in the card by the function's name and its plain arguments."""
+    def _look_up(self, name: str, gpu: Any, args: Any) -> int:
+        """Answer from the card's table, by the function's name and plain arguments."""
         plain = [str(arg.value) for arg in args if not hasattr(arg, "_obj")]
         places = [arg._obj for arg in args if hasattr(arg, "_obj")]
         found = self._card(gpu).get(" ".join([name, *plain]))
@@ -218,20 +218,20 @@ class FakeNvml:
 
 
 class NvmlInFile(FakeNvml):
-    """A driver whose cards stand in a JSON file, as they are at the moment: for other processes."""
+    """A driver for other processes: its GPUs are in a JSON file, which each call reads again."""
 
     def __init__(self, path: str) -> None:
         self.path, self.lacks, self.open = path, "", 0
 
     @property
     def cards(self) -> Any:
-        """What the file says now."""
+        """The current content of the file."""
         with open(self.path) as file:
             return json.load(file)
 
 
 def install() -> None:
-    """Have this process meet the driver of the file that ``FAKE_NVML`` names."""
+    """Make this process load a driver whose GPUs are in the file that ``FAKE_NVML`` names."""
     real: Any = ctypes.CDLL
 
     def library(name: str | None, *args: Any, **more: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Launchers' ends of the channel between nodes, in one process: real sockets, a clock of ours."""
+"""Several launchers' ends of the channel between nodes, in one process.
+
+Sockets are real; the clock belongs to the test.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ _News = TypeVar("_News")
 
 
 class Clock:
-    """The monotonic clock that the parties see; each turn of theirs takes 20 ms."""
+    """The monotonic clock of the parties; each of their turns takes 20 ms."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 1_000 * S
         self.ahead_ns = 0
-        """Of the party whose turn it is."""
+        """How far ahead the clock of the party is whose turn it is."""
         self.is_real = False
-        """Whether it is the machine's for now: a goodbye waits for as long as it really takes."""
+        """Whether this is the machine's clock for now, as closing takes real time."""
         real = time.monotonic_ns
         monkeypatch.setattr(
             time,
@@ -46,12 +49,12 @@ class Clock:
         )
 
     def pass_s(self, seconds: float) -> None:
-        """Let time pass that nobody has."""
+        """Advance the clock, without a turn."""
         self.now_ns += int(seconds * S)
 
 
 class Party:
-    """One launcher's end: its reactor, what it told people, and what happened to it."""
+    """One launcher's end: its reactor, its messages to the user, and its events."""
 
     def __init__(self, clock: Clock, *, ahead_ns: int = 0) -> None:
         self.clock, self.ahead_ns = clock, ahead_ns
@@ -59,7 +62,7 @@ class Party:
         self.notes: list[str] = []
         self.events: list[FromNodes] = []
         self.asked: list[str] = []
-        """Why it was asked where its ranks are."""
+        """The reasons given when it was asked where its ranks are."""
         self.is_closed = False
         self.hub = Connections(self.reactor, self.notes.append)
         self.side: Lobby | Coordinator | Participant
@@ -73,7 +76,7 @@ class Party:
         self.clock.ahead_ns = 0
 
     def send(self, message: Message) -> None:
-        """Have its launch say something."""
+        """Send a message on behalf of its launch."""
         self.clock.ahead_ns = self.ahead_ns
         self.side.send(message)
         self.clock.ahead_ns = 0
@@ -83,11 +86,11 @@ class Party:
         return self.clock.now_ns + self.ahead_ns
 
     def received(self, kind: type[_News]) -> list[_News]:
-        """Return the news of one kind."""
+        """Return its events of one kind."""
         return [each for each in self.events if isinstance(each, kind)]
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close everything, once."""
         if not self.is_closed:
             self.is_closed = True
             self.clock.is_real = True
@@ -110,7 +113,7 @@ class Parties:
         self, nnodes: int, *, secret: bytes = SECRET, fit: Fit = fit_without_mesh, there: int = 0,
         **changes: Any,
     ) -> Party:  # fmt: skip
-        """Add node 0, which listens at :attr:`port`, and awaits ``there`` nodes or all."""
+        """Add node 0, which listens on :attr:`port` and waits for ``there`` nodes, or all."""
         party, listener = Party(self.clock), listen_on("127.0.0.1", 0)
         self._listeners.append(listener)
         self.port = listener.getsockname()[1]
@@ -157,14 +160,14 @@ class Parties:
         return party
 
     def stranger(self, said: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
-        """Connect to the coordinator and say something that is none of a launcher's."""
+        """Connect to the coordinator and send something that no launcher would send."""
         connection = socket.create_connection(("127.0.0.1", self.port), source_address=(source, 0))
         self._unauthenticated.append(connection)
         connection.sendall(said)
         return connection
 
     def remove(self, party: Party) -> None:
-        """Have a party vanish."""
+        """Close a party while the others continue."""
         self.all.remove(party)
         party.close()
 
@@ -185,14 +188,14 @@ class Parties:
                 party.turn()
 
     def pass_s(self, seconds: float, *, step_s: float = 0.5) -> None:
-        """Let time pass, with turns in it."""
+        """Let time pass, with turns meanwhile."""
         for _ in range(int(seconds / step_s)):
             self.clock.pass_s(step_s)
             self.turn()
             time.sleep(0.001)  # for the kernel to carry bytes
 
     def close(self) -> None:
-        """End all; the coordinator last, which waits for the others to have heard all it said."""
+        """Close all, the coordinator last: it waits until the others have received everything."""
         for each in self._unauthenticated:
             each.close()
         for party in reversed(self.all):
@@ -209,10 +212,10 @@ WHY = Cause(rank=None, description="why", raised=None, ran_s=None, at_ns=1)  # f
 
 
 def info(host: str, rank: int | None = None, **settings: str) -> Join:
-    """Return what a node says of itself."""
+    """Return the message with which a node joins."""
     return Join(host=host, node_rank=rank, nproc=1, settings=settings)
 
 
 def names(parties: Sequence[Party]) -> list[list[str]]:
-    """Return the kinds of news that each had."""
+    """Return the names of the events that each party had."""
     return [[type(each).__name__ for each in party.events] for party in parties]

@@ -1,4 +1,4 @@
-"""What real schedulers put into the environment."""
+"""Variables that real schedulers set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def variables(text: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in text.split())
 
 
-# Of `srun -N3 -n4`, Slurm 22.05: the task with the number 2, which is the first of the second node.
+# From `srun -N3 -n4`, Slurm 22.05: task 2, which is the first on the second node.
 STEP = variables(
     "SLURMD_NODENAME=sl1 SLURM_CLUSTER_NAME=tests SLURM_CPUS_ON_NODE=1 SLURM_GTIDS=2"
     " SLURM_JOBID=7 SLURM_JOB_CPUS_PER_NODE=2,1(x2) SLURM_JOB_GID=0 SLURM_JOB_ID=7"
@@ -20,7 +20,7 @@ STEP = variables(
     " SLURM_TASKS_PER_NODE=2,1(x2) SLURM_TASK_PID=25071 SLURM_TOPOLOGY_ADDR=sl1"
     " SLURM_TOPOLOGY_ADDR_PATTERN=node SLURM_UMASK=0022"
 )
-# Of `salloc -N1 -n2 : -N2 -n4 srun -n2 : -n3`: the first component is on sl2.
+# From `salloc -N1 -n2 : -N2 -n4 srun -n2 : -n3`: the first component is on sl2.
 _HET = (
     "SLURM_HET_SIZE=2 SLURM_JOB_ID=1 SLURM_JOB_NODELIST_HET_GROUP_0=sl2"
     " SLURM_JOB_NODELIST_HET_GROUP_1=sl[0-1] SLURM_JOB_NUM_NODES_HET_GROUP_0=1"
@@ -35,7 +35,7 @@ HET_STEP = variables(
     " SLURM_STEP_NODELIST=sl[0-2] SLURM_STEP_NUM_NODES=3 SLURM_STEP_NUM_TASKS=5"
     " SLURM_STEP_TASKS_PER_NODE=2,1,2 SLURM_TASKS_PER_NODE=2,1,2"
 )
-# Of the script of `sbatch -N2 -n3` itself.
+# From the script of `sbatch -N2 -n3` itself.
 BATCH = variables(
     "SLURMD_NODENAME=sl0 SLURM_CPUS_ON_NODE=2 SLURM_GTIDS=0 SLURM_JOBID=3 SLURM_JOB_ID=3"
     " SLURM_JOB_CPUS_PER_NODE=2,1 SLURM_JOB_NODELIST=sl[0-1] SLURM_JOB_NUM_NODES=2"
@@ -43,14 +43,14 @@ BATCH = variables(
     " SLURM_NODE_ALIASES=(null) SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_SUBMIT_HOST=sl0"
     " SLURM_TASKS_PER_NODE=2,1 SLURM_TASK_PID=25872"
 )
-# Of the command of `salloc -N2 --ntasks-per-node=2`.
+# From the command of `salloc -N2 --ntasks-per-node=2`.
 SALLOC = variables(
     "SLURM_CLUSTER_NAME=tests SLURM_JOBID=4 SLURM_JOB_CPUS_PER_NODE=2(x2) SLURM_JOB_ID=4"
     " SLURM_JOB_NAME=interactive SLURM_JOB_NODELIST=sl[0-1] SLURM_JOB_NUM_NODES=2 SLURM_NNODES=2"
     " SLURM_NODELIST=sl[0-1] SLURM_NPROCS=4 SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2"
     " SLURM_SUBMIT_HOST=sl0 SLURM_TASKS_PER_NODE=2(x2)"
 )
-# Of the last process of `mpirun -H 10.77.0.1:2,10.77.0.2:2` on the first host, Open MPI 4.1.
+# From the last process of `mpirun -H 10.77.0.1:2,10.77.0.2:2` on the first host, Open MPI 4.1.
 MPI = variables(
     "OMPI_APP_CTX_NUM_PROCS=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2"
     " OMPI_COMM_WORLD_NODE_RANK=1 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4"
@@ -60,7 +60,7 @@ MPI = variables(
     " OMPI_MCA_orte_precondition_transports=4136b6c6b552b7cb-492945d51d07d3de"
     " PMIX_NAMESPACE=739835905 PMIX_RANK=3"
 )
-# Of the daemon that mpirun starts by srun on each other node of an allocation.
+# From the daemon that mpirun starts with srun on each other node of an allocation.
 STEP_OF_DAEMON = variables(
     "SLURM_JOB_ID=8 SLURM_STEP_ID=0 SLURM_NNODES=1 SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_NODEID=0"
     " SLURM_LOCALID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NODELIST=sl1"
@@ -86,9 +86,9 @@ GROUP = variables(
     " KUBERNETES_SERVICE_HOST=10.96.0.1"
 )
 
-# ---- Systems that tests do not start, but for MPICH; recorded where it says so, else as documented
+# ---- Systems that tests do not start, except for MPICH: as documented, unless marked as recorded.
 
-# Of the last process of `mpiexec.hydra -n 2`, MPICH 4.0.2; recorded.
+# From the last process of `mpiexec.hydra -n 2`, MPICH 4.0.2; recorded.
 HYDRA = variables("HYDI_CONTROL_FD=7 MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_FD=8 PMI_RANK=1"
                   " PMI_SIZE=2 MPIR_CVAR_CH3_INTERFACE_HOSTNAME=vm")  # fmt: skip
 # Likewise Intel MPI 2021.18; recorded.
@@ -97,7 +97,7 @@ INTEL = variables(
     " I_MPI_HYDRA_UUID=f8480000-70de-a5f8-e360-060001a10935 I_MPI_PIN_INFO=1 MPI_LOCALNRANKS=2"
     " MPI_LOCALRANKID=1 PMI_FD=11 PMI_RANK=1 PMI_SIZE=2"
 )
-# Of `prterun -np 2` of PRRTE 3, and of `mpirun -np 2` of Open MPI 5.0.11, its last one; recorded.
+# From the last process of `prterun -np 2`, PRRTE 3, and `mpirun -np 2`, Open MPI 5.0.11; recorded.
 PRRTE = variables(
     "PMIX_HOSTNAME=vm PMIX_NAMESPACE=prterun-vm-18539@1 PMIX_RANK=1 PMIX_SECURITY_MODE=native"
     " PMIX_SERVER_URI41=prterun-vm-18539@0.0;tcp4://127.0.0.1:57455 PMIX_VERSION=5.0.11rc1"
@@ -111,7 +111,7 @@ MPI_5 = {**PRRTE, **variables(
 # MVAPICH2's mpispawn.
 MVAPICH = variables("MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=4 MV2_COMM_WORLD_LOCAL_RANK=1"
                     " MV2_COMM_WORLD_LOCAL_SIZE=2 PMI_ID=3")  # fmt: skip
-# HPE Cray's PALS with PBS: `mpiexec -n 2 --ppn 1`, the second one.
+# HPE Cray's PALS with PBS: the second process of `mpiexec -n 2 --ppn 1`.
 PALS = variables(
     "PALS_APID=0b5c7d0f-5e2c-4d8a-9f7e-1c2d3e4f5a6b PALS_RANKID=1 PALS_NODEID=1 PALS_LOCAL_RANKID=0"
     " PALS_LOCAL_SIZE=1 PALS_DEPTH=1 PALS_SPOOL_DIR=/var/run/palsd/0b5c7d0f PMI_RANK=1 PMI_SIZE=2"
@@ -122,14 +122,14 @@ FLUX = variables(
     "FLUX_JOB_ID=f2fw4RMkTmP9 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=2 FLUX_TASK_RANK=1"
     " FLUX_TASK_LOCAL_ID=0 FLUX_URI=local:///run/flux/local PMI_FD=20 PMI_RANK=1 PMI_SIZE=2"
 )
-# LSF with the Job Step Manager, `jsrun --nrs 2 --rs_per_host 1`, with the launch node first.
+# LSF with the Job Step Manager: `jsrun --nrs 2 --rs_per_host 1`; its launch node comes first.
 JSRUN = variables(
     "LSB_JOBID=1234 LSB_DJOB_RANKFILE=/ranks LSB_MCPU_HOSTS=x JSM_NAMESPACE_RANK=1"
     " JSM_NAMESPACE_SIZE=2 JSM_NAMESPACE_LOCAL_RANK=0 JSM_NAMESPACE_LOCAL_SIZE=1 PMIX_RANK=1"
     " PMIX_NAMESPACE=1-26841 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2"
     " OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1"
 )
-# The scripts of jobs on two hosts.
+# From the scripts of jobs on two hosts.
 LSF = {"LSB_JOBID": "1234", "LSB_JOBINDEX": "0", "LSB_MCPU_HOSTS": "n1 8 n2 8",
        "LSB_DJOB_NUMPROC": "16"}  # fmt: skip
 PBS = variables("PBS_JOBID=5.server PBS_NODEFILE=/nodes PBS_NODENUM=0 PBS_TASKNUM=1"
@@ -178,12 +178,12 @@ TPU = variables("TPU_WORKER_ID=1 TPU_WORKER_HOSTNAMES=job-0-0.job,job-0-1.job"
 SLICES = {**TPU, **variables("MEGASCALE_NUM_SLICES=3 MEGASCALE_SLICE_ID=2"
                              " MEGASCALE_COORDINATOR_ADDRESS=job-a-0-0.job:8080")}  # fmt: skip
 
-# Of an actor of Ray 2.60.
+# From an actor of Ray 2.60.
 RAY_WORKER = variables(
     "RAY_JOB_ID=04000000 RAY_RAYLET_PID=13668 RAY_CLIENT_MODE=0 RAY_LD_PRELOAD_ON_WORKERS=0"
     " OMP_NUM_THREADS=2"
 )
-# Of the entry point of a job, by job_supervisor.py of Ray 2.60.
+# For the entry point of a job, according to job_supervisor.py of Ray 2.60.
 RAY_JOB = variables(
     'RAY_ADDRESS=10.0.0.4:6379 RAY_JOB_CONFIG_JSON_ENV_VAR={"runtime_env":{},"metadata":{}}'
 )

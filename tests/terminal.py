@@ -1,4 +1,4 @@
-"""A terminal for tests: meshrun in a pty, and a screen that shows what a person would see."""
+"""A terminal for tests: meshrun in a pty, and the screen that a user would see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit import command, wait_until
 
 
 class Terminal:
-    """A screen of some size, with a process that has it as its controlling terminal."""
+    """A screen, and a process whose controlling terminal it is."""
 
     def __init__(self, words: Sequence[str], env: dict[str, str], columns: int, rows: int) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=0.5)
@@ -32,7 +32,7 @@ class Terminal:
         self._master, self.slave = pty.openpty()
         self._set_size(columns, rows)
         self.modes: list[Any] = termios.tcgetattr(self.slave)
-        # Else Ctrl-C and Ctrl-Z have the kernel drop what was printed and is not read here yet.
+        # Without this, Ctrl-C and Ctrl-Z make the kernel drop output that was not read yet.
         self.modes[3] |= termios.NOFLSH
         termios.tcsetattr(self.slave, termios.TCSANOW, self.modes)
         self.process = subprocess.Popen(
@@ -70,17 +70,17 @@ class Terminal:
         self._set_size(columns, rows)
 
     def type(self, text: str) -> None:
-        """Press these keys."""
+        """Type these keys."""
         os.write(self._master, text.encode())
 
     @property
     def foreground(self) -> int:
-        """The process group that may read and draw, a shell's own while it has a prompt."""
+        """The foreground process group: a shell's own while it shows its prompt."""
         return os.tcgetpgrp(self._master)
 
     @property
     def shown(self) -> list[str]:
-        """The lines of the window, without what is blank at their ends and below them."""
+        """The visible lines, without trailing blanks or blank lines at the end."""
         with self._lock:
             lines = [line.rstrip() for line in self.screen.display]
         while lines and not lines[-1]:
@@ -89,10 +89,10 @@ class Terminal:
 
     @property
     def all_lines(self) -> list[str]:
-        """What has scrolled away, then what is shown."""
+        """All lines: those scrolled out of view, then the visible ones."""
         with self._lock:
             drawn = len(self.raw)
-            if self._lines[0] == drawn:  # a wait looks often, and a screen is long to read
+            if self._lines[0] == drawn:  # waits poll, and reading the screen is slow
                 return self._lines[1]
             gone = [
                 "".join(row[column].data for column in range(self.screen.columns)).rstrip()
@@ -103,7 +103,7 @@ class Terminal:
         return lines
 
     def wait_for(self, text: str, count: int = 1) -> None:
-        """Wait until the text has been shown so many times."""
+        """Wait until ``text`` has been shown at least ``count`` times."""
         wait_until(
             lambda: "\n".join(self.all_lines).count(text) >= count,
             lambda: f"{count} x {text!r} in:\n" + "\n".join(self.all_lines),
@@ -117,7 +117,7 @@ class Terminal:
         )
 
     def wait(self) -> int:
-        """Wait for the end and return the exit code as a shell shows it."""
+        """Wait for the process to end; return its exit code as a shell shows it."""
         code = self.process.wait(timeout=60)
         self._close()
         return 128 - code if code < 0 else code
@@ -131,7 +131,7 @@ class Terminal:
             os.close(self._master)
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Kill the process if it still runs, and close the terminal."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -142,7 +142,7 @@ class Terminal:
 def open_terminal(
     *args: str | Path, env: dict[str, str] | None = None, columns: int = 100, rows: int = 30
 ) -> Iterator[Terminal]:
-    """Run meshrun in a terminal; it is killed at the end if need be."""
+    """Run meshrun in a terminal; kill it at the end if it still runs."""
     terminal = Terminal(command(*args), env or {}, columns, rows)
     try:
         yield terminal

@@ -1,4 +1,4 @@
-"""Which variations of a costly test are of the ordinary set, and in which order tests run."""
+"""Which variations of a costly test belong to the ordinary set, and in which order tests run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 _TESTS = Path(__file__).parent
 _ONE_OF = {_TESTS / "engines": 100, _TESTS / "process": 3}
-"""Of so many variations of each test in a folder one is ordinary, however few there are."""
+"""For each folder: one of this many variations of a test is ordinary, and always at least one."""
 
 
 def ordinary(values: Iterable[Any], *kept: object) -> list[Any]:
-    """Return the parameters of a test, of which all but those ``kept`` are nightly.
+    """Return a test's parameters, with all except those in ``kept`` marked as nightly.
 
-    One is kept by its value, by what it is called, or by the first value of its row.
+    ``kept`` has values, their names, or the first values of rows.
     """
 
     def param(value: Any) -> Any:
@@ -33,16 +33,17 @@ def ordinary(values: Iterable[Any], *kept: object) -> list[Any]:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
-    """Leave some variations to the nightly set, and deal the rest out to xdist's workers."""
+    """Leave some variations to the nightly set, and deal tests out to xdist's workers."""
     _mark_variations(items)
     yield
     _deal(items, getattr(config, "workerinput", {}).get("workercount", 1))
 
 
 def _mark_variations(items: list[pytest.Item]) -> None:
-    """Keep some variations of each test in the costliest folders, other ones for each name.
+    """Mark all but some variations of each test in the costliest folders as nightly.
 
-    So back ends, nodes and signals are all met in the ordinary set, and it stays short.
+    Which ones stay depends on the test's name, so that the ordinary set is short and still
+    includes every back end, number of nodes and signal.
     """
     variations: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
@@ -57,10 +58,10 @@ def _mark_variations(items: list[pytest.Item]) -> None:
 
 
 def _deal(items: list[pytest.Item], workers: int) -> None:
-    """Give each worker long tests first, several hosts before others, and then quick ones.
+    """Give each worker long tests first, those of ``engines`` before others, and then quick ones.
 
-    Of three workers with as many items each, as ``worksteal`` hands them out, one has those of
-    ``engines`` and so the only cluster; what is left at the end to steal from each other is quick.
+    ``worksteal`` hands each worker a block of equal size. With three workers, one has all of
+    ``engines`` and so the only cluster, and only quick tests are left to steal at the end.
     """
     engines, unit = _TESTS / "engines", _TESTS / "unit"
     quick = [item for item in items if item.path.parent == unit]
