@@ -17,8 +17,8 @@ from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import FromNodes
 from meshrun.protocol.generation import Cause
-from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import Coordinator
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import Join, Message
@@ -64,7 +64,7 @@ class Party:
         self.asked: list[str] = []
         """The reasons given when it was asked where its ranks are."""
         self.is_closed = False
-        self.hub = Connections(self.reactor, self.notes.append)
+        self.hub = Hub(self.reactor, self.notes.append)
         self.side: Lobby | Coordinator | Participant
 
     def turn(self) -> None:

@@ -1,4 +1,4 @@
-"""Node 0 once all nodes have joined: which nodes take part in each round, and which come later."""
+"""Node 0 once all nodes have joined: notices lost ones, admits spares, chooses who takes part."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection
-from meshrun.rendezvous.connections import beat_s, close_gracefully, find_silent
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import check_settings, list_names
+from meshrun.rendezvous.hub import beat_s, close_gracefully, find_replaced
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
     Begin,
@@ -49,7 +49,7 @@ class Coordinator:
     """Node 0, which keeps listening; a node keeps its number here even if its node rank changes.
 
     With a fixed number of nodes, a lost node ends the launch unless a restart is left. In an
-    elastic launch, each change of the nodes ends the round, and the next one has other nodes.
+    elastic launch, each change of the nodes ends the generation, and the next one has other nodes.
 
     Args:
         infos: The Join of each node, this one's first.
@@ -281,7 +281,9 @@ class Coordinator:
 
     def _check_place(self, info: Join) -> None:
         """Check that a node is missing whose place this one may take."""
-        for number in find_silent(self._nodes.on_host(info.host), self._connections, self._every_s):
+        for number in find_replaced(
+            self._nodes.on_host(info.host), self._connections, self._every_s
+        ):
             self._lose(number, "its launcher restarted")
         free, count = self._nodes.free_places, self._nodes.most
         if free and (info.node_rank is None or info.node_rank in free):

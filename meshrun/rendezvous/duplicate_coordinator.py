@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.events import MeetingFailed
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.this_node import ThisNode
 
@@ -23,7 +23,7 @@ class DuplicateCoordinator:
     """
 
     def __init__(self, node: ThisNode) -> None:
-        self._hub = Connections(node.hub.reactor, note=lambda _: None)
+        self._hub = Hub(node.hub.reactor, note=lambda _: None)
         longer_s = node.config.timeout_s + _ANSWER_TAKES_S
         config = replace(node.config, timeout_s=longer_s)
         self._participant = Participant(

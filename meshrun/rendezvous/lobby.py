@@ -14,11 +14,11 @@ from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import BEAT_S, Connection
-from meshrun.rendezvous.connections import beat_s, close_gracefully, find_silent
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany, list_names
+from meshrun.rendezvous.hub import beat_s, close_gracefully, find_replaced
 from meshrun.rendezvous.messages import Join, Message, Refused, Waiting, encode
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
@@ -233,7 +233,7 @@ class Lobby:
         if number in self._expected.joined:
             self._drop(number, "it joined twice")
             return
-        for earlier in find_silent(
+        for earlier in find_replaced(
             self._expected.on_host(info.host), self._connections, self._every_s
         ):
             self._drop(earlier, "its host reconnected")

@@ -22,9 +22,9 @@ from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import BEAT_S, Connection
-from meshrun.rendezvous.connections import beat_s
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake
+from meshrun.rendezvous.hub import beat_s
 from meshrun.rendezvous.messages import (
     AskTimes,
     Begin,

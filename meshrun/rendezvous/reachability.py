@@ -13,7 +13,7 @@ import socket
 from meshrun.errors import MeshrunError
 from meshrun.host.interfaces import is_address, sockaddr_of
 from meshrun.host.sockets import listen_on
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.hub import Hub
 
 _TRY_S = 10.0
 _OPEN_S = 30.0
@@ -22,7 +22,7 @@ _OPEN_S = 30.0
 class Reachability:
     """An open port of this node's, and a test of another node's."""
 
-    def __init__(self, address: str, hub: Connections) -> None:
+    def __init__(self, address: str, hub: Hub) -> None:
         self._hub = hub
         self._trying: socket.socket | None = None
         self._other = ""

@@ -8,7 +8,7 @@ from meshrun.errors import RendezvousError
 from meshrun.host.lookup import Lookup
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import Message
 
 _RETRY_S = 0.5
@@ -25,7 +25,7 @@ class NameResolver:
     def __init__(
         self,
         config: RendezvousConfig,
-        hub: Connections,
+        hub: Hub,
         *,
         found: Callable[[list[str], str], bool],
         fail: Callable[[RendezvousError], None],

@@ -14,7 +14,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
     AskTimes,
     End,
@@ -47,7 +47,7 @@ class Round:
         connections: dict[int, Connection],
         *,
         world_size: int,
-        hub: Connections,
+        hub: Hub,
     ) -> None:
         self.generation, self.connections, self._hub = generation, connections, hub
         self._world_size = world_size

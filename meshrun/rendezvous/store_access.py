@@ -12,7 +12,7 @@ from meshrun.host.interfaces import own_addresses
 from meshrun.plan.parse import is_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import Join
 
 _MOST_ADDRESSES = 16
@@ -28,7 +28,7 @@ def restrict_to_nodes(
     listener: socket.socket,
     connections: Iterable[Connection],
     nodes: Iterable[Join],
-    hub: Connections,
+    hub: Hub,
 ) -> None:
     """Accept connections only from this node and the others, by any of their addresses."""
     if is_on(os.environ.get("MESHRUN_OPEN_STORE")):

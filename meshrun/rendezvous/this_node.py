@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import Join
 
@@ -21,7 +21,7 @@ class ThisNode:
     """Its own Join message."""
     secret: bytes
     """The key that only launchers of this launch know."""
-    hub: Connections
+    hub: Hub
     """Watches its connections."""
     where: Callable[[str], None] = lambda _: None
     """Called with a reason when the coordinator requests the stacks of this node's ranks."""

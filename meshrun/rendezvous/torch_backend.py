@@ -26,8 +26,8 @@ from meshrun.protocol import codec
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.rendezvous.expected_nodes import natural
-from meshrun.rendezvous.node_info import NodeInfo, foreign, read_info
 from meshrun.rendezvous.torch_decline import read, store_of, watch_for_declines
+from meshrun.rendezvous.torch_entry import NodeInfo, foreign, read_info
 from meshrun.rendezvous.torch_handler import make_handler
 
 if TYPE_CHECKING:

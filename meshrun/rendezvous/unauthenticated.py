@@ -12,8 +12,8 @@ from ipaddress import IPv4Address, IPv6Network, ip_address
 
 from meshrun.errors import MeshrunError
 from meshrun.rendezvous.connection import BEAT_S, Connection
-from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.handshake import CoordinatorHandshake
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import Beat, Message, Refused
 
 _PROOF_WITHIN_S = 10.0
@@ -47,7 +47,7 @@ class Unauthenticated:
         listener: socket.socket,
         *,
         secret: bytes,
-        hub: Connections,
+        hub: Hub,
         most: int = 0,
         every_s: float = BEAT_S,
         on_join: Callable[[Connection, list[Message]], None],

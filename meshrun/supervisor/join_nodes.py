@@ -23,8 +23,8 @@ from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.membership import fit_nodes
 from meshrun.rendezvous.messages import Join
 from meshrun.rendezvous.peers import Peers
@@ -61,7 +61,7 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
             config=config,
             info=describe_node(plan, secret),
             secret=secret,
-            hub=Connections(reactor, note),
+            hub=Hub(reactor, note),
             where=where,
             fit=partial(fit_nodes, plan.request),
         )
@@ -82,7 +82,7 @@ def stay_to_decline(
         secret = find_secret({}, config)  # the others refuse it, and so notice
     info = Join(host=host, node_rank=config.node_rank, nproc=1, settings={})
     with Reactor() as reactor:
-        hub = Connections(reactor, note=lambda _: None)
+        hub = Hub(reactor, note=lambda _: None)
         node = ThisNode(config=config, info=info, secret=secret, hub=hub)
         peers = Peers(node, negotiate=lambda _: None)
         peers.give_up(GaveUp.of(host, error))

@@ -28,9 +28,9 @@ from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.rendezvous import connection as connection_module
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections, beat_s
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.handshake import ParticipantHandshake
+from meshrun.rendezvous.hub import Hub, beat_s
 from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import fit_without_mesh
 from meshrun.rendezvous.messages import Begin, Failed, Join, Message, decode
@@ -51,7 +51,7 @@ class Participants:
     def __init__(self, numbers: range, nodes: int, port: int) -> None:
         self.numbers, self._port = numbers, port
         self.reactor = Reactor()
-        self._hub = Connections(self.reactor, print)
+        self._hub = Hub(self.reactor, print)
         self._every_s = beat_s(nodes, _NODE_TIMEOUT_S)
         self.heard: dict[str, set[int]] = {}
         self.connections: dict[int, Connection] = {}
@@ -163,7 +163,7 @@ def play_coordinator(nodes: int, listener: socket.socket, pipe: Pipe) -> None:
     """Act as node 0, and answer requests for its memory and CPU time so far."""
     _many_descriptors()
     reactor = Reactor()
-    hub = Connections(reactor, lambda _: None)
+    hub = Hub(reactor, lambda _: None)
     sides: list[Any] = []
     own = Join(host="node0", node_rank=0, nproc=8, settings={"--mesh": "dp=-1,tp=8"})
     config = RendezvousConfig(

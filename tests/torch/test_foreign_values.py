@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshrun.errors import RendezvousError
-from meshrun.rendezvous.node_info import NodeInfo, read_info
+from meshrun.rendezvous.torch_entry import NodeInfo, read_info
 from meshrun.rendezvous.torch_handler import PickleFilter
 
 pytestmark = pytest.mark.torch

@@ -26,9 +26,9 @@ from meshrun.protocol.generation import NodeOutcome
 from meshrun.protocol.packing import Within
 from meshrun.protocol.result import Timings
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.frames import LONGEST
 from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
     Begin,
     End,
@@ -314,7 +314,7 @@ def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, val
     except MessageError:
         return
     with connected() as (near, far), Reactor() as reactor:
-        hub = Connections(reactor, note=str)
+        hub = Hub(reactor, note=str)
         config = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
         node = ThisNode(config=config, info=info("node1"), secret=b"s", hub=hub)
         participant = Participant(node, ("127.0.0.1",))

@@ -16,7 +16,7 @@ from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.events import FromNodes, MeetingFailed, Met
 from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.this_node import ThisNode
 from tests.kit import wait_until
@@ -35,7 +35,7 @@ class Launcher:
             config=RendezvousConfig(**{"nnodes": 2, **config}),
             info=info(name, config.get("node_rank")),
             secret=SECRET,
-            hub=Connections(self.reactor, self.notes.append),
+            hub=Hub(self.reactor, self.notes.append),
         )
         self.peers = Peers(node, negotiate=self.orders.append, is_open=is_open)
 

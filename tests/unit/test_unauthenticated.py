@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 
@@ -35,7 +35,7 @@ def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
         def turn() -> int:
             return reactor.poll(0)
 
-        hub = Connections(reactor, notes.append)
+        hub = Hub(reactor, notes.append)
         unauthenticated = Unauthenticated(
             listener, secret=b"s" * 32, hub=hub, on_join=lambda *_: None
         )

@@ -1,4 +1,4 @@
-"""Watches a launcher's connections in the loop's reactor, and queues the events they produce."""
+"""All connections of a launcher: watched in the loop's reactor, with the events they produce."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_BEATS = 4
 _GOODBYE_S = 2.0
 
 
-class Connections:
+class Hub:
     """The connections of this launcher, whether it is the coordinator or a participant.
 
     Args:
@@ -85,10 +85,10 @@ def beat_s(nnodes: int, node_timeout_s: float) -> float:
     return max(BEAT_S, min(nnodes / _NODES_PER_S, node_timeout_s / _LEAST_BEATS))
 
 
-def find_silent(
+def find_replaced(
     numbers: Iterable[int], connections: Mapping[int, Connection], every_s: float
 ) -> list[int]:
-    """Return the silent connections to a host that was cut off and has reconnected.
+    """Return the connections that a host which was cut off has replaced by a new one.
 
     Args:
         numbers: The connections to that host.
@@ -103,11 +103,11 @@ def find_silent(
     ]
 
 
-def close_gracefully(connections: Iterable[Connection], hub: Connections) -> None:
+def close_gracefully(connections: Iterable[Connection], hub: Hub) -> None:
     """Close connections once the peers have read everything, or after 2 seconds."""
     connections = list(connections)
     with Reactor() as reactor:
-        own = Connections(reactor, hub.note)
+        own = Hub(reactor, hub.note)
 
         def receive(connection: Connection) -> None:
             connection.receive()

@@ -9,8 +9,8 @@ import pytest
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections, beat_s
 from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
+from meshrun.rendezvous.hub import Hub, beat_s
 from meshrun.rendezvous.messages import Beat, Message
 from tests.parties import SECRET, Clock
 
@@ -18,10 +18,10 @@ from tests.parties import SECRET, Clock
 def test_lost_time_does_not_count_against_a_deadline() -> None:
     """Nor does what was lost before count for one that begins later."""
     with Reactor() as reactor:
-        connections = Connections(reactor, note=lambda _: None)
-        first = connections.deadline(60)
+        hub = Hub(reactor, note=lambda _: None)
+        first = hub.deadline(60)
         reactor.skip(50 * 10**9)
-        second = connections.deadline(60)
+        second = hub.deadline(60)
 
     assert round(second.waited_s - first.waited_s) == 50
 
