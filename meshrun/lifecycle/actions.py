@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import Cause
 
 
@@ -88,3 +89,6 @@ Action = (
     | Report
     | Decide
 )
+
+Step = tuple[State, list[Action]]
+"""What follows from an event: the next state, and what to do."""

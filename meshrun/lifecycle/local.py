@@ -16,6 +16,7 @@ from meshrun.lifecycle.actions import (
     Signal,
     StartAll,
     StartZygote,
+    Step,
     WakeAt,
 )
 from meshrun.lifecycle.blame import has_culprit
@@ -24,7 +25,6 @@ from meshrun.lifecycle.restart import back_off, decide_restart, may_restart
 from meshrun.lifecycle.shutdown import (
     LEFTOVER_GRACE_S,
     ZYGOTE_GRACE_S,
-    Step,
     end_zygote,
     leave,
     mark_stopped,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report
+from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report, Step
 from meshrun.lifecycle.local import finish, ignore, start_if_due, start_next_generation, stop
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import (
@@ -19,7 +19,7 @@ from meshrun.lifecycle.restart import (
     may_continue,
     may_restart,
 )
-from meshrun.lifecycle.shutdown import Step, end_zygote, leave, mark_stopped, report_idle
+from meshrun.lifecycle.shutdown import end_zygote, leave, mark_stopped, report_idle
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllIdle,

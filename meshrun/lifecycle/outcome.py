@@ -1,4 +1,4 @@
-"""The last state of a launch -> its result: which failure was the cause, which exit code. Pure.
+"""The last state of a launch -> its result and exit code; ``blame`` chooses the cause. Pure.
 
 On several nodes, each reports a :class:`NodeOutcome` to the coordinator first.
 """

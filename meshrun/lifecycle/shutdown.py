@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from meshrun.lifecycle.actions import Action, Decide, EndZygote, Report, WakeAt
+from meshrun.lifecycle.actions import Action, Decide, EndZygote, Report, Step, WakeAt
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 
@@ -14,8 +14,6 @@ LEFTOVER_GRACE_S = 2.0
 ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 5.0
 """How long the zygote may take to answer before it and its ranks are killed."""
 _NS = 1_000_000_000
-
-Step = tuple[State, list[Action]]
 
 
 def end_zygote(state: State, at_ns: int) -> Step:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshrun.lifecycle import local, other_nodes
+from meshrun.lifecycle.actions import Step
 from meshrun.lifecycle.phases import Phase
-from meshrun.lifecycle.shutdown import Step
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import Event
 

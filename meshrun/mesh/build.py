@@ -83,15 +83,16 @@ class BuiltMesh:
         )
 
 
-class _Process:
+class _ThisProcess:
     """The mesh of this process, which all threads share."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.built: BuiltMesh | None = None
+        """Set by ``join_mesh`` before a rank's program begins, or by the first ``current_mesh``."""
 
 
-process = _Process()
+this_process = _ThisProcess()
 
 
 def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> BuiltMesh:

@@ -13,7 +13,7 @@ from typing import Any
 from meshrun.errors import MeshError
 from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.layout.spec import parse_mesh
-from meshrun.mesh.build import BuiltMesh, build_mesh, process, set_timeout
+from meshrun.mesh.build import BuiltMesh, build_mesh, set_timeout, this_process
 from meshrun.mesh.current_layout import current_layout
 from meshrun.mesh.scheduler_task import join_task, launch_environment
 from meshrun.plan.group_options import GroupOptions, parse_group_options
@@ -153,6 +153,6 @@ def _end_process_group(group: Any, pid: int) -> None:
 
     failed = getattr(sys, "last_value", None) is not None
     if not failed and os.getpid() == pid and dist.group.WORLD is group:
-        process.built = None
+        this_process.built = None
         dist.destroy_process_group()
         gc.collect()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import MeshError
 from meshrun.layout.spec import AnyMesh, mesh_text
-from meshrun.mesh.build import BuiltMesh, not_in_a_child, process, slice_mesh
+from meshrun.mesh.build import BuiltMesh, not_in_a_child, slice_mesh, this_process
 from meshrun.mesh.build_here import build_from_environment, build_here, layout_of
 from meshrun.mesh.late_settings import warn_of_late_settings
 
@@ -44,7 +44,7 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
     Example:
         ``tp = current_mesh("tp")`` is one-dimensional and holds this rank's ``tp`` group.
     """
-    with process.lock:
+    with this_process.lock:
         warn_of_late_settings()
         other = _innermost()
         if other is not None:
@@ -55,13 +55,13 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
 
 def has_mesh() -> bool:
     """Return whether :func:`current_mesh` would return a mesh that exists; never raises."""
-    with process.lock:
+    with this_process.lock:
         if _innermost() is not None:
             return True
-        if process.built is None:
+        if this_process.built is None:
             return False
         try:
-            process.built.check_valid()
+            this_process.built.check_valid()
         except MeshError:
             return False
         return True
@@ -113,12 +113,12 @@ def init_mesh(
         MeshError: If the world has a different size, or another mesh already exists.
     """
     spec = mesh_text(spec)
-    with process.lock:
+    with this_process.lock:
         layout = layout_of(spec, names, flatten, views)
-        if process.built is None:
-            process.built = build_here(layout, device, backend=backend, timeout=timeout)
-        process.built.check_valid()
-        existing = process.built.layout
+        if this_process.built is None:
+            this_process.built = build_here(layout, device, backend=backend, timeout=timeout)
+        this_process.built.check_valid()
+        existing = this_process.built.layout
         requested, known = ({*each.flattens, *each.views} for each in (layout, existing))
         if existing.mesh != layout.mesh or not requested <= known:
             specs = " and ".join(f"`{text}`" for text in (spec, *flatten, *views))
@@ -127,17 +127,17 @@ def init_mesh(
                 hint="current_mesh() returns the existing mesh; use_mesh(mesh) replaces it"
                 " temporarily",
             )
-        return process.built.mesh
+        return this_process.built.mesh
 
 
 def _own_mesh(fallback: str | None) -> BuiltMesh:
     """Return the process's own mesh; build it first if the environment describes one."""
-    if process.built is None:
+    if this_process.built is None:
         if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
             raise not_in_a_child()
-        process.built = build_from_environment(fallback)
-    process.built.check_valid()
-    return process.built
+        this_process.built = build_from_environment(fallback)
+    this_process.built.check_valid()
+    return this_process.built
 
 
 def _innermost() -> DeviceMesh | None:
@@ -148,7 +148,7 @@ def _innermost() -> DeviceMesh | None:
     if not stack:
         return None
     innermost: DeviceMesh = stack[-1]
-    built = process.built
+    built = this_process.built
     return None if built is not None and innermost is built.mesh else innermost
 
 

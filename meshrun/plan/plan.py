@@ -86,8 +86,8 @@ class LaunchPlan:
         return self.rendezvous is not None and self.rendezvous.is_elastic
 
     @property
-    def spares(self) -> tuple[tuple[int, int], ...]:
-        """(node rank, unused slots) of each node that has any."""
+    def spare_workers(self) -> tuple[tuple[int, int], ...]:
+        """(node rank, workers without a rank) of each node that has any."""
         counts = zip(self.slots_per_node, self.layout.nproc_per_node, strict=True)
         left = ((node, slots - used) for node, (slots, used) in enumerate(counts))
         return tuple((node, count) for node, count in left if count)

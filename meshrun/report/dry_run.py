@@ -18,7 +18,7 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.report.findings import (
     communicators,
     describe_domains,
-    describe_spares,
+    describe_spare_workers,
     find_problems,
 )
 from meshrun.report.page import Page, new_table
@@ -72,8 +72,8 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
     for finding in find_problems(layout):
         yield f"problem: {finding.problem}"
         yield f"         {finding.fix}"
-    if plan.spares:
-        yield describe_spares(plan)
+    if plan.spare_workers:
+        yield describe_spare_workers(plan)
     if layout.slot_order is not None:
         yield f"placement: ranks fill slots in the order {', '.join(layout.slot_order)}"
         yield "           (code that computes LOCAL_RANK as RANK modulo workers is wrong here)"

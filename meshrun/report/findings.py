@@ -83,9 +83,9 @@ def describe_domains(layout: Layout) -> str:
     return shown + (f", and {rest:,} more" if rest else "")
 
 
-def describe_spares(plan: LaunchPlan) -> str:
+def describe_spare_workers(plan: LaunchPlan) -> str:
     """Return how many workers have no rank: ``2 of 8 workers are spare: node 0 has 2``."""
-    spares = plan.spares
+    spares = plan.spare_workers
     total = sum(spare for _, spare in spares)
     shown = ", ".join(f"node {node} has {spare}" for node, spare in spares[:3])
     more = f", and {len(spares) - 3:,} more nodes have some" if len(spares) > 3 else ""

@@ -44,7 +44,7 @@ from meshrun.protocol.result import (
     signal_name,
     split_wait_status,
 )
-from meshrun.report.findings import describe_spares
+from meshrun.report.findings import describe_spare_workers
 from meshrun.supervisor.watcher import Watcher
 from meshrun.wording import count
 
@@ -159,7 +159,7 @@ class StartProgress(Watcher):
     def _note_spares(self) -> None:
         if not self.is_first_node:
             return
-        spares = describe_spares(self._plan) if self._plan.spares else ""
+        spares = describe_spare_workers(self._plan) if self._plan.spare_workers else ""
         if spares and spares != self._noted_spares:
             self._console.note(spares)
         self._noted_spares = spares

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from meshrun.errors import InternalError
 from meshrun.host.descriptors import without_output
 from meshrun.host.name_service import names_from_files_only
-from meshrun.mesh.build import build_mesh, process, set_timeout
+from meshrun.mesh.build import build_mesh, set_timeout, this_process
 from meshrun.mesh.build_here import read_group_options, select_device
 from meshrun.mesh.late_settings import record_settings
 from meshrun.plan.layout_env import read_layout
@@ -76,7 +76,7 @@ def join_mesh(
             f"the plan puts rank {env['RANK']} at {coordinate}, but torch puts it at {found}"
         )
     _wait_for_all(store, int(env["WORLD_SIZE"]))
-    process.built = built
+    this_process.built = built
     built.mesh.__enter__()
     record_settings()
 

@@ -15,7 +15,7 @@ from meshrun.layout import Layout
 from meshrun.layout.selection import find_rank
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_program import Program
-from meshrun.report.findings import describe_spares, find_problems
+from meshrun.report.findings import describe_spare_workers, find_problems
 from meshrun.report.one_rank import environment_of, render_rank_json
 from meshrun.report.plan_json import render_plan_json
 
@@ -139,12 +139,12 @@ def test_spares_are_named() -> None:
     uneven = plan(mesh="dp=-1,tp=3", nproc_per_node="8,4", intra_node=["tp"])
     many = plan(mesh="dp=-1,tp=3", nproc_per_node="4", nnodes="5", intra_node=["tp"])
 
-    assert describe_spares(uneven) == "3 of 12 workers are spare: node 0 has 2, node 1 has 1"
-    assert describe_spares(many) == (
+    assert describe_spare_workers(uneven) == "3 of 12 workers are spare: node 0 has 2, node 1 has 1"
+    assert describe_spare_workers(many) == (
         "5 of 20 workers are spare: node 0 has 1, node 1 has 1, node 2 has 1"
         ", and 2 more nodes have some"
     )
-    assert plan(mesh="dp=2").spares == ()
+    assert plan(mesh="dp=2").spare_workers == ()
 
 
 def test_a_rank_is_named_by_number_or_coordinate() -> None:
