@@ -24,22 +24,17 @@ class Verdict:
     """How one rank failed, and how far that is from being the cause; 0 is closest."""
 
     rank: int
-    distance: int
-    exit_code: int | None
-    signum: int | None
     at_ns: int
-    raised: RankRaised | None
-    asked_to_end: bool
+    exit_code: int | None
+    signum: int | None = None
+    raised: RankRaised | None = None
+    asked_to_end: bool = False
+    distance: int = 0
 
     @property
     def is_consequence(self) -> bool:
         """Whether it failed because another rank had failed."""
         return self.distance >= _CONSEQUENT
-
-    @property
-    def left_early(self) -> bool:
-        """Whether it succeeded, but exited while others still needed it."""
-        return self.exit_code == 0
 
 
 def judge(state: State) -> list[Verdict]:
@@ -75,20 +70,7 @@ def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
         elif ended is not None and ended.wait_status == 0 and ended.unasked:
             left.append((ended.at_ns - _NOTICED_WITHIN_NS, rank))
     left = [(at_ns, rank) for at_ns, rank in left if at_ns < before_ns]
-    if not left:
-        return []
-    at_ns, rank = min(left)
-    return [
-        Verdict(
-            rank=rank,
-            distance=0,
-            exit_code=0,
-            signum=None,
-            at_ns=at_ns,
-            raised=None,
-            asked_to_end=False,
-        )
-    ]
+    return [Verdict(rank=rank, at_ns=at_ns, exit_code=0) for at_ns, rank in sorted(left)[:1]]
 
 
 def _first_to_hide_its_error(state: State) -> list[Verdict]:
@@ -97,15 +79,7 @@ def _first_to_hide_its_error(state: State) -> list[Verdict]:
     An exit handler may call ``os._exit(0)``.
     """
     found = [
-        Verdict(
-            rank=rank,
-            distance=0,
-            exit_code=1,
-            signum=None,
-            at_ns=known.raised.at_ns,
-            raised=known.raised,
-            asked_to_end=False,
-        )
+        Verdict(rank=rank, at_ns=known.raised.at_ns, exit_code=1, raised=known.raised)
         for rank, known in state.ranks.items()
         if known.raised is not None
         and known.exited is not None
@@ -119,7 +93,7 @@ def describe_verdict(verdict: Verdict) -> str:
     """Return a short description of how a rank ended."""
     if verdict.raised is not None and verdict.raised.kind != "SystemExit":
         return describe_raised(verdict.raised)
-    if verdict.left_early:
+    if verdict.exit_code == 0:  # it succeeded, but while others still needed it
         return LEFT_EARLY
     return describe_exit(verdict.exit_code, verdict.signum)
 
@@ -179,10 +153,9 @@ def _judge_rank(state: State, rank: int) -> Verdict:
     asked_to_end = asked_ns is not None and asked_ns <= at_ns and not unasked
     verdict = Verdict(
         rank=rank,
-        distance=0,
+        at_ns=at_ns,
         exit_code=exit_code,
         signum=signum,
-        at_ns=at_ns,
         raised=known.raised,
         asked_to_end=asked_to_end,
     )
