@@ -2,8 +2,8 @@
 
     meshrun --mesh dp=2 examples/accelerate_ddp.py
 
-Accelerate finds what torchrun would have set. Options of ``accelerate launch`` become arguments of
-``Accelerator``, such as ``mixed_precision="bf16"``. On GPUs, leave ``cpu=True`` out.
+Accelerate reads the variables that torchrun would set. Options of ``accelerate launch`` become
+arguments of ``Accelerator``, such as ``mixed_precision="bf16"``. On GPUs, leave ``cpu=True`` out.
 """
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def main() -> None:
     """Train for one epoch and print the loss from one rank."""
     accelerator = Accelerator(cpu=True)
-    torch.manual_seed(0)  # every rank begins with the same weights and the same data
+    torch.manual_seed(0)  # the same weights and data on every rank
     points = torch.rand(2048, 2) * 2 - 1
     quadrants = (points[:, 0] > 0).long() + 2 * (points[:, 1] > 0).long()
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -24,8 +24,8 @@ def main() -> None:
         torch.optim.Adam(model.parameters(), lr=0.05),
         DataLoader(TensorDataset(points, quadrants), batch_size=32),
     )
-    for step, (inputs, wanted) in enumerate(batches):  # each rank has its part of them
-        loss = nn.functional.cross_entropy(model(inputs), wanted)
+    for step, (inputs, targets) in enumerate(batches):  # each rank gets its own batches
+        loss = nn.functional.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
         accelerator.backward(loss)
         optimizer.step()

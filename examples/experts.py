@@ -2,13 +2,11 @@
 
     meshrun --mesh dp=4 --view moe:edp=-1,ep=2 examples/experts.py
 
-Outside the experts every rank has its own part of the batch, along ``dp``. The same four ranks are
-also a mesh ``edp`` x ``ep``: ``ep`` shares the experts out, ``edp`` holds copies of them. A token
-travels along ``ep`` to the rank that has its expert, and back. The loss is the same for any ``ep``
-that divides four.
+Outside the experts, ``dp`` splits the batch over the ranks. The same four ranks are also a mesh
+``edp`` x ``ep``: ``ep`` splits the experts, ``edp`` replicates them. A token travels along ``ep``
+to the rank that has its expert, and back. The loss is the same for any ``ep`` that divides four.
 
-On GPUs nothing changes: meshrun selects them, and the groups use NCCL. Let ``ep`` stay within a
-node: ``--intra-node ep``.
+Nothing changes on GPUs. Keep ``ep`` within a node with ``--intra-node ep``.
 """
 
 import torch
@@ -21,37 +19,36 @@ STEPS, EXPERTS, WIDTH, BATCH = 31, 4, 8, 64
 
 
 class Experts(nn.Module):
-    """Small networks, of which each token passes one: those of this rank, and a router to all."""
+    """A router that sends each token to one expert, and the experts that this rank has."""
 
     def __init__(self, count: int, first: int) -> None:
-        """Make all experts alike on every rank, and keep ``count`` of them."""
+        """Make the same experts on every rank, and keep ``count`` of them."""
         super().__init__()
         self.router = nn.Linear(WIDTH, EXPERTS)
-        every = [
+        experts = [
             nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, WIDTH))
             for _ in range(EXPERTS)
         ]
-        self.own = nn.ModuleList(every[first : first + count])
+        self.own = nn.ModuleList(experts[first : first + count])
         self.count = count
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Send each token to its expert and back, and weigh the answer."""
-        weights = self.router(tokens).softmax(-1)
-        weight, chosen = weights.max(-1)
+        """Send each token to its expert and back, and weight the output by the router's."""
+        weight, chosen = self.router(tokens).softmax(-1).max(-1)
         order = chosen.argsort(stable=True)
-        sent = torch.bincount(chosen, minlength=EXPERTS)
-        sent = sent.view(-1, self.count)  # of which so many for each rank and its experts
+        # How many tokens go to each rank (row) and each of its experts (column).
+        sent = torch.bincount(chosen, minlength=EXPERTS).view(-1, self.count)
         ones = [1] * len(sent)
         received = Exchange.apply(sent, ones, ones)
         to, back = sent.sum(1).tolist(), received.sum(1).tolist()
         arrived = Exchange.apply(tokens[order], to, back)
-        # They arrive by rank, and of each rank by expert.
+        # They arrive sorted by rank, those of each rank by expert.
         expert = torch.arange(self.count, device=tokens.device).repeat(len(back))
         expert = expert.repeat_interleave(received.flatten())
-        answers = torch.zeros_like(arrived)
+        outputs = torch.zeros_like(arrived)
         for number, network in enumerate(self.own):
-            answers = answers.index_put((expert == number,), network(arrived[expert == number]))
-        returned = Exchange.apply(answers, back, to)
+            outputs = outputs.index_put((expert == number,), network(arrived[expert == number]))
+        returned = Exchange.apply(outputs, back, to)
         return tokens + weight[:, None] * returned[order.argsort()]
 
 
@@ -60,7 +57,7 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, values, to, back):
-        """Send values, and later their gradients the other way."""
+        """Send rows to their ranks."""
         ctx.to, ctx.back = to, back
         received = values.new_empty((sum(back), *values.shape[1:]))
         group = current_mesh("ep").get_group()
@@ -69,7 +66,7 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        """Send each row's gradient to where the row came from."""
+        """Send each row's gradient back to the rank that the row came from."""
         return Exchange.apply(gradient, ctx.back, ctx.to), None, None
 
 
@@ -78,17 +75,17 @@ def average_gradients(model: Experts, ranks: int) -> None:
     experts = {id(parameter) for parameter in model.own.parameters()}
     for parameter in model.parameters():
         dim = "edp" if id(parameter) in experts else "dp"
-        if parameter.grad is None:  # no token came to this expert
+        if parameter.grad is None:  # this expert got no tokens
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad, group=current_mesh(dim).get_group())
-        parameter.grad /= ranks  # an expert has had the tokens of all ranks of its ep group
+        parameter.grad /= ranks  # for experts too: each has had the tokens of its whole ep group
 
 
 def main() -> None:
     """Train and print the loss from one rank."""
     layout, mesh = current_layout(), current_mesh("dp")
     count = EXPERTS // layout.size("ep")
-    torch.manual_seed(0)  # every rank begins with the same weights
+    torch.manual_seed(0)  # the same weights on every rank
     model = Experts(count, layout.dim_rank("ep") * count).to(mesh.device_type)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     generator = torch.Generator().manual_seed(0)

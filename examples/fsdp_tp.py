@@ -1,9 +1,10 @@
-"""FSDP2 x tensor parallel on a 2x4 mesh, small enough for a laptop's CPU.
+"""FSDP2 x tensor parallelism on a 2x4 mesh, small enough for a laptop's CPU.
 
     meshrun --mesh 2x4 --names dp,tp examples/fsdp_tp.py
 
-A two-layer network learns to say which quadrant a point lies in. Its layers are cut along ``tp``,
-what is left of each parameter is sharded along ``dp``, and every ``dp`` row has its own batches.
+A two-layer network learns which quadrant a point lies in. Tensor parallelism splits its layers
+along ``tp``, FSDP2 shards what each rank got along ``dp``, and each ``dp`` index has its own
+batches.
 """
 
 import torch
@@ -22,10 +23,10 @@ STEPS = 60
 
 
 class Classifier(nn.Module):
-    """Two layers and the loss over their answer."""
+    """Two linear layers and their loss."""
 
     def __init__(self) -> None:
-        """Make the layers; tensor parallelism cuts the first by columns, the second by rows."""
+        """Make the layers: ``first`` is split by columns, ``second`` by rows."""
         super().__init__()
         self.first = nn.Linear(2, 64)
         self.second = nn.Linear(64, 4)
@@ -37,8 +38,8 @@ class Classifier(nn.Module):
 
 
 def build_model(mesh: dist.device_mesh.DeviceMesh) -> nn.Module:
-    """Return the network, cut along ``tp`` and sharded along ``dp``."""
-    torch.manual_seed(0)  # every rank begins with the same weights
+    """Return the network, split along ``tp`` and sharded along ``dp``."""
+    torch.manual_seed(0)  # the same weights on every rank
     model = Classifier().to(mesh.device_type)
     parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
     fully_shard(model, mesh=mesh["dp"])
@@ -46,7 +47,7 @@ def build_model(mesh: dist.device_mesh.DeviceMesh) -> nn.Module:
 
 
 def make_batch(generator: torch.Generator, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return points and the quadrant each lies in."""
+    """Return points and the quadrant of each."""
     points = torch.rand(128, 2, generator=generator) * 2 - 1
     quadrants = (points[:, 0] > 0).long() + 2 * (points[:, 1] > 0).long()
     return points.to(device), quadrants.to(device)

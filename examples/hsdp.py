@@ -1,8 +1,9 @@
-"""Hybrid sharding: parameters sharded along ``shard``, copies kept along ``replicate``.
+"""Hybrid sharding: parameters are sharded along ``shard`` and replicated along ``replicate``.
 
     meshrun --mesh replicate=2,shard=4 examples/hsdp.py
 
-With one node a row of the mesh, shards stay within a node and only gradients cross nodes.
+If each row of the mesh is one node, parameters are gathered within it and only gradients cross
+nodes.
 """
 
 import torch
@@ -18,7 +19,7 @@ STEPS = 40
 def main() -> None:
     """Fit y = sin(3x) and print the loss from one rank."""
     mesh = current_mesh("replicate", "shard")
-    torch.manual_seed(0)  # every rank begins with the same weights
+    torch.manual_seed(0)  # the same weights on every rank
     model = nn.Sequential(
         nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
     )

@@ -1,10 +1,10 @@
-"""Train, evaluate, save and go on: image classification with data parallelism.
+"""Image classification with data parallelism: train, evaluate, save and resume.
 
     meshrun --mesh dp=2 examples/images.py
 
-There are ten classes of 28x28 images: a pattern for each, under noise. Loader workers make them,
-and each rank reads its own part. With a folder, each epoch is saved there; the next launch goes on
-from the last one, on any number of ranks:
+Ten classes of 28x28 images, each a pattern under noise. Loader workers make the images, and each
+rank reads its own part. If you name a folder, each epoch is saved there, and the next launch
+continues from the last one, on any number of ranks:
 
     meshrun --mesh dp=2 examples/images.py checkpoints
     meshrun --mesh dp=4 examples/images.py checkpoints 6
@@ -25,15 +25,15 @@ from meshrun import current_mesh, data_shard
 
 
 class Images(Dataset):
-    """Images by their numbers, each made when it is read and always the same."""
+    """Images made when they are read; an image depends on its number alone."""
 
     def __init__(self, numbers: range) -> None:
-        """Make the patterns that all images of a class share."""
+        """Make one pattern per class."""
         self.numbers = numbers
         self.patterns = torch.randn(10, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
-        """Return how many images there are."""
+        """Return the number of images."""
         return len(self.numbers)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
@@ -44,7 +44,7 @@ class Images(Dataset):
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) -> float:
-    """Go through the loader once; return the mean loss of all ranks."""
+    """Train for one epoch; return the mean loss over all ranks."""
     mesh = current_mesh("dp")
     model.train()
     total = torch.zeros((), device=mesh.device_type)
@@ -61,20 +61,20 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: DataLoader) -> float:
-    """Return the share of images that get their own class, over all ranks."""
+    """Return the accuracy over the images of all ranks."""
     mesh = current_mesh("dp")
     model.eval()
-    counts = torch.zeros(2, device=mesh.device_type)  # right ones, all
+    counts = torch.zeros(2, device=mesh.device_type)  # correct, all
     for images, labels in loader:
-        right = model(images.to(mesh.device_type)).argmax(1) == labels.to(mesh.device_type)
-        counts += torch.stack([right.sum(), torch.tensor(len(labels), device=right.device)])
+        correct = model(images.to(mesh.device_type)).argmax(1) == labels.to(mesh.device_type)
+        counts += torch.stack([correct.sum(), torch.tensor(len(labels), device=correct.device)])
     dist.all_reduce(counts, group=mesh.get_group())
     return (counts[0] / counts[1]).item()
 
 
 def load_last(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take over what the last complete epoch in a folder left; return its number, or 0."""
-    epochs = [int(path.parent.name) for path in folder.glob("*/.metadata")]  # is written last
+    """Load the last complete epoch of a folder and return its number, or 0 if there is none."""
+    epochs = [int(path.parent.name) for path in folder.glob("*/.metadata")]  # written last
     if epochs:
         weights, state = get_state_dict(model, optimizer)
         dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder / str(max(epochs)))
@@ -83,24 +83,24 @@ def load_last(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def save(folder: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write an epoch, every rank a part of it."""
+    """Save an epoch; each rank writes its part."""
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / str(epoch))
 
 
 def main() -> None:
-    """Train up to an epoch, and print loss and accuracy from one rank."""
+    """Train to the last epoch, and print loss and accuracy from one rank."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     last = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     mesh, (part, parts) = current_mesh("dp"), data_shard()
     data, unseen = Images(range(2000)), Images(range(2000, 2500))
     sampler = DistributedSampler(data, num_replicas=parts, rank=part)
     loader = DataLoader(data, 64 // parts, sampler=sampler, num_workers=1, persistent_workers=True)
-    # A sampler would repeat images to make the parts even; those would count twice here.
+    # A DistributedSampler would repeat images to make the parts even, and count them twice.
     own = Subset(unseen, range(part, len(unseen), parts))
     unseen_loader = DataLoader(own, 64, num_workers=1)
 
-    torch.manual_seed(0)  # every rank begins with the same weights
+    torch.manual_seed(0)  # the same weights on every rank
     network = nn.Sequential(
         nn.Flatten(), nn.Linear(28 * 28, 128), nn.ReLU(), nn.Linear(128, 10)
     ).to(mesh.device_type)
@@ -111,7 +111,7 @@ def main() -> None:
     if part == 0:
         print(f"epoch {done}: accuracy {accuracy:.1%}")
     for epoch in range(done + 1, last + 1):
-        sampler.set_epoch(epoch)  # another order each time
+        sampler.set_epoch(epoch)  # a new order for each epoch
         loss = train(model, optimizer, loader)
         accuracy = evaluate(model, unseen_loader)
         if part == 0:

@@ -2,9 +2,8 @@
 
     meshrun --mesh dp=2 examples/lightning_ddp.py
 
-Lightning finds what torchrun would have set, so it starts no processes of its own; ``devices`` is
-the number of ranks on a node. On GPUs, set ``accelerator="gpu"``. On several nodes, add
-``num_nodes=current_layout().nnodes``.
+Lightning reads the variables that torchrun would set, so it starts no processes of its own. On
+GPUs, set ``accelerator="gpu"``.
 """
 
 import lightning
@@ -16,7 +15,7 @@ from meshrun import current_layout
 
 
 class Quadrants(lightning.LightningModule):
-    """Learns in which quadrant a point lies."""
+    """Learns which quadrant a point lies in."""
 
     def __init__(self) -> None:
         """Make the layers."""
@@ -24,7 +23,7 @@ class Quadrants(lightning.LightningModule):
         self.net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 4))
 
     def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Return the loss of a batch, and print it now and then."""
+        """Return the loss of a batch, and print it every ten steps."""
         points, quadrants = batch
         loss = nn.functional.cross_entropy(self.net(points), quadrants)
         if self.global_step % 10 == 0 and self.global_rank == 0:
@@ -32,18 +31,20 @@ class Quadrants(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return what takes the steps."""
+        """Return the optimizer."""
         return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
 def main() -> None:
-    """Train for some steps; Lightning gives each rank its part of the data."""
+    """Train for 31 steps; Lightning gives each rank its part of the data."""
+    layout = current_layout()
     lightning.seed_everything(0, verbose=False)
     points = torch.rand(2048, 2) * 2 - 1
     quadrants = (points[:, 0] > 0).long() + 2 * (points[:, 1] > 0).long()
     trainer = lightning.Trainer(
         accelerator="cpu",
-        devices=current_layout().world_size,
+        devices=layout.world_size // layout.nnodes,
+        num_nodes=layout.nnodes,
         strategy="ddp",
         max_steps=31,
         max_epochs=-1,

@@ -1,11 +1,14 @@
-"""Pipeline x data x tensor parallelism, with the layout saying who sends to whom.
+"""Pipeline x data x tensor parallelism; the layout says which rank sends to which.
 
     meshrun --mesh pp=2,dp=2,tp=2 examples/pipeline.py
     meshrun --mesh pp=4,dp=1,tp=1 examples/pipeline.py
 
-Four blocks learn to turn eight numbers round. Each stage of the pipeline holds some of them; within
-a stage `tp` cuts their layers, and `dp` shards what is left and splits the batch. Any sizes do, as
-long as `pp` divides four and `dp` the batch: the loss stays the same.
+Four blocks learn to reverse eight numbers. Each pipeline stage has some of the blocks; within a
+stage, ``tp`` splits their layers, and ``dp`` shards what each rank got and splits the batch. The
+loss is the same on any mesh whose ``pp`` divides four and whose ``dp`` divides the batch.
+
+For other schedules, pass ``current_mesh("pp").get_group()`` to ``PipelineStage`` of
+``torch.distributed.pipelining``.
 """
 
 import torch
@@ -25,23 +28,23 @@ BATCH, MICRO_BATCHES = 64, 2
 
 
 class Block(nn.Module):
-    """Two layers beside a direct way."""
+    """Two linear layers with a residual connection."""
 
     def __init__(self) -> None:
-        """Make the layers; tensor parallelism cuts the first by columns, the second by rows."""
+        """Make the layers: ``up`` is split by columns, ``down`` by rows."""
         super().__init__()
         self.up = nn.Linear(WIDTH, 32)
         self.down = nn.Linear(32, WIDTH)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return as many numbers."""
+        """Return a tensor of the same shape."""
         return numbers + self.down(self.up(numbers).tanh())
 
 
 def build_stage() -> nn.Module:
-    """Return the blocks of this rank's stage, cut along ``tp`` and sharded along ``dp``."""
+    """Return the blocks of this rank's stage, split along ``tp`` and sharded along ``dp``."""
     layout = current_layout()
-    torch.manual_seed(0)  # every rank begins with the same weights
+    torch.manual_seed(0)  # the same weights on every rank
     blocks = [Block() for _ in range(BLOCKS)]
     count = BLOCKS // layout.size("pp")
     first = layout.dim_rank("pp") * count
@@ -58,39 +61,39 @@ def send(numbers: torch.Tensor, rank: int) -> None:
 
 
 def receive(like: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return what a rank of another stage sends, of the shape of a tensor here."""
+    """Receive a tensor of a given shape from a rank of another stage."""
     numbers = torch.empty_like(like)
     dist.recv(numbers, rank, group=current_mesh("pp").get_group())
     return numbers
 
 
 def run_step(stage: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """Send a batch forward through the stages and gradients back; return the last one's loss."""
+    """Run a batch forward and backward through the stages; return the loss on the last one."""
     layout = current_layout()
-    before, after = layout.neighbor("pp", -1), layout.neighbor("pp", +1)
-    parts = batch.chunk(MICRO_BATCHES)
-    passed = []
-    for part in parts:
-        inputs = part if before is None else receive(part, before).requires_grad_()
+    previous, following = layout.neighbor("pp", -1), layout.neighbor("pp", +1)
+    micro_batches = batch.chunk(MICRO_BATCHES)
+    passes = []
+    for part in micro_batches:
+        inputs = part if previous is None else receive(part, previous).requires_grad_()
         outputs = stage(inputs)
-        if after is not None:
-            send(outputs.detach(), after)
-        passed.append((inputs, outputs))
+        if following is not None:
+            send(outputs.detach(), following)
+        passes.append((inputs, outputs))
     total = torch.zeros((), device=batch.device)
-    for part, (inputs, outputs) in zip(parts, passed, strict=True):
-        if after is None:
+    for part, (inputs, outputs) in zip(micro_batches, passes, strict=True):
+        if following is None:
             loss = nn.functional.mse_loss(outputs, part.flip(1)) / MICRO_BATCHES
             loss.backward()
             total += loss.detach()
         else:
-            outputs.backward(receive(outputs, after))
-        if before is not None:
-            send(inputs.grad, before)
+            outputs.backward(receive(outputs, following))
+        if previous is not None:
+            send(inputs.grad, previous)
     return total
 
 
 def describe() -> str:
-    """Return where this rank stands, and with whom."""
+    """Return this rank's stage and groups, and the ranks that it sends to and receives from."""
     layout, stage_mesh = current_layout(), current_mesh("dp", "tp")
     source = "data" if layout.is_first("pp") else f"rank {layout.neighbor('pp', -1)}"
     target = "loss" if layout.is_last("pp") else f"rank {layout.neighbor('pp', +1)}"
@@ -101,10 +104,10 @@ def describe() -> str:
 
 
 def main() -> None:
-    """Say who is where, train, and print the loss from one rank of the last stage."""
+    """Print where each rank is, train, and print the loss from one rank of the last stage."""
     layout, dp = current_layout(), current_mesh("dp")
     print(describe())
-    if layout.own_rank == 0:  # any rank could: it needs no communication
+    if layout.own_rank == 0:  # any rank could do this: it needs no communication
         for rank in range(layout.world_size):
             print(f"rank {rank} is at {layout.coordinate(rank)}")
 
@@ -112,7 +115,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(stage.parameters(), lr=0.03)
     generator = torch.Generator().manual_seed(0)
     part, parts = data_shard()
-    speaks = layout.own_rank == layout.rank(pp=layout.size("pp") - 1, dp=0, tp=0)
+    prints = layout.own_rank == layout.rank(pp=layout.size("pp") - 1, dp=0, tp=0)
     for step in range(STEPS):
         batch = torch.rand(BATCH, WIDTH, generator=generator) * 2 - 1
         loss = run_step(stage, batch.chunk(parts)[part].to(dp.device_type))
@@ -120,7 +123,7 @@ def main() -> None:
         optimizer.zero_grad()
         if step % 10 == 0 or step == STEPS - 1:
             dist.all_reduce(loss, group=dp.get_group())
-            if speaks:
+            if prints:
                 print(f"step {step:2d}  loss {loss.item() / parts:.4f}")
 
 

@@ -1,15 +1,15 @@
-"""Train, be killed, and go on where it was, on a mesh of any size.
+"""Train with checkpoints: continue after a kill where training was, on a mesh of any size.
 
     meshrun --mesh dp=4 --max-restarts 3 examples/resume.py checkpoints
 
-FSDP2 shards a small network over ``dp``, and every tenth step is saved. Kill a rank: all start
-again from the last checkpoint. Kill all of it, and go on with more or fewer ranks:
+FSDP2 shards a small network over ``dp``, and every tenth step is saved. Kill a rank, and all
+restart from the last checkpoint. Kill the launch, and continue with more or fewer ranks:
 
     meshrun --mesh dp=2 examples/resume.py checkpoints 200
 
-The loss of each step is the same, whoever computes it: a step's batch depends on its number alone,
-and each rank takes its part of it. SIGTERM has the next step saved, and ends the program.
-A third argument is how many seconds a step takes at least, to have time for all that.
+Each step's loss is the same on any mesh: a step's batch depends on its number alone, and each rank
+takes its part of it. After SIGTERM, the program saves the current step and exits. A third argument
+is the least time a step takes, in seconds, so that you can try all this.
 """
 
 import os
@@ -28,13 +28,13 @@ from torch.distributed.fsdp import fully_shard
 
 from meshrun import current_layout, current_mesh, data_shard, progress
 
-BATCH = 64  # of all ranks together
+BATCH = 64  # over all ranks
 SAVE_EVERY = 10
 KEEP = 2
 
 
 def make_batch(step: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's part of a step's batch: points, and a noisy sine of each."""
+    """Return this rank's part of a step's batch: points, and a noisy sine at each."""
     generator = torch.Generator().manual_seed(step)
     x = torch.rand(BATCH, 1, generator=generator) * 2 - 1
     y = torch.sin(3 * x) + 0.3 * torch.randn(BATCH, 1, generator=generator)
@@ -43,8 +43,8 @@ def make_batch(step: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build(mesh: dist.device_mesh.DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return the network, sharded, and its optimizer."""
-    torch.manual_seed(0)  # every rank begins with the same weights
+    """Return the sharded network and its optimizer."""
+    torch.manual_seed(0)  # the same weights on every rank
     model = nn.Sequential(
         nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
     )
@@ -54,15 +54,15 @@ def build(mesh: dist.device_mesh.DeviceMesh) -> tuple[nn.Module, torch.optim.Opt
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints that are whole."""
+    """Return the steps of the complete checkpoints, in order."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint, every rank a part of it; it gets its name once it is whole."""
+    """Save a checkpoint, of which each rank writes a part; rename it once it is complete."""
     unfinished = folder / f"{step}.unfinished"
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=unfinished)  # waits for all
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=unfinished)  # by all ranks
     if dist.get_rank() == 0:
         os.rename(unfinished, folder / str(step))
         for old in saved_steps(folder)[:-KEEP]:
@@ -70,9 +70,9 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def load_last(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take over the last checkpoint, sharded for the ranks of today; return its step, or 0."""
+    """Load the last checkpoint, resharded for this mesh; return its step, or 0."""
     last = torch.zeros((), dtype=torch.int64, device=current_mesh().device_type)
-    if dist.get_rank() == 0:  # which decides for all, and clears up after a save that was cut off
+    if dist.get_rank() == 0:  # decides for all, and removes what an interrupted save left
         for unfinished in folder.glob("*.unfinished"):
             shutil.rmtree(unfinished)
         last += max(saved_steps(folder), default=0)
@@ -93,15 +93,15 @@ def train_step(
     x, y = make_batch(step, mesh.device_type)
     loss = (model(x) - y).square().sum() / BATCH  # this rank's part of the mean
     optimizer.zero_grad()
-    (loss * mesh.size()).backward()  # since fully_shard takes the mean over ranks
+    (loss * mesh.size()).backward()  # fully_shard averages gradients over ranks
     optimizer.step()
-    told = torch.stack([loss.detach(), loss.new_tensor(float(bool(stop)))])
-    dist.all_reduce(told, group=mesh.get_group())  # so that all stop after the same step
-    return told[0].item(), bool(told[1])
+    sums = torch.stack([loss.detach(), loss.new_tensor(float(bool(stop)))])
+    dist.all_reduce(sums, group=mesh.get_group())  # so that all stop after the same step
+    return sums[0].item(), bool(sums[1])
 
 
 def main() -> None:
-    """Train up to a step, and print the loss of each from one rank."""
+    """Train to the last step, and print each step's loss from one rank."""
     folder = Path(sys.argv[1])
     last = int(sys.argv[2]) if len(sys.argv) > 2 else 100
     pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0

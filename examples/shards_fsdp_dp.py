@@ -1,10 +1,10 @@
-"""FSDP2 along one dim of a mesh, data parallelism along the other, put together by hand.
+"""FSDP2 along one dim of a mesh, combined by hand with data parallelism along the other.
 
     meshrun --mesh dp=2,fsdp=4 examples/shards_fsdp_dp.py
 
-`fully_shard()` with the `fsdp` dim alone knows nothing of `dp`: each row of the mesh holds a copy
-of the weights 101 to 200 and averages the gradients of its own four ranks. Averaging them over
-the rows too is then up to the program. (Given both dims, it does so itself: see shards_hsdp.py.)
+``fully_shard()`` gets the ``fsdp`` dim alone: each row of the mesh holds a copy of the weights 101
+to 200 and averages the gradients of its own four ranks. The program then averages them over ``dp``.
+Given both dims, ``fully_shard()`` does that itself: see shards_hsdp.py.
 """
 
 import torch
@@ -16,7 +16,7 @@ from meshrun import current_mesh, data_shard
 
 
 def main() -> None:
-    """Print this rank's shard, and its gradient before and after it is averaged over `dp`."""
+    """Print this rank's shard, and its gradient before and after the average over ``dp``."""
     dp, fsdp = current_mesh("dp"), current_mesh("fsdp")
     layer = nn.Linear(5, 20, bias=False)
     layer.weight = nn.Parameter(torch.arange(101.0, 201.0).view(20, 5))
@@ -25,7 +25,7 @@ def main() -> None:
     shard = layer.weight.to_local().flatten()
     print(f"holds {len(shard)} weights, {shard[0]:.0f} to {shard[-1]:.0f}")
 
-    # The batch of part p is p, p, p, p, p: its own gradient is p for every weight.
+    # Part p's batch is p, p, p, p, p, so its gradient is p for every weight.
     part, parts = data_shard("dp", "fsdp")
     layer(torch.full((1, 5), float(part), device=fsdp.device_type)).sum().backward()
     gradient = layer.weight.grad.to_local()

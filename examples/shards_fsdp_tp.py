@@ -1,10 +1,11 @@
-"""FSDP2 x tensor parallelism, seen from the weights: which rank holds which, and all in order.
+"""FSDP2 x tensor parallelism: which rank holds which weights, and the full weight in order.
 
     meshrun --mesh fsdp=2,tp=4 examples/shards_fsdp_tp.py
 
-The 144 weights of a layer are numbered from 101. `tp` cuts its rows first, `fsdp` cuts again what
-each rank got. Both deal out whole rows: a 12x12 weight gives three to each tp rank, so two and one
-along `fsdp`; a 24x6 one comes out even. `full_tensor()` undoes both cuts in the right order.
+A layer's 144 weights are numbered from 101. ``tp`` splits its rows first, then ``fsdp`` splits
+what each rank got, by whole rows: of a 12x12 weight, each ``tp`` rank gets three rows, which
+``fsdp`` splits into two and one; a 24x6 weight splits evenly. ``full_tensor()`` puts the rows back
+in order.
 """
 
 import logging
@@ -16,12 +17,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from meshrun import current_mesh
 
-# Each rank would say that putting a weight together after two cuts takes two steps.
+# Each rank would warn that gathering a weight that is sharded twice takes two steps.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
-def cut(rows: int, columns: int) -> None:
-    """Print this rank's part of a weight, and check that the whole is as before and works."""
+def shard(rows: int, columns: int) -> None:
+    """Print this rank's part of a weight, and check the full weight and the layer's output."""
     fsdp, tp = current_mesh("fsdp"), current_mesh("tp")
     weight = torch.arange(101.0, 245.0, device=tp.device_type).view(rows, columns)
     layer = nn.Linear(columns, rows, bias=False)
@@ -37,9 +38,9 @@ def cut(rows: int, columns: int) -> None:
 
 
 def main() -> None:
-    """Cut both shapes; one rank says that the full weights were right."""
-    cut(12, 12)
-    cut(24, 6)
+    """Shard weights of both shapes; one rank reports that the full weights are right."""
+    shard(12, 12)
+    shard(24, 6)
     if current_mesh().get_coordinate() == (0, 0):
         print("full_tensor() is 101 to 244 in order, twice")
 

@@ -1,9 +1,9 @@
-"""Hybrid sharding, seen from the weights: which rank holds which, before and after a step.
+"""Hybrid sharding: which rank holds which weights, before and after a step.
 
     meshrun --mesh replicate=2,shard=4 examples/shards_hsdp.py
 
-The weights are numbered 101 to 200, so a shard shows what it is. Each row of the mesh holds all of
-them, a quarter on each rank. Gradients are averaged over both dims, so the copies stay alike.
+The weights are numbered 101 to 200. Each row of the mesh holds all of them, a quarter on each rank.
+Gradients are averaged over both dims, so the copies stay equal.
 """
 
 import torch
@@ -14,13 +14,13 @@ from meshrun import current_layout, current_mesh
 
 
 def own_shard(layer: nn.Linear) -> str:
-    """Return how many weights this rank holds, the first and the last."""
+    """Return the number of weights that this rank holds, the first and the last."""
     shard = layer.weight.to_local().flatten()
     return f"{len(shard)} weights, {shard[0]:.1f} to {shard[-1]:.1f}"
 
 
 def main() -> None:
-    """Shard one layer, train it for one step, and print this rank's shard both times."""
+    """Shard a layer, train it for one step, and print this rank's shard before and after."""
     mesh, rank = current_mesh("replicate", "shard"), current_layout().own_rank
     layer = nn.Linear(5, 20, bias=False)
     layer.weight = nn.Parameter(torch.arange(101.0, 201.0).view(20, 5))
@@ -29,7 +29,7 @@ def main() -> None:
     print("holds", own_shard(layer))
 
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-    # Rank r has the batch r, r, r, r, r: its own gradient is r for every weight.
+    # Rank r's batch is r, r, r, r, r, so its gradient is r for every weight.
     layer(torch.full((1, 5), float(rank), device=mesh.device_type)).sum().backward()
     optimizer.step()
     print("after a step", own_shard(layer))

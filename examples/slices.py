@@ -2,8 +2,8 @@
 
     meshrun --mesh replicate=2,shard=2,tp=2 examples/slices.py
 
-Every rank prints the ranks of its slices. Then a layer with the weights 0 to 7 takes two of them:
-`tp` cuts it, `shard` cuts again what is left, and `replicate` keeps copies.
+Every rank prints the ranks of its sub-meshes. Then ``tp`` splits a layer with the weights 0 to 7,
+``shard`` shards what each rank got, and ``replicate`` replicates it.
 """
 
 import torch
@@ -15,7 +15,7 @@ from meshrun import current_layout, current_mesh
 
 
 def main() -> None:
-    """Print this rank's slices and its part of the weight."""
+    """Print this rank's sub-meshes and its part of the weight."""
     hsdp = current_mesh("replicate", "shard")
     tp = current_mesh("tp")
     slices = {"hsdp": hsdp, "replicate": hsdp["replicate"], "shard": hsdp["shard"], "tp": tp}

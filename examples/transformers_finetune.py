@@ -2,9 +2,9 @@
 
     meshrun --mesh dp=2 examples/transformers_finetune.py
 
-The model is tiny and has random weights, so nothing is downloaded: it learns to tell whether a
-sequence begins with a small number. For a real one, use ``from_pretrained()`` and your
-data. On GPUs, leave ``use_cpu=True`` out, and set ``bf16=True`` if they have it.
+The model is tiny and starts from random weights, so nothing is downloaded; it learns whether a
+sequence begins with a small number. For a real model, use ``from_pretrained()`` and your data. On
+GPUs, leave ``use_cpu=True`` out, and set ``bf16=True`` if they support it.
 """
 
 import tempfile
@@ -20,8 +20,8 @@ from transformers import (
 
 
 def main() -> None:
-    """Make a model and data, and train."""
-    torch.manual_seed(0)  # every rank begins with the same weights and the same data
+    """Train for 40 steps and print the loss from one rank."""
+    torch.manual_seed(0)  # the same weights and data on every rank
     config = BertConfig(
         vocab_size=32,
         hidden_size=16,
@@ -50,7 +50,7 @@ def main() -> None:
         )
         model = BertForSequenceClassification(config)
         trainer = Trainer(model=model, args=arguments, train_dataset=data)
-        trainer.remove_callback(PrinterCallback)  # it prints what is printed below
+        trainer.remove_callback(PrinterCallback)  # the loss is printed below
         trainer.train()
     if trainer.is_world_process_zero():
         for entry in trainer.state.log_history:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshrun import Layout
+from tests.engines.hosts import MakeHosts
+from tests.engines.together import end_all, launch_on
 from tests.kit import ROOT, lines_of, run_meshrun
 from tests.variations import ordinary
 
@@ -218,9 +220,9 @@ def test_experts_learn_the_same_on_any_number_of_ranks(experts: int) -> None:
 def test_parts_of_a_sequence_are_attended_to_as_the_whole() -> None:
     """The program compares outputs and gradients."""
     found = by_rank("dp=2,cp=2", run("dp=2,cp=2", "context.py"))
-    halves = ["tokens 0 to 15 are as in the whole"], ["tokens 16 to 31 are as in the whole"]
+    halves = [[f"tokens {half} match the whole sequence"] for half in ("0 to 15", "16 to 31")]
 
-    assert found == [*halves, *halves]
+    assert found == halves * 2
 
 
 @pytest.mark.nightly
@@ -251,10 +253,17 @@ def test_a_library_s_example_learns(library: str) -> None:
     assert losses[-1] < losses[0] / 5
 
 
-def test_the_readme_has_every_example() -> None:
-    """With the command at its top."""
-    table = (EXAMPLES / "README.md").read_text()
-    for path in EXAMPLES.glob("*.py"):
-        command = re.search(r"^    (meshrun .*)$", path.read_text(), re.MULTILINE)
-        assert command is not None, path.name
-        assert f"| [{path.name}]({path.name}) | `{command[1]}` |" in table
+@pytest.mark.nightly
+@pytest.mark.integrations
+def test_the_lightning_example_learns_on_several_nodes(make_hosts: MakeHosts) -> None:
+    """Lightning checks that its devices and nodes multiply to the world size."""
+    pytest.importorskip("lightning", reason="needs the extra `integrations`")
+    hosts = make_hosts(2)
+    launches = launch_on(
+        hosts, "--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=2",
+        EXAMPLES / "lightning_ddp.py",
+    )  # fmt: skip
+
+    assert end_all(launches) == [0, 0], launches[0].text
+    losses = re.findall(r"\[dp0\] step +\d+  loss ([\d.]+)", launches[0].text)
+    assert float(losses[-1]) < float(losses[0]) / 5
