@@ -1,4 +1,4 @@
-"""Sockets that the kernel keeps to some machines: who gets in, and who does not."""
+"""Sockets to which the kernel admits only some addresses."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.parties import Parties, info
 from tests.unit.test_elastic_nodes import fit
 
 STRANGER = "127.0.0.9"
-"""An address of this machine that no interface lists, as another machine's would be."""
+"""An address of this machine that no interface lists, to stand for another machine's."""
 
 
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
-    """Close what is held at the end of the test."""
+    """Close these resources at the end of the test."""
     with ExitStack() as held:
         yield held
 
 
 def connect(held: ExitStack, place: tuple[str, int], source: str) -> bool:
-    """Connect from an address; whether that has come about, which loopback does at once."""
+    """Connect from an address; return whether it worked, which on loopback is known at once."""
     family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
     connection = held.enter_context(closing(socket.socket(family)))
     connection.bind((source, 0))
@@ -60,7 +60,7 @@ def connect(held: ExitStack, place: tuple[str, int], source: str) -> bool:
 def test_only_these_addresses_get_in(
     held: ExitStack, bound: str, source: str, admitted: list[str], gets_in: bool
 ) -> None:
-    """Whatever the family, however many there are, and the last of them too."""
+    """In both families, for any number of addresses, including the last one."""
     try:
         listener = held.enter_context(closing(listen_on(bound, 0)))
     except Exception as error:
@@ -73,8 +73,8 @@ def test_only_these_addresses_get_in(
     assert connect(held, place, source) == gets_in
 
 
-def test_those_that_wait_already_are_sent_away(held: ExitStack) -> None:
-    """The filter is not theirs; the socket blocks as before."""
+def test_connections_that_wait_already_are_closed(held: ExitStack) -> None:
+    """They came before the filter. The socket stays in blocking mode."""
     listener = held.enter_context(closing(listen_on("127.0.0.1", 0)))
     early = held.enter_context(closing(socket.create_connection(listener.getsockname())))
     admit_only(listener, ["127.0.0.1"])
@@ -89,12 +89,12 @@ def test_those_that_wait_already_are_sent_away(held: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("is_elastic", [False, True], ids=["fixed", "elastic"])
-@pytest.mark.parametrize("is_open", [False, True], ids=["kept", "said to be open"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["filtered", "open"])
 def test_the_ranks_store_is_for_nodes_of_the_launch(
     parties: Parties, held: ExitStack, monkeypatch: pytest.MonkeyPatch, is_elastic: bool,
     is_open: bool,
 ) -> None:  # fmt: skip
-    """From the moment that a node receives its place."""
+    """As soon as a node has received its place."""
     if is_open:
         monkeypatch.setenv("MESHRUN_OPEN_STORE", "1")
     changes = {"least_nodes": 1, "return_s": 60.0} if is_elastic else {}

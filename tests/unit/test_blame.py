@@ -1,4 +1,4 @@
-"""Whose failure was the cause, where peers' errors come first or a rank left early."""
+"""Which failure was the cause, if errors of peers come first or a rank has left early."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lost(rank: int, at_ms: int) -> RankRaised:
 
 
 def raised(rank: int, at_ms: int, message: str = "bad") -> RankRaised:
-    """A rank raised an error of torch's kind."""
+    """A rank raised a RuntimeError, as torch does."""
     return RankRaised(
         rank=rank,
         at_ns=at_ms * MS,
@@ -37,17 +37,17 @@ def raised(rank: int, at_ms: int, message: str = "bad") -> RankRaised:
 
 
 def ended(rank: int, status: int, at_ms: int, *, unasked: bool = False) -> RankExited:
-    """A rank's process ended, by itself or asked to."""
+    """A rank's process ended, on request or ``unasked``."""
     return RankExited(rank=rank, pid=rank, wait_status=status, at_ns=at_ms * MS, unasked=unasked)
 
 
 def finished(rank: int, at_ms: int) -> RankFinished:
-    """A rank's program was over."""
+    """A rank's program finished."""
     return RankFinished(rank=rank, at_ns=at_ms * MS)
 
 
 def judged(*events: Event) -> list[Verdict]:
-    """Return the verdicts on three ranks after such a history."""
+    """Return the verdicts on three ranks after these events."""
     state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
     for event in (*(RankStarted(rank=rank, pid=rank, at_ns=0) for rank in range(3)), *events):
         state, _ = step(state, event)
@@ -66,7 +66,7 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
         1,
         LEFT,
     ),
-    "one that left without a word, noticed a little late": (
+    "a rank that left silently, noticed a little late": (
         [lost(0, 100), lost(2, 101), ended(1, 0, 103, unasked=True), ended(0, 256, 110)],
         1,
         LEFT,
@@ -76,22 +76,22 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
         0,
         "raised RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3",
     ),
-    "one that finished later is not to blame": (
+    "a rank that finished later is not to blame": (
         [lost(0, 100), finished(1, 150), ended(1, 0, 160), ended(0, 256, 170)],
         0,
         "raised RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3",
     ),
-    "a failure of a rank's own counts more than an early end": (
+    "a rank's own failure outranks an early end": (
         [finished(1, 50), lost(0, 100), ended(2, 11, 101, unasked=True), ended(0, 256, 110)],
         2,
         "was killed by SIGSEGV",
     ),
-    "somebody's SIGTERM, noticed after its peers' errors": (
+    "SIGTERM from outside, noticed after the errors of peers": (
         [lost(0, 100), ended(1, TERM, 103, unasked=True), ended(2, TERM, 104), ended(0, 256, 110)],
         1,
         "was killed by SIGTERM",
     ),
-    "our SIGTERM is not the cause": (
+    "SIGTERM from meshrun is not the cause": (
         [raised(0, 100), ended(1, TERM, 103), ended(2, TERM, 104), ended(0, 256, 110)],
         0,
         "raised RuntimeError: bad",
@@ -101,9 +101,9 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_the_cause_comes_first(name: str) -> None:
-    """And how it is described; all others are consequences."""
-    events, cause, told = HISTORIES[name]
+    """With its description; all other verdicts are consequences."""
+    events, cause, description = HISTORIES[name]
     first, *others = judged(*events)
 
-    assert (first.rank, describe_verdict(first)) == (cause, told)
+    assert (first.rank, describe_verdict(first)) == (cause, description)
     assert [other.rank for other in others if not other.is_consequence] == []

@@ -1,4 +1,4 @@
-"""What is asked of a Ray cluster, and whether that fits."""
+"""What a launch requests from a Ray cluster, and whether it fits."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def read(*extras: str, workers: tuple[int, ...] = (8, 8), **more: Any) -> Placem
 def test_what_a_node_needs(
     extras: tuple[str, ...], device: str, cluster: dict[str, float], bundle: dict[str, float]
 ) -> None:
-    """A CPU and a device for each rank, unless something else is said."""
+    """A CPU and a device for each rank, unless ``--submit-arg`` says otherwise."""
     assert read(*extras, device=device).bundles([cluster]) == (bundle, bundle)
 
 
 def test_how_nodes_are_placed() -> None:
-    """Each on its own; what is not a resource says how else."""
+    """Each on a host of its own, unless ``strategy`` or ``domain`` says otherwise."""
     asked = read("strategy=pack domain=ray.io/gpu-domain", "timeout=5m")
 
     assert read().strategy == "STRICT_SPREAD"
@@ -69,8 +69,8 @@ def test_how_nodes_are_placed() -> None:
         ("timeout=soon", "timeout"),
     ],
 )
-def test_what_cannot_be_read_is_refused(extra: str, why: str) -> None:
-    """With the word."""
+def test_what_cannot_be_parsed_is_rejected(extra: str, why: str) -> None:
+    """The error names the word."""
     with pytest.raises(UsageError, match="--submit-arg") as raised:
         read(extra)
     assert why in str(raised.value)
@@ -88,15 +88,15 @@ def test_what_cannot_be_read_is_refused(extra: str, why: str) -> None:
     ],
 )
 def test_how_many_nodes_there_are(nodes: list[int], strategy: str, number: int) -> None:
-    """Each bundle is on one node as a whole, and with others only if it may be."""
+    """A bundle fits on one node, and shares it with others only if the strategy allows it."""
     bundle = {"CPU": 1.0, "GPU": 8.0}
     having = [{"CPU": 64.0, "GPU": float(gpus)} for gpus in nodes]
 
     assert count_placeable([bundle, bundle], having, strategy) == number
 
 
-def test_too_few_are_told_with_the_numbers() -> None:
-    """What was asked for, what each node has, and how much of that is free."""
+def test_too_few_nodes_are_reported_with_numbers() -> None:
+    """What was requested, what each node has, and how much of that is free."""
     bundle = {"CPU": 8.0, "GPU": 8.0}
     nodes = [(f"n{number}", {"CPU": 64.0}, {"CPU": 0.5}) for number in range(10)]
 

@@ -1,4 +1,4 @@
-"""``--check``: the schedule of pairs, what measurements mean, and the requirements on them."""
+"""``--check``: the schedule of pairs, findings from measurements, and requirements."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @given(st.integers(1, 40))
-def test_every_two_meet_once(number: int) -> None:
-    """In each round, the partner of a partner is the rank itself."""
+def test_every_two_ranks_meet_once(number: int) -> None:
+    """In each round, they are each other's partners."""
     rounds = [list(meetings(number, own, number)) for own in range(number)]
     for turn in range(len(rounds[0])):
         for own in range(number):
@@ -46,7 +46,7 @@ def test_every_two_meet_once(number: int) -> None:
 
 
 def test_ranks_meet_those_of_other_nodes() -> None:
-    """One without a counterpart sits out."""
+    """A rank without a counterpart sits out."""
     layout = Layout.parse("dp=-1", nproc_per_node=(2, 2, 1))
     met = [{*pairs_of(layout, rank, 9)} - {None} for rank in range(5)]
     assert met == [{2, 4}, {3}, {0, 4}, {1}, {0, 2}]
@@ -54,7 +54,7 @@ def test_ranks_meet_those_of_other_nodes() -> None:
 
 
 def measured(layout: Layout, rates: dict[frozenset[int], float], usual: float = 2e9) -> Measured:
-    """Return measurements in which links between nodes, or ranks, have these rates."""
+    """Return measurements with these rates between nodes, or between ranks on one node."""
     many = layout.nnodes > 1
     ranks = []
     for rank in range(layout.world_size):
@@ -86,7 +86,7 @@ def measured(layout: Layout, rates: dict[frozenset[int], float], usual: float = 
 
 
 def changed(found: Measured, rank: int, **values: object) -> Measured:
-    """Return measurements with those of one rank changed."""
+    """Return the measurements with one rank's values changed."""
     ranks = [replace(each, **values) if each.rank == rank else each for each in found.ranks]  # type: ignore[arg-type]
     return replace(found, ranks=ranks)
 
@@ -102,7 +102,7 @@ def test_all_well() -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 7])
-def test_a_bad_node_is_told_from_a_bad_link(nodes: int) -> None:
+def test_a_bad_node_is_distinguished_from_a_bad_link(nodes: int) -> None:
     layout = Layout.parse("dp=-1", nproc_per_node=(1,) * nodes)
     link = measured(layout, {frozenset({1, 2}): 1e8})
     assert [finding.text for finding in judge(link, layout)] == [
@@ -123,7 +123,7 @@ def test_a_bad_node_is_told_from_a_bad_link(nodes: int) -> None:
 
 
 def test_whatever_else_is_wrong() -> None:
-    """Each is reported with its host and numbers."""
+    """Each problem is reported with its host and numbers."""
     found = measured(LAYOUT, {})
     cases = {
         "torch is 2.12 on n1, and 2.13 elsewhere": {"facts": {"torch": "2.12"}},
@@ -160,14 +160,14 @@ def test_ranks_that_share_cores_are_not_compared() -> None:
     ("layout", "slow", "drawn"),
     [
         (LAYOUT, [(1, 2)], ["1 and 2: 100 MB/s"]),
-        (LAYOUT, [(1, other) for other in (0, 2, 3)], []),  # its frame says it
+        (LAYOUT, [(1, other) for other in (0, 2, 3)], []),  # the node's frame is red instead
         (Layout.parse("dp=2,tp=4"), [(1, 6)], ["1 and 6: 100 MB/s"]),
         (Layout.parse("dp=64,tp=8", nproc_per_node=(8,) * 64), [(3, 40)], ["3 and 40: 100 MB/s"]),
         (Layout.parse("dp=4", nproc_per_node=(1, 3)), [], []),
     ],
 )
 def test_a_picture(layout: Layout, slow: list[tuple[int, int]], drawn: list[str]) -> None:
-    """A map of the links and of each dim, with every rank; red is what is slow."""
+    """It maps the links and each dim, with every rank; what is slow is red."""
     found = measured(layout, {frozenset(pair): 1e8 for pair in slow})
     picture = ET.fromstring(render_check_svg(found, layout, judge(found, layout)))
     titles = [title.text or "" for title in picture.iter(f"{SVG}title")]

@@ -1,4 +1,4 @@
-"""What is read from the environment that real schedulers set."""
+"""The facts that meshrun reads from the variables of real schedulers."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def detect(env: dict[str, str], hostname: str = "here", **more: bool) -> Cluster
     return facts
 
 
-def test_nothing_is_found_in_nothing() -> None:
-    """Nor in the variables of a launcher."""
+def test_nothing_is_found_in_an_empty_environment() -> None:
+    """Nor in the variables that a launcher sets."""
     assert detect_cluster(Surroundings({}, hostname="here")) is None
     assert detect_cluster(Surroundings({"RANK": "0", "WORLD_SIZE": "2"}, hostname="here")) is None
 
 
 def test_a_task_of_a_slurm_step() -> None:
-    """Every number comes from the step, and the port from its name."""
+    """All numbers come from the step, and the port from its id."""
     assert detect(STEP) == ClusterFacts(
         system="Slurm",
         evidence="step 0 of job 7 (SLURM_STEP_ID)",
@@ -104,7 +104,7 @@ def test_a_task_of_a_slurm_step() -> None:
     ],
 )
 def test_the_block_or_leaf_switch_of_a_slurm_node(address: str, pattern: str, domain: str) -> None:
-    """As topology/block and topology/tree say it; without a topology there is none."""
+    """From topology/block or topology/tree; without a topology there is none."""
     topology = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
     facts = detect({**STEP, **topology})
     request = LaunchRequest(program=Program(kind="script", target="train.py"))
@@ -114,7 +114,7 @@ def test_the_block_or_leaf_switch_of_a_slurm_node(address: str, pattern: str, do
 
 
 def test_a_step_of_a_heterogeneous_job() -> None:
-    """Its nodes are listed by name, with the tasks of each, but numbered by component."""
+    """Slurm lists its nodes and their tasks by name, but numbers them by component."""
     facts = detect(HET_STEP)
     of_one = {"SLURM_NTASKS": "3", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "sl[0-1]",
               "SLURM_STEP_NODELIST": "sl[0-1]", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "0",
@@ -132,7 +132,7 @@ def test_a_step_of_a_heterogeneous_job() -> None:
 
 
 def test_several_tasks_on_a_slurm_node() -> None:
-    """Which of them this is, and how many there are."""
+    """Which of them this is, and how many the node has."""
     changed = {"SLURM_PROCID": "1", "SLURM_NODEID": "0", "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
     facts = detect({**STEP, **changed})
 
@@ -140,13 +140,13 @@ def test_several_tasks_on_a_slurm_node() -> None:
     assert (facts.node_rank, facts.task.local_world_size, facts.task.local_rank) == (0, 2, 1)
 
 
-def test_tasks_that_go_round_the_nodes() -> None:
-    """Each task of a node that has several knows, its first one too."""
+def test_tasks_that_are_distributed_round_robin() -> None:
+    """Each task of a node with several detects this, the first one too."""
     shape = {"SLURM_STEP_TASKS_PER_NODE": "2,2", "SLURM_TASKS_PER_NODE": "2,2"}
     nodes = {"SLURM_STEP_NODELIST": "sl[0-1]", "SLURM_STEP_NUM_NODES": "2", "SLURM_NNODES": "2"}
-    round_them = {**STEP, **shape, **nodes, "SLURM_NODEID": "0", "SLURM_GTIDS": "0,2"}
+    cyclic = {**STEP, **shape, **nodes, "SLURM_NODEID": "0", "SLURM_GTIDS": "0,2"}
     tasks = [
-        detect({**round_them, "SLURM_PROCID": str(2 * local), "SLURM_LOCALID": str(local)}).task
+        detect({**cyclic, "SLURM_PROCID": str(2 * local), "SLURM_LOCALID": str(local)}).task
         for local in range(2)
     ]
 
@@ -163,10 +163,10 @@ def test_tasks_that_go_round_the_nodes() -> None:
         ({**STEP, **BATCH}, "3", 2, "SLURM_STEP_ID 0 of another job: a batch script"),
     ],
 )
-def test_a_shell_inside_an_allocation_is_no_task(
+def test_a_shell_inside_an_allocation_is_not_a_task(
     env: dict[str, str], job_id: str, nnodes: int, note: str
 ) -> None:
-    """Not even with the numbers of one; the error says what to type."""
+    """Even if it has a task's variables; the facts say what to type."""
     facts = detect(env)
 
     assert (facts.task, facts.nnodes, facts.node_rank, facts.job_id) == (None, nnodes, None, job_id)
@@ -174,8 +174,8 @@ def test_a_shell_inside_an_allocation_is_no_task(
     assert facts.notes[0].startswith(note)
 
 
-def test_a_step_inside_a_shell_is_one_of_tasks() -> None:
-    """They inherit the shell's variables, and have no terminal."""
+def test_a_step_started_in_a_shell_has_tasks() -> None:
+    """They inherit the variables of `srun --pty`, but have no terminal."""
     env = {**STEP, "SLURM_PTY_PORT": "39009"}
 
     assert detect(env, terminal=False) == detect(STEP)
@@ -183,7 +183,7 @@ def test_a_step_inside_a_shell_is_one_of_tasks() -> None:
 
 
 def test_a_process_of_mpirun() -> None:
-    """Its node follows from the ranks; the coordinator's address and the secret are mpirun's."""
+    """Its node follows from the ranks; mpirun supplies the coordinator's address and the secret."""
     assert detect(MPI) == ClusterFacts(
         system="Open MPI",
         evidence="process 3 of 4 (OMPI_COMM_WORLD_RANK)",
@@ -202,18 +202,18 @@ def test_a_process_of_mpirun() -> None:
 @pytest.mark.parametrize(
     ("numbers", "nodes", "expected"),
     [
-        ((2, 0, 1, 3), "3", (3, 2, True)),  # one a node: the node is the rank
+        ((2, 0, 1, 3), "3", (3, 2, True)),  # one per node: the node is the rank
         ((1, 1, 2, 2), "1", (1, 0, True)),
         ((1, 0, 2, 4), "2", (2, 1, False)),  # --map-by node
-        ((4, 0, 1, 5), "3", (3, None, True)),  # two, two and one: the others' sizes are not told
-        ((3, 1, 2, 4), "", (2, 1, True)),  # Open MPI 5 says no number of nodes
+        ((4, 0, 1, 5), "3", (3, None, True)),  # two, two and one: the others' sizes are unknown
+        ((3, 1, 2, 4), "", (2, 1, True)),  # Open MPI 5 does not set the number of nodes
         ((2, 0, 2, 5), "", (None, None, True)),
     ],
 )
 def test_the_node_of_a_process_of_mpirun(
     numbers: tuple[int, ...], nodes: str, expected: tuple[object, ...]
 ) -> None:
-    """It is in no variable, so it is worked out where it can be."""
+    """No variable has it, so it is calculated where possible."""
     names = ("RANK", "LOCAL_RANK", "LOCAL_SIZE", "SIZE")
     env = {
         f"OMPI_COMM_WORLD_{name}": str(number) for name, number in zip(names, numbers, strict=True)
@@ -226,7 +226,7 @@ def test_the_node_of_a_process_of_mpirun(
 
 
 def test_the_innermost_system_counts() -> None:
-    """mpirun's daemons are steps of Slurm, and an allocation may be around all."""
+    """mpirun's daemons run in Slurm steps, and all may be in an allocation or a pod."""
     inside_a_step = detect({**MPI, **STEP_OF_DAEMON})
     inside_a_shell = detect({**MPI, **SALLOC})
     in_a_pod = detect({**SKY, "KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "x"})
@@ -240,7 +240,7 @@ def test_the_innermost_system_counts() -> None:
 
 
 def test_a_node_of_skypilot() -> None:
-    """One process a node, with the addresses of all."""
+    """One process per node, with the addresses of all nodes."""
     facts = detect(SKY)
 
     assert (facts.nnodes, facts.node_rank, facts.task) == (2, 1, None)
@@ -272,7 +272,7 @@ def test_a_node_of_skypilot() -> None:
     ],
 )  # fmt: skip
 def test_pods(env: dict[str, str], hostname: str, expected: tuple[object, ...]) -> None:
-    """One launcher per pod; only what the environment of the pod says is known."""
+    """One launcher per pod, which knows only what the pod's environment says."""
     facts = detect(env, hostname)
 
     assert (facts.system, facts.nnodes, facts.node_rank, facts.head, facts.port) == expected
@@ -295,20 +295,20 @@ def test_pods(env: dict[str, str], hostname: str, expected: tuple[object, ...]) 
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_one_process_a_node(
+def test_one_process_per_node(
     env: dict[str, str], hostname: str, expected: tuple[object, ...]
 ) -> None:
-    """Of systems in which each container or replica is a node."""
+    """In systems where each container or replica is a node."""
     facts = detect(env, hostname)
 
     assert (facts.system, facts.nnodes, facts.node_rank, facts.head, facts.job_id) == expected
     assert (facts.task, facts.shell) == (None, None)
-    if env is not AZURE_ML:  # which names a port itself
+    if env is not AZURE_ML:  # which sets a port itself
         assert facts.port == derive_port(str(facts.job_id))
 
 
-def test_the_main_node_of_aws_batch_is_told_no_address() -> None:
-    """The others come to it; it is node 0 whichever index it has."""
+def test_the_main_node_of_aws_batch_has_no_address() -> None:
+    """The others connect to it; it is node 0 whatever its index."""
     address = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
     facts = detect({**AWS_BATCH, "AWS_BATCH_JOB_NODE_INDEX": "1", address: ""})
 
@@ -338,7 +338,7 @@ def test_the_main_node_of_aws_batch_is_told_no_address() -> None:
 def test_processes_of_launchers(
     env: dict[str, str], hostname: str, expected: tuple[object, ...]
 ) -> None:
-    """Their node follows from the counts; where the nodes meet, from the job around them."""
+    """Their node follows from the counts, and the coordinator's host from the job around them."""
     facts = detect(env, hostname)
     task = facts.task
 
@@ -349,7 +349,7 @@ def test_processes_of_launchers(
 
 
 def test_prrte_does_not_say_how_many() -> None:
-    """Only that there are others."""
+    """Only that there are other processes."""
     facts = detect(PRRTE)
 
     assert (facts.system, facts.nnodes, facts.node_rank) == ("PRRTE", None, 1)
@@ -368,7 +368,7 @@ def test_prrte_does_not_say_how_many() -> None:
 def test_a_script_knows_the_hosts_of_its_job(
     env: dict[str, str], expected: tuple[object, ...]
 ) -> None:
-    """Each once, and which of them it is on; it is no task."""
+    """Each host once, and which one it is on; it is not a task."""
     facts = detect(env, "n2")
 
     assert (facts.system, facts.job_id, facts.hosts, facts.starter) == expected
@@ -378,7 +378,7 @@ def test_a_script_knows_the_hosts_of_its_job(
 
 @pytest.mark.parametrize("env", [RAY_WORKER, RAY_JOB], ids=["worker", "job"])
 def test_a_process_of_ray(env: dict[str, str]) -> None:
-    """It is one, of nodes that nobody names; what started the cluster is around it."""
+    """Ray sets no nodes. It is inside the system that started the cluster, except SkyPilot."""
     facts, in_a_step = detect(env), detect({**env, **STEP_OF_DAEMON})
 
     assert (facts.system, facts.nnodes, facts.task, facts.head) == ("Ray", None, None, ())
@@ -387,8 +387,8 @@ def test_a_process_of_ray(env: dict[str, str]) -> None:
     assert detect({**env, **SKY}).system == "SkyPilot"
 
 
-def test_a_list_of_hosts_that_is_gone() -> None:
-    """As in a shell that outlived its job: no host is known, and why."""
+def test_a_list_of_hosts_that_was_removed() -> None:
+    """As in a shell that outlived its job: a note says why no host is known."""
     facts = detect({**PBS, "PBS_NODEFILE": "/gone"})
 
     assert (facts.hosts, facts.nnodes) == ((), None)
@@ -396,7 +396,7 @@ def test_a_list_of_hosts_that_is_gone() -> None:
 
 
 def test_the_variables_that_were_read() -> None:
-    """With what they held; not those of others."""
+    """With their values, and without any other variables."""
     facts = detect({**DSTACK, "HOME": "/root"})
 
     assert dict(facts.variables) == {
@@ -426,14 +426,14 @@ def test_the_variables_that_were_read() -> None:
     ],
 )  # fmt: skip
 def test_half_of_the_variables(env: dict[str, str], hostname: str, names: list[str]) -> None:
-    """As where only some got into a container: an error that names those, and never a launch."""
+    """As when a container receives only some: an error names the missing one."""
     for name in names:
         with pytest.raises(UsageError, match=rf"set without .*{name}"):
             detect_cluster(Surroundings({**env, name: ""}, hostname=hostname, read=read))
 
 
-def test_pmi_alone_is_no_launch() -> None:
-    """Something started several processes, and nothing says where they are; one error says so."""
+def test_pmi_alone_is_not_enough() -> None:
+    """It shows that there are several processes, but not where; one of them reports the error."""
     with pytest.raises(UsageError, match="PMI_RANK 1 of PMI_SIZE 4") as error:
         detect_cluster(Surroundings({"PMI_RANK": "1", "PMI_SIZE": "4"}, hostname="here"))
 
@@ -452,12 +452,12 @@ def test_pmi_alone_is_no_launch() -> None:
     ],
 )
 def test_names_that_many_use_are_not_enough(env: dict[str, str]) -> None:
-    """A second variable tells whose they are."""
+    """A second variable has to show which system set them."""
     assert detect_cluster(Surroundings(env, hostname="here", read=read)) is None
 
 
-def test_one_process_inside_several_is_told() -> None:
-    """Such as `srun -N3 mpirun -n 1`, or variables of an earlier mpirun in the shell of srun."""
+def test_one_process_inside_several_is_reported() -> None:
+    """As in `srun -N3 mpirun -n 1`, or with variables of an earlier mpirun in srun's shell."""
     one = {name: value for name, value in MPI.items() if name.startswith("OMPI_COMM_WORLD")}
     alone = {**one, **dict.fromkeys((name for name in one if "RANK" in name), "0"),
              "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}  # fmt: skip
@@ -470,7 +470,7 @@ def test_one_process_inside_several_is_told() -> None:
 
 
 def test_slurm_in_pods_and_mpirun_in_slurm() -> None:
-    """The innermost counts, and the others are named."""
+    """The innermost system counts; notes name the others."""
     in_pods = detect({**STEP, "JOB_COMPLETION_INDEX": "1", "KUBERNETES_SERVICE_HOST": "x"})
     in_slurm = detect({**HYDRA, **STEP})
 
@@ -479,8 +479,8 @@ def test_slurm_in_pods_and_mpirun_in_slurm() -> None:
     assert (in_slurm.system, in_slurm.notes[0][:6]) == ("MPICH", "Slurm:")
 
 
-def test_a_rank_in_a_pod_is_no_pod_of_a_pytorch_job() -> None:
-    """A launcher there sets LOCAL_RANK too, and another MASTER_ADDR is another job's."""
+def test_a_rank_in_a_pod_is_not_a_pod_of_a_pytorch_job() -> None:
+    """LOCAL_RANK is a launcher's, and a MASTER_ADDR with another name belongs to another job."""
     in_rank = {**PYTORCH_JOB, "LOCAL_RANK": "0"}
     assert detect_cluster(Surroundings(in_rank, hostname="mnist-worker-1")) is None
     assert detect_cluster(Surroundings(PYTORCH_JOB, hostname="other-worker-1")) is None
@@ -526,13 +526,13 @@ def test_a_rank_in_a_pod_is_no_pod_of_a_pytorch_job() -> None:
     ],
 )
 def test_a_broken_variable_is_named(env: dict[str, str], name: str, value: str) -> None:
-    """With what it holds, whatever that is."""
+    """With its value."""
     with pytest.raises(UsageError, match=f"{name}.*`{re.escape(value)}`"):
         detect_cluster(Surroundings({**env, name: value}, hostname="here", read=read))
 
 
-def test_half_a_slurm_step_is_told() -> None:
-    """As when only some variables got into a container."""
+def test_half_a_slurm_step_is_reported() -> None:
+    """As when a container receives only some of its variables."""
     env = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}
     with pytest.raises(UsageError, match="SLURM_STEP_NUM_TASKS, SLURM_NODEID"):
         detect_cluster(Surroundings(env, hostname="here"))
@@ -554,7 +554,7 @@ VALUES = st.one_of(
 def test_whatever_the_environment_holds(
     real: list[dict[str, str]], changed: dict[str, str], hostname: str
 ) -> None:
-    """There are facts that agree with themselves, nothing, or an error that says what is wrong."""
+    """The result is consistent facts, None, or an error that names a variable."""
     env = {name: value for each in [*real, changed] for name, value in each.items()}
     try:
         facts = detect_cluster(Surroundings(env, hostname=hostname, read=read))
@@ -571,6 +571,6 @@ def test_whatever_the_environment_holds(
 
 @given(st.text())
 def test_a_port_follows_from_the_job(job_id: str) -> None:
-    """The same on every node, and none that the kernel gives away."""
+    """The same on every node, and outside the range of the kernel's ephemeral ports."""
     assert 20000 <= derive_port(job_id) < 30000
     assert derive_port("7.0") == derive_port("7.0") != derive_port("7.1")

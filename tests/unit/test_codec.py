@@ -23,12 +23,12 @@ texts = st.text(max_size=60)
     )
 )  # fmt: skip
 def test_a_message_survives_its_packet(event: RankRaised) -> None:
-    """Any text can be told, whatever characters it has."""
+    """Whatever characters its text has."""
     assert codec.decode(codec.encode(event)) == event
 
 
-def test_orders_survive_too() -> None:
-    """Orders carry dictionaries and lists."""
+def test_an_order_survives_its_packet() -> None:
+    """With its dictionaries and lists."""
     order = codec.StartRank(
         rank=3,
         environment={"A": "b"},
@@ -45,7 +45,7 @@ def test_orders_survive_too() -> None:
 
 @pytest.mark.parametrize("character", ["x", "\0", "\u2603", "\U0001f600", "\ud800"])
 def test_a_huge_text_still_fits_a_packet(character: str) -> None:
-    """A traceback of megabytes loses its middle, not its ends."""
+    """A traceback of megabytes loses its middle and keeps its ends."""
     text = f"begin{character * 1_000_000}end"
     event = RankRaised(rank=0, at_ns=0, kind="E", message=text, traceback=text, shown=False)
     packet = codec.encode(event)
@@ -58,8 +58,8 @@ def test_a_huge_text_still_fits_a_packet(character: str) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_refused(packet: bytes) -> None:
-    """What is not a message raises WireError and nothing else."""
+def test_garbage_is_rejected(packet: bytes) -> None:
+    """With a WireError and nothing else."""
     with pytest.raises(codec.WireError):
         codec.decode(packet)
 
@@ -77,7 +77,7 @@ def test_garbage_is_refused(packet: bytes) -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_message_of_the_wrong_shape_is_refused(packet: bytes) -> None:
+def test_a_message_of_the_wrong_shape_is_rejected(packet: bytes) -> None:
     """Fields and their types are checked."""
     with pytest.raises(codec.WireError):
         codec.decode(packet)
@@ -91,7 +91,7 @@ def test_every_event_has_its_own_name() -> None:
 
 
 def test_the_end_of_the_last_reporter_wakes_nothing() -> None:
-    """It would be one again and again, until the zygote has ended."""
+    """Or else the launcher would spin until the zygote has ended."""
     zygote = ZygoteClient.__new__(ZygoteClient)
     with zygote._new_sockets() as ends:
         reports = socket.socket(fileno=os.dup(ends[1]))
@@ -101,12 +101,12 @@ def test_the_end_of_the_last_reporter_wakes_nothing() -> None:
     assert select.select([zygote.reports], [], [], 0)[0]
     assert zygote.reports.recv(100) == b"a report"
     assert not select.select([zygote.reports], [], [], 0)[0]
-    assert zygote.control.recv(100) == b""  # whose end is one
+    assert zygote.control.recv(100) == b""  # while the control socket does report its end
     zygote.close()
 
 
-def test_an_order_to_a_zygote_that_was_let_go_of_is_none() -> None:
-    """A second SIGTERM may come when nothing is left to be told of it."""
+def test_an_order_to_a_closed_zygote_is_ignored() -> None:
+    """A second SIGTERM may arrive after the zygote's socket was closed."""
     zygote = ZygoteClient.__new__(ZygoteClient)
     zygote.control, theirs = packet_pair()
     with theirs:

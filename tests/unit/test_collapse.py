@@ -1,4 +1,4 @@
-"""Like lines become one, and no rank's lines change their order."""
+"""Equal lines of several ranks become one, and each rank's lines keep their order."""
 
 from collections import Counter
 
@@ -28,7 +28,7 @@ def play(printed: list[tuple[int, bytes, int]], ranks: int = 4) -> list[Group]:
 def test_every_line_counts_once_and_in_its_rank_s_order(
     printed: list[tuple[int, bytes, int]],
 ) -> None:
-    """Whatever the interleaving, each rank's lines can be read off in order."""
+    """However lines are interleaved."""
     shown = play(printed)
 
     for rank in range(4):
@@ -39,8 +39,8 @@ def test_every_line_counts_once_and_in_its_rank_s_order(
 
 @given(steps)
 def test_nothing_waits_longer_than_its_window(printed: list[tuple[int, bytes, int]]) -> None:
-    """After its time a line is due, whoever else may still print it."""
-    collapser = Collapser(range(5))  # a fifth that never prints
+    """Then a line is due, even if another rank might still print it."""
+    collapser = Collapser(range(5))  # the fifth rank never prints
     now_ns = 0
     for rank, line, waited_ns in printed:
         now_ns += waited_ns
@@ -52,16 +52,16 @@ def test_nothing_waits_longer_than_its_window(printed: list[tuple[int, bytes, in
     assert collapser.flush() == []
 
 
-def test_what_all_print_is_shown_at_once() -> None:
-    """Nobody else is left to wait for."""
+def test_what_all_ranks_print_is_shown_at_once() -> None:
+    """There is no other rank to wait for."""
     collapser = Collapser(range(2))
 
     assert collapser.add(0, [b"a"], 0) == []
     assert collapser.add(1, [b"a"], 0) == [Group(b"a", (0, 1))]
 
 
-def test_own_lines_between_shared_ones_keep_nothing_apart() -> None:
-    """Each rank prints its own number between two lines that all print."""
+def test_own_lines_do_not_keep_shared_ones_apart() -> None:
+    """Each rank prints its number between two lines that all print."""
     printed = [
         (rank, line, 0) for rank in range(4) for line in (b"begin", b"I am %d" % rank, b"end")
     ]
@@ -83,7 +83,7 @@ def test_a_rank_that_left_is_not_waited_for() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """With too much held back the oldest lines go first."""
+    """When too many lines are held back, the oldest are shown first."""
     collapser = Collapser(range(2))
     shown = [group for number in range(60_000) for group in collapser.add(0, [b"%d" % number], 0)]
 
@@ -92,7 +92,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_lines_of_ranks_that_keep_pace_delay_no_other() -> None:
-    """What a rank alone has printed is put later, where the next line is then shared."""
+    """A rank's own line moves later, so that the next line can be shared."""
     printed = [(0, b"step 1", 0), (1, b"step 1", 0), (1, b"I am 1", 0), (0, b"I am 0", 0)]
     printed += [(0, b"step 2", 0), (1, b"step 2", 0)]
 
@@ -105,7 +105,7 @@ def test_lines_of_ranks_that_keep_pace_delay_no_other() -> None:
 
 
 def test_a_rank_that_catches_up_is_waited_for() -> None:
-    """It prints what another has for a second, that far behind; the other is held back."""
+    """It prints the same lines as another, a little later; that one's are held back."""
     collapser = Collapser(range(2))
     lines = [b"step %d" % number for number in range(4000)]
     lag_ns = 2 * WINDOW_NS
@@ -121,7 +121,7 @@ def test_a_rank_that_catches_up_is_waited_for() -> None:
 
 
 def test_a_rank_is_not_held_back_for_others_that_print_something_else() -> None:
-    """Nor do its lines wait longer than the window."""
+    """And its lines wait no longer than the window."""
     collapser = Collapser(range(2))
     collapser.add(0, [b"%d" % number for number in range(4000)], LONGEST_NS)
 

@@ -1,4 +1,4 @@
-"""Node 0 once all have met: what it tells the others, and when."""
+"""Node 0 once all nodes have joined: what it sends to the others, and when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OVER = Over(exit_code=7, signum=None, preempted=False, headline="rank 1 failed")
 
 @pytest.fixture
 def three(parties: Parties) -> list[Party]:
-    """A coordinator and two participants that have met; what they heard until then is forgotten."""
+    """A coordinator and two participants that have joined, with their events so far removed."""
     met = [
         parties.coordinator(3),
         *(parties.participant(info(f"node{n}", n), nnodes=3) for n in (1, 2)),
@@ -42,28 +42,28 @@ def idle(generation: int = 0, headline: str = "") -> Idle:
 
 
 def settled(parties: Parties) -> None:
-    """Let what was said arrive, and what must not come, come."""
+    """Let time pass for messages to arrive, including any that should not."""
     parties.pass_s(5)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_failure_ends_the_others(parties: Parties, three: list[Party], number: int) -> None:
-    """Once, with its cause and signal; not the node that said it."""
+    """Once, with its cause and signal, but not the node that reported it."""
     three[number].send(failed(signum=15))
     others = [party for party in three if party is not three[number]]
     parties.until(lambda: all(party.received(GenerationAborted) for party in others))
     three[3 - number - 1].send(failed("another"))
     settled(parties)
 
-    told = [party.received(GenerationAborted) for party in three]
-    assert [len(each) for each in told] == [int(party in others) for party in three]
-    assert {(each[0].why, each[0].signum) for each in told if each} == {("rank 1 failed", 15)}
+    news = [party.received(GenerationAborted) for party in three]
+    assert [len(each) for each in news] == [int(party in others) for party in three]
+    assert {(each[0].why, each[0].signum) for each in news if each} == {("rank 1 failed", 15)}
 
 
-def test_a_failure_of_an_earlier_generation_is_old_news(
+def test_a_failure_of_an_earlier_generation_is_ignored(
     parties: Parties, three: list[Party]
 ) -> None:
-    """It crossed the order to start again."""
+    """The report was sent before the order to restart arrived."""
     for party in three:
         party.send(idle())
     parties.until(lambda: three[0].received(AllIdle))
@@ -80,7 +80,7 @@ def test_a_failure_of_an_earlier_generation_is_old_news(
 
 
 def test_all_may_leave_once_all_have_finished(parties: Parties, three: list[Party]) -> None:
-    """Whichever is the last."""
+    """Whichever node is the last."""
     for party in (three[2], three[0]):
         party.send(Finished(generation=0))
     settled(parties)
@@ -91,10 +91,10 @@ def test_all_may_leave_once_all_have_finished(parties: Parties, three: list[Part
     assert [len(party.events) for party in three] == [1, 1, 1]
 
 
-def test_an_idle_node_is_reported_to_the_coordinator_once(
+def test_idle_nodes_are_reported_to_the_coordinator_once(
     parties: Parties, three: list[Party]
 ) -> None:
-    """With what each of the others told."""
+    """With each of the other nodes' outcomes."""
     for number in (1, 2):
         three[number].send(idle(headline=f"node{number}"))
     settled(parties)
@@ -103,11 +103,11 @@ def test_an_idle_node_is_reported_to_the_coordinator_once(
     parties.until(lambda: three[0].events)
 
     assert len(three[0].received(AllIdle)) == 1
-    assert [told.headline for told in three[0].received(AllIdle)[0].outcomes] == ["node1", "node2"]
+    assert [each.headline for each in three[0].received(AllIdle)[0].outcomes] == ["node1", "node2"]
 
 
-def test_the_end_is_told_to_all(parties: Parties, three: list[Party]) -> None:
-    """And who goes then is not lost."""
+def test_the_end_is_sent_to_all(parties: Parties, three: list[Party]) -> None:
+    """A node that leaves after that is not lost."""
     three[0].send(OVER)
     parties.until(lambda: all(party.received(LaunchOver) for party in three))
     parties.remove(three[1])
@@ -120,7 +120,7 @@ def test_the_end_is_told_to_all(parties: Parties, three: list[Party]) -> None:
 
 
 def test_a_node_that_leaves_ends_the_others(parties: Parties, three: list[Party]) -> None:
-    """They learn which node it was, and nobody waits for it to be idle."""
+    """They learn which node it was, and the coordinator does not wait for it to be idle."""
     parties.remove(three[1])
     parties.until(lambda: three[0].received(NodeLost) and three[2].received(GenerationAborted))
     three[0].send(idle())
@@ -135,7 +135,7 @@ def test_a_node_that_leaves_ends_the_others(parties: Parties, three: list[Party]
 
 
 def test_a_node_that_falls_silent_is_lost(parties: Parties, three: list[Party]) -> None:
-    """After the time that was given, which is 30 s if none was."""
+    """After the default timeout of 30 s."""
     silent = three[2]
     parties.all.remove(silent)
     parties.pass_s(28)
@@ -148,7 +148,7 @@ def test_a_node_that_falls_silent_is_lost(parties: Parties, three: list[Party]) 
 
 
 def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party]) -> None:
-    """With the reason that people see."""
+    """With the reason, which users see."""
     three[0].send(Where(why="SIGQUIT on node0"))
     parties.until(lambda: three[1].asked and three[2].asked)
 
@@ -156,12 +156,12 @@ def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party
 
 
 @pytest.mark.parametrize("silenced", [0, 1], ids=["coordinator", "participant"])
-def test_who_is_given_up_is_told_why(parties: Parties, silenced: int) -> None:
-    """Both sides name one cause, and not that the other one closed the connection."""
+def test_a_node_that_is_given_up_learns_why(parties: Parties, silenced: int) -> None:
+    """Both sides report the silence, and not that the other one closed the connection."""
     met = [parties.coordinator(2), parties.participant(info("node1", 1))]
     parties.until(lambda: all(party.received(Met) for party in met))
     silent, other = met[silenced], met[1 - silenced]
-    parties.all.remove(silent)  # its turn does not come
+    parties.all.remove(silent)  # it gets no more turns
     parties.pass_s(33)
     parties.all.append(silent)
     parties.until(lambda: silent.received(NodeLost))

@@ -1,4 +1,4 @@
-"""The layout that the environment describes, and environments that contradict themselves."""
+"""The layout that the environment describes, and contradictory environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshrun import Layout, MeshError, current_layout
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Only the variables of the test."""
+    """Replace the environment by an empty one."""
     environment: dict[str, str] = {}
     monkeypatch.setattr(os, "environ", environment)
     return environment
@@ -42,7 +42,7 @@ def test_variables_make_a_layout(
     counts: tuple[int, ...],
     own_rank: int | None,
 ) -> None:
-    """Those of meshrun, of torchrun on one node and on two, of a scheduler, and none."""
+    """Variables of meshrun, of torchrun on one node and two, of a scheduler, and none."""
     no_variables.update(variables)
     layout = current_layout()
 
@@ -51,7 +51,7 @@ def test_variables_make_a_layout(
 
 
 def test_joined_dims_and_views_need_a_mesh(no_variables: dict[str, str]) -> None:
-    """They are left over in a launch without one, and so not an error."""
+    """Without a mesh they may be leftovers, so they are not an error."""
     no_variables.update(MESHRUN_FLATTEN="all=dp+tp", MESHRUN_VIEW="v:a=-1")
     without = current_layout()
     no_variables.update(MESHRUN_MESH="dp=1,tp=-1", MESHRUN_GENERATION="2")
@@ -109,10 +109,10 @@ def test_joined_dims_and_views_need_a_mesh(no_variables: dict[str, str]) -> None
         ),
     ],
 )
-def test_a_contradiction_is_told(
+def test_a_contradiction_is_an_error(
     no_variables: dict[str, str], variables: dict[str, str], message: str
 ) -> None:
-    """With its numbers, as the one error that callers catch; never a guess."""
+    """A MeshError with the numbers, and never a guess."""
     no_variables.update(variables)
 
     with pytest.raises(MeshError) as caught:
@@ -120,8 +120,8 @@ def test_a_contradiction_is_told(
     assert caught.value.message.startswith(message)
 
 
-def test_the_layout_before_is_there(no_variables: dict[str, str]) -> None:
-    """As JSON, which is empty in the first generation."""
+def test_the_previous_layout(no_variables: dict[str, str]) -> None:
+    """Its variable holds JSON, and is empty in the first generation."""
     before = Layout.parse("dp=3,tp=1", nnodes=3, nproc_per_node=[1, 1, 1])
     no_variables.update(MESHRUN_MESH="2x1", WORLD_SIZE="2", MESHRUN_GENERATION="5")
     no_variables["MESHRUN_PREVIOUS"] = json.dumps({**before.to_dict(), "generation": 4})
@@ -134,8 +134,8 @@ def test_the_layout_before_is_there(no_variables: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1", "[1]", "{}", '{"nproc_per_node": "x", "mesh": 3}'])
-def test_a_broken_layout_before_is_told(no_variables: dict[str, str], text: str) -> None:
-    """Like any other variable."""
+def test_a_broken_previous_layout_is_an_error(no_variables: dict[str, str], text: str) -> None:
+    """Like any other broken variable."""
     no_variables["MESHRUN_PREVIOUS"] = text
 
     with pytest.raises(MeshError, match="does not describe a launch"):

@@ -1,4 +1,4 @@
-"""A node that loses the coordinator ends by itself, whatever it was about to do."""
+"""A node that loses the coordinator ends by itself, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXITED = RankExited(rank=1, pid=7, wait_status=1 << 8, at_ns=4)
 
 
 def run(state: State, *events: Event) -> tuple[State, list[Action]]:
-    """Return the state after some events, and all that was to be done."""
+    """Return the state after some events, and all actions."""
     done: list[Action] = []
     for event in events:
         state, actions = step(state, event)
@@ -26,7 +26,7 @@ def run(state: State, *events: Event) -> tuple[State, list[Action]]:
 
 
 def participant() -> State:
-    """Return a node of two that is not the coordinator, with one rank that runs."""
+    """Return the participant of two nodes, with one running rank."""
     state, _ = run(
         State(shutdown_timeout_s=1.0, ranks={1: None}, nodes=NodesState()),  # type: ignore[dict-item]
         LaunchBegan(at_ns=0),
@@ -53,7 +53,7 @@ def participant() -> State:
     ids=["running", "clearing up", "waiting"],
 )
 def test_the_coordinator_may_be_lost_at_any_moment(events: tuple[Event, ...]) -> None:
-    """Before its rank has ended, while what is left is cleared up, and after that."""
+    """While its rank runs, while leftover processes are being ended, and after that."""
     state, done = run(participant(), *events)
     over, _ = run(state, ZygoteGone(wait_status=0, at_ns=9))
 

@@ -1,4 +1,4 @@
-"""What the connections of a launcher share."""
+"""What a launcher's connections share: deadlines and the interval of heartbeats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.parties import SECRET, Clock
 
 
 def test_lost_time_does_not_count_against_a_deadline() -> None:
-    """Nor does what was lost before count for one that begins later."""
+    """Time lost before a deadline begins does not extend it."""
     with Reactor() as reactor:
         hub = Hub(reactor, note=lambda _: None)
         first = hub.deadline(60)
@@ -30,17 +30,15 @@ def test_lost_time_does_not_count_against_a_deadline() -> None:
     ("nnodes", "timeout_s", "expected"),
     [(2, 30, 1), (500, 30, 1), (1000, 30, 2), (10_000, 30, 7.5), (10_000, 4, 1), (2000, 300, 4)],
 )
-def test_how_often_nodes_say_that_they_are_there(
-    nnodes: int, timeout_s: float, expected: float
-) -> None:
-    """Each second; seldom where they are thousands, but several times before one is lost."""
+def test_how_often_nodes_send_heartbeats(nnodes: int, timeout_s: float, expected: float) -> None:
+    """Each second; with thousands of nodes more rarely, but several times within the timeout."""
     assert beat_s(nnodes, timeout_s) == expected
 
 
-def test_one_way_is_enough_where_beats_are_seldom(
+def test_one_way_is_enough_where_heartbeats_are_rare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A participant that knows the coordinator's clock answers its beats, and sends none itself."""
+    """Once a participant knows the coordinator's clock, it only answers heartbeats."""
     clock = Clock(monkeypatch)
     with listen_on("127.0.0.1", 0) as listener:
         theirs = socket.create_connection(listener.getsockname())
@@ -59,11 +57,11 @@ def test_one_way_is_enough_where_beats_are_seldom(
         for each, beats in said.items()
     }
 
-    assert 10 <= len(own[participant]) <= 13  # of the coordinator, one in five seconds
+    assert 10 <= len(own[participant]) <= 13  # from the coordinator, one every five seconds
     assert 2 <= len(own[coordinator]) <= 4
     assert (coordinator.closed, participant.closed) == (None, None)
     echo = said[coordinator][-1]
     assert isinstance(echo, Beat)
-    assert echo.idle_s == 3.0  # the answer carries it instead of a heartbeat
+    assert echo.idle_s == 3.0  # carried by the answer, as there is no heartbeat
     for each in (coordinator, participant):
         each.close("done")
