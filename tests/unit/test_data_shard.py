@@ -1,4 +1,4 @@
-"""Which part of the data a rank reads, by the environment alone."""
+"""Which part of the data a rank reads, from its environment alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER = ("tp", "cp", "pp", "ep", "dpx", "mdp", "sharded", "DP")
 
 @contextmanager
 def be(layout: Layout, rank: int, **variables: str) -> Iterator[None]:
-    """Give this process the variables of one rank, and no others, for a while."""
+    """Give this process only the variables of one rank, for the duration of the context."""
     values = layout.to_dict()
     environment = {
         "RANK": str(rank),
@@ -58,14 +58,14 @@ def shards(layout: Layout, *dims: str | int, **variables: str) -> list[tuple[int
     ],
 )
 def test_the_dims_of_the_data_split_it(spec: str, parts: list[int]) -> None:
-    """Ranks of one tp, cp or pp group read the same, in meshes of every order."""
+    """Ranks of one tp, cp or pp group read the same part, whatever the order of dims."""
     assert shards(Layout.parse(spec)) == [(part, max(parts) + 1) for part in parts]
 
 
 @given(st.lists(st.tuples(st.sampled_from(DATA + OTHER), st.integers(1, 4)), min_size=1,
                 max_size=4, unique_by=lambda dim: dim[0]))  # fmt: skip
 def test_all_parts_are_read_equally_often(dims: list[tuple[str, int]]) -> None:
-    """Whatever the mesh, ranks that differ on a data dim read different parts, others do not."""
+    """In every mesh, two ranks read different parts if they differ on a data dim, and only then."""
     layout = Layout.parse(",".join(f"{name}={size}" for name, size in dims))
     found = shards(layout)
     places = [
@@ -81,7 +81,7 @@ def test_all_parts_are_read_equally_often(dims: list[tuple[str, int]]) -> None:
 
 
 def test_other_dims_are_named() -> None:
-    """By the call, by index, by the variable; joined dims and those of views too."""
+    """By the call, by index or by the variable; also flattened dims and those of views."""
     layout = Layout.parse("pp=2,dp=2,cp=2", flatten=["dp+cp"], views=["moe:a=4,ep=2"])
 
     assert shards(layout, "cp") == [(rank % 2, 2) for rank in range(8)]
@@ -108,18 +108,18 @@ def test_other_dims_are_named() -> None:
         ((3,), "has no dim `3`"),
     ],
 )
-def test_dims_that_split_nothing_cleanly_are_refused(
+def test_dims_that_do_not_split_cleanly_are_rejected(
     dims: tuple[str | int, ...], message: str
 ) -> None:
-    """Ranks in common would read some samples twice."""
+    """With overlapping dims, some samples would be read twice."""
     layout = Layout.parse("pp=2,dp=2,cp=2", flatten=["dp+cp"], views=["moe:a=4,ep=2"])
 
     with be(layout, 3), pytest.raises(LayoutError, match=message):
         data_shard(*dims)
 
 
-def test_dims_without_names_are_asked_for() -> None:
-    """No dim is guessed."""
+def test_dims_without_names_must_be_passed() -> None:
+    """None is guessed."""
     with be(Layout.parse("2x2"), 3):
         assert data_shard(0) == data_shard("0") == (1, 2)
         with pytest.raises(MeshError, match=r"dims of mesh `2x2` .* have no names") as caught:
@@ -128,8 +128,8 @@ def test_dims_without_names_are_asked_for() -> None:
     assert "data_shard(0)" in caught.value.hint
 
 
-def test_a_process_without_a_rank_is_told_so() -> None:
-    """A launcher that says how many ranks there are has to say which this is."""
+def test_a_process_without_a_rank_is_an_error() -> None:
+    """A launcher that sets the number of ranks must also set this process's rank."""
     with be(Layout.parse("dp=2"), 0, RANK=""):
         assert current_layout().own_rank is None
         with pytest.raises(MeshError, match="does not define this process's rank"):

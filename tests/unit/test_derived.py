@@ -1,4 +1,4 @@
-"""Joined dims and views: their texts, how they fit a mesh, and their groups."""
+"""Flattened dims and views: their syntax, how they fit a mesh, and their groups."""
 
 import itertools
 import math
@@ -36,14 +36,14 @@ def views(draw: st.DrawFn) -> View:
 
 @given(flattens, views())
 def test_parse_and_format_are_inverses(flatten: Flatten, view: View) -> None:
-    """Every value is read back from its own text."""
+    """Every value can be parsed from its own text."""
     assert parse_flatten(str(flatten)) == flatten
     assert parse_view(str(view)) == view
 
 
 @given(st.lists(flattens, max_size=3).map(tuple), st.lists(views(), max_size=3).map(tuple))
 def test_variables_carry_them(some: tuple[Flatten, ...], others: tuple[View, ...]) -> None:
-    """What the environment holds is what was put there; nothing takes no variable."""
+    """They survive the environment; an empty list sets no variable."""
     env = format_derived(some, others)
     again = parse_derived([env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEW", "")])
 
@@ -53,7 +53,7 @@ def test_variables_carry_them(some: tuple[Flatten, ...], others: tuple[View, ...
 
 @given(st.text(alphabet="dptx=+:-012, _é\n", max_size=24))
 def test_any_text_is_a_value_or_one_clear_error(text: str) -> None:
-    """No text gives anything but a value or an error that points into the text."""
+    """The error points into the text."""
     for parse in (parse_flatten, parse_view):
         try:
             value = parse(text)
@@ -66,7 +66,7 @@ def test_any_text_is_a_value_or_one_clear_error(text: str) -> None:
 
 
 def test_short_forms_and_spaces() -> None:
-    """A name that is left out is made as torch makes it."""
+    """The default name is torch's."""
     assert parse_flatten(" dp + cp ") == parse_flatten("dp_cp=dp+cp")
     assert parse_view(" moe : pp = 2 , ep=-1 ") == parse_view("moe:pp=2,ep=-1")
 
@@ -105,11 +105,11 @@ def test_a_wrong_flatten_is_pointed_at(text: str, message: str, caret: str) -> N
     ],
 )
 def test_a_wrong_view_is_pointed_at(text: str, message: str, caret: str) -> None:
-    """Also where the mesh in it is wrong."""
+    """Also if the mesh in it is wrong."""
     with pytest.raises(SpecError) as caught:
         parse_view(text)
     assert (caught.value.message, caught.value.caret) == (message, caret)
-    assert "+" not in (caught.value.hint or "")  # that is how dims are joined
+    assert "+" not in (caught.value.hint or "")  # which is the syntax of --flatten
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_wrong_view_is_pointed_at(text: str, message: str, caret: str) -> None
 def test_what_does_not_fit_is_pointed_at(
     flatten: str | None, view: str | None, message: str, wrong: str
 ) -> None:
-    """Names that are taken, dims that are not there, other sizes, other groups."""
+    """Names already in use, unknown dims, sizes that do not fit, conflicting groups."""
     with pytest.raises(SpecError) as caught:
         Layout.parse("pp=2,dp=2,tp=4", flatten=[flatten or ""], views=[view or ""])
     error = caught.value
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_pointed_at(
 
 
 def test_derived_dims_need_a_mesh() -> None:
-    """There is nothing to join."""
+    """Without one, there are no dims to flatten."""
     with pytest.raises(LayoutError, match="require a mesh"):
         Layout.parse(None, nproc_per_node=2, flatten=["dp+cp"])
     with pytest.raises(SpecError, match="name the dims of the mesh"):
@@ -170,8 +170,8 @@ def test_derived_dims_need_a_mesh() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data())
-def test_joined_dims_are_row_major(shape: list[int], data: st.DataObject) -> None:
-    """A place on joined dims is the row-major number of the places on them, adjacent or not."""
+def test_flattened_dims_are_row_major(shape: list[int], data: st.DataObject) -> None:
+    """Its index numbers the indices of its dims in row-major order, adjacent or not."""
     root = tuple("abcd"[: len(shape)])
     count = data.draw(st.integers(2, len(shape)))
     dims = data.draw(st.sampled_from(list(itertools.combinations(root, count))))
@@ -209,7 +209,7 @@ def test_joined_dims_are_row_major(shape: list[int], data: st.DataObject) -> Non
 
 
 def test_a_view_is_another_mesh_of_the_same_ranks() -> None:
-    """Its dims are those of a mesh of its own; one that is shared stays as it is."""
+    """Its dims are those of a separate mesh; the mesh itself stays as it is."""
     layout = Layout.parse("pp=2,dp=2,tp=4", flatten=["dp+tp"], views=["moe:pp=2,efsdp=-1,ep=4"])
     alone = Layout.parse("pp=2,efsdp=2,ep=4")
 
@@ -222,7 +222,7 @@ def test_a_view_is_another_mesh_of_the_same_ranks() -> None:
 
 
 def test_dims_that_overlap() -> None:
-    """They may filter ranks, and cannot give one."""
+    """They may filter ranks, but cannot identify one."""
     layout = Layout.parse("dp=3,tp=4", flatten=["dp+tp"], views=["moe:a=6,b=2"])
 
     assert layout.ranks(tp=1, b=1) == [1, 5, 9]
@@ -233,8 +233,8 @@ def test_dims_that_overlap() -> None:
         layout.rank(dp=1, dp_tp=1)
 
 
-def test_a_view_may_share_the_groups_of_joined_dims() -> None:
-    """One name, the same groups."""
+def test_a_view_may_share_the_groups_of_flattened_dims() -> None:
+    """If the names are equal, too."""
     mesh = parse_mesh("pp=2,dp=2,tp=4")
     found = derive(mesh, [parse_flatten("dp+tp")], [parse_view("v:pp=2,dp_tp=8")])[1]
 

@@ -1,4 +1,4 @@
-"""meshrun --where: what is detected, and what would be started."""
+"""meshrun --where: what it detects, and what a launch would start."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.schedulers import DSTACK, FLUX, MPI, SAGEMAKER
 
 
 def where(env: dict[str, str], *words: str) -> tuple[dict[str, str], int]:
-    """Return the last text of each row, and the exit code."""
+    """Return the text of each row, the last one for each name, and the exit code."""
     done = run_meshrun("--where", *words, env=env)
     rows = [line.split("  ", 1) for line in done.stdout.splitlines()]
     assert done.stderr == ""
     return {name: text.strip() for name, text in rows}, done.returncode
 
 
-def test_nothing() -> None:
-    """One node, this one."""
+def test_nothing_detected() -> None:
+    """This host is the only node."""
     found, code = where({}, "--mesh", "dp=2", "--device", "cpu")
 
     assert (found["system"], found["nodes"], code) == ("none detected", "1", 0)
@@ -29,7 +29,7 @@ def test_nothing() -> None:
 
 
 def test_a_node_of_several_as_json() -> None:
-    """Each fact by itself, and the variables that it is from."""
+    """All facts, and the variables they come from."""
     words = ("--where", "--mesh", "dp=4", "--device", "cpu", "--format", "json")
     done = run_meshrun(*words, env={**DSTACK, "MESHRUN_SECRET": "of the launch, which is long"})
     found = json.loads(done.stdout)
@@ -59,7 +59,7 @@ def test_a_node_of_several_as_json() -> None:
     ],
 )
 def test_what_would_fail(env: dict[str, str], words: tuple[str, ...], error: str) -> None:
-    """With the error of the launch and its code; what is known is shown all the same."""
+    """With the launch's error and exit code, and still with all that is known."""
     if not error:
         assert run_meshrun("--where", *words).returncode == 2
         return
@@ -71,7 +71,7 @@ def test_what_would_fail(env: dict[str, str], words: tuple[str, ...], error: str
 
 
 def test_a_script_with_hosts(tmp_path: Path) -> None:
-    """All of its hosts, and what starts launchers there; a mistake in that is an error."""
+    """All its hosts, and how launchers are started on them."""
     (tmp_path / "nodes").write_text(f"{os.uname().nodename}\nn2\n")
     env = {"PBS_JOBID": "5", "PBS_NODEFILE": str(tmp_path / "nodes")}
     alone, _ = where(env)

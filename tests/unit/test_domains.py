@@ -1,4 +1,4 @@
-"""Nodes that share an NVLink domain: which rank is in which, and groups that stay within one."""
+"""NVLink domains that nodes share: which ranks are in which, and groups that stay within one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_RANKS = 12
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[str], list[str]]:
-    """Sizes of a mesh, workers of nodes, nodes of domains, dims for a node and for a domain."""
+    """Sizes of a mesh, workers of nodes, nodes of domains, dims within a node and a domain."""
     sizes: list[int] = []
     for _ in range(draw(st.integers(1, 4))):
         sizes.append(draw(st.integers(1, MOST_RANKS // math.prod(sizes))))
@@ -52,10 +52,10 @@ def can_be(
     in_node: Sequence[str],
     in_domain: Sequence[str],
 ) -> bool:
-    """Whether ranks can sit so at all, found by trying every node for each."""
+    """Whether any placement satisfies this, found by trying every node for each rank."""
     of_node = [domain for domain, nodes in enumerate(domains) for _ in range(nodes)]
     coordinates = list(itertools.product(*map(range, sizes)))
-    apart = [  # in which dims each rank differs from each before it
+    apart = [  # for each rank, the dims in which it differs from each rank before it
         [
             [NAMES[dim] for dim in range(len(sizes)) if one[dim] != other[dim]]
             for other in coordinates[:rank]
@@ -118,10 +118,10 @@ def solve(
 
 
 @given(cases(), st.sampled_from(["contiguous", "auto"]))
-def test_every_answer_is_as_counted_rank_by_rank(
+def test_every_answer_agrees_with_a_count_rank_by_rank(
     case: tuple[list[int], list[int], list[int], list[str], list[str]], place: str
 ) -> None:
-    """Each rank is in the one domain of its node; what was asked for holds."""
+    """Each rank is in its node's domain; requested dims stay within node or domain."""
     sizes, slots, domains, in_node, in_domain = case
     try:
         layout = solve(text(sizes), slots, domains, in_node, in_domain, place=place)
@@ -156,9 +156,9 @@ def test_every_answer_is_as_counted_rank_by_rank(
         assert not (dim in in_node and layout.crosses_nodes(dim))
     again = Layout.from_dict(json.loads(json.dumps(layout.to_dict())))
     env = {"WORLD_SIZE": str(layout.world_size), "GROUP_WORLD_SIZE": str(layout.nnodes)}
-    told = read_layout({**env, **format_layout(layout)})
-    assert again == told == layout == pickle.loads(pickle.dumps(layout))
-    for each in (again, told):
+    from_env = read_layout({**env, **format_layout(layout)})
+    assert again == from_env == layout == pickle.loads(pickle.dumps(layout))
+    for each in (again, from_env):
         assert each.nodes_per_domain == layout.nodes_per_domain == tuple(domains)
 
 
@@ -166,7 +166,7 @@ def test_every_answer_is_as_counted_rank_by_rank(
 def test_ranks_are_placed_if_they_can_be(
     case: tuple[list[int], list[int], list[int], list[str], list[str]],
 ) -> None:
-    """If trying every node for each rank finds a way, and only then."""
+    """Exactly if trying every node for each rank finds a way."""
     sizes, slots, domains, in_node, in_domain = case
     try:
         solve(text(sizes), slots, domains, in_node, in_domain)
@@ -180,7 +180,7 @@ def test_ranks_are_placed_if_they_can_be(
 def test_an_open_size_is_the_largest_that_can_be(
     case: tuple[list[int], list[int], list[int], list[str], list[str]], at: int, more: int
 ) -> None:
-    """Nodes may have any number of spares, in whole domains or not."""
+    """The launch may have any number of spare workers."""
     sizes, slots, domains, in_node, in_domain = case
     slots = [*slots[:-1], slots[-1] + more]
     at %= len(sizes)
@@ -219,7 +219,7 @@ def test_a_domain_of_one_node_is_that_node_and_one_of_all_never_fails(
     assert bool(seats(alone, in_node, in_domain)) == bool(seats(alone, both, []))
     as_domains, as_nodes = seats(alone, [], in_domain), seats(alone, in_domain, [])
     assert [node for node, _ in as_domains] == [node for node, _ in as_nodes]
-    if place == "contiguous":  # else dims of a node come last, of a domain no later than they must
+    if place == "contiguous":  # "auto" puts a node's dims last, a domain's no later than needed
         assert as_domains == as_nodes
     assert seats([len(slots)], [], in_domain) == [
         (node, local) for node, count in enumerate(slots) for local in range(count)
@@ -227,7 +227,7 @@ def test_a_domain_of_one_node_is_that_node_and_one_of_all_never_fails(
 
 
 def test_a_rack_that_is_not_full_takes_whole_groups() -> None:
-    """100 nodes in racks of 18: the last has 10; groups of 16 leave 8 workers of each free."""
+    """100 nodes in racks of 18: the last has 10; groups of 16 leave 8 workers of each unused."""
     layout = Layout.parse(
         "dp=-1,tp=16", nnodes=100, nproc_per_node=4, domain_size=18, intra_domain=["tp"]
     )
@@ -240,8 +240,8 @@ def test_a_rack_that_is_not_full_takes_whole_groups() -> None:
     assert layout.slot_order is None
 
 
-def test_both_wishes_hold_at_once() -> None:
-    """cp in a node, tp in a domain, and the mesh has them in the other order."""
+def test_both_requirements_hold_at_once() -> None:
+    """cp within a node, tp within a domain, although the mesh has them in the other order."""
     layout = Layout.parse(
         "cp=4,pp=2,tp=8,dp=2", nnodes=32, nproc_per_node=4, domain_size=16,
         intra_node=["cp"], intra_domain=["tp"], place="auto",
@@ -252,8 +252,8 @@ def test_both_wishes_hold_at_once() -> None:
     assert within == {"cp": "node", "pp": "rail", "tp": "domain", "dp": "domain"}
 
 
-def test_dims_that_were_not_asked_for_stay_near() -> None:
-    """tp stays within a node although cp has to move; only if there is no room does it go."""
+def test_dims_that_were_not_requested_stay_near() -> None:
+    """tp stays within a node although cp has to move; it crosses nodes only if there is no room."""
     layout = Layout.parse(
         "cp=2,dp=4,tp=4", nnodes=8, nproc_per_node=4, domain_size=4,
         intra_domain=["cp"], place="auto",
@@ -265,7 +265,7 @@ def test_dims_that_were_not_asked_for_stay_near() -> None:
 
 
 def test_nothing_is_renumbered_that_is_right_already() -> None:
-    """The order of the mesh stays wherever it will do, with dims between those asked for too."""
+    """The mesh keeps its order if that works, even with dims between the requested ones."""
     given_order = Layout.parse(
         "tp=2,dp=4,cp=2", nnodes=8, nproc_per_node=2, domain_size=8,
         intra_node=["cp"], intra_domain=["tp"], place="auto",
@@ -310,7 +310,7 @@ def test_nothing_is_renumbered_that_is_right_already() -> None:
          "use --domain-size 8 if all nodes share one domain"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_said_with_its_numbers(
+def test_what_is_impossible_is_reported_with_numbers(
     mesh: str, options: dict[str, object], error: str, hint: str | None
 ) -> None:
     with pytest.raises(LayoutError) as raised:
@@ -340,15 +340,15 @@ def test_domains_of_one_size_are_written_as_that_size(nodes: int, size: int) -> 
         assert domains_of([str(node // size) for node in range(nodes)]) == domains
 
 
-def test_what_nodes_say_of_their_domains() -> None:
-    """One that does not know is alone, and a domain that is not in one piece is several."""
+def test_domains_that_nodes_report() -> None:
+    """A node that reports none is alone, and a domain with gaps counts as several."""
     assert domains_of(["a", "a", "b"]) == (2, 1)
     assert domains_of(["", "a", "a", "", ""]) == (1, 2, 1, 1)
     assert domains_of(["a", "b", "a"]) == (1, 1, 1)
     assert domains_of(["", ""]) == ()
 
 
-def test_domains_have_as_many_nodes_as_there_are() -> None:
+def test_domains_must_cover_the_nodes() -> None:
     with pytest.raises(LayoutError, match="2 domains with 3 nodes do not divide 2 nodes"):
         Layout(mesh=None, nproc_per_node=(2, 2), nodes_per_domain=(1, 2))
     plain = Layout(mesh=None, nproc_per_node=(2, 2))

@@ -1,5 +1,5 @@
-# ruff: noqa: E501 - a row a line
-"""What a program sets before it imports torch, as its source tells."""
+# ruff: noqa: E501 - one row per line
+"""The variables that a program sets before it imports torch, read from its source."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def _read(source: str, folder: Path = Path("/nowhere")) -> EarlySettings:
         ("os.environ['A'] = 'x' if True else 'y'", {"A": "x"}),
         ("def f(): f()\nf()\nos.environ['A'] = '1'", {"A": "1"}),
         ("import sys\nif '--x' in sys.argv:\n  os.environ['A'] = sys.argv[1]", {"A": "--x"}),
-        ("os.environ['OMP_NUM_THREADS'] = '3'", {}),  # followed as it runs
+        ("os.environ['OMP_NUM_THREADS'] = '3'", {}),  # takes effect at run time
     ],
 )  # fmt: skip
-def test_what_the_source_tells(source: str, values: dict[str, str | None]) -> None:
-    """Plain values, wherever they are written before the first import of torch."""
+def test_what_the_source_shows(source: str, values: dict[str, str | None]) -> None:
+    """Plain values, wherever they are set before the first import of torch."""
     found = _read(source)
 
     assert found.values == values
@@ -87,8 +87,8 @@ def test_what_the_source_tells(source: str, values: dict[str, str | None]) -> No
         "if input():\n  os.environ['B'] = '1'\nos.environ['A'] = os.environ.get('B', '2')",
     ],
 )
-def test_what_only_a_run_can_tell(source: str) -> None:
-    """It is named, with the line that sets it, and has no value."""
+def test_what_only_a_run_can_show(source: str) -> None:
+    """The variable is named as unclear, and has no value."""
     found = _read(source + "\nimport torch\nos.environ['Z'] = input()")
 
     assert "A" in found.unclear
@@ -97,7 +97,7 @@ def test_what_only_a_run_can_tell(source: str) -> None:
 
 
 def test_modules_beside_the_program_are_followed(tmp_path: Path) -> None:
-    """And their functions, wherever they are called; a module that imports torch ends it."""
+    """And their functions, where they are called; a module that imports torch ends the search."""
     (tmp_path / "settings").mkdir()
     (tmp_path / "settings" / "__init__.py").write_text("import os\nos.environ['A'] = '1'\n")
     (tmp_path / "settings" / "more.py").write_text(
@@ -114,9 +114,9 @@ def test_modules_beside_the_program_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_is_read_later_needs_nothing() -> None:
-    """It is found in the rank's own environment."""
+    """It takes effect in the rank, which sets it itself."""
     assert is_read_at_import("TORCH_LOGS")
     assert is_read_at_import("TORCHINDUCTOR_MAX_AUTOTUNE")
-    assert is_read_at_import("PYTORCH_CUDA_ALLOC_CONF")  # whose `backend` is chosen then
+    assert is_read_at_import("PYTORCH_CUDA_ALLOC_CONF")  # its `backend` is chosen at import
     assert not is_read_at_import("CUDA_VISIBLE_DEVICES")
     assert not is_read_at_import("TORCH_HOME")

@@ -1,4 +1,4 @@
-"""Launchers of an elastic launch: who is let in, who takes part, and who comes back."""
+"""Launchers of an elastic launch: which are admitted, which participate, which rejoin."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def fit(nodes: Sequence[Join]) -> Layout:
 
 
 def newcomer(parties: Parties, name: str, *, rank: int | None = None, **settings: str) -> Party:
-    """Add a node that comes to the door, or one of the first if it has a rank."""
+    """Add a node that joins later, or one of the first if it has a rank."""
     joining = replace(info(name, rank, **settings), launcher=name)
     return parties.participant(joining, nnodes=MOST, least_nodes=1, return_s=60.0)
 
 
 @pytest.fixture
 def two(parties: Parties) -> list[Party]:
-    """A coordinator and a participant whose ranks run; what they heard until then is forgotten."""
+    """A coordinator and a participant whose ranks run, with their events so far removed."""
     coordinator = parties.coordinator(MOST, fit=fit, there=2, least_nodes=1, return_s=60.0)
     met = [coordinator, newcomer(parties, "node1", rank=1)]
     parties.until(lambda: all(party.received(Met) for party in met))
@@ -53,7 +53,7 @@ def forget(those: Sequence[Party]) -> None:
 
 
 def start_next_generation(parties: Parties, those: Sequence[Party], generation: int) -> None:
-    """Have the ranks of one generation end everywhere, and wish for the next."""
+    """Report on all nodes that one generation has ended, and order the next."""
     for party in reversed(those):
         party.send(Idle(generation=generation - 1, outcome=NodeOutcome()))
     parties.until(lambda: those[0].received(AllIdle))
@@ -61,7 +61,7 @@ def start_next_generation(parties: Parties, those: Sequence[Party], generation: 
 
 
 def grown(parties: Parties, two: Sequence[Party]) -> Party:
-    """Have a third node take part; return it."""
+    """Add a third node, and wait until its ranks run; return it."""
     third = newcomer(parties, "node2")
     parties.until(lambda: all(party.received(GenerationAborted) for party in two))
     start_next_generation(parties, two, 1)
@@ -70,7 +70,7 @@ def grown(parties: Parties, two: Sequence[Party]) -> Party:
 
 
 def hosts_of(party: Party) -> tuple[str, ...]:
-    """Return the hosts of the last generation that a party began."""
+    """Return the hosts of the latest generation that a party began."""
     return party.received(Met)[-1].hosts
 
 
@@ -94,8 +94,8 @@ def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: li
     }
 
 
-def test_each_generation_has_a_store_of_its_own(parties: Parties, two: list[Party]) -> None:
-    """Ranks of a node that was lost cannot meet those that go on."""
+def test_each_generation_has_its_own_store(parties: Parties, two: list[Party]) -> None:
+    """Ranks of a lost node cannot meet those that continue."""
     grown(parties, two)
     first = two[1].received(Met)[0].store_port
     parties.remove(parties.all[-1])
@@ -108,8 +108,8 @@ def test_each_generation_has_a_store_of_its_own(parties: Parties, two: list[Part
     assert first != parties.port
 
 
-def test_one_that_was_started_differently_is_told_alone(parties: Parties, two: list[Party]) -> None:
-    """With the setting."""
+def test_only_a_node_with_a_different_setting_fails(parties: Parties, two: list[Party]) -> None:
+    """Its error names the setting."""
     other = newcomer(parties, "node2", mesh="dp=2")
     parties.until(lambda: other.received(MeetingFailed))
     parties.pass_s(3)
@@ -121,10 +121,10 @@ def test_one_that_was_started_differently_is_told_alone(parties: Parties, two: l
     assert [party.events for party in two] == [[], []]
 
 
-def test_those_beyond_the_most_wait_and_end_with_the_others(
+def test_nodes_beyond_the_maximum_wait_and_end_with_the_others(
     parties: Parties, two: list[Party]
 ) -> None:
-    """They say so once, on both sides, and are no news."""
+    """Both sides say so once, and the launch gets no event."""
     grown(parties, two)
     forget(two)
     spare = newcomer(parties, "node3")
@@ -141,7 +141,7 @@ def test_those_beyond_the_most_wait_and_end_with_the_others(
 
 
 def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Party]) -> None:
-    """It is there when the ranks have ended."""
+    """As soon as the others' ranks have ended."""
     third = grown(parties, two)
     spare = newcomer(parties, "node3")
     parties.until(lambda: spare.notes)
@@ -162,7 +162,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Part
 def test_the_launch_continues_without_a_node_that_leaves(
     parties: Parties, two: list[Party]
 ) -> None:
-    """Before its connection is closed, and with the reason; it receives nothing further."""
+    """Before its connection closes, and with its reason; the node itself gets no more events."""
     grown(parties, two)
     forget(two)
     two[1].send(Leave(generation=1, why="it was stopped by SIGTERM"))
@@ -177,7 +177,7 @@ def test_the_launch_continues_without_a_node_that_leaves(
 
 
 def test_a_node_that_joins_at_the_end_disturbs_no_other(parties: Parties, two: list[Party]) -> None:
-    """And ends with the others."""
+    """It ends with them."""
     for party in two:
         party.send(Finished(generation=0))
     parties.turn(5)
@@ -189,10 +189,10 @@ def test_a_node_that_joins_at_the_end_disturbs_no_other(parties: Parties, two: l
     parties.until(lambda: late.received(LaunchOver))
 
 
-def test_a_node_that_is_lost_when_all_is_done_is_not_missed(
+def test_a_node_that_is_lost_after_all_finished_ends_nothing(
     parties: Parties, two: list[Party]
 ) -> None:
-    """Its ranks have nothing left to do."""
+    """Its ranks had nothing left to do."""
     for party in two:
         party.send(Finished(generation=0))
     parties.turn(5)
@@ -205,7 +205,7 @@ def test_a_node_that_is_lost_when_all_is_done_is_not_missed(
 
 
 def test_a_node_that_was_cut_off_rejoins(parties: Parties, two: list[Party]) -> None:
-    """Once its ranks have ended; the coordinator takes it for a new one."""
+    """Once its ranks have ended; to the coordinator it is a new node."""
     coordinator, cut = two
     parties.all.remove(coordinator)
     parties.pass_s(40)
@@ -231,7 +231,7 @@ def test_a_node_that_was_cut_off_rejoins(parties: Parties, two: list[Party]) -> 
 
 
 def test_a_node_that_rejoins_before_its_loss_is_noticed(parties: Parties, two: list[Party]) -> None:
-    """A launcher is known by what it says of itself, and is not there twice."""
+    """The coordinator recognizes the launcher by its id, and does not count it twice."""
     coordinator, cut = two
     parties.all.remove(cut)
     again = newcomer(parties, "node1")
@@ -247,7 +247,7 @@ def test_a_node_that_rejoins_before_its_loss_is_noticed(parties: Parties, two: l
 
 
 def test_a_lost_coordinator_is_not_searched_for(parties: Parties, two: list[Party]) -> None:
-    """Nothing listens at its door, so it will not be there again."""
+    """Nothing listens at its address, so it will not return."""
     parties.remove(two[0])
     parties.until(lambda: two[1].received(NodeLost))
     two[1].send(Idle(generation=0, outcome=NodeOutcome()))
@@ -258,8 +258,8 @@ def test_a_lost_coordinator_is_not_searched_for(parties: Parties, two: list[Part
     assert error.exit_code == 69
 
 
-def test_connections_that_are_no_launchers_are_rejected(parties: Parties, two: list[Party]) -> None:
-    """It is reported once per address; connections that send nothing are closed."""
+def test_connections_not_from_launchers_are_rejected(parties: Parties, two: list[Party]) -> None:
+    """This is reported once per address; connections that send nothing are closed."""
     for _ in range(2):
         parties.stranger(b"GET / HTTP/1.1\r\n\r\n")
     silent = parties.stranger()
@@ -275,7 +275,7 @@ def test_connections_that_are_no_launchers_are_rejected(parties: Parties, two: l
 
 @pytest.mark.nightly
 def test_a_node_lost_before_the_first_generation_is_not_needed(parties: Parties) -> None:
-    """If enough are there at the end of the time for it; it may come later."""
+    """If enough nodes have joined by the end of the timeout."""
     coordinator = parties.coordinator(
         MOST, fit=fit, there=3, least_nodes=2, timeout_s=20.0, return_s=60.0
     )
@@ -288,8 +288,8 @@ def test_a_node_lost_before_the_first_generation_is_not_needed(parties: Parties)
     assert second.received(Met)[0].node_rank == 1
 
 
-def test_one_that_cannot_take_part_is_not_waited_for(parties: Parties) -> None:
-    """The others meet at once, and a note says so."""
+def test_the_others_do_not_wait_for_a_node_that_cannot_participate(parties: Parties) -> None:
+    """They begin at once, and a note says so."""
     coordinator = parties.coordinator(MOST, fit=fit, there=3, least_nodes=2)
     broken = newcomer(parties, "node1", rank=1)
     broken.side.give_up(GaveUp(host="node1", reason="no GPU was found", exit_code=2))
@@ -301,7 +301,7 @@ def test_one_that_cannot_take_part_is_not_waited_for(parties: Parties) -> None:
 
 
 def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int, how: str) -> None:
-    """Have a generation end by a failure of one rank, and the next begin."""
+    """End a generation by a failure of one rank, and begin the next."""
     forget(those)
     for party in reversed(those):
         party.send(Idle(generation=generation - 1, outcome=NodeOutcome()))
@@ -310,8 +310,8 @@ def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int
     those[0].send(Begin(generation=generation, cause=cause))
 
 
-def test_a_host_that_fails_twice_alone_is_left_out(parties: Parties, two: list[Party]) -> None:
-    """A spare has its place; it receives the reason, also if it joins again."""
+def test_a_host_that_fails_twice_alone_is_excluded(parties: Parties, two: list[Party]) -> None:
+    """A spare takes its place; the host receives the reason, also if it joins again."""
     third = grown(parties, two)
     spare = newcomer(parties, "node3")
     parties.until(lambda: two[0].notes)
@@ -346,7 +346,7 @@ def test_a_host_that_fails_twice_alone_is_left_out(parties: Parties, two: list[P
 def test_a_host_that_does_not_fail_alone_stays(
     parties: Parties, two: list[Party], failures: list[tuple[int, str]]
 ) -> None:
-    """What fails so on two hosts is the program; the first node cannot be left out."""
+    """If two hosts fail alike, the cause is the program; the first node cannot be excluded."""
     three = [*two, grown(parties, two)]
     for generation, (rank, how) in enumerate(failures, 2):
         fail_on(parties, three, generation, rank, how)
@@ -372,7 +372,7 @@ def fixed(parties: Parties) -> list[Party]:
 
 
 def lose(parties: Parties, fixed: list[Party], rank: int) -> list[Party]:
-    """Have a node vanish and the others' ranks end; return those that are left."""
+    """Remove a node and end the others' ranks; return the remaining nodes."""
     parties.remove(fixed[rank])
     left = [party for party in fixed if party is not fixed[rank]]
     parties.until(lambda: left[0].received(NodeLost) and left[1].received(GenerationAborted))
@@ -380,10 +380,8 @@ def lose(parties: Parties, fixed: list[Party], rank: int) -> list[Party]:
     return left
 
 
-def test_a_node_that_is_started_again_has_its_place_again(
-    parties: Parties, fixed: list[Party]
-) -> None:
-    """Also if it is not the last one; the others wait for it."""
+def test_a_restarted_node_gets_its_place_back(parties: Parties, fixed: list[Party]) -> None:
+    """Even if it is not the last node; the others wait for it."""
     left = lose(parties, fixed, 1)
     parties.pass_s(20)
     assert not left[0].received(Met)
@@ -395,10 +393,8 @@ def test_a_node_that_is_started_again_has_its_place_again(
     assert back.received(Met)[0].causes[0].description == WHY.description
 
 
-def test_a_node_that_does_not_come_back_ends_the_others(
-    parties: Parties, fixed: list[Party]
-) -> None:
-    """Within the time for it, with what was lost."""
+def test_a_node_that_does_not_return_ends_the_others(parties: Parties, fixed: list[Party]) -> None:
+    """After the time limit, with an error that names it."""
     left = lose(parties, fixed, 2)
     parties.until(lambda: parties.pass_s(5) or left[0].received(MeetingFailed))
     error = left[0].received(MeetingFailed)[0].error
@@ -409,27 +405,27 @@ def test_a_node_that_does_not_come_back_ends_the_others(
 
 
 @pytest.mark.parametrize(
-    ("rank", "told"),
+    ("rank", "message"),
     [(None, "all 3 nodes are already running: node0, node1, node2"),
      (1, "all 3 nodes are already running: node0, node1, node2"),
      (5, "node9 has --node-rank 5; it must be 1 to 2")],
 )  # fmt: skip
-def test_a_node_too_many_is_told_at_once(
-    parties: Parties, fixed: list[Party], rank: int | None, told: str
+def test_a_surplus_node_ends_at_once(
+    parties: Parties, fixed: list[Party], rank: int | None, message: str
 ) -> None:
-    """It ends, and the others receive nothing."""
+    """The others get no event."""
     surplus = parties.participant(info("node9", rank), nnodes=3)
     parties.until(lambda: surplus.received(MeetingFailed))
     error = surplus.received(MeetingFailed)[0].error
 
-    assert (error.message, error.exit_code) == (told, 2)
+    assert (error.message, error.exit_code) == (message, 2)
     assert [party.events for party in fixed] == [[], [], []]
 
 
-def test_a_host_that_fell_silent_is_taken_back_before_it_counts_as_lost(
+def test_a_silent_host_may_rejoin_before_it_counts_as_lost(
     parties: Parties, fixed: list[Party]
 ) -> None:
-    """As after a power cut: its old connection is open still, and nothing comes on it."""
+    """As after a power cut: its old connection is still open, but silent."""
     parties.all.remove(silent := fixed[2])
     parties.pass_s(6)
     back = parties.participant(info("node2", 2), nnodes=3)

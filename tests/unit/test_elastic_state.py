@@ -1,4 +1,4 @@
-"""What a launcher does next where nodes come and go, as a table of histories."""
+"""What a launcher does next in an elastic launch, as a table of histories."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ LEAVES = Report(what="leaves")
 
 
 def again(node_rank: int, *ranks: int) -> Met:
-    """Return the news that nodes have met once more."""
+    """Return the event that nodes have joined for the next generation."""
     return replace(met(node_rank), ranks=ranks, causes=(CHANGE,))
 
 
@@ -89,7 +89,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, EXCLUDED, *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
-    "as one does whose ranks are ended already": (
+    "a node that a rank excludes while its ranks are ending": (
         [*PARTICIPANT, DIES[0], EXCLUDED, EXCLUDED, DIES[1]],
         [START, term(3), FAILED, LEAVES, FINISH],
     ),
@@ -105,8 +105,8 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*COORDINATOR, CHECKED, *COORDINATOR_ENDED, CLEARED, all_idle()],
         [START, term(0, 1), FAILED, CLEAR, IDLE, THE_END],
     ),
-    "a lost node ends the ranks, and the coordinator goes on": (SHRUNK, SHRINKS),
-    "with those that are left": ([*SHRUNK, again(0, 0)], [*SHRINKS, NEXT]),
+    "a lost node ends the ranks, and the coordinator continues": (SHRUNK, SHRINKS),
+    "the coordinator continues with the others": ([*SHRUNK, again(0, 0)], [*SHRINKS, NEXT]),
     "two lost nodes are one change": (
         [*COORDINATOR, LOST, LOST, *COORDINATOR_ENDED, CLEARED, all_idle()],
         SHRINKS,
@@ -119,65 +119,65 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*COORDINATOR, *WELL, CLEARED, LOST, all_idle(reported())],
         [START, FINISHED, CLEAR, IDLE, GO_ON],
     ),
-    "however long that takes": (
+    "a node that joins while this one is idle for long": (
         [*COORDINATOR, *WELL, CLEARED, LOST, TimePassed(at_ns=99 * S), all_idle(reported())],
         [START, FINISHED, CLEAR, IDLE, GO_ON],
     ),
-    "what ends the launch ends it still": (
+    "trouble on another node ends the launch despite a change": (
         [*COORDINATOR, LOST, *COORDINATOR_ENDED, CLEARED, all_idle(TROUBLE)],
         [START, term(0, 1), CLEAR, IDLE, THE_END],
     ),
-    "a signal ends it too": (
+    "a signal ends the launch despite a change": (
         [*COORDINATOR, LOST, signalled(15, 5), *COORDINATOR_ENDED, CLEARED, all_idle()],
         [START, term(0, 1), CLEAR, IDLE, THE_END],
     ),
-    "also while the coordinator waits for nodes": (
+    "a signal while the coordinator waits for nodes": (
         [*SHRUNK, signalled(15, 9), over(143)],
         [*SHRINKS, THE_END, END],
     ),
-    "too few nodes for too long end it": ([*SHRUNK, TOO_LATE, over(69)], [*SHRINKS, THE_END, END]),
-    "a zygote that is gone then is replaced": (
+    "too few nodes at the timeout": ([*SHRUNK, TOO_LATE, over(69)], [*SHRINKS, THE_END, END]),
+    "a zygote that ends while nodes are awaited is replaced": (
         [*SHRUNK, GONE, again(0, 0), READY],
         [*SHRINKS, StartZygote(), NEXT],
     ),
-    "and one that does not answer": (
+    "a zygote that does not answer is replaced": (
         [met(0), LOST, TimePassed(at_ns=99 * S), GONE, all_idle(), again(0, 0), READY],
         [CLEAR, BY_FORCE, IDLE, GO_ON, StartZygote(), NEXT],
     ),
-    "a participant ends its ranks and learns which nodes are left": (
+    "a participant ends its ranks and learns which nodes remain": (
         [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED, again(1, 1)],
         [START, term(2, 3), CLEAR, IDLE, NEXT],
     ),
-    "a newcomer begins with the generation that there is": ([READY, again(1, 2)], [NEXT]),
+    "a new node begins with the current generation": ([READY, again(1, 2)], [NEXT]),
     "a participant that is cut off ends its ranks and keeps its zygote": (CUT_OFF, CUTS),
-    "for when it comes back": ([*CUT_OFF, again(2, 4)], [*CUTS, NEXT]),
-    "or cannot": ([*CUT_OFF, TOO_LATE], [*CUTS, END]),
-    "or not before its ranks have ended": (
+    "a participant that was cut off rejoins": ([*CUT_OFF, again(2, 4)], [*CUTS, NEXT]),
+    "a participant that was cut off cannot rejoin": ([*CUT_OFF, TOO_LATE], [*CUTS, END]),
+    "a participant that was cut off learns so before its ranks have ended": (
         [*PARTICIPANT, CUT, TOO_LATE, *PARTICIPANT_ENDED],
         [START, term(2, 3), FINISH],
     ),
-    "a signal ends it meanwhile": ([*CUT_OFF, signalled(15, 9)], [*CUTS, END]),
-    "or before": (
+    "a signal while a participant is cut off": ([*CUT_OFF, signalled(15, 9)], [*CUTS, END]),
+    "a signal before a participant is cut off": (
         [*PARTICIPANT, signalled(15, 5), CUT, *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
-    "a participant whose machine is taken away leaves alone": (
+    "a participant whose machine is preempted leaves alone": (
         [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
-    "so does one whose reader has gone": (
+    "a participant whose reader has gone leaves alone": (
         [*PARTICIPANT, signalled(13, 5), *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
-    "also while it ends its ranks for others": (
+    "a participant leaves alone while it ends its ranks for others": (
         [*PARTICIPANT, OTHERS_FAILED, signalled(15, 5), *PARTICIPANT_ENDED],
         [START, term(2, 3), LEAVES, FINISH],
     ),
-    "or clears up after them": (
+    "a participant leaves alone while it ends leftover processes": (
         [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, signalled(15, 8), CLEARED],
         [START, term(2, 3), CLEAR, LEAVES, BY_FORCE],
     ),
-    "what all nodes are sent ends all together": (
+    "a signal to all nodes ends all together": (
         [*PARTICIPANT, replace(OTHERS_FAILED, signum=15), signalled(15, 5), *PARTICIPANT_ENDED],
         [START, term(2, 3), CLEAR],
     ),
@@ -185,37 +185,37 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, signalled(2, 5), *PARTICIPANT_ENDED],
         [START, replace(term(2, 3), signum=2), FAILED, CLEAR],
     ),
-    "the coordinator that is stopped ends all": (
+    "a signal to the coordinator ends all": (
         [*COORDINATOR, signalled(15, 5), *COORDINATOR_ENDED],
         [START, term(0, 1), FAILED, CLEAR],
     ),
-    "a participant whose zygote is killed leaves, for the others to go on": (
+    "a participant whose zygote is killed leaves, and the others continue": (
         [*PARTICIPANT, GONE],
         [START, LEAVES],
     ),
-    "and so does one whose guard is killed": (
+    "a participant whose guard is killed leaves": (
         [*PARTICIPANT, LOST_STORE, *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
-    "of the coordinator all ends": ([*COORDINATOR, GONE], [START, FAILED, IDLE]),
-    "also if the others were first to notice": (
+    "a coordinator whose zygote is killed ends all": ([*COORDINATOR, GONE], [START, FAILED, IDLE]),
+    "a participant whose zygote is killed while the others end": (
         [*PARTICIPANT, OTHERS_FAILED, GONE],
         [START, term(2, 3), LEAVES],
     ),
-    "after a failure here it stays to tell of it": (
+    "a participant whose zygote is killed after a failure stays to report it": (
         [*PARTICIPANT, *DIES[:1], GONE],
         [START, term(3), FAILED, IDLE],
     ),
-    "a program that is broken is a failure of all": (
+    "a broken program is a failure of all": (
         [READY, met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
         [START, FAILED, IDLE],
     ),
-    "a spare that is stopped is no failure": ([READY, signalled(15, 9)], [BY_FORCE]),
+    "a spare that is stopped is not a failure": ([READY, signalled(15, 9)], [BY_FORCE]),
 }  # fmt: skip
 
 
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
-    """Return the last state of such a launch, and what was done in it."""
+    """Return the final state of an elastic launch, and the actions taken."""
     return play_events(
         events, max_restarts=max_restarts, ranks=2, nodes=NodesState(is_elastic=True)
     )
@@ -223,14 +223,14 @@ def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_history(name: str) -> None:
-    """A launch in such a history takes these actions and no others."""
+    """The launch takes these actions and no others."""
     events, expected = HISTORIES[name]
 
     assert play(events)[1] == expected
 
 
 def test_a_change_counts_as_a_generation_and_not_as_a_restart() -> None:
-    """So that ranks have all their restarts left."""
+    """So ranks keep all their restarts."""
     state, _ = play([*SHRUNK, again(0, 0)])
     assert (state.generation, state.restarts) == (1, 0)
     failed = [*SHRUNK, again(0, 0), *started(0), exited(0, 7 << 8, 9), CLEARED, all_idle()]
@@ -253,13 +253,13 @@ def test_a_change_counts_as_a_generation_and_not_as_a_restart() -> None:
     ],
     ids=["zygote gone", "too late", "cut off", "zygote gone at once", "zygote gone first"],
 )
-def test_what_is_waited_for(events: list[Event], is_over: bool) -> None:
-    """A node that is cut off tries to come back, if need be with another zygote."""
+def test_what_the_launch_waits_for(events: list[Event], is_over: bool) -> None:
+    """A node that is cut off tries to rejoin, with another zygote if necessary."""
     assert play(events)[0].over is is_over
 
 
 def test_too_few_nodes_are_the_reason() -> None:
-    """With the code of nodes that did not come together."""
+    """With the exit code for nodes that did not join."""
     from meshrun.layout import solve_layout
     from meshrun.layout.spec import parse_mesh
 

@@ -1,4 +1,4 @@
-"""What an endpoint is to the machine that looks at it."""
+"""Whether an endpoint is this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OWN = {"127.0.0.1", "::1", "127.0.1.1", "10.0.0.1", "fe80::1"}
 
 
 def seen(host: str, *addresses: str) -> Endpoint:
-    """Look from a machine that is called here.cluster."""
+    """Classify an endpoint on a machine named here.cluster."""
     return classify_endpoint(host, addresses, own_addresses=OWN, own_name="here.cluster")
 
 
@@ -19,14 +19,14 @@ def seen(host: str, *addresses: str) -> Endpoint:
     ("endpoint", "is_ours", "facing"),
     [
         (seen("here", "10.0.0.1"), True, ("10.0.0.1",)),
-        (seen("here", "127.0.1.1"), True, ()),  # as Debian writes it: nobody else reaches that
+        (seen("here", "127.0.1.1"), True, ()),  # from Debian's hosts file: no one else reaches it
         (seen("here", "127.0.1.1", "10.0.0.1"), True, ("10.0.0.1",)),
         (seen("here.cluster"), True, ()),
         (seen("there", "10.0.0.2"), False, ()),
         (seen("there"), False, ()),
         (seen("alias", "10.0.0.1"), True, ("10.0.0.1",)),
         (seen("10.0.0.1", "10.0.0.1"), True, ("10.0.0.1",)),
-        (seen("127.0.0.1", "127.0.0.1"), True, ("127.0.0.1",)),  # asked for
+        (seen("127.0.0.1", "127.0.0.1"), True, ("127.0.0.1",)),  # explicitly requested
         (seen("localhost", "127.0.0.1", "::1"), True, ("127.0.0.1", "::1")),
         (seen("fe80::1%eth0", "fe80::1%eth0"), True, ("fe80::1%eth0",)),
     ],
@@ -35,7 +35,7 @@ def seen(host: str, *addresses: str) -> Endpoint:
 def test_an_endpoint_is_ours_or_not(
     endpoint: Endpoint, is_ours: bool, facing: tuple[str, ...]
 ) -> None:
-    """By its addresses or by its name; loopback faces others only where it was asked for."""
+    """By its addresses or its name; loopback faces others only if explicitly requested."""
     assert endpoint.is_ours is is_ours
     assert endpoint.facing == facing
 
@@ -49,8 +49,8 @@ def test_names_with_and_without_a_domain(host: str, other: str, same: bool) -> N
     assert is_same_name(host, other) is same
 
 
-def test_addresses_are_told_from_names() -> None:
-    """Also those with the interface they count on."""
-    told = {each: is_address(each) for each in ("10.0.0.1", "fe80::1%eth0", "::1", "n1", "10.0.0")}
+def test_addresses_are_distinguished_from_names() -> None:
+    """Including those with an interface."""
+    found = {each: is_address(each) for each in ("10.0.0.1", "fe80::1%eth0", "::1", "n1", "10.0.0")}
 
-    assert [each for each, yes in told.items() if yes] == ["10.0.0.1", "fe80::1%eth0", "::1"]
+    assert [each for each, yes in found.items() if yes] == ["10.0.0.1", "fe80::1%eth0", "::1"]

@@ -1,4 +1,4 @@
-"""Plug-ins of installed packages, found without importlib.metadata; broken ones are named."""
+"""Plugins of installed packages, found without importlib.metadata; broken ones are named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshrun.ssh.starters import find_starter
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path, for packages."""
+    """A folder on the path for packages, and an empty environment."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
     return tmp_path
@@ -34,15 +34,15 @@ def install(site: Path, name: str, entries: str, code: str = "") -> None:
     (site / f"{name}.py").write_text(code)
 
 
-def test_they_are_those_of_importlib() -> None:
-    """Of every package that is installed here."""
+def test_entry_points_are_those_of_importlib() -> None:
+    """For the packages that are installed here."""
     for group in ("console_scripts", "pytest11", "torch.backends", "torchrun.logs_specs"):
         theirs = {each.name: each.value for each in importlib.metadata.entry_points(group=group)}
         assert entry_points(group) == theirs, group
 
 
 def test_a_detector_is_asked_first(site: Path) -> None:
-    """Of two packages each its own."""
+    """Two packages can each have their own."""
     code = "from meshrun.cluster import ClusterFacts\ndef detect(here):\n    " + (
         "if here.env.get(NAME):\n        return ClusterFacts(system=NAME, evidence='x', job_id='7',"
         " nnodes=2, node_rank=1, head=('a',), port=1)\n"
@@ -61,7 +61,7 @@ def test_a_detector_is_asked_first(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "code", "told"),
+    ("value", "code", "error"),
     [
         ("gone:detect", "", "cannot load the plugin `mine` .*ModuleNotFoundError"),
         ("mine:gone", "", "cannot load the plugin `mine` .*AttributeError"),
@@ -69,16 +69,16 @@ def test_a_detector_is_asked_first(site: Path) -> None:
         ("mine:detect", "def detect(here): return {}", "`mine` .* returned dict"),
     ],
 )
-def test_a_broken_detector_is_named(site: Path, value: str, code: str, told: str) -> None:
+def test_a_broken_detector_is_named(site: Path, value: str, code: str, error: str) -> None:
     """With the package's own error."""
     sys.modules.pop("mine", None)
     install(site, "mine", f"[meshrun.clusters]\nmine = {value}\n", code)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=error):
         detect_here(collective=False)
 
 
 def test_what_starts_a_launcher(site: Path) -> None:
-    """What meshrun knows, or what a package brings."""
+    """Starters that meshrun knows, or that a package provides."""
     code = "def command(host, line):\n    return ['acme', host, line]\n"
     install(site, "acme_run", "[meshrun.launchers]\nacme = acme_run:command\n", code)
     found = {

@@ -20,5 +20,5 @@ GREEN, RESET = "\x1b[32m", "\x1b[0m"
     ],
 )
 def test_a_changing_line_is_cut_to_the_window(text: str, shown: str) -> None:
-    """Colors take no room wherever they are, and are reset behind the cut."""
+    """Colors take no columns, wherever they are, and are reset after the cut."""
     assert fit(text.encode(), 10) == shown.encode()

@@ -1,4 +1,4 @@
-"""One message to the ranks of a group, as the caller's signal handlers may disturb it."""
+"""One message to a group's ranks, which a signal or a lost rank may interrupt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshrun.worker.call_channel import Channel
 
 
 class _Signalled(Channel):
-    """A channel during whose use this process receives a signal."""
+    """A channel that sends this process a signal after each message."""
 
     def send(self, message: bytes) -> None:
         super().send(message)
@@ -45,7 +45,7 @@ def test_what_a_signal_handler_raises_while_a_message_is_sent_ends_the_call() ->
     assert exchange.answers.by_member == {member: "its answer"}
 
 
-def test_a_rank_that_is_gone_is_noticed_when_its_answer_is_received() -> None:
+def test_a_lost_rank_is_noticed_when_its_answer_is_received() -> None:
     here, there = socket.socketpair()
     there.close()
     member = Member(rank=0, pid=0, label="rank 0", channel=Channel(here))

@@ -1,4 +1,4 @@
-"""Who has joined, in which order nodes are counted, and who is missing."""
+"""Which nodes have joined, how they are numbered, and which are missing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from meshrun.errors import UsageError
 from meshrun.rendezvous.expected_nodes import PROGRAM_FILE, ExpectedNodes, TooMany, natural
 from meshrun.rendezvous.messages import Join
-
-
-def info(host: str, rank: int | None = None, **settings: str) -> Join:
-    return Join(host=host, node_rank=rank, nproc=1, settings=settings)
+from tests.parties import info
 
 
 def expected(nnodes: int, *infos: Join, hosts: tuple[str, ...] = ()) -> ExpectedNodes:
-    """Return one with node 0 on ``node0``, where these have joined as connections 0, 1, ..."""
+    """Return one with node 0 on ``node0``; these nodes have joined on connections 0, 1, ..."""
     gathered = ExpectedNodes(nnodes=nnodes, own=info("node0"), hosts=hosts)
     for number, each in enumerate(infos):
         gathered.join(number, each)
@@ -32,29 +29,29 @@ def order(gathered: ExpectedNodes) -> list[str]:
 
 
 @given(st.permutations([f"node{number}" for number in range(1, 13)]))
-def test_nodes_are_counted_by_their_names(hosts: list[str]) -> None:
-    """node2 before node10, whichever came first."""
+def test_nodes_are_numbered_by_their_names(hosts: list[str]) -> None:
+    """node2 before node10, whichever joined first."""
     gathered = expected(13, *map(info, hosts))
 
     assert order(gathered) == [f"node{number}" for number in range(1, 13)]
 
 
 @given(st.data())
-def test_told_ranks_hold_and_names_fill_the_gaps(data: st.DataObject) -> None:
-    """Some nodes were given a rank and some were not."""
+def test_given_ranks_hold_and_names_fill_the_gaps(data: st.DataObject) -> None:
+    """Some nodes have --node-rank and some do not."""
     nnodes = data.draw(st.integers(2, 9))
-    told = data.draw(st.sets(st.integers(1, nnodes - 1)))
-    infos = [info(f"told{rank}", rank) for rank in told]
-    infos += [info(f"free{number}") for number in range(nnodes - 1 - len(told))]
+    given_ranks = data.draw(st.sets(st.integers(1, nnodes - 1)))
+    infos = [info(f"given{rank}", rank) for rank in given_ranks]
+    infos += [info(f"free{number}") for number in range(nnodes - 1 - len(given_ranks))]
     found = order(expected(nnodes, *data.draw(st.permutations(infos))))
 
-    assert all(found[rank - 1] == f"told{rank}" for rank in told)
+    assert all(found[rank - 1] == f"given{rank}" for rank in given_ranks)
     free = [host for host in found if host.startswith("free")]
     assert free == [f"free{number}" for number in range(len(free))]
 
 
-def test_equal_names_are_counted_as_they_came() -> None:
-    """Two launchers on one host."""
+def test_equal_names_are_numbered_as_they_joined() -> None:
+    """Two launchers may be on one host."""
     gathered = expected(4, info("b"), info("a"), info("a"))
 
     assert gathered.order() == [1, 2, 0]
@@ -62,7 +59,7 @@ def test_equal_names_are_counted_as_they_came() -> None:
 
 @given(st.lists(st.text(alphabet="ab0129-", max_size=6)))
 def test_any_names_can_be_sorted(names: list[str]) -> None:
-    """Texts and numbers are never compared; the order does not depend on where it began."""
+    """Text and numbers are never compared; the order does not depend on the initial one."""
     mixed = list(names)
     random.Random(0).shuffle(mixed)
 
@@ -70,7 +67,7 @@ def test_any_names_can_be_sorted(names: list[str]) -> None:
 
 
 def test_a_surplus_node_does_not_end_the_launch() -> None:
-    """Its error names the node that was faster."""
+    """Its error names the nodes that joined first."""
     gathered = expected(3, info("node1"), info("node2"))
 
     assert gathered.is_complete
@@ -80,7 +77,7 @@ def test_a_surplus_node_does_not_end_the_launch() -> None:
     assert order(gathered) == ["node1", "node2"]
 
 
-def test_a_node_that_left_may_come_again() -> None:
+def test_a_node_that_left_may_join_again() -> None:
     """Its rank is free again."""
     gathered = expected(3, info("node1", 1))
     gathered.leave(0)
@@ -91,21 +88,21 @@ def test_a_node_that_left_may_come_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("joining", "told"),
+    ("joining", "error"),
     [
         (info("c", 3), "c has --node-rank 3, but there are only 3 nodes"),
         (info("c", 0), "node0 and c both have --node-rank 0"),
         (info("c", 1), "b and c both have --node-rank 1"),
     ],
 )
-def test_a_rank_that_cannot_be(joining: Join, told: str) -> None:
-    """Told by hosts and number."""
-    with pytest.raises(UsageError, match=told):
+def test_an_impossible_rank(joining: Join, error: str) -> None:
+    """The error names hosts and numbers."""
+    with pytest.raises(UsageError, match=error):
         expected(3, info("b", 1), joining)
 
 
 @pytest.mark.parametrize(
-    ("own", "theirs", "told"),
+    ("own", "theirs", "error"),
     [
         ({"--mesh": "dp=2"}, {"--mesh": "dp=4"}, "--mesh is dp=4 on b, but --mesh is dp=2 on a"),
         ({"--backend": "gloo"}, {}, "--backend is not set on b, but --backend is gloo on a"),
@@ -114,11 +111,11 @@ def test_a_rank_that_cannot_be(joining: Join, told: str) -> None:
     ],
     ids=["another value", "only here", "only there", "nothing here"],
 )
-def test_a_difference_is_told(own: dict[str, str], theirs: dict[str, str], told: str) -> None:
-    """By option, values and hosts, whichever side has more."""
+def test_a_difference_is_an_error(own: dict[str, str], theirs: dict[str, str], error: str) -> None:
+    """It names option, values and hosts, whichever side has more options."""
     gathered = ExpectedNodes(nnodes=2, own=info("a", **own))
 
-    with pytest.raises(UsageError, match=f"{told}, the first node"):
+    with pytest.raises(UsageError, match=f"{error}, the first node"):
         gathered.join(0, info("b", **theirs))
     assert gathered.joined == {}
 
@@ -128,7 +125,7 @@ TWO = {"argument 1": ["1", "`2`"]}
 
 
 @pytest.mark.parametrize(
-    ("own", "theirs", "told"),
+    ("own", "theirs", "error"),
     [
         (FILE, {PROGRAM_FILE: ["1", "b/x.py (sha256 1)"]}, None),
         (FILE, {PROGRAM_FILE: ["2", "b/x.py (sha256 2)"]},
@@ -145,21 +142,21 @@ TWO = {"argument 1": ["1", "`2`"]}
          "allowed there", "allowed here"],
 )  # fmt: skip
 def test_programs_are_compared(
-    own: dict[str, list[str]], theirs: dict[str, list[str]], told: str | None
+    own: dict[str, list[str]], theirs: dict[str, list[str]], error: str | None
 ) -> None:
-    """By what has to be the same, told by how it is shown."""
+    """Each part has a value to compare and a text to show."""
     gathered = ExpectedNodes(nnodes=2, own=replace(info("a"), program=own))
     joining = replace(info("b"), program=theirs)
 
-    if told is not None:
-        with pytest.raises(UsageError, match=f"^{re.escape(told)}, the first node"):
+    if error is not None:
+        with pytest.raises(UsageError, match=f"^{re.escape(error)}, the first node"):
             gathered.join(0, joining)
-        joining = replace(joining, role="another")  # has a program of its own
+        joining = replace(joining, role="another")  # which has its own program
     gathered.join(0, joining)
 
 
 @pytest.mark.parametrize(
-    ("nnodes", "joined", "hosts", "told"),
+    ("nnodes", "joined", "hosts", "text"),
     [
         (2, [], (), "1 of 2 nodes joined; missing: node 1"),
         (4, [info("b", 2)], (), "2 of 4 nodes joined; missing: node 1, node 3"),
@@ -169,24 +166,24 @@ def test_programs_are_compared(
         (12, [], (), "1 of 12 nodes joined; missing: node 1, node 2, node 3, node 4, node 5,"
          " node 6, node 7, node 8 and 3 more"),
     ],
-    ids=["nobody", "by rank", "no ranks", "by host, short or long", "many"],
+    ids=["none joined", "by rank", "no ranks", "by host, short or long", "many"],
 )  # fmt: skip
-def test_who_is_missing(nnodes: int, joined: list[Join], hosts: tuple[str, ...], told: str) -> None:
-    """By the scheduler's names, else by rank, else only how many."""
-    assert expected(nnodes, *joined, hosts=hosts).missing() == told
+def test_who_is_missing(nnodes: int, joined: list[Join], hosts: tuple[str, ...], text: str) -> None:
+    """By the scheduler's names, or else by rank, or else only their number."""
+    assert expected(nnodes, *joined, hosts=hosts).missing() == text
 
 
 ADDRESSES = ("10.0.0.4", "10.0.0.5", "10.0.0.6")
 
 
 @pytest.mark.parametrize(
-    ("joined", "told"),
+    ("joined", "text"),
     [
         (info("ip-5", 1), "2 of 3 nodes joined; missing: 10.0.0.6"),
         (info("ip-5"), "2 of 3 nodes joined (node0, ip-5); 1 missing"),
     ],
-    ids=["rank told", "no rank"],
+    ids=["rank given", "no rank"],
 )
-def test_no_node_that_has_joined_is_named_as_missing(joined: Join, told: str) -> None:
-    """Also where a scheduler knows hosts by other names than they call themselves."""
-    assert expected(3, joined, hosts=ADDRESSES).missing() == told
+def test_no_node_that_has_joined_is_named_as_missing(joined: Join, text: str) -> None:
+    """Even if a scheduler's names for hosts are not their own."""
+    assert expected(3, joined, hosts=ADDRESSES).missing() == text
