@@ -447,8 +447,9 @@ class Options(ParsedOptions):
         details="The first node listens there if it has no endpoint; on one node the ranks' store "
         "does if no port is given.")
     allow_different_programs = Switch(RENDEZVOUS,
-        "Allow nodes to run different programs or arguments.",
-        details="Nodes with different `--role` always may.")
+        "Allow nodes to run different programs.",
+        details="Nodes with different `--role` always may. Without it, different arguments of the "
+        "program are only noted.")
 
     monitor_interval = Option(parse_seconds, None, "TIME", ACCEPTED,
         "meshrun waits for events and does not poll.", family=PET)

@@ -57,7 +57,7 @@ class Rendezvous(RendezvousSettings):
     endpoint: str = ""
     standalone: bool = False
     compares_programs: bool = True
-    """Whether all nodes must run the same program with the same arguments."""
+    """Whether nodes compare their programs, which must be the same, and the arguments."""
     master_addr: str | None = None
     master_port: int | None = None
     step_of: str | None = None

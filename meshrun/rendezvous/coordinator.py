@@ -21,7 +21,11 @@ from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.deadline import Deadline
-from meshrun.rendezvous.expected_nodes import check_settings, list_names
+from meshrun.rendezvous.expected_nodes import (
+    check_settings,
+    list_names,
+    note_different_arguments,
+)
 from meshrun.rendezvous.hub import beat_s, close_gracefully, find_replaced
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
@@ -392,6 +396,9 @@ class Coordinator:
         nodes.apply(choice)
         self._numbers = choice.participants
         runs = {number: nodes.infos[number].host for number in choice.participants}
+        new = (nodes.infos[number] for number in runs if number not in self._ran)
+        if note := note_different_arguments(nodes.infos[OWN], new):
+            self._hub.note(note)
         if self._causes and self._config.is_elastic:
             resize = Resize(
                 generation=generation,

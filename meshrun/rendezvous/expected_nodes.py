@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from meshrun.errors import UsageError
@@ -10,6 +12,8 @@ from meshrun.protocol.printable import lines, one_line
 from meshrun.rendezvous.messages import Join
 from meshrun.wording import count
 
+PROGRAM = "the program"
+"""The part of a program that says what kind it is, and its name."""
 PROGRAM_FILE = "the file of the program"
 """The part of a program that a node leaves out if it did not find the file."""
 _NOTHING = ["", "not given"]
@@ -168,7 +172,34 @@ def check_settings(first: Join, info: Join) -> None:
 
 
 def _check_program(first: Join, info: Join) -> None:
-    """Check that two nodes run the same program, if both sent it and have the same role."""
+    """Check that two nodes run the same program, whose arguments may differ."""
+    for part, difference in _program_differences(first, info):
+        if part in (PROGRAM, PROGRAM_FILE):
+            raise UsageError(
+                f"{difference}, the first node",
+                hint="start every node with the same program, or pass --allow-different-programs"
+                " on each",
+            )
+
+
+def note_different_arguments(first: Join, others: Iterable[Join]) -> str:
+    """Return a note if nodes pass other arguments to the program than the first one, or ""."""
+    different = [
+        difference
+        for info in others
+        for _, difference in itertools.islice(_program_differences(first, info), 1)
+    ]
+    if not different:
+        return ""
+    more = f" ({len(different):,} nodes differ from it)" if different[1:] else ""
+    return (
+        f"{different[0]}, the first node{more}; if this is intended, pass"
+        " --allow-different-programs on each"
+    )
+
+
+def _program_differences(first: Join, info: Join) -> Iterator[tuple[str, str]]:
+    """Yield each part of the program that differs, and how, if both sent theirs for one role."""
     if first.role != info.role or not (first.program and info.program):
         return
     for part in dict.fromkeys([*first.program, *info.program]):
@@ -179,11 +210,7 @@ def _check_program(first: Join, info: Join) -> None:
         shown = f"is {theirs} on {info.host}, but {ours} on {first.host}"
         if theirs == ours:  # a secret, or cut off before the difference
             shown = f"({ours}) differs between {info.host} and {first.host}"
-        raise UsageError(
-            f"{one_line(part)} {shown}, the first node",
-            hint="start every node with the same program and arguments, or pass"
-            " --allow-different-programs on each",
-        )
+        yield part, f"{one_line(part)} {shown}"
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:

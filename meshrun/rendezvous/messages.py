@@ -63,7 +63,7 @@ class Join:
     settings: dict[str, str]
     """Settings that must be the same on every node, by the name of the option."""
     program: dict[str, list[str]] = field(default_factory=dict)
-    """The program, part by part: a value that must be the same, and how to display it.
+    """The program, part by part: a value to compare, and how to display it.
 
     Empty if the other nodes may run anything.
     """

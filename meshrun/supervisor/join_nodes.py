@@ -23,7 +23,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
+from meshrun.rendezvous.expected_nodes import PROGRAM, PROGRAM_FILE
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.membership import fit_nodes
 from meshrun.rendezvous.messages import Join
@@ -135,12 +135,12 @@ def describe_program(
     without secrets.
     """
     if program.kind == "script":
-        parts = {"the program": ["a script", f"the script {program.target}"]}
+        parts = {PROGRAM: ["a script", f"the script {program.target}"]}
     elif program.kind == "module":
-        parts = {"the program": [f"-m {program.target}"] * 2}
+        parts = {PROGRAM: [f"-m {program.target}"] * 2}
     else:
         name = os.path.basename(program.target)
-        parts = {"the program": [f"the command {name}"] * 2}
+        parts = {PROGRAM: [f"the command {name}"] * 2}
     if (found := digest_program(program)) is not None:
         path, digest = found
         parts[PROGRAM_FILE] = [digest, f"{path} (sha256 {digest[:12]})"]

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import UsageError
-from meshrun.rendezvous.expected_nodes import PROGRAM_FILE, ExpectedNodes, TooMany, natural
+from meshrun.rendezvous.expected_nodes import (
+    PROGRAM,
+    PROGRAM_FILE,
+    ExpectedNodes,
+    TooMany,
+    natural,
+    note_different_arguments,
+)
 from meshrun.rendezvous.messages import Join
 from tests.parties import info
 
@@ -120,8 +127,9 @@ def test_a_difference_is_an_error(own: dict[str, str], theirs: dict[str, str], e
     assert gathered.joined == {}
 
 
+SCRIPT = {PROGRAM: ["a script", "the script x.py"]}
 FILE = {PROGRAM_FILE: ["1", "a/x.py (sha256 1)"]}
-TWO = {"argument 1": ["1", "`2`"]}
+ONE = {"argument 1": ["1", "`2`"]}
 
 
 @pytest.mark.parametrize(
@@ -130,16 +138,14 @@ TWO = {"argument 1": ["1", "`2`"]}
         (FILE, {PROGRAM_FILE: ["1", "b/x.py (sha256 1)"]}, None),
         (FILE, {PROGRAM_FILE: ["2", "b/x.py (sha256 2)"]},
          "the file of the program is b/x.py (sha256 2) on b, but a/x.py (sha256 1) on a"),
-        (FILE, TWO, "argument 1 is `2` on b, but not given on a"),
-        ({**FILE, **TWO}, TWO, None),
-        (TWO, {**TWO, "argument 2": ["1", "`-v`"]}, "argument 2 is `-v` on b, but not given on a"),
-        ({"argument 1": ["1", "`***`"]}, {"argument 1": ["2", "`***`"]},
-         "argument 1 (`***`) differs between b and a"),
-        (TWO, {}, None),
+        (SCRIPT, {PROGRAM: ["-m x", "-m x"]}, "the program is -m x on b, but the script x.py on a"),
+        ({**FILE, **ONE}, ONE, None),
+        (FILE, {**FILE, **ONE}, None),
+        (FILE, {}, None),
         ({}, FILE, None),
     ],
-    ids=["another path", "content", "fewer here", "file not found", "fewer there", "a secret",
-         "allowed there", "allowed here"],
+    ids=["another path", "content", "kind", "file not found", "arguments", "allowed there",
+         "allowed here"],
 )  # fmt: skip
 def test_programs_are_compared(
     own: dict[str, list[str]], theirs: dict[str, list[str]], error: str | None
@@ -153,6 +159,37 @@ def test_programs_are_compared(
             gathered.join(0, joining)
         joining = replace(joining, role="another")  # which has its own program
     gathered.join(0, joining)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "note"),
+    [
+        (ONE, [ONE], ""),
+        (ONE, [{}], ""),
+        ({}, [ONE], ""),
+        (FILE, [ONE], "argument 1 is `2` on b0, but not given on a, the first node"),
+        (ONE, [{**ONE, "argument 2": ["1", "`-v`"]}],
+         "argument 2 is `-v` on b0, but not given on a, the first node"),
+        ({"argument 1": ["1", "`***`"]}, [{"argument 1": ["2", "`***`"]}],
+         "argument 1 (`***`) differs between b0 and a, the first node"),
+        (ONE, [ONE, {"argument 1": ["3", "`3`"]}, FILE],
+         "argument 1 is `3` on b1, but `2` on a, the first node (2 nodes differ from it)"),
+        (ONE, [FILE, FILE, FILE],
+         "argument 1 is not given on b0, but `2` on a, the first node (3 nodes differ from it)"),
+    ],
+    ids=["same", "allowed there", "allowed here", "more there", "second", "a secret", "one of them",
+         "all"],
+)  # fmt: skip
+def test_different_arguments_are_noted(
+    own: dict[str, list[str]], others: list[dict[str, list[str]]], note: str
+) -> None:
+    """For the first node that differs, and how many others do."""
+    joined = [replace(info(f"b{number}"), program=each) for number, each in enumerate(others)]
+    found = note_different_arguments(replace(info("a"), program=own), joined)
+
+    assert found.partition("; if this is intended")[0] == note
+    another_role = [replace(each, role="another") for each in joined]
+    assert not note_different_arguments(replace(info("a"), program=own), another_role)
 
 
 @pytest.mark.parametrize(
