@@ -1,4 +1,4 @@
-"""Folders and files where others may write: nothing of this user's is taken for something else."""
+"""Folders and files that other users may write to, or have put in the way."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from meshrun.supervisor.timers import Timers
 from meshrun.worker.function import open_own
 
 OTHER = 12345
-"""A user, and a group, that nobody has."""
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+"""The number of a user and of a group that no one has."""
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files aw
 def test_who_else_may_write(
     mode: int, owner: int, group: int, found: str | None, tmp_path: Path
 ) -> None:
-    """To a folder, to one above it, or to one above a folder that is not there."""
+    """To a folder, to one above it, or to one above a folder that does not exist yet."""
     folder = tmp_path / "folder"
     (folder / "below").mkdir(parents=True)
     os.chown(folder, owner, group)
@@ -53,7 +53,7 @@ def test_who_else_may_write(
 
 
 def test_a_held_folder_is_the_one_that_was_made(tmp_path: Path) -> None:
-    """Not what has its name by now, and files in it are not what a link leads to."""
+    """And not a folder that took its name later; links in it are not followed."""
     folder = make_folder(str(tmp_path / "mine"))
     (tmp_path / "mine").rename(tmp_path / "moved")
     (tmp_path / "mine").mkdir()
@@ -74,8 +74,8 @@ def test_a_held_folder_is_the_one_that_was_made(tmp_path: Path) -> None:
         Folder(str(tmp_path / "other"))
 
 
-def test_only_forgotten_folders_are_removed(tmp_path: Path) -> None:
-    """With our name, of our user, and with our lock, which nobody holds any more."""
+def test_only_leftover_folders_are_removed(tmp_path: Path) -> None:
+    """With meshrun's name, this user as the owner, and a lock that no process holds."""
     for name in ("meshrun_unlocked", "another"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "precious").touch()
@@ -94,8 +94,8 @@ def test_only_forgotten_folders_are_removed(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("precious"))) == 2
 
 
-def test_a_pipe_takes_a_text_and_stays(tmp_path: Path) -> None:
-    """As a link does, to a pipe or to a file, whose mode is kept."""
+def test_writing_to_a_pipe_keeps_it(tmp_path: Path) -> None:
+    """And writing through a link keeps the link, and its target's mode."""
     os.mkfifo(pipe := tmp_path / "pipe")
     (link := tmp_path / "link").symlink_to("pipe")
     (kept := tmp_path / "kept").write_text("old")
@@ -119,8 +119,8 @@ def test_a_pipe_takes_a_text_and_stays(tmp_path: Path) -> None:
 
 
 @as_root
-def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
-    """Where anybody could have put it; in a folder of his own he may have what he likes."""
+def test_files_of_another_user_are_not_written(tmp_path: Path) -> None:
+    """In a folder where anyone may create files; elsewhere they are accepted."""
     (precious := tmp_path / "precious").write_text("kept")
     for mode, is_taken in ((0o1777, False), (0o755, True)):
         (folder := tmp_path / oct(mode)).mkdir()
@@ -141,7 +141,7 @@ def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
             record_failure(str(path), "host", "1", "why", notes.append)
             assert notes == [f"--node-history: `{path}` belongs to another user"]
 
-    for to in ("link", "pipe", "file"):  # by a link of one's own, to it or to a folder on the way
+    for to in ("link", "pipe", "file"):  # through one's own link to it, or to a folder on the way
         (mine := tmp_path / f"to_{to}").symlink_to(f"{oct(0o1777)}/{to}")
         with pytest.raises(UsageError, match="belongs to another user"):
             write_whole(str(mine), "new", "--report")
@@ -161,8 +161,8 @@ def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
 
 
 @as_root
-def test_what_is_unpickled_is_this_user_s(tmp_path: Path) -> None:
-    """Others can exchange a folder, but not make a file of ours, nor a link that counts as one."""
+def test_only_this_user_s_files_are_unpickled(tmp_path: Path) -> None:
+    """Others can replace a folder, but cannot create a file that this user owns."""
     (mine := tmp_path / "mine").write_bytes(b"a call")
     (link := tmp_path / "link").symlink_to(mine)
     (theirs := tmp_path / "theirs").write_bytes(b"a call")
@@ -176,8 +176,8 @@ def test_what_is_unpickled_is_this_user_s(tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_private_file_is_in_a_folder_of_ours(tmp_path: Path) -> None:
-    """Not in one that another user has put in its place, nor where a link there leads."""
+def test_a_private_file_is_in_this_user_s_folder(tmp_path: Path) -> None:
+    """Not in another user's folder in its place, nor where a link leads."""
     (precious := tmp_path / "precious").write_text("kept")
     (mine := tmp_path / "mine").mkdir()
     with open(mine / "file", "w", opener=open_private) as file:
@@ -196,24 +196,24 @@ def test_a_private_file_is_in_a_folder_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "error"),
     [("", "expects a file"), (".", "expects a file"), ("no/x", "`no` does not exist")],
 )
-def test_a_path_that_names_no_file_is_told_before(path: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_path_that_names_no_file_is_an_error(path: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         check_target(path, "--report")
 
 
-def test_an_error_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    """A program wrote it, perhaps."""
+def test_an_error_file_that_cannot_be_parsed_is_ignored(tmp_path: Path) -> None:
+    """The program may have written it."""
     path = tmp_path / "error.json"
     for text in ("", "[]", "[" * 100_000, '{"message": {}}'):
         path.write_text(text)
         assert read_record(str(path), 0, os.open) is None
 
 
-def test_a_timer_pipe_takes_the_place_of_a_pipe_alone(tmp_path: Path) -> None:
-    """And goes with its launch, unless something else has its name by then."""
+def test_a_timer_pipe_replaces_only_a_pipe(tmp_path: Path) -> None:
+    """It is removed with its launch, unless something else has its name by then."""
 
     def make(path: Path) -> Timers:
         return Timers(str(path), Reactor(), zygote_pid=os.getpid, note=str)
@@ -233,18 +233,18 @@ def test_a_timer_pipe_takes_the_place_of_a_pipe_alone(tmp_path: Path) -> None:
     assert (pipe.read_text(), link.is_symlink()) == ("kept", True)
 
 
-def test_what_no_timer_says_is_passed_over(tmp_path: Path) -> None:
-    """Ranks and others of this user may write to the pipe."""
-    told: list[str] = []
+def test_invalid_messages_to_a_timer_pipe_are_ignored(tmp_path: Path) -> None:
+    """Ranks and this user's other processes may write to it."""
+    notes: list[str] = []
     own = {"pid": os.getpid(), "scope_id": "a", "expiration_time": 1.0, "signal": 0}
     broken = [{"pid": -1}, {"pid": 0}, {"pid": 1 << 40}, {"signal": 999}, {"signal": -9},
               {"expiration_time": 10**400}, {"scope_id": [], "signal": 999}]  # fmt: skip
     lines = [json.dumps({**own, "signal": 15, **each}) for each in broken]
     with Reactor() as reactor:
-        timers = Timers(str(tmp_path / "pipe"), reactor, zygote_pid=os.getppid, note=told.append)
+        timers = Timers(str(tmp_path / "pipe"), reactor, zygote_pid=os.getppid, note=notes.append)
         with open(tmp_path / "pipe", "w") as pipe:
             pipe.write("\n".join([*lines, "[" * 20_000, "", "x" * 30_000]))
         for _ in range(3):
             reactor.turn(most_s=1)
         timers.close()
-    assert told == []
+    assert notes == []

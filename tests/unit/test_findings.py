@@ -1,4 +1,4 @@
-"""What a dry run says is wrong, and what it says of one rank."""
+"""The problems that a dry run reports, and its report on one rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plan(**values: object) -> LaunchPlan:
     ],
 )  # fmt: skip
 def test_each_finding_has_a_remedy(mesh: str, nnodes: int, found: list[tuple[str, str]]) -> None:
-    """The dims that talk most come first; those that may cross are no problem."""
+    """Dims with the most traffic come first; dims that may cross nodes are not reported."""
     layout = Layout.parse(mesh, nnodes=nnodes)
 
     assert [(one.problem, one.fix) for one in find_problems(layout)] == found
@@ -69,7 +69,7 @@ def test_each_finding_has_a_remedy(mesh: str, nnodes: int, found: list[tuple[str
     ],
 )  # fmt: skip
 def test_json_has_what_the_plan_says_of_each_rank(values: dict[str, object]) -> None:
-    """Though only one rank of each local rank is encoded."""
+    """Although only one rank for each local rank is encoded."""
     asked = plan(**values)
     text = render_plan_json(asked)
 
@@ -88,7 +88,7 @@ def test_json_has_what_the_plan_says_of_each_rank(values: dict[str, object]) -> 
     [
         ("tp=16,dp=2", 4, [("tp: 2 of 2 groups cross domains",
                             "put tp last: --mesh dp=2,tp=16")]),
-        ("dp=2,tp=16", 4, []),  # they cross nodes, which NVLink joins
+        ("dp=2,tp=16", 4, []),  # they cross nodes within an NVLink domain
         ("tp=32", 4, [("tp: 1 of 1 groups cross domains",
                        "its 32 ranks exceed the 16 workers of a domain; make tp smaller")]),
         ("dp=4,tp=8", 3, [("tp: 1 of 4 groups cross domains",
@@ -100,7 +100,7 @@ def test_json_has_what_the_plan_says_of_each_rank(values: dict[str, object]) -> 
                                 "put cp last: --mesh tp=8,dp=2,cp=2")]),
     ],
 )  # fmt: skip
-def test_where_domains_are_known_their_borders_count(
+def test_known_domains_count_instead_of_nodes(
     mesh: str, size: int, found: list[tuple[str, str]]
 ) -> None:
     layout = Layout.parse(mesh, nnodes=8, nproc_per_node=4, domain_size=size)
@@ -109,7 +109,7 @@ def test_where_domains_are_known_their_borders_count(
 
 
 def test_a_dry_run_says_what_each_dim_stays_within(capsys: pytest.CaptureFixture[str]) -> None:
-    """As a table and as JSON; the same of one rank, whose environment has the domains."""
+    """In the table and in JSON; the report on one rank also has its domain."""
     from meshrun.report.dry_run import print_dry_run
     from meshrun.report.one_rank import print_rank
 
@@ -135,7 +135,7 @@ def test_a_dry_run_says_what_each_dim_stays_within(capsys: pytest.CaptureFixture
 
 
 def test_spares_are_named() -> None:
-    """The nodes that have some, the first of many."""
+    """With the nodes that have some, or the first of many."""
     uneven = plan(mesh="dp=-1,tp=3", nproc_per_node="8,4", intra_node=["tp"])
     many = plan(mesh="dp=-1,tp=3", nproc_per_node="4", nnodes="5", intra_node=["tp"])
 
@@ -148,7 +148,7 @@ def test_spares_are_named() -> None:
 
 
 def test_a_rank_is_named_by_number_or_coordinate() -> None:
-    """One that means no rank, or several, is refused."""
+    """A name of no rank, or of several, is an error."""
     two = plan(mesh="dp=2,tp=4", nnodes="2")
 
     assert find_rank(two.layout, "5") == find_rank(two.layout, "dp=1,tp=1") == 5
@@ -157,8 +157,8 @@ def test_a_rank_is_named_by_number_or_coordinate() -> None:
             find_rank(two.layout, wrong)
 
 
-def test_one_rank_is_told_what_a_launch_would_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what is meshrun's own is shown: secrets of the environment are not."""
+def test_one_rank_is_shown_as_a_launch_would_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only variables that meshrun sets are shown, and no secrets of the environment."""
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     placed = plan(mesh="tp=4,dp=2", nnodes="2", intra_node=["tp"], place="auto")
     environment = environment_of(placed, placed.rank(5))

@@ -1,4 +1,4 @@
-"""Frames between launchers: whatever is done to the bytes, what comes out was sent."""
+"""Frames between launchers: whatever happens to the bytes, only what was sent is received."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frames(texts: list[bytes], *, key: bytes = KEY, direction: str = "participan
 
 @given(texts=TEXTS, cuts=st.lists(st.integers(0, 600), max_size=12))
 def test_any_split_of_the_bytes_gives_the_same_texts(texts: list[bytes], cuts: list[int]) -> None:
-    """The network keeps no boundaries."""
+    """The network does not keep boundaries."""
     sent = b"".join(frames(texts))
     ends = sorted({0, *(cut for cut in cuts if cut < len(sent)), len(sent)})
     reader = FrameReader(KEY, "participant")
@@ -31,8 +31,8 @@ def test_any_split_of_the_bytes_gives_the_same_texts(texts: list[bytes], cuts: l
 
 
 @given(texts=TEXTS, data=st.data())
-def test_a_flipped_bit_is_refused(texts: list[bytes], data: st.DataObject) -> None:
-    """In length, mark or text: no text comes out that was not sent before it."""
+def test_a_flipped_bit_is_rejected(texts: list[bytes], data: st.DataObject) -> None:
+    """In length, signature or text: only texts before it are received."""
     sent = bytearray(b"".join(frames(texts)))
     at = data.draw(st.integers(0, len(sent) * 8 - 1))
     sent[at // 8] ^= 1 << at % 8
@@ -43,7 +43,7 @@ def test_a_flipped_bit_is_refused(texts: list[bytes], data: st.DataObject) -> No
     except FrameError:
         return
 
-    # A longer length makes the reader wait for bytes that never come, and it gives nothing more.
+    # With a longer length, the reader waits for bytes that never come.
     assert got == texts[: len(got)]
     assert len(got) < len(texts)
 
@@ -51,10 +51,10 @@ def test_a_flipped_bit_is_refused(texts: list[bytes], data: st.DataObject) -> No
 @pytest.mark.parametrize(
     "order",
     [[0, 0], [1, 0, 2], [0, 2], [1], [0, 1, 1], [2, 1, 0]],
-    ids=["repeated", "reordered", "left out", "first left out", "sent again later", "backwards"],
+    ids=["repeated", "reordered", "omitted", "first omitted", "repeated later", "backwards"],
 )
 def test_the_order_of_frames_cannot_be_changed(order: list[int]) -> None:
-    """Each carries its number in its mark."""
+    """Each frame's signature includes its number."""
     sent = frames([b"a", b"b", b"c"])
 
     with pytest.raises(FrameError, match="not signed with this launch's key"):
@@ -62,7 +62,7 @@ def test_the_order_of_frames_cannot_be_changed(order: list[int]) -> None:
 
 
 def test_a_frame_cannot_be_sent_back() -> None:
-    """The two directions have different marks."""
+    """The two directions have different signatures."""
     (sent,) = frames([b"a"], direction="coordinator")
 
     assert FrameReader(KEY, "coordinator").feed(sent) == [b"a"]
@@ -70,13 +70,13 @@ def test_a_frame_cannot_be_sent_back() -> None:
         FrameReader(KEY, "participant").feed(sent)
 
 
-def test_another_key_is_refused() -> None:
-    """Also for an empty text."""
+def test_another_key_is_rejected() -> None:
+    """Even for an empty text."""
     with pytest.raises(FrameError):
         FrameReader(KEY, "participant").feed(frames([b""], key=b"K" * 32)[0])
 
 
-def test_a_length_beyond_the_limit_is_refused_before_it_is_waited_for() -> None:
-    """Nobody has this launcher hold gigabytes."""
+def test_a_length_beyond_the_limit_is_rejected_at_once() -> None:
+    """No one can make a launcher buffer gigabytes."""
     with pytest.raises(FrameError, match=f"a frame of {LONGEST + 1} bytes"):
         FrameReader(KEY, "participant").feed((LONGEST + 1).to_bytes(4, "big"))

@@ -1,4 +1,4 @@
-"""Texts that nobody would write: a clear error or success, never another exception or a hang."""
+"""Absurd input gives success or a clear error, never another exception or a hang."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUMBERS = (
     *("", "0", "1", "2", "3", "4", "8", "-1", "-7", "007", "1e3", "0x2", "1_0", " 2 ", "+4", "2.5"),
     *("nan", "inf", "\u00b2", "\u0664", "999983", "999999937", "1000000000", "9" * 30, "9" * 5000),
 )
-"""What may stand where a number should: small ones, odd spellings, primes, and far too much."""
+"""Texts in the place of a number: small ones, odd spellings, primes, and far too large ones."""
 WORDS = (
     *("dp", "tp", "cp", "ep_2", "pp", "rank", "local_rank", "auto", "gpu", "static", "SIGTERM"),
     *("true", "no", "gloo", "nccl", "loss", "host", "[::1]", "0-3", "15m", "\u00e9", "dp_cp"),
@@ -59,14 +59,14 @@ LAUNCH = (
 OPTIONS = sorted(
     str(parameter.envvar)
     for parameter in typer.main.get_command(command.typer_app).params
-    # These write a file, print the plan of millions of ranks, or load what is installed.
+    # Left out: options that write a file, print the plan of millions of ranks, or load plugins.
     if parameter.envvar
     and parameter.envvar not in ("MESHRUN_OUTPUT", "MESHRUN_ALL", "PET_PRINT_COMPLETION")
 )
 
 
 def is_answered(ask: Callable[[], object]) -> bool:
-    """Ask, and return whether it went well; only a MeshrunError with a message may be raised."""
+    """Return whether ``ask`` succeeds; it may raise only a MeshrunError with a message."""
     try:
         ask()
     except MeshrunError as error:
@@ -78,7 +78,7 @@ def is_answered(ask: Callable[[], object]) -> bool:
 
 @given(texts, st.none() | texts)
 def test_any_text_is_a_mesh_or_an_error(text: str, names: str | None) -> None:
-    """And what is a mesh is read back from its own text."""
+    """And every mesh can be parsed from its own text."""
     if is_answered(lambda: parse_mesh(text, names)):
         mesh = parse_mesh(text, names)
 
@@ -87,7 +87,7 @@ def test_any_text_is_a_mesh_or_an_error(text: str, names: str | None) -> None:
 
 @given(texts)
 def test_any_text_is_a_derived_dim_or_an_error(text: str) -> None:
-    """So is what is read of it: its own text gives it back."""
+    """And every value can be parsed from its own text."""
     for parse in (parse_flatten, parse_view):
         if is_answered(lambda parse=parse: parse(text)):
             assert parse(str(parse(text))) == parse(text)
@@ -102,14 +102,14 @@ several = st.lists(texts, max_size=2)
 @example("999999937x1", (4, None), [], [], "")
 @example("2", (10**9, None), [], [], "")
 @example("x".join(["999999999"] * 45), (3, None), [], [], "")
-def test_any_layout_fits_or_is_refused(
+def test_any_layout_fits_or_is_an_error(
     spec: str | None,
     machines: tuple[int, int | None],
     flatten: list[str],
     views: list[str],
     where: str,
 ) -> None:
-    """However large the numbers are, and whatever is joined, viewed or chosen."""
+    """However large its numbers, with any flattened dims, views and selection of ranks."""
     nodes, workers = machines
 
     def ask() -> None:
@@ -132,7 +132,7 @@ plain_values = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([*Layout.parse("dp=2").to_dict(), "more"]), plain_values))
 def test_any_values_are_a_layout_or_an_error(values: dict[str, Any]) -> None:
-    """Whatever a file says of a layout."""
+    """Whatever a file contains."""
 
     def ask() -> None:
         layout = Layout.from_dict(values)
@@ -152,7 +152,7 @@ durations = st.builds(
 @example("15d", "", "")
 @example("0.0001ms", "", "")
 def test_any_group_options_reach_the_ranks(timeout: str, backend: str, setting: str) -> None:
-    """What is read on the command line is what ranks read from their environment."""
+    """Ranks read from their environment what the command line said."""
     for texts_of in (([timeout], [], []), ([], [backend], []), ([], [], [setting])):
         timeouts, backends, pairs = texts_of
         read = partial(parse_group_options, backends, timeouts, pairs)
@@ -165,7 +165,7 @@ def test_any_group_options_reach_the_ranks(timeout: str, backend: str, setting: 
 @example({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "0"})
 @example({"WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "9" * 30, "MESHRUN_NPROC_PER_NODE": "1"})
 def test_any_environment_is_a_launch_or_an_error(values: dict[str, str]) -> None:
-    """Whoever set RANK, WORLD_SIZE and the like, and to what."""
+    """Whatever RANK, WORLD_SIZE and the like contain."""
     with mock.patch.dict(os.environ, values):
         is_answered(current_layout)
         is_answered(lambda: layout_of("dp=-1", None))
@@ -185,20 +185,20 @@ def test_any_environment_is_a_launch_or_an_error(values: dict[str, str]) -> None
 @example({"MESHRUN_GPU_MEMORY_WAIT": "9" * 400 + "MiB"}, [])
 @example({"PET_NNODES": "9" * 4000, "PET_NPROC_PER_NODE": "9" * 4000}, [])
 def test_any_options_are_a_plan_or_an_error(values: dict[str, str], words: list[str]) -> None:
-    """Each option is read from its variable, as the command line would be."""
+    """Options come from their variables, which are read like the command line."""
     is_planned(values, words)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("text", ["{}", "0-{}", "{}-{}", "{}.{}", "{}:{}", "{}MiB", "{}s", "{}x{}"])
 def test_a_number_of_any_length_is_a_plan_or_an_error(text: str) -> None:
-    """Python converts no more than 4,300 digits, and 400 are no float."""
+    """Python converts at most 4,300 digits, and 400 are too many for a float."""
     for digits, option in product((400, 5000), OPTIONS):
         is_planned({option: text.replace("{}", "9" * digits)}, [])
 
 
 def is_planned(values: dict[str, str], words: list[str]) -> None:
-    """Plan a launch with variables and words of the command line; see that it is answered."""
+    """Plan a launch with these variables and words; check that it succeeds or gives an error."""
     usage_error = command._TyperUsageError
 
     def ask() -> None:
@@ -227,7 +227,7 @@ json_values = st.recursive(
 
 @st.composite
 def packets(draw: st.DrawFn) -> bytes:
-    """Packets that are nearly messages: the right kind, with fields that are not."""
+    """Packets that are almost messages: often of a known kind, with wrong fields."""
     kind = draw(st.sampled_from(sorted(codec._TYPES)) | st.text(max_size=8))
     fields = getattr(codec._TYPES.get(kind), "__dataclass_fields__", {"rank": None})
     values = {name: draw(json_values) for name in fields if draw(st.integers(0, 9))}
@@ -238,7 +238,7 @@ def packets(draw: st.DrawFn) -> bytes:
 
 @given(packets())
 def test_any_packet_is_a_message_or_an_error(packet: bytes) -> None:
-    """And what is a message is sent as one that is read alike, unless it holds no JSON number."""
+    """And every message survives another packet, except NaN, which equals nothing."""
     try:
         message = codec.decode(packet)
     except codec.WireError:

@@ -1,4 +1,4 @@
-"""The health of GPUs: what the driver and the kernel's log tell, and what is made of it."""
+"""The health of GPUs, from the driver and the kernel's log."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def examine(
     """Return the findings for a launch with a rank on each of these GPUs, and its error."""
     plan = launch(monkeypatch, list(cards))
     monkeypatch.setattr(check_gpus, "read_xids", lambda: log)
-    told: list[str] = []
+    notes: list[str] = []
     try:
-        examine_gpus(plan, told.append)
+        examine_gpus(plan, notes.append)
     except HostError as error:
-        return told, error
-    return told, None
+        return notes, error
+    return notes, None
 
 
-def test_gpus_that_are_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older models that tell of nothing are too, and cards whose links were never joined."""
+def test_healthy_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Including older models that report nothing, and cards whose links were never connected."""
     unlinked = {**WELL, "links": [None] * 18}
     cards = card("GPU-0", 1, **WELL), card("GPU-1", 2), card("GPU-2", 3, **unlinked)
 
@@ -105,7 +105,7 @@ def test_what_is_wrong_with_a_gpu(
     is_severe: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One line with the number of the GPU and what to do; the severe ends the launch."""
+    """One line with the GPU's number and what to do; a severe problem ends the launch."""
     well, ill = card("GPU-0", 1, **WELL), card("GPU-1", 2, **{**WELL, **answers})
 
     (line,), error = examine(monkeypatch, [], well, ill)
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_a_gpu(
 
 
 def test_a_throttled_gpu_of_an_older_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which calls the same number by another name."""
+    """It has the same number under another name."""
     answers = {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20}
 
     (line,), _ = examine(monkeypatch, [], card("GPU-0", 1, **answers))
@@ -129,7 +129,7 @@ def test_a_throttled_gpu_of_an_older_driver(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_gpu_without_an_address_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver tells no address in some sandboxes."""
+    """In some sandboxes, the driver reports no address."""
     monkeypatch.setattr(FakeNvml, "_nvmlDeviceGetPciInfo_v3", lambda *_: NOT_SUPPORTED)
 
     (line,), error = examine(monkeypatch, [], card("GPU-0", 1, **WELL))
@@ -139,7 +139,7 @@ def test_a_gpu_without_an_address_is_found_by_its_uuid(monkeypatch: pytest.Monke
 
 
 def test_an_instance_without_an_address_is_a_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is found by its UUID, and then looked at."""
+    """That GPU is found by the instance's UUID."""
     driver = FakeNvml([card("GPU-0", 1), card("GPU-1", 2, migs=["MIG-10", "MIG-11"])])
     monkeypatch.setattr(FakeNvml, "_nvmlDeviceGetPciInfo_v3", lambda *_: NOT_SUPPORTED)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
@@ -155,7 +155,7 @@ def test_an_instance_without_an_address_is_a_part_of_a_gpu(monkeypatch: pytest.M
 
 
 def test_gpus_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is lost, the whole driver, and a container without its library."""
+    """A lost GPU, a driver that fails, and a container without its library."""
     (line,), error = examine(monkeypatch, [], card("GPU-0", 1, **WELL), None)
     assert line.startswith("GPU 1: the driver cannot reach it")
     assert error is not None
@@ -168,18 +168,18 @@ def test_gpus_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(name)
 
-    told: list[str] = []
+    notes: list[str] = []
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    examine_gpus(plan, told.append)
-    examine_gpus(replace(plan, host=replace(plan.host, gpus=())), told.append)
-    assert told == [
+    examine_gpus(plan, notes.append)
+    examine_gpus(replace(plan, host=replace(plan.host, gpus=())), notes.append)
+    assert notes == [
         "--check-gpus: libnvidia-ml.so.1 is not installed; no GPU was checked",
         "--check-gpus: this launch uses no GPU of this machine",
     ]
 
 
 def test_nodes_with_different_drivers_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If they are checked."""
+    """With --check-gpus."""
     nodes = []
     for driver in ("570.124.06", "550.90.07"):
         plan = launch(monkeypatch, [card("GPU-0", 1)])
@@ -197,7 +197,7 @@ def test_nodes_with_different_drivers_do_not_start(monkeypatch: pytest.MonkeyPat
 
 
 def test_xids_are_read(tmp_path: Path) -> None:
-    """From the records of /dev/kmsg; whose process it was is left out."""
+    """From the records of /dev/kmsg, without the process."""
     (tmp_path / "kmsg").write_text(LOG)
 
     assert read_xids(tmp_path / "kmsg") == [
@@ -225,10 +225,10 @@ def test_xids_are_read(tmp_path: Path) -> None:
         ("echo no access; exit 1", None),
     ],
 )
-def test_the_journal_is_read_where_the_log_may_not_be(
+def test_the_journal_is_read_if_the_log_cannot_be(
     script: str, found: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By users of its groups; others get nothing from it, which does not mean that all is well."""
+    """Only its groups may read it; for others it is empty, which does not mean that all is well."""
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "journalctl").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "journalctl").chmod(0o755)
@@ -236,8 +236,8 @@ def test_the_journal_is_read_where_the_log_may_not_be(
     assert read_xids(tmp_path / "kmsg") == found
 
 
-def test_xids_of_the_gpus_of_a_launch_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How often and what to do; others' are not, and a log that cannot be read is said."""
+def test_xids_of_the_gpus_of_a_launch_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their number and what to do, but not those of other GPUs; so is an unreadable log."""
     log = [
         Xid("0000:02:00", 79, "off"),
         Xid("0000:02:00", 79, "off the bus"),
@@ -262,7 +262,7 @@ def test_xids_of_the_gpus_of_a_launch_are_told(monkeypatch: pytest.MonkeyPatch) 
 def test_xids_since_the_start_explain_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the rank's own GPU, where its end may have to do with it."""
+    """Only those of the rank's own GPU, and only if they may be related to the failure."""
     log = tmp_path / "kmsg"
     log.write_text("4,1,1,-;NVRM: Xid (PCI:0000:01:00): 63, old\n")
     plan = launch(monkeypatch, [card("GPU-0", 1), card("GPU-1", 2)])

@@ -1,4 +1,4 @@
-"""Links between GPUs, from a driver that is not there."""
+"""Links between GPUs, from a fake driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ends = list[int | str | None]
 def read(
     monkeypatch: pytest.MonkeyPatch, links: list[Ends], levels: dict[tuple[int, int], int]
 ) -> GpuLinks:
-    """Read the links of GPUs on the buses 0, 1, 2 ...; ``levels`` are the ways over PCI."""
+    """Read the links of GPUs on the buses 0, 1, 2 ...; ``levels`` are their paths over PCI."""
     cards = [
         card(
             f"GPU-{bus}", bus, links=ends,
@@ -34,8 +34,8 @@ def read(
     return found
 
 
-def test_links_are_counted_straight_and_through_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links that are down do not count; without any, the path over PCI is shown."""
+def test_links_are_counted_directly_and_through_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links that are down do not count; without links, the path over PCI is shown."""
     straight = read(monkeypatch, [[1, 1, None], [0, 0], []], {(0, 2): 30, (1, 2): 50})
     switched = read(monkeypatch, [["switch"] * 4, ["switch"] * 3], {})
     unknown = read(monkeypatch, [[], []], {})
@@ -52,14 +52,14 @@ def test_links_are_counted_straight_and_through_switches(monkeypatch: pytest.Mon
 def test_the_slowest_link_counts(
     devices: list[int], weakest: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More links are faster, and any is faster than PCI."""
+    """More links are faster, and any link is faster than PCI."""
     links = read(monkeypatch, [[1, 1, None], [0, 0], []], {(0, 2): 30, (1, 2): 50})
 
     assert links.weakest(devices) == weakest
     assert GpuLinks.weakest_of(["NV4", "NV18", "?"]) == "?"
 
 
-def test_a_dry_run_tells_the_slowest_link_of_each_dim(
+def test_a_dry_run_shows_the_slowest_link_of_each_dim(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the groups on this node."""
@@ -85,7 +85,7 @@ def test_a_dry_run_tells_the_slowest_link_of_each_dim(
         ([(7, 3, 3), (7, 3, 3)], "07" * 16 + "/3"),
         ([(7, 3, 3), (7, 4, 3)], ""),
         ([(7, 3, 3), (7, 3, 2)], ""),  # the fabric manager has not finished
-        ([(0, 0, 3), (0, 0, 3)], ""),  # NVLinks that stay in the node
+        ([(0, 0, 3), (0, 0, 3)], ""),  # NVLinks do not leave the node
         ([None, None], ""),
         ([], ""),
     ],

@@ -1,4 +1,4 @@
-"""The GPUs of a machine, which of them a launch sees, and which it is given."""
+"""The GPUs of a machine: which ones a launch sees, and which ones it gets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SLICED = [card("GPU-aa", 1, migs=["MIG-11", "MIG-12"]), card("GPU-bb", 2, migs=[
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Install a driver with some cards, and return it."""
+    """Return a function that installs a driver with some GPUs."""
 
     def make(cards: Sequence[dict[str, Any] | None] = CARDS) -> FakeNvml:
         nvml = FakeNvml(cards)
@@ -73,7 +73,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_visible_gpus(listed: str | None, addresses: tuple[str, ...], driver: Any) -> None:
-    """In the order of CUDA_VISIBLE_DEVICES, up to the first that is not there."""
+    """In the order of CUDA_VISIBLE_DEVICES, up to the first unknown one."""
     nvml = driver()
     env = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
 
@@ -89,8 +89,8 @@ def test_visible_gpus(listed: str | None, addresses: tuple[str, ...], driver: An
     ("present", "listed", "count"),
     [(8, "0,1", 2), (8, "GPU-1b2c,GPU-3d4e", 2), (8, "0,9,2", 1), (0, "0,1", 0), (8, "MIG-1", 1)],
 )
-def test_without_uuids_names_are_believed(present: int, listed: str, count: int) -> None:
-    """In a container without NVML there are only device nodes."""
+def test_without_uuids_names_are_trusted(present: int, listed: str, count: int) -> None:
+    """A container without NVML has only device nodes."""
     gpus = [Gpu(entry=str(index), index=index) for index in range(present)]
 
     assert len(filter_visible(gpus, listed)) == count
@@ -109,7 +109,7 @@ def test_mig_instances_are_seen_by_name(driver: Any) -> None:
 
 
 def test_drivers_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """None, one that does not answer, one of another age, and a lost GPU."""
+    """No driver, one that fails, one without these functions, and a lost GPU."""
 
     def missing(name: str) -> None:
         raise OSError(name)
@@ -150,7 +150,7 @@ def kfd(sysfs: Path, nodes: Sequence[tuple[int, int, int]]) -> None:
 def test_amd_gpus(
     env: dict[str, str], buses: list[int], entries: list[str], tmp_path: Path
 ) -> None:
-    """ROCr hides GPUs and renumbers the others; then HIP reads its own variable, or CUDA's."""
+    """ROCr hides GPUs and renumbers the rest; then HIP reads its own variable, or CUDA's."""
     kfd(tmp_path, [(0, 0, 0), (304, 0xA1, 0x43), (304, 0xB1, 0x44), (304, 0xC1, 0xA3)])
     put(tmp_path / "bus/pci/devices/0000:44:00.0/numa_node", "1")
 
@@ -163,7 +163,7 @@ def test_amd_gpus(
 
 
 def test_intel_gpus(tmp_path: Path) -> None:
-    """By the mask of Level Zero, in which tiles have a dot; cards of others are none."""
+    """By Level Zero's mask, in which tiles have a dot; other vendors' cards do not count."""
     for minor, (bus, vendor) in enumerate([(3, "0x8086"), (4, "0x1002"), (5, "0x8086")], 128):
         device = tmp_path / f"devices/pci0000:00/0000:{bus:02x}:00.0"
         put(device / "vendor", vendor)
@@ -178,7 +178,7 @@ def test_intel_gpus(tmp_path: Path) -> None:
     assert seen("1.0,1.1,2") == [("1.0", "0000:05:00.0"), ("1.1", "0000:05:00.0")]
 
 
-# ---- what is asked for -------------------------------------------------------------------------
+# ---- what is requested -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_intel_gpus(tmp_path: Path) -> None:
         ("MIG-1,MIG-GPU-5c/7/0", ("MIG-1", "MIG-GPU-5c/7/0")),
     ],
 )
-def test_lists_of_gpus_are_read(text: str, entries: tuple[str, ...]) -> None:
-    """Numbers and runs of them, UUIDs, or MIG instances."""
+def test_lists_of_gpus_are_parsed(text: str, entries: tuple[str, ...]) -> None:
+    """Numbers and ranges, UUIDs, or MIG instances."""
     assert parse_gpus(text, "--gpus") == entries
 
 
@@ -216,8 +216,8 @@ def test_lists_of_gpus_are_read(text: str, entries: tuple[str, ...]) -> None:
         ("MIG-1,GPU-1", "mixes `MIG-1`, the name of a MIG instance and `GPU-1`, a UUID"),
     ],
 )
-def test_lists_of_gpus_that_are_none(text: str, message: str) -> None:
-    """Each mistake has its own words."""
+def test_invalid_lists_of_gpus(text: str, message: str) -> None:
+    """Each mistake has its own error."""
     with pytest.raises(UsageError) as caught:
         parse_gpus(text, "--gpus")
 
@@ -257,10 +257,10 @@ def facts(visible: tuple[str, ...] | None = None, **changes: Any) -> HostFacts:
         ("MIG-GPU-a1/7/0", None, [1], ("MIG-GPU-a1/7/0",)),
     ],
 )
-def test_gpus_are_chosen_among_the_visible(
+def test_gpus_are_chosen_among_visible_ones(
     asked: str, visible: tuple[str, ...] | None, indices: list[int], entries: tuple[str, ...]
 ) -> None:
-    """Numbers count as ``cuda:2`` does; what is written is what the variable had."""
+    """Numbers mean what they do in ``cuda:2``; ranks get the variable's own entries."""
     chosen = choose_gpus(parse_gpus(asked, "--gpus"), facts(visible))
 
     assert [gpu.index for gpu in chosen.gpus] == indices
@@ -284,7 +284,7 @@ def test_gpus_are_chosen_among_the_visible(
     ],
 )
 def test_gpus_that_are_not_here(asked: str, visible: tuple[str, ...] | None, message: str) -> None:
-    """What was asked for and what there is, with the numbers."""
+    """The error says what was requested and what there is, with the numbers."""
     with pytest.raises(UsageError) as caught:
         choose_gpus(parse_gpus(asked, "--gpus"), facts(visible))
 
@@ -293,7 +293,7 @@ def test_gpus_that_are_not_here(asked: str, visible: tuple[str, ...] | None, mes
 
 
 def test_an_empty_list_hides_all() -> None:
-    """And is what the error shows."""
+    """And the error shows it."""
     with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES= leaves no GPU"):
         choose_gpus(("0",), facts((), gpus=()))
     assert listed_devices(("HIP", "CUDA"), {"HIP": "", "CUDA": "1, 2"}) == ("1", "2")
@@ -301,8 +301,8 @@ def test_an_empty_list_hides_all() -> None:
     assert listed_devices(("HIP", "CUDA"), {}) is None
 
 
-def test_a_machine_without_gpus_is_planned_for_and_not_launched_on() -> None:
-    """A dry run may plan for another one."""
+def test_a_machine_without_gpus_can_plan_but_not_launch() -> None:
+    """A dry run may be meant for another machine."""
     bare = HostFacts(hostname="laptop", usable_cores=4, accelerator=None, accelerator_count=0)
 
     planned = choose_gpus(("0", "2"), bare, check_host=False)
@@ -312,8 +312,8 @@ def test_a_machine_without_gpus_is_planned_for_and_not_launched_on() -> None:
         choose_gpus(("0", "2"), bare)
 
 
-def test_what_else_is_known_of_gpus_follows_the_choice() -> None:
-    """NUMA nodes and links are those of the GPUs that are left, in their order."""
+def test_numa_nodes_and_links_follow_the_choice() -> None:
+    """They are those of the chosen GPUs, in their order."""
     whole = facts(
         topology=Topology(cpus=(), accelerator_nodes=(0, 0, 1, None)),
         links=GpuLinks(pairs=tuple(tuple(f"{a}{b}" for b in range(4)) for a in range(4))),
@@ -326,8 +326,8 @@ def test_what_else_is_known_of_gpus_follows_the_choice() -> None:
     assert chosen.links == GpuLinks(pairs=(("33", "30"), ("03", "00")))
 
 
-def test_models_that_differ_are_passed_by_uuid() -> None:
-    """CUDA would number the fastest first."""
+def test_different_models_are_passed_by_uuid() -> None:
+    """CUDA would number the fastest one first."""
     gpus = tuple(replace(gpu, model=f"model {gpu.index == 3}") for gpu in facts().gpus)
 
     assert choose_gpus(("3", "2"), facts(gpus=gpus)).visible_devices == ("GPU-c3", "GPU-b2")
@@ -345,7 +345,7 @@ def test_models_that_differ_are_passed_by_uuid() -> None:
     ],
 )
 def test_other_vendors(variables: tuple[str, ...], asked: str, expected: tuple[str, ...]) -> None:
-    """HIP is given numbers; Level Zero numbers devices in its own order whatever the mask says."""
+    """HIP gets numbers; Level Zero keeps its own order of devices, whatever the mask says."""
     chosen = choose_gpus(parse_gpus(asked, "--gpus"), facts(visibility=variables))
 
     assert chosen.visible_devices == expected
@@ -365,7 +365,7 @@ def test_other_vendors(variables: tuple[str, ...], asked: str, expected: tuple[s
     ],
 )
 def test_each_build_has_its_variable(build: Any, env: dict[str, str], variables: object) -> None:
-    """By which its devices are chosen."""
+    """The variable that selects its devices."""
     assert visibility_variables(build, env) == variables
 
 
@@ -388,8 +388,8 @@ def environment(of: LaunchPlan, rank: int, base: dict[str, str] | None = None) -
     return rank_environment(of, of.rank(rank), launch, base or {})
 
 
-def test_ranks_see_the_gpus_that_were_chosen() -> None:
-    """All of them, or with virtual local ranks each its own; by the variable of their vendor."""
+def test_ranks_see_the_chosen_gpus() -> None:
+    """All of them, or with virtual local ranks only their own, in their vendor's variable."""
     hip = facts(visibility=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
     xpu = facts(visibility=("ZE_AFFINITY_MASK",), accelerator="xpu")
 
@@ -414,7 +414,7 @@ def test_ranks_see_the_gpus_that_were_chosen() -> None:
 def test_launches_that_do_not_fit_the_gpus(
     mesh: str, changes: dict[str, Any], message: str
 ) -> None:
-    """A mesh never moves to the CPU silently, and CUDA shows a process one MIG instance."""
+    """A mesh never falls back to the CPU silently, and CUDA shows a process one MIG instance."""
     with pytest.raises((UsageError, LayoutError)) as caught:
         plan(mesh, **changes)
 
@@ -422,16 +422,16 @@ def test_launches_that_do_not_fit_the_gpus(
     assert caught.value.hint
 
 
-def test_mig_instances_are_for_virtual_local_ranks() -> None:
-    """Each rank its own; or one for a launch of one."""
+def test_mig_instances_need_virtual_local_ranks() -> None:
+    """Each rank gets its own; a single rank needs no such option."""
     migs = plan(gpus=("MIG-1", "MIG-3"), virtual_local_rank=True)
 
     assert environment(migs, 1)["CUDA_VISIBLE_DEVICES"] == "MIG-3"
     assert environment(plan("dp=1", gpus=("MIG-1",)), 0)["CUDA_VISIBLE_DEVICES"] == "MIG-1"
 
 
-def test_a_torch_without_gpus_refuses_them() -> None:
-    """Though the machine has some; without a mesh the program may use them."""
+def test_a_torch_without_gpu_support_cannot_use_them() -> None:
+    """Although the machine has some; without a mesh, the program may use them."""
     bare = facts(accelerator=None, accelerator_count=0)
 
     with pytest.raises(UsageError, match="the mesh is on cpu"):
@@ -440,7 +440,7 @@ def test_a_torch_without_gpus_refuses_them() -> None:
 
 
 def test_a_dry_run_shows_the_gpu_of_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    """By number, UUID, NUMA node and network card; of other nodes nothing is known."""
+    """With number, UUID, NUMA node and network card; those of other nodes are unknown."""
     from meshrun.report.dry_run import print_dry_run
     from meshrun.report.one_rank import print_rank
     from meshrun.report.plan_json import render_plan_json
@@ -468,7 +468,7 @@ def test_a_dry_run_shows_the_gpu_of_each_rank(capsys: pytest.CaptureFixture[str]
 
 
 def test_without_a_driver_there_is_no_wait_for_memory(driver: Any) -> None:
-    """A note says so to a user who asked for it; nor does a mesh on the CPU wait."""
+    """Nor for a mesh on the CPU; a note says so."""
     asked = GpuMemoryWait(limit_bytes=1 << 20, timeout_s=9.0)
     on_cpu = plan("dp=1", gpus=None, device="cpu", gpu_memory_wait=asked)
     notes: list[str] = []
@@ -483,8 +483,8 @@ def test_without_a_driver_there_is_no_wait_for_memory(driver: Any) -> None:
     assert begun == ["now"] * 2
 
 
-def test_ranks_of_a_warm_server_are_of_this_launch(driver: Any) -> None:
-    """Their zygote is none of our children."""
+def test_ranks_of_a_warm_server_belong_to_this_launch(driver: Any) -> None:
+    """Their zygote is not a child of the launcher."""
     outside = psutil.Process(os.getppid())
     gpu = Gpu(entry="0", index=0, uuid="GPU-a1")
     driver([card("GPU-a1", 1, used=1 << 30, processes=[[outside.pid, 1 << 30]])])
@@ -497,7 +497,7 @@ def test_ranks_of_a_warm_server_are_of_this_launch(driver: Any) -> None:
 
 
 def test_only_gpus_that_ranks_use_are_waited_for() -> None:
-    """All that are visible, where the program chooses."""
+    """If the program chooses, all visible GPUs are."""
     assert [gpu.index for gpu in plan("dp=1", gpus=None).used_gpus] == [0]
     assert [gpu.index for gpu in plan().used_gpus] == [2, 3]
     assert [gpu.index for gpu in plan(None).used_gpus] == [2, 3]
@@ -520,7 +520,7 @@ WAYS = {
 
 
 def test_the_nearest_network_cards_are_found(tmp_path: Path) -> None:
-    """By the way through PCI and the NUMA node; cards without a link and bridges do not count."""
+    """By the path through PCI and the NUMA node; cards without a link and bridges do not count."""
     (tmp_path / "bus/pci/devices").mkdir(parents=True)
     for name, way in WAYS.items():
         device = tmp_path / "devices" / way
@@ -571,14 +571,14 @@ NETWORKS = (("eth0", "10.0.0.0/24"), ("eth1", "10.0.0.0/24"), ("eth2", "10.0.2.0
 def test_an_interface_counts_if_it_reaches_the_other_nodes(
     interface: str | None, near: tuple[str, ...], found: dict[str, str]
 ) -> None:
-    """By the same network as the one by which the nodes have met; else the default stays."""
+    """If it is on the network over which nodes found each other; otherwise the default stays."""
     gpu = Gpu(entry="0", interfaces=Nics(names=near, nearness="same switch"))
 
     assert nic_variables(gpu, interface, NETWORKS) == found
 
 
-def test_ranks_are_kept_to_the_cards_next_to_their_gpus() -> None:
-    """Only if that is asked for, and never against what the user set."""
+def test_ranks_use_the_cards_next_to_their_gpus() -> None:
+    """Only on request, and never against the user's own variables."""
     gpus = tuple(
         replace(gpu, cards=Nics(names=(f"m{n}",), nearness="same root", ports=(f"m{n}:1",)))
         for n, gpu in enumerate(facts().gpus)
@@ -595,5 +595,5 @@ def test_ranks_are_kept_to_the_cards_next_to_their_gpus() -> None:
 
 
 def test_networks_of_this_machine() -> None:
-    """As far as it has any; loopback is none."""
+    """Without loopback."""
     assert all("127." not in network and "/" in network for _, network in networks_of_interfaces())

@@ -1,4 +1,4 @@
-"""Back ends, timeouts and options of groups, as texts and as values."""
+"""Back ends, timeouts and options of groups, as text and as values."""
 
 import pytest
 
@@ -17,19 +17,19 @@ from meshrun.plan.group_options import GroupOptions, format_group_options, parse
     ],
 )
 def test_timeouts_have_units(text: str, expected: tuple[str, float]) -> None:
-    """Seconds if nothing is said."""
+    """The default is seconds."""
     assert parse_group_options([], [text], []).timeouts_s == (expected,)
 
 
 @pytest.mark.parametrize("text", ["tp=-1", "tp=0", "m", "tp=", "=3s", "1y"])
-def test_a_timeout_that_is_none(text: str) -> None:
-    """Nor is one that is no time at all."""
+def test_an_invalid_timeout(text: str) -> None:
+    """Zero and negative ones too."""
     with pytest.raises(UsageError, match="--timeout"):
         parse_group_options([], [text], [])
 
 
-def test_a_dim_has_its_own_or_all_have_one() -> None:
-    """What is said of a dim counts before what is said of all."""
+def test_an_option_is_for_one_dim_or_for_all() -> None:
+    """One for a dim takes precedence."""
     options = parse_group_options(["gloo", "tp=nccl"], ["10s;tp=2m"], ["tp:a=1,b=2"])
 
     assert (options.backend("tp"), options.backend("dp")) == ("nccl", "gloo")
@@ -37,8 +37,8 @@ def test_a_dim_has_its_own_or_all_have_one() -> None:
     assert options.settings == (("tp", "a", "1"), ("tp", "b", "2"))
 
 
-def test_variables_say_the_same() -> None:
-    """What ranks read is what was asked for."""
+def test_options_survive_their_variables() -> None:
+    """Ranks read what was requested."""
     options = parse_group_options(
         ["cpu:gloo,cuda:nccl", "tp=nccl"], ["15m", "tp=90s"], ["tp:high=1"]
     )
@@ -54,16 +54,16 @@ def test_variables_say_the_same() -> None:
 @pytest.mark.parametrize(
     ("backends", "settings"), [(["=nccl"], []), (["tp=n c"], []), ([], ["tp"]), ([], ["tp:a"])]
 )
-def test_what_cannot_be_read(backends: list[str], settings: list[str]) -> None:
-    """The error shows how it is written."""
+def test_what_cannot_be_parsed(backends: list[str], settings: list[str]) -> None:
+    """The error's hint shows the syntax."""
     with pytest.raises(UsageError) as caught:
         parse_group_options(backends, [], settings)
 
     assert caught.value.hint
 
 
-def test_a_dim_that_is_not_there() -> None:
-    """The dims that are there are named."""
+def test_an_unknown_dim() -> None:
+    """The hint names the dims of the mesh."""
     with pytest.raises(UsageError, match="--timeout: the mesh has no dim `pp`") as caught:
         parse_group_options([], ["pp=3s"], []).check_dims(["dp", "tp"])
 
@@ -86,7 +86,7 @@ def test_a_dim_that_is_not_there() -> None:
     ],
 )
 def test_back_ends_fit_the_device(backend: str, device: str, message: str | None) -> None:
-    """Said before anything starts; one that a package brings is left to torch."""
+    """Checked before anything starts; a package's own back end is left to torch."""
     options = parse_group_options([backend], [], [])
     if message is None:
         options.check_backends(device)

@@ -1,4 +1,4 @@
-"""What a group of workers passes on of its ranks' output, and what it keeps."""
+"""Which output of its ranks a group of workers passes on, and which it keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshrun.worker.serve_calls import serve
 
 
 def test_long_sessions_take_no_more_memory() -> None:
-    """Neither what was printed stays, nor anything of calls that were made."""
+    """Neither output nor anything else of earlier calls is kept."""
     shown = io.StringIO()
     output = RankOutput("stdout", shown)
 
@@ -44,10 +44,10 @@ def test_long_sessions_take_no_more_memory() -> None:
 
 
 def test_a_call_may_close_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is answered, and so is the next one."""
+    """It still gets an answer, and so does the next call."""
 
     class Caller:
-        """Makes two calls, as a channel."""
+        """A channel that makes two calls."""
 
         def __init__(self) -> None:
             self.calls = [pickle.dumps((sys.stdout.close, (), {})), pickle.dumps((int, ("7",), {}))]
@@ -59,8 +59,8 @@ def test_a_call_may_close_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
             return self.calls.pop(0)
 
         def send(self, answer: bytes) -> None:
-            if not isinstance(told := pickle.loads(answer), Begun):
-                self.values.append(pickle.loads(told[0]))
+            if not isinstance(received := pickle.loads(answer), Begun):
+                self.values.append(pickle.loads(received[0]))
 
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setenv("RANK", "0")
@@ -73,8 +73,8 @@ def test_a_call_may_close_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caller.values == [None, 7]
 
 
-def test_what_is_kept_is_not_passed_on() -> None:
-    """From then on, and no text before."""
+def test_kept_output_is_not_passed_on() -> None:
+    """From ``keep()`` on, and with the incomplete line before it."""
     shown = io.StringIO()
     output = RankOutput("stderr", shown)
     output.write("before\nand aft")
@@ -88,7 +88,7 @@ def test_what_is_kept_is_not_passed_on() -> None:
 @pytest.mark.parametrize(
     "line", ["", "7", "\x1e", "\x1e\x1e", "\x1e7", "[dp0] \x1e7\x1e", "\x1ex\x1e"]
 )
-def test_lines_that_end_no_call(line: str) -> None:
+def test_lines_that_do_not_end_a_call(line: str) -> None:
     """A rank may print them."""
     assert ended_call(line) is None
     assert ended_call(end_of_call(7).decode().removesuffix("\n")) == 7
