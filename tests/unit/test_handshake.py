@@ -16,8 +16,8 @@ from meshrun.rendezvous.handshake import (
     ParticipantHandshake,
     refusal,
 )
+from tests.parties import SECRET
 
-SECRET = b"s" * 32
 GARBAGE = [b"", b"\x00\xff", b"GET / HTTP/1.1\r", b"[]", b"7", b"{", b'{"meshrun": 1}', b"[" * 900]
 NO_LAUNCHER = "the other end is not a meshrun launcher"
 
@@ -27,7 +27,7 @@ def line(values: dict[str, Any]) -> bytes:
 
 
 def test_both_sides_agree_on_a_key() -> None:
-    """A new one in each conversation."""
+    """A new one for each connection."""
     keys = set()
     for _ in range(2):
         coordinator, participant = CoordinatorHandshake(SECRET), ParticipantHandshake(SECRET)
@@ -41,7 +41,7 @@ def test_both_sides_agree_on_a_key() -> None:
 
 
 def test_the_lines_do_not_hold_the_secret_or_the_key() -> None:
-    """Whoever listens learns neither."""
+    """An eavesdropper learns neither."""
     coordinator, participant = CoordinatorHandshake(SECRET), ParticipantHandshake(SECRET)
     answer = participant.answer(coordinator.greeting)
     reply, key = coordinator.answer(answer)
@@ -52,16 +52,16 @@ def test_the_lines_do_not_hold_the_secret_or_the_key() -> None:
     assert key.hex().encode() not in said
 
 
-def test_a_participant_with_another_secret_is_refused() -> None:
-    """By the coordinator, in words for people."""
+def test_a_participant_with_another_secret_is_rejected() -> None:
+    """With a message for the user."""
     coordinator = CoordinatorHandshake(SECRET)
 
     with pytest.raises(HandshakeError, match="another launch or has a different secret"):
         coordinator.answer(ParticipantHandshake(b"other").answer(coordinator.greeting))
 
 
-def test_a_coordinator_with_another_secret_is_refused() -> None:
-    """One that lets everybody in proves nothing to the participant."""
+def test_a_coordinator_with_another_secret_is_rejected() -> None:
+    """A coordinator that admits everyone proves nothing to the participant."""
     coordinator, participant = CoordinatorHandshake(b"other"), ParticipantHandshake(SECRET)
     nonce = json.loads(participant.answer(coordinator.greeting))["nonce"]
     proof = json.loads(coordinator.answer(_as_other(coordinator, nonce))[0])["proof"]
@@ -71,15 +71,15 @@ def test_a_coordinator_with_another_secret_is_refused() -> None:
 
 
 def _as_other(coordinator: CoordinatorHandshake, nonce: str) -> bytes:
-    """Return the line of a participant that knows the other secret, with this number."""
+    """Return the line of a participant that knows the other secret, with this nonce."""
     from meshrun.rendezvous import handshake
 
     nonces = f"{json.loads(coordinator.greeting)['nonce']} {nonce}"
     return line({"nonce": nonce, "proof": handshake._proof(b"other", "participant", nonces)})
 
 
-def test_a_replayed_proof_is_refused() -> None:
-    """The coordinator draws a number of its own each time."""
+def test_a_replayed_proof_is_rejected() -> None:
+    """The coordinator draws a new nonce each time."""
     first = CoordinatorHandshake(SECRET)
     heard = ParticipantHandshake(SECRET).answer(first.greeting)
     first.answer(heard)
@@ -88,16 +88,16 @@ def test_a_replayed_proof_is_refused() -> None:
         CoordinatorHandshake(SECRET).answer(heard)
 
 
-def test_a_proof_that_is_sent_back_is_refused() -> None:
-    """The two sides prove different things."""
+def test_a_proof_that_is_sent_back_is_rejected() -> None:
+    """The two sides' proofs differ."""
     coordinator, participant = CoordinatorHandshake(SECRET), ParticipantHandshake(SECRET)
 
     with pytest.raises(HandshakeError):
         participant.finish(participant.answer(coordinator.greeting))
 
 
-def test_another_version_is_told() -> None:
-    """With both numbers."""
+def test_another_version_is_rejected() -> None:
+    """The error has both numbers."""
     greeting = line({"meshrun": VERSION + 1, "nonce": "0" * 32})
 
     with pytest.raises(
@@ -107,7 +107,7 @@ def test_another_version_is_told() -> None:
 
 
 def test_a_rejection_is_shown() -> None:
-    """The participant says what the coordinator said."""
+    """The participant's error is the coordinator's reason."""
     participant = ParticipantHandshake(SECRET)
     participant.answer(CoordinatorHandshake(SECRET).greeting)
 
@@ -117,7 +117,7 @@ def test_a_rejection_is_shown() -> None:
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_garbage_is_rejected(garbage: bytes) -> None:
-    """Whichever side it meets."""
+    """By both sides."""
     participant = ParticipantHandshake(SECRET)
     with pytest.raises(HandshakeError, match=NO_LAUNCHER):
         CoordinatorHandshake(SECRET).answer(garbage)
@@ -137,8 +137,8 @@ NAMES = st.sampled_from(["meshrun", "nonce", "proof", "refused", "x"])
 
 
 @given(said=st.binary(max_size=80) | st.dictionaries(NAMES, VALUES).map(line))
-def test_any_line_is_read_or_rejected(said: bytes) -> None:
-    """A stranger cannot bring a launcher to its end with a line."""
+def test_any_line_is_accepted_or_rejected(said: bytes) -> None:
+    """A stranger cannot crash a launcher with a line."""
     participant = ParticipantHandshake(SECRET)
     participant.answer(CoordinatorHandshake(SECRET).greeting)
     for take in (CoordinatorHandshake(SECRET).answer, participant.finish):

@@ -1,4 +1,4 @@
-"""What this machine is."""
+"""Facts about this machine, and folders, sockets and threads on it."""
 
 import os
 import sys
@@ -23,19 +23,19 @@ def test_there_is_a_core_to_use() -> None:
 
 
 def test_the_accelerator_of_torch_is_read_without_importing_it() -> None:
-    """The installed build says what it was made for."""
+    """From the installed build."""
     assert accelerator_of_torch() in (None, "cuda", "xpu")
 
 
 def test_the_store_listens_on_loopback_alone() -> None:
-    """Two launches never collide, and nobody outside can connect."""
+    """Two launches never collide, and no one outside can connect."""
     with listen_on("127.0.0.1", 0) as one, listen_on("127.0.0.1", 0) as other:
         assert one.getsockname()[0] == other.getsockname()[0] == "127.0.0.1"
         assert one.getsockname()[1] != other.getsockname()[1]
 
 
 def test_private_folders_are_private(tmp_path: Path) -> None:
-    """Nobody else may look into them."""
+    """Other users cannot read them."""
     folder = RunFolder(LogRequest(log_dir=str(tmp_path / "new")), "a/b")
     folder.make(0, [0, 1])
 
@@ -46,8 +46,8 @@ def test_private_folders_are_private(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in [run, *found]} == {0o700}
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    """The error names the place and what to set."""
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    """The error names the path and says what to use instead."""
     (tmp_path / "file").write_text("")
 
     with pytest.raises(UsageError, match="is a file") as caught:
@@ -64,7 +64,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_a_folder_whose_name_is_too_long(
     log_dir: str, run_id: str, hint: str, tmp_path: Path
 ) -> None:
-    """It is not that the folder cannot be written to."""
+    """The error is not that the folder is not writable."""
     with pytest.raises(UsageError, match="File name too long") as caught:
         RunFolder(LogRequest(log_dir=str(tmp_path / log_dir)), run_id)
 
@@ -75,7 +75,7 @@ def test_a_folder_whose_name_is_too_long(
 def test_in_gvisor_no_interface_is_named_to_gloo(
     release: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lists the addresses of an interface in any order, and gloo takes the first."""
+    """gVisor lists an interface's addresses in any order, and gloo takes the first."""
     real = os.uname()
     version = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
     assert interface_variables("lo") == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
@@ -87,10 +87,10 @@ def test_in_gvisor_no_interface_is_named_to_gloo(
     assert interface_variables("eth0") == {}
 
 
-def test_ranks_start_without_the_package_that_gives_blas_its_threads(
+def test_ranks_start_without_the_package_that_sets_the_threads_of_blas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As from a bare checkout, in the environment of somebody else."""
+    """As from a bare checkout, in an environment made for something else."""
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     monkeypatch.setitem(sys.modules, "numpy", ModuleType("numpy"))
     monkeypatch.setattr(threads, "_have", {"torch": 7, "blas": 1})

@@ -1,4 +1,4 @@
-"""Lists of hosts as people write them."""
+"""Lists of hosts, on the command line and in files."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _brief(host: Host) -> str:
 
 
 @given(HOSTS)
-def test_a_list_reads_back(hosts: list[Host]) -> None:
+def test_a_list_survives_formatting(hosts: list[Host]) -> None:
     """Whatever the names and slots."""
     assert list(parse_hosts(",".join(map(_brief, hosts)))) == hosts
 
 
 @given(HOSTS)
 def test_a_file_means_the_same_in_each_format(hosts: list[Host]) -> None:
-    """DeepSpeed's, Open MPI's with a colon and with max_slots, comments and blank lines."""
+    """DeepSpeed's with comments and blank lines, Open MPI's with max_slots and with a colon."""
     slots = [f"slots={host.slots}" if host.slots else "" for host in hosts]
     deepspeed = "# ours\n\n" + "\n".join(
         f"{host.destination} {word}  # {index}"
@@ -52,7 +52,7 @@ def test_a_file_means_the_same_in_each_format(hosts: list[Host]) -> None:
 
 @given(HOSTS, st.data())
 def test_including_some_is_excluding_the_others(hosts: list[Host], data: st.DataObject) -> None:
-    """And what is left has the order of the list."""
+    """And the rest keeps the order of the list."""
     kept = data.draw(st.sets(st.sampled_from(hosts), min_size=1))
     others = [host for host in hosts if host not in kept]
     included = choose_hosts(hosts, include="@".join(host.name for host in kept))
@@ -62,8 +62,8 @@ def test_including_some_is_excluding_the_others(hosts: list[Host], data: st.Data
 
 
 @given(st.integers(1, 16), st.data())
-def test_slots_are_chosen_or_left(count: int, data: st.DataObject) -> None:
-    """The chosen and the others are all, each once, in order."""
+def test_slots_are_included_or_excluded(count: int, data: st.DataObject) -> None:
+    """Included and excluded slots together are all slots, each once, in order."""
     hosts = (Host("a", count), Host("b", 1))
     slots = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=count))
     text = "a:" + ",".join(map(str, slots))
@@ -77,8 +77,8 @@ def test_slots_are_chosen_or_left(count: int, data: st.DataObject) -> None:
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
-    """With a UsageError, and never a name that ssh could take for an option."""
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
+    """With a UsageError; no name looks like an option of ssh."""
     for read in (parse_hosts, lambda text: parse_hostfile(text, "f")):
         try:
             hosts = read(text)
@@ -89,7 +89,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_addresses_and_users() -> None:
-    """IPv6 in brackets, which ssh does not want; a user that is not part of the name."""
+    """ssh gets IPv6 addresses without brackets; a user is not part of the host's name."""
     hosts = parse_hosts("[fd00::1]:4, ada@[fe80::2%eth0] ,ada@c.example:2")
 
     assert [host.destination for host in hosts] == ["fd00::1", "ada@fe80::2%eth0", "ada@c.example"]
@@ -99,7 +99,7 @@ def test_addresses_and_users() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error"),
     [
         (
             "a\nb slots=two",
@@ -113,16 +113,16 @@ def test_addresses_and_users() -> None:
         ("# nobody", "f lists no host"),
     ],
 )
-def test_a_file_that_cannot_be_read(text: str, told: str) -> None:
-    """The line is named."""
+def test_a_file_that_cannot_be_parsed(text: str, error: str) -> None:
+    """The error names the line."""
     with pytest.raises(UsageError) as caught:
         parse_hostfile(text, "f")
 
-    assert caught.value.message == told
+    assert caught.value.message == error
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "error"),
     [
         ({"include": "c"}, "--include: unknown host `c`"),
         ({"include": "a:4"}, "--include: a has no slot 4"),
@@ -133,17 +133,17 @@ def test_a_file_that_cannot_be_read(text: str, told: str) -> None:
         ({"include": "a", "exclude": "b"}, "--include cannot be used with --exclude"),
     ],
 )
-def test_a_choice_that_cannot_be(choice: dict[str, str], told: str) -> None:
-    """With what there is instead."""
+def test_an_impossible_choice(choice: dict[str, str], error: str) -> None:
+    """The error names the option and the host."""
     with pytest.raises(UsageError) as caught:
         choose_hosts(parse_hosts("a:4,b"), **choice)
 
-    assert caught.value.message == told
+    assert caught.value.message == error
 
 
 @pytest.mark.parametrize("typed", [[], ["hosts"], ["hostfile"], ["hosts", "hostfile"]])
-def test_a_list_that_was_typed_counts_before_a_variable(typed: list[str], tmp_path: Path) -> None:
-    """Two of the same rank exclude each other."""
+def test_a_typed_list_overrides_a_variable(typed: list[str], tmp_path: Path) -> None:
+    """Two typed lists, or two variables, exclude each other."""
     (file := tmp_path / "hosts").write_text("of-file slots=2\n")
     values = {"hosts": "named:2", "hostfile": str(file)}
     sources = {name: f"MESHRUN_{name.upper()}" for name in values}
@@ -158,8 +158,8 @@ def test_a_list_that_was_typed_counts_before_a_variable(typed: list[str], tmp_pa
 
 
 @pytest.mark.parametrize("name", ["hosts", "hostfile"])
-def test_standalone_that_was_typed_counts_before_a_list_in_a_variable(name: str) -> None:
-    """It is for this machine alone; a list that was typed too is refused."""
+def test_a_typed_standalone_overrides_a_list_in_a_variable(name: str) -> None:
+    """It means this machine alone; together with a typed list it is an error."""
     values = {"standalone": True, name: "not-read"}
     of_standalone = {"standalone": "command line"}
     asked = Options(values, of_standalone | {name: f"MESHRUN_{name.upper()}"}, {})

@@ -1,4 +1,4 @@
-"""The server for metrics and probes, and clients that are slow, many or say no more."""
+"""The server for metrics and probes, with clients that are slow, many, or half-closed."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from meshrun.host.reactor import Reactor
 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
 SLOW = 100
-"""More clients than are served at once."""
+"""More clients than the server keeps at once."""
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[Reactor, tuple[str, int]]]:
-    """Serve texts that name the path."""
+    """A server whose answers name the path."""
     with Reactor() as reactor, socket.create_server(("127.0.0.1", 0)) as listener:
         HttpServer(listener, reactor, lambda path, _: Response(f"this is {path}\n"))
         yield reactor, listener.getsockname()
-        while len(reactor.watched) > 1:  # until all clients are known to have gone
+        while len(reactor.watched) > 1:  # until the server has noticed that all clients closed
             reactor.turn()
 
 
 def ask(server: tuple[Reactor, tuple[str, int]], text: bytes, *, ends: bool = False) -> bytes:
-    """Return what a client gets; one that ``ends`` closes its half before it reads."""
+    """Return what a client receives; with ``ends``, it closes its half before it reads."""
     reactor, address = server
     with socket.create_connection(address) as client:
         client.sendall(text)
@@ -45,8 +45,8 @@ def ask(server: tuple[Reactor, tuple[str, int]], text: bytes, *, ends: bool = Fa
             got += data
 
 
-def test_who_asks_is_answered(server: tuple[Reactor, tuple[str, int]]) -> None:
-    """Whether or not it may ask more, and without the text if it asks for the head alone."""
+def test_requests_are_answered(server: tuple[Reactor, tuple[str, int]]) -> None:
+    """Also if the client has closed its half; HEAD gets no body, and PUT is not allowed."""
     answer = ask(server, ASK)
     assert answer.endswith(b"\r\n\r\nthis is /healthz\n")
     assert ask(server, ASK, ends=True) == answer
@@ -54,8 +54,8 @@ def test_who_asks_is_answered(server: tuple[Reactor, tuple[str, int]]) -> None:
     assert ask(server, ASK.replace(b"GET", b"PUT")).startswith(b"HTTP/1.1 405 ")
 
 
-def test_silent_clients_keep_no_other_out(server: tuple[Reactor, tuple[str, int]]) -> None:
-    """The oldest of them is sent away."""
+def test_silent_clients_do_not_block_others(server: tuple[Reactor, tuple[str, int]]) -> None:
+    """The server closes the oldest connection."""
     slow = [socket.create_connection(server[1]) for _ in range(SLOW)]
     try:
         assert ask(server, ASK).endswith(b"this is /healthz\n")

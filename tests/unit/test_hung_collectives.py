@@ -1,4 +1,4 @@
-"""Who waits in which collective, and why, from what each rank has called."""
+"""Which ranks wait in which collective, and why, from the calls of each rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def layout() -> Layout:
 
 
 def calls(*ops: str, done: int = 0) -> list[Call]:
-    """The first ``done`` have ended; ``op:shape`` has one."""
+    """Return calls from texts such as ``op:shape``; the first ``done`` have completed."""
     made = []
     for at, text in enumerate(ops):
         op, _, shape = text.partition(":")
@@ -29,7 +29,7 @@ def calls(*ops: str, done: int = 0) -> list[Call]:
     return made
 
 
-def told(by_rank: dict[int, dict[tuple[int, ...], list[Call]]]) -> dict[int, RankCalled]:
+def answered(by_rank: dict[int, dict[tuple[int, ...], list[Call]]]) -> dict[int, RankCalled]:
     return {
         rank: RankCalled(
             rank=rank,
@@ -58,13 +58,13 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
             {rank: {TP1: calls(*(OUT if rank == 6 else IN), done=1)} for rank in TP1},
             ["in the tp group {4-7}, ranks 4-5,7 wait in all_reduce #2, which rank 6 has"
              " not called"],
-            id="one is not there",
+            id="a rank has not called it",
         ),
         pytest.param(
             {rank: {TP1: calls() if rank == 6 else calls(*OUT, done=0)} for rank in TP1},
             ["in the tp group {4-7}, ranks 4-5,7 wait in all_reduce #1, which rank 6 has"
              " not called"],
-            id="one has called nothing yet",
+            id="a rank has called nothing yet",
         ),
         pytest.param(
             {
@@ -84,7 +84,7 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
             },
             ["in the tp group {4-7}, the ranks call different collectives: "
              "#1 is all_reduce on ranks 4-5,7, all_gather on rank 6"],
-            id="where the others are past it",
+            id="different collectives, which the others have completed",
         ),
         pytest.param(
             {
@@ -122,7 +122,7 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
         pytest.param(
             {rank: {WORLD: calls("barrier", done=0)} for rank in WORLD},
             ["in the group of all ranks, every rank is in barrier #1, which does not complete"],
-            id="all are in it",
+            id="all ranks are in it",
         ),
         pytest.param(
             {rank: {TP0: calls("barrier", done=0)} for rank in (0, 1)},
@@ -134,21 +134,21 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
             ["in the group {1-2,5}, ranks 1-2 wait in all_to_all #1, and rank 5 does not answer"],
             id="shapes that may differ",
         ),
-        pytest.param({rank: {TP0: calls(*IN, done=2)} for rank in TP0}, [], id="none waits"),
+        pytest.param({rank: {TP0: calls(*IN, done=2)} for rank in TP0}, [], id="no rank waits"),
     ],
 )  # fmt: skip
 def test_who_is_awaited(
     by_rank: dict[int, dict[tuple[int, ...], list[Call]]], expected: list[str]
 ) -> None:
-    """The group by its dim, the ranks, the call; what contradicts comes before who waits."""
+    """The dim of the group, the ranks and the call; a mismatch comes before missing ranks."""
     assert [
-        finding.summary for finding in find_hung(told(by_rank), layout(), {}, own=WORLD)
+        finding.summary for finding in find_hung(answered(by_rank), layout(), {}, own=WORLD)
     ] == expected
 
 
-def test_places_are_told() -> None:
-    """Where each rank is in the program, ranks at one place together."""
-    answers = told({rank: {TP1: calls(*(OUT if rank == 6 else IN), done=1)} for rank in TP1})
+def test_lines_of_the_program_are_shown() -> None:
+    """Where each rank is; ranks on the same line are grouped."""
+    answers = answered({rank: {TP1: calls(*(OUT if rank == 6 else IN), done=1)} for rank in TP1})
     places = dict.fromkeys((4, 5, 7), "all_reduce at train.py:41")
     (found,) = find_hung(answers, layout(), {**places, 6: "data.py:9 in load"}, own=WORLD)
 
@@ -157,9 +157,9 @@ def test_places_are_told() -> None:
     )  # fmt: skip
 
 
-def test_it_is_said_why_a_rank_is_silent() -> None:
-    """It is on another node, or suspended, or computes without letting go of the interpreter."""
-    answers = told({rank: {TP1: calls(*OUT)} for rank in (4, 5)})
+def test_the_reason_why_a_rank_is_silent_is_shown() -> None:
+    """It may be on another node, or suspended, or hold the interpreter lock."""
+    answers = answered({rank: {TP1: calls(*OUT)} for rank in (4, 5)})
     (found,) = find_hung(
         answers, layout(), {6: "x.py:1 in f"}, own=(4, 5, 6), why_silent={6: "is suspended"}
     )
@@ -174,7 +174,7 @@ def test_it_is_said_why_a_rank_is_silent() -> None:
 
 
 def test_an_answer_survives_its_packet() -> None:
-    """Groups and calls are values within a message."""
-    (answer,) = told({0: {WORLD: calls("all_reduce:float32[4]", "barrier", done=1)}}).values()
+    """With its groups and calls."""
+    (answer,) = answered({0: {WORLD: calls("all_reduce:float32[4]", "barrier", done=1)}}).values()
 
     assert codec.decode(codec.encode(answer)) == answer

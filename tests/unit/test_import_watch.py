@@ -1,4 +1,4 @@
-"""What imports leave in a process, and which of them is named for it."""
+"""What imports leave behind in a process, and which import is blamed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _AMD = "7f00-7f01 r-xp 00000000 08:01 42 /opt/rocm/lib/libamd_smi.so.25\n"
         (["/dev/accel/accel0", "/dev/davinci3"], _NVML, ["/dev/accel/accel0", "/dev/davinci3"]),
     ],
 )
-def test_open_files_tell_who_computes(
+def test_open_files_show_which_devices_are_in_use(
     files: list[str], mapped: str, found: list[str], tmp_path: Path
 ) -> None:
-    """A library that only watches devices keeps some open too, never those for computing."""
+    """A monitoring library also keeps some files open, but never those needed for computing."""
     (tmp_path / "fd").mkdir()
     for number, path in enumerate(files):
         (tmp_path / "fd" / str(number)).symlink_to(path)
@@ -57,10 +57,10 @@ def test_a_process_that_shows_no_files_has_none_open(tmp_path: Path) -> None:
         ([2, 2, 2, 2], "a startup hook of Python's, such as sitecustomize, started 1 thread"),
     ],
 )
-def test_the_first_import_that_left_something_is_named(
+def test_the_first_import_that_left_threads_is_named(
     threads: list[int], reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it still is there is seen at the end."""
+    """Only threads that still exist at the end count."""
     counts = iter(threads)
     monkeypatch.setattr(fork_safety, "count_threads", lambda: next(counts))
     monkeypatch.setattr(fork_safety, "_bad_fork_checks", dict)
@@ -86,10 +86,10 @@ def test_the_first_import_that_left_something_is_named(
         ),
     ],
 )
-def test_each_device_type_of_this_torch_is_asked_in_a_fork(
+def test_each_device_type_of_this_torch_is_checked_in_a_fork(
     outside: dict[str, object], reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of other packages as well; a fork that dies of the question answers it."""
+    """Also those of other packages; a fork that dies of the check counts as unsafe."""
     binding = SimpleNamespace(
         _has_mps=False,
         _mtia_isBuilt=lambda: False,
@@ -109,10 +109,10 @@ def test_each_device_type_of_this_torch_is_asked_in_a_fork(
 
 @pytest.mark.parametrize("before", [None, "0", "1"])
 @pytest.mark.parametrize("within", [None, "0"])
-def test_the_question_to_nvml_is_asked_during_imports_alone(
+def test_the_nvml_based_check_is_used_only_during_imports(
     before: str | None, within: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the user has set, or an import sets to something else, stays."""
+    """A value that the user has set, or that an import sets, stays."""
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     monkeypatch.setenv(name, before or "")
     if before is None:

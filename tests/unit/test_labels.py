@@ -1,4 +1,4 @@
-"""What several ranks together are called."""
+"""Labels for several ranks together."""
 
 import re
 
@@ -15,7 +15,7 @@ NAMES = ("dp", "pp", "tp", "ep_2")
 
 
 def numbers(text: str, size: int) -> set[int]:
-    """Read ``*`` or ``0-2,5``."""
+    """Parse ``*`` or ``0-2,5``."""
     if text == "*":
         return set(range(size))
     pairs = [part.partition("-") for part in text.split(",")]
@@ -23,7 +23,7 @@ def numbers(text: str, size: int) -> set[int]:
 
 
 def expand(layout: Layout, label: str) -> set[int]:
-    """Read a label of several ranks back."""
+    """Return the ranks that a label stands for."""
     where, count = label.rsplit(" x", 1)
     if where == "all":
         found = set(range(layout.world_size))
@@ -53,7 +53,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 @given(layouts(), st.data())
 def test_a_label_says_which_ranks(layout: Layout, data: st.DataObject) -> None:
-    """Any set of ranks can be read back from its label, in whatever order it is given."""
+    """Any set of ranks can be read from its label, whatever their order."""
     every = st.integers(0, layout.world_size - 1)
     chosen = data.draw(st.lists(every, min_size=1))
     label = merged_label(layout, chosen)
@@ -65,8 +65,8 @@ def test_a_label_says_which_ranks(layout: Layout, data: st.DataObject) -> None:
 
 
 @given(layouts(), st.data())
-def test_a_product_is_told_by_its_dims(layout: Layout, data: st.DataObject) -> None:
-    """Every combination of some indices reads as coordinates, with ``*`` for a whole dim."""
+def test_a_product_is_labelled_by_its_dims(layout: Layout, data: st.DataObject) -> None:
+    """All combinations of some indices are written as coordinates, with ``*`` for a whole dim."""
     picks = [data.draw(st.sets(st.integers(0, size - 1), min_size=1)) for size in layout.sizes]
     chosen = {
         rank
@@ -104,15 +104,15 @@ def test_a_product_is_told_by_its_dims(layout: Layout, data: st.DataObject) -> N
     ],
 )
 def test_a_label_reads_like_this(mesh: str | None, chosen: list[int], label: str) -> None:
-    """As short as it can be while it says who."""
+    """As short as possible."""
     layout = solve_layout(parse_mesh(mesh) if mesh else None, nproc_per_node=None if mesh else 8)
 
     assert merged_label(layout, iter(chosen)) == label
 
 
 @pytest.mark.parametrize("chosen", [[-1, 0], [0, 8], [8]])
-def test_a_label_is_for_ranks_that_there_are(chosen: list[int]) -> None:
-    """Rather no label than a wrong one."""
+def test_a_label_is_only_for_existing_ranks(chosen: list[int]) -> None:
+    """And for at least one."""
     layout = solve_layout(parse_mesh("dp=2,tp=4"))
 
     with pytest.raises(LayoutError, match=re.escape("outside a world of 8")):

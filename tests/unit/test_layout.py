@@ -53,7 +53,7 @@ def test_rank_and_coordinate_are_inverses(shape: tuple[int, ...]) -> None:
 
 @given(shapes)
 def test_groups_of_a_dim_partition_the_ranks(shape: tuple[int, ...]) -> None:
-    """Every rank is in one group of each dim, at the place its coordinate says."""
+    """Every rank is in one group of each dim, at the index in its coordinate."""
     layout = layout_of(shape)
     for dim, size in enumerate(shape):
         groups = list(layout.groups(dim))
@@ -67,7 +67,7 @@ def test_groups_of_a_dim_partition_the_ranks(shape: tuple[int, ...]) -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_nodes_hold_consecutive_ranks(counts: list[int]) -> None:
-    """Node and local rank say the same as counting through the nodes, uneven ones too."""
+    """Node and local rank agree with counting through the nodes, also if they are uneven."""
     layout = Layout(mesh=None, nproc_per_node=tuple(counts))
     expected = [(node, local) for node, count in enumerate(counts) for local in range(count)]
 
@@ -79,7 +79,7 @@ def test_nodes_hold_consecutive_ranks(counts: list[int]) -> None:
 
 
 def test_a_dim_crosses_nodes_when_its_group_does() -> None:
-    """With four workers a node, tp of 4 stays inside and dp does not."""
+    """With four workers per node, tp=4 stays within a node, and dp does not."""
     layout = solve_layout(parse_mesh("dp=2,tp=4"), nnodes=2)
 
     assert [layout.crosses_nodes(group) for group in layout.groups("tp")] == [False, False]
@@ -96,10 +96,10 @@ def test_a_dim_crosses_nodes_when_its_group_does() -> None:
         ("dp=1,tp=1", None, None, (1, 1)),
     ],
 )
-def test_open_numbers_are_worked_out(
+def test_open_numbers_are_inferred(
     mesh: str, nnodes: int | None, nproc: int | None, sizes: tuple[int, ...]
 ) -> None:
-    """A size of -1, the nodes and the workers follow from what is given."""
+    """A size of -1, the number of nodes and that of workers follow from the others."""
     layout = solve_layout(parse_mesh(mesh), nnodes=nnodes, nproc_per_node=nproc)
 
     assert layout.sizes == sizes
@@ -110,7 +110,7 @@ def test_open_numbers_are_worked_out(
 def test_any_mismatch_offers_a_mesh_that_fits(
     shape: tuple[int, ...], nodes: int, nproc: int
 ) -> None:
-    """The first mesh in the hint fills exactly the workers there are, and so do other numbers."""
+    """The first mesh in the hint, and its numbers of workers, fit exactly."""
     try:
         solve_layout(MeshSpec(sizes=shape), nnodes=nodes, nproc_per_node=nproc)
     except LayoutError as error:
@@ -127,16 +127,15 @@ def test_any_mismatch_offers_a_mesh_that_fits(
 
 
 @pytest.mark.parametrize("rank", [-1, 8])
-def test_a_rank_outside_the_world_is_refused(rank: int) -> None:
-    """There is no such rank to speak of."""
+def test_a_rank_outside_the_world_is_an_error(rank: int) -> None:
     layout = solve_layout(parse_mesh("dp=2,tp=4"))
 
     with pytest.raises(LayoutError, match=f"rank {rank} is outside a world of 8"):
         layout.coordinate(rank)
 
 
-def test_a_dim_that_is_not_there_is_refused() -> None:
-    """The message lists the dims there are."""
+def test_an_unknown_dim_is_an_error() -> None:
+    """The hint lists the dims of the mesh."""
     layout = solve_layout(parse_mesh("dp=2,tp=4"))
 
     with pytest.raises(LayoutError, match="no dim `pp`") as caught:
@@ -144,12 +143,12 @@ def test_a_dim_that_is_not_there_is_refused() -> None:
     assert caught.value.hint == "use `dp`, `tp`"
 
 
-# ---- the same by counting ------------------------------------------------------------------
+# ---- compared with counting ----------------------------------------------------------------
 
 
 @given(layouts())
-def test_what_a_dim_says_is_what_its_groups_say(layout: Layout) -> None:
-    """Places, neighbors, ends and sources follow from the groups."""
+def test_answers_about_a_dim_agree_with_its_groups(layout: Layout) -> None:
+    """Indices, neighbors, ends and sources follow from the groups."""
     for dim, size in layout.shape.items():
         assert layout.size(dim) == size
         for group in layout.groups(dim):
@@ -169,7 +168,7 @@ def test_what_a_dim_says_is_what_its_groups_say(layout: Layout) -> None:
 
 @given(layouts())
 def test_crossings_are_counted_without_listing(layout: Layout) -> None:
-    """On even and uneven nodes the arithmetic gives what looking at every group gives."""
+    """The arithmetic agrees with a look at every group, on even and uneven nodes."""
     for dim in layout.shape:
         groups = list(layout.groups(dim))
         crossing = [len({layout.node_rank(rank) for rank in group}) > 1 for group in groups]
@@ -191,7 +190,7 @@ def test_slots_are_ranks(layout: Layout) -> None:
 
 @given(layouts(), st.data())
 def test_ranks_are_found_by_their_indices(layout: Layout, data: st.DataObject) -> None:
-    """A filter gives the ranks whose coordinates pass it, in order."""
+    """A filter returns the ranks whose coordinates match, in order."""
     some = data.draw(st.sets(st.sampled_from(list(layout.shape))))
     wanted = {
         dim: data.draw(st.lists(st.integers(0, layout.size(dim) - 1), max_size=3)) for dim in some
@@ -207,8 +206,8 @@ def test_ranks_are_found_by_their_indices(layout: Layout, data: st.DataObject) -
 
 
 @given(layouts(), st.data())
-def test_dims_left_out_are_those_of_the_own_rank(layout: Layout, data: st.DataObject) -> None:
-    """rank(dp=1) is where the own rank would be with another dp."""
+def test_omitted_dims_are_those_of_the_own_rank(layout: Layout, data: st.DataObject) -> None:
+    """rank(dp=1) has the own rank's coordinate, except for dp."""
     some = data.draw(st.sets(st.sampled_from(list(layout.shape))))
     wanted = {dim: data.draw(st.integers(0, layout.size(dim) - 1)) for dim in some}
     own = dict(zip(layout.shape, layout.coordinate(), strict=True))
@@ -219,8 +218,8 @@ def test_dims_left_out_are_those_of_the_own_rank(layout: Layout, data: st.DataOb
 
 
 @given(layouts())
-def test_a_layout_is_told_in_json_and_in_pickle(layout: Layout) -> None:
-    """What is read back is equal, and says the same; only JSON forgets who asks."""
+def test_a_layout_survives_json_and_pickle(layout: Layout) -> None:
+    """The copy is equal and gives the same answers; only JSON loses the own rank."""
     from_json = Layout.from_dict(json.loads(json.dumps(layout.to_dict())))
     for again in (from_json, pickle.loads(pickle.dumps(layout)), copy.deepcopy(layout)):
         assert again == layout
@@ -236,7 +235,7 @@ def test_a_layout_is_told_in_json_and_in_pickle(layout: Layout) -> None:
 
 @given(st.integers(1, 24), st.integers(1, 24))
 def test_matched_ranks_are_whole_blocks(mine: int, theirs: int) -> None:
-    """Both sides name each other, and every rank has a partner."""
+    """Partners name each other, and every rank has one."""
     one, other = Layout.parse(str(mine)), Layout.parse(str(theirs))
     if mine % theirs and theirs % mine:
         with pytest.raises(LayoutError, match=f"cannot match {mine} ranks with {theirs}"):
@@ -252,7 +251,7 @@ def test_matched_ranks_are_whole_blocks(mine: int, theirs: int) -> None:
 
 
 def test_stages_of_one_mesh_are_matched() -> None:
-    """The ranks of a stage have their partners in the next."""
+    """The ranks of a stage have partners in the next stage."""
     layout = Layout.parse("pp=2,dp=2,tp=2")
     first, last = layout.ranks(pp=0), layout.ranks(pp=1)
 
@@ -266,7 +265,7 @@ def test_stages_of_one_mesh_are_matched() -> None:
 
 
 def test_a_large_layout_answers_for_every_rank() -> None:
-    """16,384 ranks, without listing all of them for any answer; how fast, the benchmark says."""
+    """16,384 ranks, without listing all of them for an answer; a benchmark measures the speed."""
     layout = Layout.parse("dp=256,pp=8,tp=8", nnodes=2048)
     other = Layout.parse("dp=128,tp=64")
     for rank in range(layout.world_size):
@@ -281,8 +280,8 @@ def test_a_large_layout_answers_for_every_rank() -> None:
 
 
 @pytest.mark.parametrize("nodes", [(8,) * 125_000, (1,) * 1_000_000, (8, 4, 4) * 62_500])
-def test_a_million_ranks_are_summed_up(nodes: tuple[int, ...]) -> None:
-    """Nothing is listed rank by rank, on uneven nodes either."""
+def test_crossings_of_a_million_ranks(nodes: tuple[int, ...]) -> None:
+    """They are not counted rank by rank, even on uneven nodes."""
     layout = Layout(mesh=parse_mesh("dp=1000,pp=10,tp=100"), nproc_per_node=nodes)
     crossing = {dim: layout.count_crossing(dim) for dim in layout.shape}
 
@@ -290,7 +289,7 @@ def test_a_million_ranks_are_summed_up(nodes: tuple[int, ...]) -> None:
 
 
 def test_no_torch_is_needed() -> None:
-    """The whole layer is imported and used without it."""
+    """The layout layer works without importing it."""
     code = (
         "import sys, meshrun; meshrun.Layout.parse('dp=2').groups('dp'); meshrun.data_shard();"
         "meshrun.current_layout(); assert not {'torch', 'rich'} & set(sys.modules)"
@@ -298,8 +297,8 @@ def test_no_torch_is_needed() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_dims_of_a_node_in_one_text() -> None:
-    """As on the command line, and a word for the place is one of two."""
+def test_dims_within_a_node_in_one_text() -> None:
+    """As on the command line. ``place`` must be one of two words."""
     sizes = {"nnodes": 2, "nproc_per_node": 4}
     asked: dict[str, Any] = {**sizes, "place": "auto"}
     listed = Layout.parse("dp=2,cp=2,tp=2", intra_node=["dp", "cp"], **asked)

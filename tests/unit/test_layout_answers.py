@@ -1,4 +1,4 @@
-"""What a layout's answers are called and look like, and what it says of what is not there."""
+"""The form of a layout's answers, and its errors."""
 
 import json
 import pickle
@@ -13,8 +13,8 @@ from meshrun.layout import Layout
 from meshrun.layout.spec import parse_mesh
 
 
-def test_coordinates_go_by_name_and_stay_tuples() -> None:
-    """They compare, unpack and pickle as plain tuples, whatever the dims are called."""
+def test_coordinates_have_names_and_stay_tuples() -> None:
+    """They compare, unpack and pickle as plain tuples, whatever the names of dims."""
     coordinate = Layout.parse("dp=2,tp=4").coordinate(7)
     odd = Layout.parse("index=2,class=2,__len__=2").coordinate(5)
 
@@ -30,7 +30,7 @@ def test_coordinates_go_by_name_and_stay_tuples() -> None:
 
 
 def test_a_layout_is_the_same_after_a_restart() -> None:
-    """One from a checkpoint of an earlier generation is equal to the one of now."""
+    """A layout from an earlier generation's checkpoint equals the current one."""
     mesh = parse_mesh("dp=2,tp=4")
     before = Layout(mesh=mesh, nproc_per_node=(8,), generation=1, own_rank=3)
     now = Layout(mesh=mesh, nproc_per_node=[8], generation=4)  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def test_a_layout_is_the_same_after_a_restart() -> None:
 
 
 def test_a_dim_may_have_any_name() -> None:
-    """Also one that a parameter has."""
+    """Even a parameter's."""
     layout = Layout.parse("self=2,coordinate=2,rank=2")
 
     assert layout.ranks(self=1, rank=0) == range(4, 8, 2)
@@ -59,7 +59,7 @@ def test_a_dim_may_have_any_name() -> None:
     ],
 )
 def test_labels_have_one_width(spec: str | None, rank: int, label: str) -> None:
-    """Names of files sort as ranks do."""
+    """So file names sort in the order of ranks."""
     layout = Layout.parse(spec, nproc_per_node=None if spec else 12)
     labels = [layout.label(at) for at in range(layout.world_size)]
 
@@ -69,7 +69,7 @@ def test_labels_have_one_width(spec: str | None, rank: int, label: str) -> None:
 
 
 def test_dims_without_names_go_by_index() -> None:
-    """As a number, or as the text that shape has."""
+    """As a number, or as the text in ``shape``."""
     layout = Layout.parse("2x4", nnodes=2)
 
     assert layout.shape == {"0": 2, "1": 4}
@@ -77,8 +77,8 @@ def test_dims_without_names_go_by_index() -> None:
     assert (layout.dim("1"), layout.dim(1), layout.size()) == (1, 1, 8)
 
 
-def test_several_texts_come_as_one_or_as_a_list() -> None:
-    """A single text is no list of letters."""
+def test_several_values_come_as_one_text_or_as_a_list() -> None:
+    """A text is not taken for a list of letters."""
     one = Layout.parse("2x4", names="dp,tp", flatten="dp+tp;x=dp+tp", views="v:a=8")
     many = Layout.parse("2x4", names=["dp", "tp"], flatten=["dp+tp", "x=dp+tp"], views=["v:a=8"])
 
@@ -87,7 +87,7 @@ def test_several_texts_come_as_one_or_as_a_list() -> None:
 
 
 def test_without_a_mesh_there_are_nodes_and_ranks() -> None:
-    """Nothing else is known, and nothing else is said."""
+    """And no dims."""
     layout = Layout.parse(None, nnodes=2, nproc_per_node=2)
 
     assert (layout.shape, layout.coordinate(3), layout.slot(3)) == ({}, (), (1, 1))
@@ -97,8 +97,8 @@ def test_without_a_mesh_there_are_nodes_and_ranks() -> None:
     assert caught.value.message == "there is no mesh and so no dim `dp`"
 
 
-def test_no_own_rank_is_said() -> None:
-    """A layout of some other launch needs a rank."""
+def test_a_layout_without_an_own_rank_needs_one() -> None:
+    """Such as a layout of another launch."""
     layout = Layout.parse("dp=2,tp=4")
     asks = [
         layout.coordinate, layout.node_rank, layout.local_rank, layout.slot, layout.label,
@@ -178,10 +178,10 @@ def test_no_own_rank_is_said() -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_refused(
+def test_what_does_not_exist_is_an_error(
     ask: Callable[[Layout], object], message: str, hint: str | None
 ) -> None:
-    """No wrap-around, no guess; what there is instead is said."""
+    """There is no wrap-around and no guess; the hint says what exists."""
     with pytest.raises(LayoutError) as caught:
         ask(Layout.parse("dp=2,tp=4", nnodes=2, views=["moe:ep=8"]))
     assert caught.value.message == message
@@ -191,7 +191,7 @@ def test_what_is_not_there_is_refused(
 
 @pytest.mark.parametrize("number", [np.int64, np.uint8, int])
 def test_numbers_of_other_libraries_give_plain_ones(number: type) -> None:
-    """What comes back can be written as JSON, and does not overflow."""
+    """Results can be written as JSON, and do not overflow."""
     layout = Layout.parse("dp=200,tp=2", flatten=["dp+tp"])
     one = number(1)
     found = [
@@ -220,7 +220,7 @@ def test_numbers_of_other_libraries_give_plain_ones(number: type) -> None:
     ],
 )
 def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], message: str) -> None:
-    """No rank is left over, none is missing; the same from what a file says."""
+    """No rank is left over or missing; the same holds for a layout from a file."""
     with pytest.raises(LayoutError) as caught:
         Layout(mesh=parse_mesh(mesh) if mesh else None, nproc_per_node=counts)
     with pytest.raises(LayoutError) as from_file:
@@ -246,10 +246,9 @@ def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], messa
         ("2", {"views": "v:a=1"}, "view `v` needs 1 worker, but the mesh has 2", None),
     ],
 )
-def test_one_is_not_many(
+def test_errors_distinguish_singular_and_plural(
     mesh: str, options: dict[str, Any], message: str, hint: str | None
 ) -> None:
-    """Errors can be read aloud."""
     with pytest.raises(UsageError) as caught:
         Layout.parse(mesh, **options)
     assert caught.value.message == message
@@ -258,7 +257,7 @@ def test_one_is_not_many(
 
 
 def test_nodes_may_differ() -> None:
-    """Their workers are listed, as in what to_dict() writes."""
+    """Their numbers of workers are a list, as to_dict() writes it."""
     layout = Layout.from_dict({"mesh": "dp=3,tp=4", "nproc_per_node": [8, 4]}, own_rank=9)
 
     assert (layout.slot(), layout.coordinate()) == ((1, 1), (2, 1))
@@ -280,7 +279,7 @@ def test_nodes_may_differ() -> None:
     ],
 )
 def test_invalid_layouts_are_errors(values: Any, lacks: str) -> None:
-    """A file that something else wrote is an error that says what it lacks."""
+    """A file that another program wrote gives an error that says what is missing."""
     with pytest.raises(LayoutError, match="not the values of a layout") as caught:
         Layout.from_dict(values)
     assert lacks in caught.value.message

@@ -1,4 +1,4 @@
-"""Random layouts with everything at once, each answer held against counting rank by rank."""
+"""Random layouts with all features combined; each answer is compared with counting by rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def divisors(number: int) -> list[int]:
 
 @st.composite
 def factors(draw: st.DrawFn, number: int, most: int) -> tuple[int, ...]:
-    """Sizes whose product is ``number``, ones among them."""
+    """Sizes whose product is ``number``, which may include 1."""
     sizes: list[int] = []
     for _ in range(draw(st.integers(0, most - 1))):
         sizes.append(draw(st.sampled_from(divisors(number // math.prod(sizes)))))
@@ -38,7 +38,7 @@ def factors(draw: st.DrawFn, number: int, most: int) -> tuple[int, ...]:
 
 @st.composite
 def node_counts(draw: st.DrawFn, world_size: int) -> tuple[int, ...]:
-    """Workers of each node, alike or not."""
+    """Numbers of workers of each node, equal or not."""
     if draw(st.booleans()):
         workers = draw(st.sampled_from(divisors(world_size)))
         return (workers,) * (world_size // workers)
@@ -48,7 +48,7 @@ def node_counts(draw: st.DrawFn, world_size: int) -> tuple[int, ...]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    """Meshes with and without names, joined dims and views of one or several dims."""
+    """Meshes with and without names, flattened dims, and views of one or several dims."""
     world_size = draw(st.integers(1, MOST_RANKS))
     sizes = draw(factors(world_size, len(NAMES)))
     own_rank = draw(st.integers(0, world_size - 1))
@@ -74,7 +74,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 def places(layout: Layout) -> dict[str, list[int]]:
-    """Return the place of every rank on every dim, counted through the meshes in order."""
+    """Return the index of every rank on every dim, counted through the meshes in order."""
     assert layout.mesh is not None
     found: dict[str, list[int]] = {}
     for names, sizes in [
@@ -92,7 +92,7 @@ def places(layout: Layout) -> dict[str, list[int]]:
 
 
 def groups_of(layout: Layout, dim: str) -> list[list[int]]:
-    """Return the ranks that differ on one dim alone, by first rank."""
+    """Return groups of ranks that differ only on this dim, sorted by their first rank."""
     of_view = [view.mesh.mesh_dim_names or () for view in layout.views]
     flattened = {flatten.name: flatten.dims for flatten in layout.flattens}
     own = flattened.get(dim, (dim,))
@@ -106,8 +106,8 @@ def groups_of(layout: Layout, dim: str) -> list[list[int]]:
 
 
 @given(layouts())
-def test_every_dim_is_as_counted(layout: Layout) -> None:
-    """Groups, places, neighbors, crossings and rails, on nodes of any sizes."""
+def test_every_dim_agrees_with_counting(layout: Layout) -> None:
+    """Groups, indices, neighbors, crossings and rails, on nodes of any sizes."""
     node_of = [node for node, count in enumerate(layout.nproc_per_node) for _ in range(count)]
     local_of = [local for count in layout.nproc_per_node for local in range(count)]
     for dim, on_dim in places(layout).items():
@@ -134,7 +134,7 @@ def test_every_dim_is_as_counted(layout: Layout) -> None:
 @settings(max_examples=300)
 @given(layouts(), st.data())
 def test_ranks_are_filtered_by_any_dims_at_once(layout: Layout, data: st.DataObject) -> None:
-    """Dims of the mesh, of views and joined ones, with ranks in common or not."""
+    """Dims of the mesh, of views and flattened ones, overlapping or not."""
     table = places(layout)
     chosen = data.draw(st.lists(st.sampled_from(sorted(table)), unique=True, max_size=3))
     wanted: dict[str, Any] = {
@@ -157,8 +157,8 @@ def test_ranks_are_filtered_by_any_dims_at_once(layout: Layout, data: st.DataObj
 
 @settings(max_examples=300)
 @given(layouts(), st.data())
-def test_a_rank_is_told_by_any_dims_that_tell_one(layout: Layout, data: st.DataObject) -> None:
-    """Else the dims overlap, which is said; what they leave open is the own rank's."""
+def test_dims_that_do_not_overlap_identify_a_rank(layout: Layout, data: st.DataObject) -> None:
+    """Others are an error; omitted dims have the own rank's index."""
     table = places(layout)
     own = layout.own_rank
     assert own is not None
@@ -181,8 +181,8 @@ def test_a_rank_is_told_by_any_dims_that_tell_one(layout: Layout, data: st.DataO
 
 
 @given(layouts())
-def test_labels_tell_ranks_apart_and_sort_as_they_do(layout: Layout) -> None:
-    """One width, so that a folder's listing is in the order of ranks."""
+def test_labels_are_unique_and_sort_as_ranks_do(layout: Layout) -> None:
+    """They have one width, so that a folder's listing is in the order of ranks."""
     labels = [layout.label(rank) for rank in range(layout.world_size)]
 
     assert labels == sorted(set(labels))
@@ -192,7 +192,7 @@ def test_labels_tell_ranks_apart_and_sort_as_they_do(layout: Layout) -> None:
 
 @given(layouts(), layouts())
 def test_equal_layouts_answer_alike(one: Layout, other: Layout) -> None:
-    """Equality is that of mesh, nodes and derived dims; copies of every kind are equal."""
+    """Mesh, nodes and derived dims decide; copies of every kind are equal."""
     copies = [
         Layout.from_dict(json.loads(json.dumps(one.to_dict()))),
         pickle.loads(pickle.dumps(one)),
@@ -209,13 +209,13 @@ def test_equal_layouts_answer_alike(one: Layout, other: Layout) -> None:
         for dim in places(one):
             assert list(map(list, again.groups(dim))) == list(map(list, one.groups(dim)))
     assert copies[1].own_rank == one.own_rank
-    told = [{**layout.to_dict(), "generation": 0} for layout in (one, other)]
-    assert (one == other) == (told[0] == told[1])
+    values = [{**layout.to_dict(), "generation": 0} for layout in (one, other)]
+    assert (one == other) == (values[0] == values[1])
 
 
 @given(layouts(), st.data())
 def test_ranks_cross_nodes_when_two_of_them_do(layout: Layout, data: st.DataObject) -> None:
-    """Of any ranks in any order, not only of groups."""
+    """For any ranks in any order, not only for groups."""
     some = data.draw(st.lists(st.integers(0, layout.world_size - 1), max_size=5))
 
     assert layout.crosses_nodes(some) == (len({layout.node_rank(rank) for rank in some}) > 1)
@@ -223,7 +223,7 @@ def test_ranks_cross_nodes_when_two_of_them_do(layout: Layout, data: st.DataObje
 
 @given(layouts(), layouts(), st.data())
 def test_stages_are_matched_both_ways(one: Layout, other: Layout, data: st.DataObject) -> None:
-    """Ranks of any two groups name each other, or neither side can be matched."""
+    """Ranks of any two groups name each other, or the groups cannot be matched."""
     mine, theirs = (
         data.draw(st.sampled_from(list(layout.groups(data.draw(st.sampled_from(sorted(dims)))))))
         for layout, dims in ((one, places(one)), (other, places(other)))

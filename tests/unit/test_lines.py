@@ -1,4 +1,4 @@
-"""Whole lines out of a stream of bytes."""
+"""Whole lines from a stream of bytes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ def texts(pieces: list[Piece]) -> bytes:
 
 @given(st.lists(st.binary(max_size=40), max_size=20))
 def test_no_byte_is_lost_or_moved(chunks: list[bytes]) -> None:
-    """However a stream is cut into reads, its bytes come out in order."""
+    """However the stream is divided into reads."""
     whole = b"".join(chunks)
     shown = texts(show(chunks, b""))
 
@@ -27,12 +27,12 @@ def test_no_byte_is_lost_or_moved(chunks: list[bytes]) -> None:
 
 @given(st.binary(max_size=200), st.integers(1, 199))
 def test_where_a_read_ends_does_not_matter(data: bytes, cut: int) -> None:
-    """The same stream in one read or two gives the same text."""
+    """One read or two give the same text."""
     assert texts(show([data])) == texts(show([data[:cut], data[cut:]]))
 
 
 def test_each_line_gets_its_prefix_once_whole() -> None:
-    """Halves wait for each other."""
+    """Half a line waits for the rest."""
     assert show([b"one\ntw", b"o\nthree"]) == [
         Piece(b"[a] one\n"),
         Piece(b"[a] two\n"),
@@ -40,8 +40,8 @@ def test_each_line_gets_its_prefix_once_whole() -> None:
     ]
 
 
-def test_progress_states_are_told_apart_from_lines() -> None:
-    """A bar's states replace each other; its last one is a line."""
+def test_progress_states_are_distinguished_from_lines() -> None:
+    """A progress bar's states replace each other; the last one is a line."""
     assert show([b"\r10%", b"\r50%\r100%", b"\nnext\n"]) == [
         Piece(b"[a] 10%\r", is_state=True),
         Piece(b"[a] 50%\r", is_state=True),
@@ -50,18 +50,18 @@ def test_progress_states_are_told_apart_from_lines() -> None:
 
 
 def test_windows_line_ends_are_line_ends() -> None:
-    r"""\r\n ends a line even when a read falls between the two."""
+    r"""\r\n ends a line even if it is split between two reads."""
     assert show([b"one\r", b"\ntwo\r\n"]) == [Piece(b"[a] one\r\n"), Piece(b"[a] two\r\n")]
 
 
-def test_bytes_that_are_no_text_pass_through() -> None:
-    """Nothing is decoded, so nothing can fail to decode."""
+def test_bytes_that_are_not_text_pass_through() -> None:
+    """Nothing is decoded, so decoding cannot fail."""
     assert show([b"\xff\xfe\x00\n"]) == [Piece(b"[a] \xff\xfe\x00\n")]
 
 
 @given(st.integers(1, 3), st.sampled_from(["x", "\u2603", "\U0001f600"]))
 def test_an_endless_line_is_passed_on_in_parts(times: int, character: str) -> None:
-    """Memory stays bounded and no character is cut in two."""
+    """Memory stays bounded, and no character is split."""
     size = len(character.encode())
     data = character.encode() * (times * LONGEST_LINE_BYTES // size + 1)
     assembler = LineAssembler(b"")

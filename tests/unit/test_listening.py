@@ -1,4 +1,4 @@
-"""What is said to listen, and where."""
+"""The report on what listens, and where."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:
 
 
 @pytest.mark.parametrize(
-    ("nnodes", "device", "address", "env", "said"),
+    ("nnodes", "device", "address", "env", "texts"),
     [
         ("1", "cpu", "127.0.0.1", {}, ["(loopback)", "on lo, so that gloo"]),
         ("1", "cuda", "::1", {}, ["(loopback)", "on lo, so that gloo", "on lo, so that nccl"]),
@@ -40,15 +40,15 @@ def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:
     ],
 )  # fmt: skip
 def test_each_listener_has_a_line(
-    nnodes: str, device: str | None, address: str, env: dict[str, str], said: list[str]
+    nnodes: str, device: str | None, address: str, env: dict[str, str], texts: list[str]
 ) -> None:
-    """The store, the back ends that this device takes, and that there is no more."""
+    """The store, the back ends for this device, and a last line that nothing else listens."""
     facts = LaunchFacts(
         run_id="r", master_addr=address, master_port=1, run_folder="/r",
         interface="lo" if nnodes == "1" else "eth1",
     )  # fmt: skip
     *lines, last = describe_listening(plan(nnodes, device), facts, env)
 
-    assert len(lines) == len(said)
-    assert all(text in line for text, line in zip(said, lines, strict=True))
+    assert len(lines) == len(texts)
+    assert all(text in line for text, line in zip(texts, lines, strict=True))
     assert "nothing else" in last

@@ -1,4 +1,4 @@
-"""Node 0 takes the others in: who is let in, who is not, and who keeps nobody out."""
+"""Node 0 admits the others: who gets in, who does not, and who cannot keep others out."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ GARBAGE = {
     "http": b"GET / HTTP/1.1\r\nHost: node0\r\n\r\n",
     "zeros": b"\x00" * 64 + b"\n",
     "a torch store's client": bytes.fromhex("0312345678") + b"\x0a" * 40,
-    "no end of a line": b"x" * 5000,
+    "an endless line": b"x" * 5000,
     "a line of json": b'{"nonce": 1, "proof": []}\n',
-    "nothing but lines": b"\n" * 300,
+    "empty lines": b"\n" * 300,
 }
 
 
 def test_nodes_meet(parties: Parties) -> None:
-    """Each receives its rank, the names of all, and where the store will be."""
+    """Each receives its rank, the names of all nodes, and the address of the store."""
     coordinator = parties.coordinator(3)
     late, early = (parties.participant(info(f"node{n}"), nnodes=3) for n in (2, 1))
     parties.until(lambda: all(party.received(Met) for party in (coordinator, early, late)))
@@ -37,11 +37,11 @@ def test_nodes_meet(parties: Parties) -> None:
         (each.run_id, each.store_address, each.store_port) for each in met
     }
     assert (run_id, address) == ("run", "127.0.0.1")
-    assert port != parties.port, "others go on coming there"
+    assert port != parties.port, "the launchers' port is still in use"
 
 
 def test_a_range_of_nodes_may_end_at_one(parties: Parties) -> None:
-    """Nobody else is waited for then."""
+    """Then it waits for no other node."""
     coordinator = parties.coordinator(1)
     coordinator.side.begin()  # type: ignore[union-attr]
     parties.until(lambda: coordinator.received(Met))
@@ -49,8 +49,8 @@ def test_a_range_of_nodes_may_end_at_one(parties: Parties) -> None:
     assert coordinator.received(Met)[0].hosts == ("node0",)
 
 
-def test_another_secret_is_not_let_in(parties: Parties) -> None:
-    """Both are reported once, and the launch keeps waiting; the right one is admitted."""
+def test_another_secret_is_not_admitted(parties: Parties) -> None:
+    """Both sides report it, the coordinator once; it keeps waiting and admits the right node."""
     coordinator = parties.coordinator(2)
     wrong = parties.participant(info("thief"), secret=b"other")
     parties.until(lambda: any("was rejected" in note for note in coordinator.notes))
@@ -67,7 +67,7 @@ def test_another_secret_is_not_let_in(parties: Parties) -> None:
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE.keys())
 def test_garbage_at_the_port_is_dropped(parties: Parties, said: bytes) -> None:
-    """The stranger is sent away, and the nodes meet."""
+    """The connection is closed, and the nodes meet."""
     coordinator = parties.coordinator(2)
     stranger = parties.stranger(said)
     stranger.setblocking(False)
@@ -83,7 +83,7 @@ GAVE_UP = GaveUp(host="node1", reason="SyntaxError: invalid syntax", exit_code=3
 
 @pytest.mark.parametrize("has_joined", [False, True])
 def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: bool) -> None:
-    """Nodes that are there receive the reason, and so do later ones, until none is left to join."""
+    """All nodes receive the reason, including those that join later."""
     coordinator = parties.coordinator(4)
     waiting, broken = (
         parties.participant(info("node2"), nnodes=4),
@@ -110,8 +110,8 @@ def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: boo
     assert not any(party.received(Met) for party in parties.all)
 
 
-def test_the_last_one_to_come_does_not_begin_what_has_failed(parties: Parties) -> None:
-    """A coordinator that gave up tells it the reason."""
+def test_the_last_node_to_join_does_not_begin_a_failed_launch(parties: Parties) -> None:
+    """The coordinator that gave up sends it the reason."""
     coordinator = parties.coordinator(2)
     coordinator.side.give_up(GAVE_UP)  # type: ignore[union-attr]
     participant = parties.participant(info("node2"))
@@ -122,7 +122,7 @@ def test_the_last_one_to_come_does_not_begin_what_has_failed(parties: Parties) -
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    """Whether the other end has closed; what it said before is thrown away."""
+    """Whether the other end has closed; discards what it sent before."""
     try:
         while connection.recv(4096):
             pass
@@ -150,17 +150,17 @@ def test_a_silent_connection_is_closed(parties: Parties) -> None:
 def test_other_connections_do_not_keep_participants_out(
     parties: Parties, monkeypatch: pytest.MonkeyPatch, origins: int
 ) -> None:
-    """They say nothing and come again when sent away: a node gets in before their time is over."""
+    """They are silent and reconnect when closed; a node gets in before they time out."""
     for name, number in (("_MOST", 20), ("_MOST_OF_ONE", 4), ("_ACCEPTED_AT_ONCE", 4)):
         monkeypatch.setattr(f"meshrun.rendezvous.unauthenticated.{name}", number)
     coordinator = parties.coordinator(2)
 
-    def come(number: int) -> socket.socket:
+    def connect(number: int) -> socket.socket:
         stranger = parties.stranger(source=f"127.0.1.{1 + number % origins}")
         stranger.setblocking(False)
         return stranger
 
-    unauthenticated = [come(number) for number in range(60)]
+    unauthenticated = [connect(number) for number in range(60)]
     parties.turn(3)
     began_ns = parties.clock.now_ns
     parties.participant(info("node1"))
@@ -170,7 +170,7 @@ def test_other_connections_do_not_keep_participants_out(
             return True
         for number, each in enumerate(unauthenticated):
             if _is_closed(each):
-                unauthenticated[number] = come(number)
+                unauthenticated[number] = connect(number)
         parties.clock.pass_s(0.02)
         return parties.clock.now_ns - began_ns > 9 * S
 
@@ -180,8 +180,8 @@ def test_other_connections_do_not_keep_participants_out(
     assert len(coordinator.notes) <= 21
 
 
-def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None:
-    """What counts is what it has said to its end."""
+def test_a_node_that_sends_a_byte_at_a_time_counts_as_silent(parties: Parties) -> None:
+    """Only complete messages count."""
     coordinator = parties.coordinator(3, node_timeout_s=8.0)
     connection, writer = _authenticated(parties)
     connection.sendall(writer.frame(encode(info("node1"))))
@@ -198,10 +198,10 @@ def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None
 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("second", [info("node1", 2), info("node2", 1), GAVE_UP])
-def test_one_that_joins_twice_is_sent_away(
+def test_a_connection_that_joins_twice_is_closed(
     parties: Parties, second: Message, at_once: bool
 ) -> None:
-    """And has no place that it could keep from another."""
+    """And does not keep its place."""
     coordinator = parties.coordinator(3, last_call_s=60.0, least_nodes=3)
     connection, writer = _authenticated(parties)
     first = writer.frame(encode(info("node1", 1)))
@@ -218,7 +218,7 @@ def test_one_that_joins_twice_is_sent_away(
 
 
 def _authenticated(parties: Parties) -> tuple[socket.socket, FrameWriter]:
-    """Return a connection that has proved that it knows the secret, and what makes its frames."""
+    """Return a connection that has proved that it knows the secret, and its frame writer."""
     connection = parties.stranger()
     handshake = ParticipantHandshake(SECRET)
     connection.sendall(handshake.answer(_line(parties, connection)))
@@ -226,10 +226,10 @@ def _authenticated(parties: Parties) -> tuple[socket.socket, FrameWriter]:
     return connection, FrameWriter(key, "participant")
 
 
-def test_a_crowd_of_participants_waits_for_no_beat(
+def test_a_crowd_of_participants_does_not_wait_for_a_heartbeat(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than may be strangers at once: as one has said what it is, the next is taken."""
+    """More than may be unauthenticated at once: as soon as one has joined, the next is accepted."""
     monkeypatch.setattr("meshrun.rendezvous.unauthenticated._MOST", 2)
     coordinator = parties.coordinator(9)
     parties.turn()
@@ -242,8 +242,8 @@ def test_a_crowd_of_participants_waits_for_no_beat(
     assert coordinator.received(Met)
 
 
-def test_a_participant_that_speaks_slowly_is_let_in(parties: Parties) -> None:
-    """One byte at a time: a line is a line."""
+def test_a_participant_that_sends_slowly_is_admitted(parties: Parties) -> None:
+    """One byte at a time, during the handshake."""
     coordinator = parties.coordinator(2)
     connection = parties.stranger()
     greeting = _line(parties, connection)
@@ -269,8 +269,8 @@ def _line(parties: Parties, connection: socket.socket) -> bytes:
     return bytes(got)
 
 
-def test_a_replayed_conversation_is_not_let_in(parties: Parties) -> None:
-    """What a participant once said is of no use to whoever heard it."""
+def test_a_replayed_handshake_is_not_admitted(parties: Parties) -> None:
+    """An eavesdropper cannot use what a participant has sent."""
     coordinator = parties.coordinator(2)
     first = parties.stranger()
     said = ParticipantHandshake(SECRET).answer(_line(parties, first))
@@ -282,8 +282,8 @@ def test_a_replayed_conversation_is_not_let_in(parties: Parties) -> None:
     assert coordinator.notes[0].startswith("127.0.0.1 was rejected: it belongs to another launch")
 
 
-def test_a_participant_that_vanishes_may_come_again(parties: Parties) -> None:
-    """Its rank is free again before all are there."""
+def test_a_participant_that_vanishes_may_join_again(parties: Parties) -> None:
+    """Its rank is free again if not all nodes have joined yet."""
     coordinator = parties.coordinator(3)
     first = parties.participant(info("node1", 1), nnodes=3)
     parties.until(lambda: _is_open(first))
@@ -304,12 +304,12 @@ def _is_open(party: object) -> bool:
 
 
 def test_a_participant_that_falls_silent_is_not_counted(parties: Parties) -> None:
-    """It may have been cut off; the coordinator says again who is missing."""
+    """It may have been cut off; the coordinator reports again which nodes are missing."""
     coordinator = parties.coordinator(3, node_timeout_s=4.0)
     silent = parties.participant(info("node1"), nnodes=3)
     parties.until(lambda: _is_open(silent))
     parties.turn(5)
-    parties.all.remove(silent)  # it takes no turns any more, and its socket stays open
+    parties.all.remove(silent)  # it gets no more turns, and its socket stays open
     parties.pass_s(12)
 
     assert coordinator.notes[-1].startswith("waiting at 127.0.0.1:")
@@ -318,8 +318,8 @@ def test_a_participant_that_falls_silent_is_not_counted(parties: Parties) -> Non
 
 
 @pytest.mark.parametrize("rank", [1, None])
-def test_a_host_that_was_cut_off_may_come_again(parties: Parties, rank: int | None) -> None:
-    """Its earlier connection is still open here, and silent: it is not two nodes."""
+def test_a_host_that_was_cut_off_may_join_again(parties: Parties, rank: int | None) -> None:
+    """Its earlier connection is still open here, but silent; it does not count as two nodes."""
     coordinator = parties.coordinator(3)
     cut = parties.participant(info("node1", rank), nnodes=3)
     parties.until(lambda: _is_open(cut))
@@ -338,7 +338,7 @@ def test_a_host_that_was_cut_off_may_come_again(parties: Parties, rank: int | No
 
 
 def test_two_launchers_on_one_host_are_two_nodes(parties: Parties) -> None:
-    """Both of them say that they are there."""
+    """Both of them send heartbeats."""
     coordinator = parties.coordinator(3)
     first = parties.participant(info("node1"), nnodes=3)
     parties.until(lambda: _is_open(first))
@@ -350,7 +350,7 @@ def test_two_launchers_on_one_host_are_two_nodes(parties: Parties) -> None:
 
 
 def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
-    """With the same words and the same code."""
+    """With the same message and exit code."""
     coordinator = parties.coordinator(2, settings={"--mesh": "dp=2"})
     participant = parties.participant(info("node1", **{"--mesh": "dp=4"}))
     parties.until(
@@ -372,17 +372,17 @@ def test_waiting_nodes_learn_which_are_missing(parties: Parties) -> None:
     )
     participant = parties.participant(info("node1", 1), nnodes=3)
     parties.pass_s(14)
-    told = [note for note in coordinator.notes if note.startswith("waiting at ")]
+    waiting = [note for note in coordinator.notes if note.startswith("waiting at ")]
     command = f"on each other node: meshrun --rdzv-endpoint 127.0.0.1:{parties.port} x.py ENDPOINT"
 
-    assert len(told) == 3
-    assert "2 of 3 nodes joined; missing: node 2" in told[-1]
+    assert len(waiting) == 3
+    assert "2 of 3 nodes joined; missing: node 2" in waiting[-1]
     assert coordinator.notes.count(command) == 1
-    assert [note for note in participant.notes if note.startswith("waiting at ")] == told
+    assert [note for note in participant.notes if note.startswith("waiting at ")] == waiting
 
 
-def test_the_meeting_ends_when_its_time_is_over(parties: Parties) -> None:
-    """On all that waited, be theirs over before, with who is missing and what may be the cause."""
+def test_the_meeting_ends_at_the_timeout(parties: Parties) -> None:
+    """The coordinator's, for all nodes, with the missing nodes and possible causes."""
     coordinator = parties.coordinator(3, timeout_s=20.0)
     participant = parties.participant(info("node1", 1), nnodes=3, timeout_s=15.0)
     parties.pass_s(22)
@@ -395,8 +395,8 @@ def test_the_meeting_ends_when_its_time_is_over(parties: Parties) -> None:
     assert "--rdzv-id and MESHRUN_SECRET" in str(errors[0].hint)
 
 
-def test_a_node_too_many_is_sent_away(parties: Parties) -> None:
-    """Once all are there nobody else is let in, and the launch goes on."""
+def test_a_surplus_node_is_rejected(parties: Parties) -> None:
+    """Once all nodes have joined, no other is admitted, and the launch continues."""
     coordinator = parties.coordinator(2)
     participants = [parties.participant(info(f"node{n}")) for n in (1, 2)]
     parties.until(lambda: coordinator.received(Met))
@@ -407,8 +407,8 @@ def test_a_node_too_many_is_sent_away(parties: Parties) -> None:
     assert not any(party.received(MeetingFailed) for party in (coordinator, *met))
 
 
-def test_a_coordinator_that_ends_tells_those_who_wait(parties: Parties) -> None:
-    """They do not wait for their own time-out."""
+def test_a_coordinator_that_ends_notifies_waiting_nodes(parties: Parties) -> None:
+    """They do not wait for their own timeout."""
     coordinator = parties.coordinator(3)
     participant = parties.participant(info("node1", 1), nnodes=3)
     parties.until(lambda: _is_open(participant))
@@ -418,5 +418,5 @@ def test_a_coordinator_that_ends_tells_those_who_wait(parties: Parties) -> None:
     parties.remove(coordinator)
     parties.until(lambda: participant.received(MeetingFailed))
 
-    told = participant.received(MeetingFailed)[0].error
-    assert told.message == "node0 exited before all nodes had joined"
+    error = participant.received(MeetingFailed)[0].error
+    assert error.message == "node0 exited before all nodes had joined"
