@@ -8,16 +8,15 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import re
 import types
 from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 from meshrun.report import launch_events
+from tests.golden.json_types import PLAIN, descriptions
 from tests.kit import ROOT
 
 FILE = ROOT / "docs" / "reference" / "events.schema.json"
-PLAIN: dict[Any, str] = {int: "integer", float: "number", str: "string", type(None): "null"}
 
 
 def type_of(hint: Any) -> dict[str, Any]:
@@ -26,12 +25,6 @@ def type_of(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is types.UnionType:
         return {"type": [PLAIN[kind] for kind in get_args(hint)]}
     return {"type": PLAIN[hint]}
-
-
-def descriptions(kind: type) -> dict[str, str]:
-    """Return the docstring of each field."""
-    source = inspect.getsource(kind)
-    return dict(re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.M | re.S))
 
 
 def event(kind: type) -> dict[str, Any]:

@@ -5,10 +5,8 @@ That of reports is generated from its classes: ``UPDATE_GOLDEN=1 python -m pytes
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import re
 import types
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -22,14 +20,12 @@ from meshrun.protocol.raised import RankRaised
 from meshrun.protocol.result import LaunchResult, RankFailure, Resize, Timings
 from meshrun.report.result_json import SCHEMA_NAME, SCHEMA_VERSION, render_result_json
 from meshrun.wording import DOCS
+from tests.golden.json_types import PLAIN, descriptions
 from tests.kit import ROOT, run_meshrun
 
 validator = pytest.importorskip("jsonschema", reason="needs kubernetes-validate")
 
 REFERENCE = ROOT / "docs" / "reference"
-PLAIN: dict[Any, str] = {
-    int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null",
-}  # fmt: skip
 TROUBLE = {
     "type": "object",
     "properties": {
@@ -63,10 +59,7 @@ def schema_of(hint: Any) -> dict[str, Any]:
 
 
 def schema_of_class(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    texts = dict(
-        re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', inspect.getsource(kind), re.M | re.S)
-    )
+    hints, texts = get_type_hints(kind), descriptions(kind)
     properties = {
         field.name: schema_of(hints[field.name])
         | ({"description": " ".join(texts[field.name].split())} if field.name in texts else {})
