@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import select
 import shutil
@@ -47,6 +48,14 @@ def run_meshrun(
         check=False,
         **kwargs,
     )
+
+
+def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:
+    """Launch a program that prints its environment; return that of each rank, in order."""
+    ours = run_meshrun("--no-prefix", *args, PROGRAMS / "environment.py", env=env)
+    assert ours.returncode == 0, ours.stderr
+    found = [json.loads(line) for line in ours.stdout.splitlines()]
+    return sorted(found, key=lambda env: int(env["RANK"]))
 
 
 def within(*unshared: str, prepare: str) -> list[str]:

@@ -1,18 +1,10 @@
 """What ranks find in their environment."""
 
-import json
 import os
 
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun
-
-
-def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:
-    ours = run_meshrun("--no-prefix", *args, PROGRAMS / "environment.py", env=env)
-    assert ours.returncode == 0, ours.stderr
-    found = [json.loads(line) for line in ours.stdout.splitlines()]
-    return sorted(found, key=lambda env: int(env["RANK"]))
+from tests.kit import environments
 
 
 @pytest.mark.parametrize("method", ["fork", "exec"])

@@ -10,15 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun, start_meshrun
+from tests.kit import PROGRAMS, environments, run_meshrun, start_meshrun
 from tests.nvml import card
-
-
-def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:
-    ours = run_meshrun("--no-prefix", *args, PROGRAMS / "environment.py", env=env)
-    assert ours.returncode == 0, ours.stderr
-    found = [json.loads(line) for line in ours.stdout.splitlines()]
-    return sorted(found, key=lambda env: int(env["RANK"]))
 
 
 def test_variables_are_options(fake_torch: object) -> None:
