@@ -88,6 +88,14 @@ def nothing_left(
 
 
 @pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Replace the environment by an empty one, and return it."""
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environment)
+    return environment
+
+
+@pytest.fixture
 def fake_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Put a fake torch first on the path; return the file in which it counts its imports."""
     counted = tmp_path / "imports"

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
 from meshrun import Layout, MeshError, current_layout
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Replace the environment by an empty one."""
-    environment: dict[str, str] = {}
-    monkeypatch.setattr(os, "environ", environment)
-    return environment
-
 
 TORCHRUN = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
 
@@ -36,25 +26,25 @@ TORCHRUN = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
     ],
 )
 def test_variables_make_a_layout(
-    no_variables: dict[str, str],
+    environ: dict[str, str],
     variables: dict[str, str],
     mesh: str | None,
     counts: tuple[int, ...],
     own_rank: int | None,
 ) -> None:
     """Variables of meshrun, of torchrun on one node and two, of a scheduler, and none."""
-    no_variables.update(variables)
+    environ.update(variables)
     layout = current_layout()
 
     assert layout.to_dict()["mesh"] == mesh
     assert (layout.nproc_per_node, layout.own_rank) == (counts, own_rank)
 
 
-def test_joined_dims_and_views_need_a_mesh(no_variables: dict[str, str]) -> None:
+def test_joined_dims_and_views_need_a_mesh(environ: dict[str, str]) -> None:
     """Without a mesh they may be leftovers, so they are not an error."""
-    no_variables.update(MESHRUN_FLATTEN="all=dp+tp", MESHRUN_VIEW="v:a=-1")
+    environ.update(MESHRUN_FLATTEN="all=dp+tp", MESHRUN_VIEW="v:a=-1")
     without = current_layout()
-    no_variables.update(MESHRUN_MESH="dp=1,tp=-1", MESHRUN_GENERATION="2")
+    environ.update(MESHRUN_MESH="dp=1,tp=-1", MESHRUN_GENERATION="2")
 
     assert (without.flattens, without.views) == ((), ())
     assert current_layout() == Layout.parse("dp=1,tp=1", flatten="all=dp+tp", views="v:a=1")
@@ -110,23 +100,23 @@ def test_joined_dims_and_views_need_a_mesh(no_variables: dict[str, str]) -> None
     ],
 )
 def test_a_contradiction_is_an_error(
-    no_variables: dict[str, str], variables: dict[str, str], message: str
+    environ: dict[str, str], variables: dict[str, str], message: str
 ) -> None:
     """A MeshError with the numbers, and never a guess."""
-    no_variables.update(variables)
+    environ.update(variables)
 
     with pytest.raises(MeshError) as caught:
         current_layout()
     assert caught.value.message.startswith(message)
 
 
-def test_the_previous_layout(no_variables: dict[str, str]) -> None:
+def test_the_previous_layout(environ: dict[str, str]) -> None:
     """Its variable holds JSON, and is empty in the first generation."""
     before = Layout.parse("dp=3,tp=1", nnodes=3, nproc_per_node=[1, 1, 1])
-    no_variables.update(MESHRUN_MESH="2x1", WORLD_SIZE="2", MESHRUN_GENERATION="5")
-    no_variables["MESHRUN_PREVIOUS"] = json.dumps({**before.to_dict(), "generation": 4})
+    environ.update(MESHRUN_MESH="2x1", WORLD_SIZE="2", MESHRUN_GENERATION="5")
+    environ["MESHRUN_PREVIOUS"] = json.dumps({**before.to_dict(), "generation": 4})
     previous = current_layout().previous
-    no_variables["MESHRUN_PREVIOUS"] = ""
+    environ["MESHRUN_PREVIOUS"] = ""
 
     assert previous == before
     assert previous.generation == 4
@@ -134,9 +124,9 @@ def test_the_previous_layout(no_variables: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1", "[1]", "{}", '{"nproc_per_node": "x", "mesh": 3}'])
-def test_a_broken_previous_layout_is_an_error(no_variables: dict[str, str], text: str) -> None:
+def test_a_broken_previous_layout_is_an_error(environ: dict[str, str], text: str) -> None:
     """Like any other broken variable."""
-    no_variables["MESHRUN_PREVIOUS"] = text
+    environ["MESHRUN_PREVIOUS"] = text
 
     with pytest.raises(MeshError, match="does not describe a launch"):
         current_layout()

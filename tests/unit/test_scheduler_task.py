@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from meshrun import MeshError, current_layout
@@ -23,21 +21,13 @@ RANKS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Only the variables of the test."""
-    environment: dict[str, str] = {}
-    monkeypatch.setattr(os, "environ", environment)
-    return environment
+def without_pytests(environ: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith("PYTEST_")}
 
 
-def without_pytests(variables: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if not name.startswith("PYTEST_")}
-
-
-def test_a_task_gets_what_init_process_group_reads(variables: dict[str, str]) -> None:
+def test_a_task_gets_what_init_process_group_reads(environ: dict[str, str]) -> None:
     """On one node by loopback; what is set already stays."""
-    variables.update(STEP, MASTER_PORT="29511", LOCAL_RANK="0")
+    environ.update(STEP, MASTER_PORT="29511", LOCAL_RANK="0")
     loopback = own_addresses()["127.0.0.1"]
     join_task()
 
@@ -45,52 +35,52 @@ def test_a_task_gets_what_init_process_group_reads(variables: dict[str, str]) ->
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511",
         "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}",
     }  # fmt: skip
-    assert without_pytests(variables) == {**STEP, **RANKS, **place, "LOCAL_RANK": "0"}
+    assert without_pytests(environ) == {**STEP, **RANKS, **place, "LOCAL_RANK": "0"}
 
 
 @pytest.mark.parametrize(
     "changed", [ONE, {"RANK": "0"}, {"WORLD_SIZE": "1"}, {"SLURM_STEP_ID": str(0xFFFFFFFB)}]
 )
-def test_who_gets_nothing(variables: dict[str, str], changed: dict[str, str]) -> None:
+def test_who_gets_nothing(environ: dict[str, str], changed: dict[str, str]) -> None:
     """One task alone, a rank of a launcher, and a batch script."""
-    variables.update({**STEP, **changed})
-    before = dict(variables)
+    environ.update({**STEP, **changed})
+    before = dict(environ)
     join_task()
 
-    assert variables == before == launch_environment()
+    assert environ == before == launch_environment()
 
 
-def test_a_layout_changes_no_variable(variables: dict[str, str]) -> None:
+def test_a_layout_changes_no_variable(environ: dict[str, str]) -> None:
     """It only reads them."""
-    variables.update(STEP)
+    environ.update(STEP)
     layout = current_layout()
 
     assert (layout.own_rank, layout.nproc_per_node) == (1, (2,))
-    assert without_pytests(variables) == STEP
+    assert without_pytests(environ) == STEP
 
 
-def test_a_broken_variable_is_told(variables: dict[str, str]) -> None:
+def test_a_broken_variable_is_told(environ: dict[str, str]) -> None:
     """With the words that every contradiction has."""
-    variables.update({**STEP, "SLURM_PROCID": "2"})
+    environ.update({**STEP, "SLURM_PROCID": "2"})
     with pytest.raises(MeshError, match="SLURM_PROCID must be less than the total of 2"):
         current_layout()
 
 
-def test_a_first_node_that_no_name_leads_to(variables: dict[str, str]) -> None:
+def test_a_first_node_that_no_name_leads_to(environ: dict[str, str]) -> None:
     """The error says what was tried and what to set."""
     two = {
         "SLURM_STEP_NODELIST": "no.such.name.invalid,sl1", "SLURM_STEP_NUM_NODES": "2",
         "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "1", "SLURM_LOCALID": "0",
     }  # fmt: skip
-    variables.update({**STEP, **two})
+    environ.update({**STEP, **two})
     with pytest.raises(MeshError, match=r"tried `no\.such\.name\.invalid`\nhint: .*MASTER_ADDR"):
         join_task()
 
 
-def test_a_job_without_a_name_needs_a_port(variables: dict[str, str]) -> None:
+def test_a_job_without_a_name_needs_a_port(environ: dict[str, str]) -> None:
     """Nothing says where its processes meet."""
     names = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
-    variables.update({f"OMPI_COMM_WORLD_{name}": value for name, value in names.items()})
+    environ.update({f"OMPI_COMM_WORLD_{name}": value for name, value in names.items()})
     with pytest.raises(MeshError, match="Open MPI sets no job id"):
         join_task()
 
