@@ -38,7 +38,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 1_000 * S
         self.ahead_ns = 0
-        """How far ahead the clock of the party is whose turn it is."""
+        """How far the clock of the party that has its turn is ahead."""
         self.is_real = False
         """Whether this is the machine's clock for now, as closing takes real time."""
         real = time.monotonic_ns
@@ -159,11 +159,11 @@ class Parties:
         self.all.append(party)
         return party
 
-    def stranger(self, said: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
+    def stranger(self, data: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
         """Connect to the coordinator and send something that no launcher would send."""
         connection = socket.create_connection(("127.0.0.1", self.port), source_address=(source, 0))
         self._unauthenticated.append(connection)
-        connection.sendall(said)
+        connection.sendall(data)
         return connection
 
     def remove(self, party: Party) -> None:

@@ -52,7 +52,7 @@ def render() -> str:
             },
             "required": ["name", "version"],
         },
-        "time": {"type": "string", "format": "date-time", "description": "Of the node's clock."},
+        "time": {"type": "string", "format": "date-time", "description": "By the node's clock."},
         "run_id": {"type": "string", "description": "The same on all nodes."},
         "host": {"type": "string"},
         "node_rank": {"type": "integer"},

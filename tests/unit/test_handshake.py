@@ -45,11 +45,11 @@ def test_the_lines_do_not_hold_the_secret_or_the_key() -> None:
     coordinator, participant = CoordinatorHandshake(SECRET), ParticipantHandshake(SECRET)
     answer = participant.answer(coordinator.greeting)
     reply, key = coordinator.answer(answer)
-    said = coordinator.greeting + answer + reply
+    sent = coordinator.greeting + answer + reply
 
-    assert SECRET not in said
-    assert key not in said
-    assert key.hex().encode() not in said
+    assert SECRET not in sent
+    assert key not in sent
+    assert key.hex().encode() not in sent
 
 
 def test_a_participant_with_another_secret_is_rejected() -> None:
@@ -81,11 +81,11 @@ def _as_other(coordinator: CoordinatorHandshake, nonce: str) -> bytes:
 def test_a_replayed_proof_is_rejected() -> None:
     """The coordinator draws a new nonce each time."""
     first = CoordinatorHandshake(SECRET)
-    heard = ParticipantHandshake(SECRET).answer(first.greeting)
-    first.answer(heard)
+    answer = ParticipantHandshake(SECRET).answer(first.greeting)
+    first.answer(answer)
 
     with pytest.raises(HandshakeError):
-        CoordinatorHandshake(SECRET).answer(heard)
+        CoordinatorHandshake(SECRET).answer(answer)
 
 
 def test_a_proof_that_is_sent_back_is_rejected() -> None:
@@ -136,16 +136,16 @@ VALUES = st.recursive(
 NAMES = st.sampled_from(["meshrun", "nonce", "proof", "refused", "x"])
 
 
-@given(said=st.binary(max_size=80) | st.dictionaries(NAMES, VALUES).map(line))
-def test_any_line_is_accepted_or_rejected(said: bytes) -> None:
+@given(sent=st.binary(max_size=80) | st.dictionaries(NAMES, VALUES).map(line))
+def test_any_line_is_accepted_or_rejected(sent: bytes) -> None:
     """A stranger cannot crash a launcher with a line."""
     participant = ParticipantHandshake(SECRET)
     participant.answer(CoordinatorHandshake(SECRET).greeting)
     for take in (CoordinatorHandshake(SECRET).answer, participant.finish):
         with pytest.raises(HandshakeError):
-            take(said)
+            take(sent)
     try:
-        ParticipantHandshake(SECRET).answer(said)
+        ParticipantHandshake(SECRET).answer(sent)
     except HandshakeError:
         return
-    assert json.loads(said)["meshrun"] == VERSION
+    assert json.loads(sent)["meshrun"] == VERSION

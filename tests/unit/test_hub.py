@@ -45,22 +45,22 @@ def test_one_way_is_enough_where_heartbeats_are_rare(
         ours, _ = listener.accept()
     coordinator = Connection(ours, CoordinatorHandshake(SECRET), beat_s=5)
     participant = Connection(theirs, ParticipantHandshake(SECRET), beat_s=5)
-    said: dict[Connection, list[Message]] = {coordinator: [], participant: []}
+    received: dict[Connection, list[Message]] = {coordinator: [], participant: []}
     for second in range(60):
         for each in (coordinator, participant):
             if second:
                 each.beat(idle_s=3.0 if each is participant else None)
-            said[each] += each.receive()
+            received[each] += each.receive()
         clock.pass_s(1)
     own = {
         each: [beat for beat in beats if isinstance(beat, Beat) and beat.echo_ns is None]
-        for each, beats in said.items()
+        for each, beats in received.items()
     }
 
     assert 10 <= len(own[participant]) <= 13  # from the coordinator, one every five seconds
     assert 2 <= len(own[coordinator]) <= 4
     assert (coordinator.closed, participant.closed) == (None, None)
-    echo = said[coordinator][-1]
+    echo = received[coordinator][-1]
     assert isinstance(echo, Beat)
     assert echo.idle_s == 3.0  # carried by the answer, as there is no heartbeat
     for each in (coordinator, participant):

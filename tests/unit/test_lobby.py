@@ -65,11 +65,11 @@ def test_another_secret_is_not_admitted(parties: Parties) -> None:
     assert not wrong.received(Met)
 
 
-@pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_at_the_port_is_dropped(parties: Parties, said: bytes) -> None:
+@pytest.mark.parametrize("sent", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_at_the_port_is_dropped(parties: Parties, sent: bytes) -> None:
     """The connection is closed, and the nodes meet."""
     coordinator = parties.coordinator(2)
-    stranger = parties.stranger(said)
+    stranger = parties.stranger(sent)
     stranger.setblocking(False)
     parties.until(lambda: _is_closed(stranger))
     parties.participant(info("node1"))
@@ -273,10 +273,10 @@ def test_a_replayed_handshake_is_not_admitted(parties: Parties) -> None:
     """An eavesdropper cannot use what a participant has sent."""
     coordinator = parties.coordinator(2)
     first = parties.stranger()
-    said = ParticipantHandshake(SECRET).answer(_line(parties, first))
-    first.sendall(said)
+    sent = ParticipantHandshake(SECRET).answer(_line(parties, first))
+    first.sendall(sent)
     _line(parties, first)
-    parties.stranger(said)
+    parties.stranger(sent)
     parties.until(lambda: coordinator.notes)
 
     assert coordinator.notes[0].startswith("127.0.0.1 was rejected: it belongs to another launch")
