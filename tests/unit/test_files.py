@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -234,17 +236,20 @@ def test_a_timer_pipe_replaces_only_a_pipe(tmp_path: Path) -> None:
 
 
 def test_invalid_messages_to_a_timer_pipe_are_ignored(tmp_path: Path) -> None:
-    """Ranks and this user's other processes may write to it."""
+    """Ranks and this user's other processes may write to it; a valid one after them is read."""
     notes: list[str] = []
-    own = {"pid": os.getpid(), "scope_id": "a", "expiration_time": 1.0, "signal": 0}
-    broken = [{"pid": -1}, {"pid": 0}, {"pid": 1 << 40}, {"signal": 999}, {"signal": -9},
-              {"expiration_time": 10**400}, {"scope_id": [], "signal": 999}]  # fmt: skip
-    lines = [json.dumps({**own, "signal": 15, **each}) for each in broken]
+    child = subprocess.Popen(["sleep", "1000"])
+    valid = {"pid": child.pid, "scope_id": "a", "expiration_time": 1.0, "signal": signal.SIGTERM}
+    invalid = [{"pid": -1}, {"pid": 0}, {"pid": 1 << 40}, {"signal": 999}, {"signal": -9},
+               {"signal": 0}, {"pid": os.getpid()}, {"expiration_time": 10**400},
+               {"scope_id": [], "signal": 999}]  # fmt: skip
+    lines = [json.dumps({**valid, **each}) for each in invalid]
     with Reactor() as reactor:
-        timers = Timers(str(tmp_path / "pipe"), reactor, zygote_pid=os.getppid, note=notes.append)
+        timers = Timers(str(tmp_path / "pipe"), reactor, zygote_pid=os.getpid, note=notes.append)
         with open(tmp_path / "pipe", "w") as pipe:
-            pipe.write("\n".join([*lines, "[" * 20_000, "", "x" * 30_000]))
-        for _ in range(3):
-            reactor.turn(most_s=1)
+            pipe.write("\n".join([*lines, "[" * 20_000, "", "x" * 30_000, json.dumps(valid), ""]))
+        reactor.run_until(lambda: bool(notes))
         timers.close()
-    assert notes == []
+
+    assert notes == [f"killed process {child.pid}: its timer `a` expired"]
+    assert child.wait() == -signal.SIGTERM

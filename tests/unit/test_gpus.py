@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -594,6 +595,21 @@ def test_ranks_use_the_cards_next_to_their_gpus() -> None:
     assert note_no_nics(plan(nic_affinity=True))
 
 
-def test_networks_of_this_machine() -> None:
-    """Without loopback."""
-    assert all("127." not in network and "/" in network for _, network in networks_of_interfaces())
+def test_networks_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without loopback, link-local addresses and the addresses of hardware."""
+    entries = [("127.0.0.1", "255.0.0.0"), ("10.0.0.4", "255.255.0.0"), ("10.0.0.5", "255.255.0.0"),
+               ("fe80::1%eth0", "ffff:ffff:ffff:ffff::"), ("fd00::1", "ffff:ffff:ffff:ffff::"),
+               ("10.9.9.9", None)]  # fmt: skip
+    addresses = [
+        SimpleNamespace(
+            family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+            address=address,
+            netmask=mask,
+        )
+        for address, mask in entries
+    ]
+    hardware = SimpleNamespace(family=psutil.AF_LINK, address="02:00:00:00:00:01", netmask=None)
+    found = {"eth0": [*addresses, hardware]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+
+    assert networks_of_interfaces() == (("eth0", "10.0.0.0/16"), ("eth0", "fd00::/64"))

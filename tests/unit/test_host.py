@@ -17,9 +17,10 @@ from meshrun.supervisor.run_folder import RunFolder
 from meshrun.worker import threads
 
 
-def test_there_is_a_core_to_use() -> None:
-    """Whatever the affinity mask and the quota say."""
-    assert count_usable_cores() >= 1
+def test_the_affinity_mask_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+
+    assert count_usable_cores() == 1
 
 
 def test_the_accelerator_of_torch_is_read_without_importing_it() -> None:
