@@ -22,7 +22,7 @@ from meshrun.cli.words import CommandLine, requested_help, spell_out, spell_out_
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, open_standard_streams
 from meshrun.host.shortage import describe_shortage
-from meshrun.host.stderr import discard_output, say
+from meshrun.host.stderr import discard_output, patient, say
 from meshrun.plan.parse import parse_flag
 from meshrun.protocol.step_end import report_end
 
@@ -243,8 +243,8 @@ def _as_meshrun_error(error: Any) -> MeshrunError:
 
 
 def _open_streams() -> None:
-    """Open standard streams that are closed (``2>&-``) on the null device."""
+    """Open standard streams that are closed (``2>&-``) on the null device; lose no output."""
     open_standard_streams()
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - for the whole process
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = patient(sys.stdout or open(os.devnull, "w"))  # noqa: SIM115
+    sys.stderr = patient(sys.stderr or open(os.devnull, "w"))  # noqa: SIM115

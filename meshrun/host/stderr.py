@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import select
 import sys
 from collections.abc import Callable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _COLORS = {"error:": "1;31", "hint:": "1;36"}
 _COLORED = re.compile("^(?:" + "|".join(_COLORS) + ")", re.MULTILINE)
@@ -55,6 +60,36 @@ def say(text: str) -> None:
         sys.stderr.flush()
     except OSError:
         discard_output(sys.stderr)
+
+
+class _PatientFile(io.FileIO):
+    """Waits for a slow reader even if another process has made the descriptor non-blocking."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        written: int | None
+        while (written := super().write(data)) is None:
+            select.select([], [self], [])
+        return written
+
+
+def patient(stream: TextIO) -> TextIO:
+    """Return a stream to the same file that loses nothing if the descriptor is non-blocking.
+
+    ssh and other programs leave a terminal that way, for all processes that use it; Python drops
+    what the reader does not take at once.
+    """
+    buffer = getattr(stream, "buffer", None)
+    if not isinstance(stream, io.TextIOWrapper) or not isinstance(
+        getattr(buffer, "raw", buffer), io.FileIO
+    ):
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_PatientFile(stream.fileno(), "w", closefd=False)),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering or stream.write_through,
+    )
 
 
 def discard_output(stream: TextIO) -> None:

@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -171,6 +172,30 @@ def test_our_stdout_stays_blocking_for_its_other_users(fake_torch: object) -> No
     assert os.get_blocking(write)
     os.close(write)
     os.close(read)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_slow_reader_of_a_non_blocking_pipe_loses_nothing(stream: str) -> None:
+    """ssh, for one, leaves its terminal in that state, for every process that uses it."""
+    words = {
+        "stdout": ["--dry-run", "--all", "--format", "json", "--mesh", "2048", "x.py"],
+        "stderr": ["--help", "x" * 100_000],
+    }[stream]
+    whole = subprocess.run(command(*words), capture_output=True, check=False)
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    other = "stderr" if stream == "stdout" else "stdout"
+    # The writer's end stays open here, to see that the pipe is full.
+    with subprocess.Popen(
+        command(*words), **{stream: writer, other: subprocess.DEVNULL}
+    ) as process:
+        wait_until(lambda: not select.select([], [writer], [], 0)[1], lambda: "a full pipe")
+        os.close(writer)
+        with open(reader, "rb") as file:
+            printed = file.read()
+
+    assert process.returncode == whole.returncode
+    assert printed == getattr(whole, stream)
 
 
 def test_closed_streams_do_no_harm(fake_torch: object, tmp_path: Path) -> None:
