@@ -11,6 +11,7 @@ also saves some 80 ms.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import io
@@ -92,12 +93,16 @@ class Ending:
             self._reporter.report(RankLeaves)  # before peers notice
         sys.setswitchinterval(3600.0)  # no daemon thread runs while its globals vanish
         threading.excepthook = lambda _: None
-        _flush_files()
-        if is_rank and self._learn_to:
-            write_learnt(self._learn_to, learn(sys.modules, self._environment, os.environ))
+        with contextlib.suppress(MemoryError):
+            _flush_files()
+        with contextlib.suppress(MemoryError):
+            if is_rank and self._learn_to:
+                write_learnt(self._learn_to, learn(sys.modules, self._environment, os.environ))
         if is_rank:  # a fork would wait forever for the groups' threads, which it does not have
-            _drop_exit_handlers(self._handler)
-            _free_program(self._kept_modules)
+            with contextlib.suppress(MemoryError):
+                _drop_exit_handlers(self._handler)
+            with contextlib.suppress(MemoryError):
+                _free_program(self._kept_modules)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         destroyed.hold()
         if is_rank and status == 0 and (destroyed or _has_process_group()):

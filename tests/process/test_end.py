@@ -414,3 +414,22 @@ def test_gc_callbacks_are_not_called_after_their_module_is_cleared(
     ours = run_meshrun("--nproc-per-node", "2", program)
 
     assert (ours.returncode, ours.stderr) == (python.returncode, python.stderr) == (0, "")
+
+
+def test_a_rank_that_is_out_of_memory_ends_as_any_other(fake_torch: object, tmp_path: Path) -> None:
+    """As under ``ulimit -v``; the memory that the program frees is enough for the rest."""
+    program = tmp_path / "hungry.py"
+    program.write_text(
+        "import gc, pathlib\n"
+        "def exhausted(*_): raise MemoryError\n"
+        "file = open(pathlib.Path(__file__).with_name('log'), 'w')\n"
+        "file.write('all of it')\n"
+        "gc.get_objects = exhausted\n"
+        "exhausted()\n"
+    )
+    ours = run_meshrun(program)
+
+    assert ours.returncode == 1
+    assert "Exception ignored" not in ours.stderr
+    assert "error: rank 0 raised MemoryError" in ours.stderr
+    assert (tmp_path / "log").read_text() == "all of it"
