@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 from meshrun.worker.peer_connections import close_connections_on_exec
+from meshrun.worker.torch_version import refuse_old_torch
 
 PEERS_TAKE_S = 5.0
 """How long connections outlive their use, for peers that are a little behind."""
@@ -70,6 +71,7 @@ def guard_groups() -> None:
     """Have torch's process groups live as long as they are needed; call this once."""
     from torch._C import _distributed_c10d as c10d
 
+    refuse_old_torch()
     for holder in (c10d.Reducer, getattr(c10d, "Logger", None)):  # a Logger holds a Reducer
         if holder is not None:
             _keep_alive(holder, (c10d.ProcessGroup, c10d.Reducer))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import re
 import socket
 import sys
 import time
@@ -34,13 +33,12 @@ from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source, format_raised, read_program
 from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.sys_path import first_path, holds, on_path, put_first
+from meshrun.worker.torch_version import refuse_old_torch, refuse_other_torch
 from meshrun.zygote.control import leave_signals_to_launcher, receive, send
 from meshrun.zygote.count_devices import check_devices
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.server import ZygoteServer
-
-_LEAST_TORCH = (2, 10)
 
 
 def main(known_at_start: frozenset[str]) -> Callable[[], None]:
@@ -117,6 +115,7 @@ def _load(
                 for module in order.preload:
                     _preload(module)
                     watch.imported(module)
+                refuse_old_torch()
                 _import_available(source.torch_modules)
             if forks or not order.preload:  # otherwise only the ranks can check
                 check_registered(order.backends)
@@ -162,7 +161,7 @@ def _preload(module: str) -> None:
         if not f"{module}.".startswith(f"{missing}."):
             raise  # the module exists, but one that it imports does not
         if missing.startswith("torch."):
-            _refuse_old_torch()
+            refuse_other_torch()
         if "," in module:
             repeated = " ".join(f"--preload {name.strip()}" for name in module.split(","))
             raise UsageError(
@@ -176,17 +175,6 @@ def _preload(module: str) -> None:
             if near
             else "check that it is installed for this interpreter",
         ) from error
-
-
-def _refuse_old_torch() -> None:
-    """Raise UsageError if torch is too old, or if another module has its name."""
-    torch = sys.modules["torch"]
-    file = getattr(torch, "__file__", None) or next(iter(torch.__path__))
-    version = str(getattr(torch, "__version__", ""))
-    if not version:
-        raise UsageError(f"{file} is imported in place of torch", hint="rename it")
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _LEAST_TORCH:
-        raise UsageError(f"meshrun requires torch 2.10 or newer, found {version}, {file}")
 
 
 def _import_available(modules: tuple[str, ...]) -> None:

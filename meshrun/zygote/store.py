@@ -10,6 +10,7 @@ from meshrun.host.descriptors import allow_many_descriptors
 from meshrun.host.interfaces import address_of
 from meshrun.host.name_service import names_from_files_only
 from meshrun.host.title import set_title
+from meshrun.worker.torch_version import refuse_old_torch
 from meshrun.zygote.guard import Guard
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def serve_store(port: int, listen_fd: int) -> Store:
     """
     import torch.distributed as dist
 
+    refuse_old_torch()
     with socket.socket(fileno=os.dup(listen_fd)) as listener:
         address = address_of(listener.getsockname())
     with names_from_files_only():

@@ -164,6 +164,23 @@ def test_a_python_without_a_usable_torch(tmp_path: Path, text: str, message: str
     assert ours.stderr.splitlines()[0] == "error: " + message.format(file=file)
 
 
+@pytest.mark.parametrize("version", ["2.6.0+cu124", "2.7.1"])
+def test_a_torch_that_has_all_modules_but_is_too_old(fake_torch: Path, version: str) -> None:
+    """The error gives the version that is required, not what this one lacks."""
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"FAKE_TORCH_VERSION": version})
+
+    assert (ours.returncode, ours.stdout) == (2, "")
+    file = FAKES / "torch" / "__init__.py"
+    message = f"error: meshrun requires torch 2.10 or newer, found {version}, {file}"
+    assert ours.stderr.splitlines() == [message]
+
+
+def test_a_torch_that_is_older_than_promised_but_lacks_nothing_is_used(fake_torch: Path) -> None:
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"FAKE_TORCH_VERSION": "2.8.0"})
+
+    assert ours.returncode == 0
+
+
 def test_a_preload_that_needs_another_torch_is_reported_with_its_traceback(
     fake_torch: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import time
 if path := os.environ.get("FAKE_TORCH_IMPORTS"):
     with open(path, "a") as file:
         file.write(f"{os.getpid()}\n")
+if version := os.environ.get("FAKE_TORCH_VERSION"):
+    __version__ = version
 if os.environ.get("FAKE_TORCH_BREAKS"):
     raise ImportError("libtorch_cpu.so: cannot open shared object file")
 if os.environ.get("FAKE_TORCH_THREAD"):
