@@ -420,12 +420,11 @@ def test_a_rank_that_is_out_of_memory_ends_as_any_other(fake_torch: object, tmp_
     """As under ``ulimit -v``; the memory that the program frees is enough for the rest."""
     program = tmp_path / "hungry.py"
     program.write_text(
-        "import gc, pathlib\n"
-        "def exhausted(*_): raise MemoryError\n"
+        "import functools, gc, pathlib\n"
         "file = open(pathlib.Path(__file__).with_name('log'), 'w')\n"
         "file.write('all of it')\n"
-        "gc.get_objects = exhausted\n"
-        "exhausted()\n"
+        "gc.get_objects = functools.partial(exec, 'raise MemoryError')\n"
+        "gc.get_objects()\n"
     )
     ours = run_meshrun(program)
 
