@@ -39,9 +39,8 @@ def job(hosts: Hosts, folder: Path, name: str, shifts: int) -> dict[str, str]:
     return {"PATH": path, "LSB_JOBID": "7", "LSB_MCPU_HOSTS": slots}
 
 
-@pytest.mark.parametrize(
-    ("name", "shifts"), [("qrsh", 1), pytest.param("blaunch", 0, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "shifts"), [("qrsh", 1), ("blaunch", 0)])
 def test_nnodes_is_enough(make_hosts: MakeHosts, tmp_path: Path, name: str, shifts: int) -> None:
     """The job's hosts are used; the first is local and needs no command."""
     hosts = make_hosts(2)

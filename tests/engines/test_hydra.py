@@ -19,6 +19,7 @@ MESH = ("--mesh", "dp=2,tp=2", "--device", "cpu")
 TASK = [sys.executable, str(PROGRAMS / "task.py")]
 
 
+@pytest.mark.nightly
 def test_mpiexec_is_enough(make_hosts: MakeHosts, mpiexec: Mpiexec) -> None:
     """One launcher per host, whose own name resolves to loopback; both share a secret."""
     hosts = make_hosts(2, own_name="loopback")

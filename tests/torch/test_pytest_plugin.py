@@ -398,6 +398,7 @@ def test_none_fails():
 """
 
 
+@pytest.mark.nightly
 def test_an_expected_failure_may_happen_on_any_rank(tmp_path: Path) -> None:
     """The other ranks stop as after any failure."""
     cases, output = run_pytest(tmp_path, EXPECTED)
@@ -629,6 +630,7 @@ def test_bad_condition():
 """
 
 
+@pytest.mark.nightly
 def test_plug_ins_that_rerun_a_test_rerun_it_on_all_ranks(tmp_path: Path) -> None:
     """In the way of pytest-rerunfailures and flaky, and in that of pytest-retry.
 
