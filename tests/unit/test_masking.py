@@ -1,4 +1,4 @@
-"""Secrets stay out of what is shown."""
+"""Secrets are masked in what meshrun prints."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def printed(shown: LaunchPlan, output_format: str, rank: str | None) -> str:
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
-def test_a_secret_is_known_by_its_name(name: str) -> None:
-    """In the spelling of variables and of options."""
+def test_a_secret_is_recognized_by_its_name(name: str) -> None:
+    """Spelled as a variable or as an option."""
     assert is_secret(name)
     assert is_secret(f"--{name.lower().replace('_', '-')}")
 
 
 @pytest.mark.parametrize("name", PLAIN_NAMES)
-def test_what_is_no_secret_is_shown(name: str) -> None:
-    """A word that only begins like one hides nothing."""
+def test_a_name_that_is_not_secret_is_shown(name: str) -> None:
+    """Even if it begins like a secret name."""
     assert not is_secret(name)
 
 
 @given(st.sampled_from(SECRET_NAMES), secrets, st.sampled_from(["text", "json", "svg"]))
 @pytest.mark.parametrize("rank", [None, "1"])
-def test_no_secret_of_the_environment_is_in_a_plan(
+def test_a_plan_shows_no_secret_of_the_environment(
     rank: str | None, name: str, secret: str, output_format: str
 ) -> None:
-    """Wherever on the command line it was typed, and in every format."""
+    """In any format, wherever the secret stands on the command line."""
     values = {"mesh": "dp=2", "rdzv_conf": f"a=b{secret}".partition(",")[0], "role": secret}
     shown = plan((secret, f"--x={secret}", "--y", f"a{secret}b"), values)
     if output_format == "svg" and rank is not None:
@@ -76,8 +76,8 @@ def test_no_secret_of_the_environment_is_in_a_plan(
 
 
 @given(st.sampled_from(SECRET_NAMES), st.text("QZJ7%+", min_size=1, max_size=30))
-def test_what_a_secret_name_is_given_is_masked(name: str, secret: str) -> None:
-    """Even if no variable holds it."""
+def test_the_value_of_a_secret_name_is_masked(name: str, secret: str) -> None:
+    """Even if no environment variable has that value."""
     words = (f"--{name}={secret}", f"--{name}", secret, f"{name}={secret}", "--lr", "3")
     shown = Mask({}).words(words)
 
@@ -86,7 +86,7 @@ def test_what_a_secret_name_is_given_is_masked(name: str, secret: str) -> None:
 
 
 @given(st.lists(st.text(max_size=8), max_size=6), st.dictionaries(st.text(), st.text(max_size=5)))
-def test_what_is_no_secret_stays_as_it_is(words: list[str], env: dict[str, str]) -> None:
-    """Short values are not searched for, as they are found everywhere."""
+def test_what_is_not_secret_stays_as_it_is(words: list[str], env: dict[str, str]) -> None:
+    """Short values of variables are not masked, as they occur everywhere."""
     if not any(is_secret(word) for word in words):
         assert Mask(env).words(words) == tuple(words)

@@ -1,4 +1,4 @@
-"""Which of the nodes that are there take part, and in which places."""
+"""Which of the joined nodes take part, and as which node rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def node(host: str, workers: int = 1) -> Join:
 def membership(
     count: int, *, mesh: str | None = "dp=1:8,tp=1", least: int = 1, most: int = 4, workers: int = 1
 ) -> Membership:
-    """Return so many nodes that take part."""
+    """Return the membership of ``count`` nodes."""
 
     def fit(nodes: Sequence[Join]) -> Layout:
         return Layout.parse(mesh, nproc_per_node=[node.nproc for node in nodes])
@@ -33,7 +33,7 @@ def membership(
 
 
 def test_survivors_keep_their_order() -> None:
-    """Nobody fills the place of the lost one."""
+    """The nodes after a lost one move up."""
     nodes = membership(4)
     nodes.remove(1)
 
@@ -41,7 +41,7 @@ def test_survivors_keep_their_order() -> None:
 
 
 def test_a_newcomer_takes_the_place_of_a_lost_node() -> None:
-    """The others keep theirs; once there is no hole it comes last."""
+    """The others keep theirs; the next newcomer is last."""
     nodes = membership(3)
     nodes.remove(1)
     nodes.add(7, node("node7"))
@@ -64,7 +64,7 @@ def test_nodes_beyond_the_most_are_spares() -> None:
 
 
 def test_nodes_that_the_mesh_cannot_use_are_spares() -> None:
-    """dp=1:8,tp=2 over three nodes of one worker takes two of them."""
+    """dp=1:8,tp=2 on three nodes of one worker uses two of them."""
     nodes = membership(3, mesh="dp=1:8,tp=2")
 
     assert nodes.participants == [0, 1]
@@ -74,7 +74,7 @@ def test_nodes_that_the_mesh_cannot_use_are_spares() -> None:
 
 
 def test_a_survivor_that_the_mesh_cannot_use_becomes_a_spare() -> None:
-    """And the first to step in again."""
+    """It is the first to take part again."""
     nodes = membership(4, mesh="dp=1:8,tp=2")
     nodes.remove(2)
     choice = nodes.choose()
@@ -85,8 +85,8 @@ def test_a_survivor_that_the_mesh_cannot_use_becomes_a_spare() -> None:
     assert nodes.choose().participants == (0, 1, 3, 7)
 
 
-def test_too_few_are_told_by_name() -> None:
-    """With how many there must be."""
+def test_an_error_names_the_nodes_when_too_few_joined() -> None:
+    """It says how many are needed."""
     nodes = membership(2, least=2)
     nodes.remove(1)
 
@@ -94,8 +94,8 @@ def test_too_few_are_told_by_name() -> None:
         nodes.choose()
 
 
-def test_a_mesh_that_fits_no_number_is_told_with_its_arithmetic() -> None:
-    """Of the most nodes that are there."""
+def test_a_mesh_that_fits_no_number_of_nodes_is_an_error_with_its_arithmetic() -> None:
+    """For as many nodes as there are."""
     nodes = membership(2, mesh="dp=2,tp=1")
     nodes.remove(1)
 
@@ -109,7 +109,7 @@ def test_a_mesh_that_fits_no_number_is_told_with_its_arithmetic() -> None:
     most=st.integers(1, 6),
 )
 def test_no_place_is_lost_or_taken_twice(events: list[int], tp: int, most: int) -> None:
-    """Whoever comes and goes: all who are there have one place, and survivors keep their order."""
+    """However nodes join and leave, each has one place, and survivors keep their order."""
     nodes = membership(1, mesh=f"dp=1:8,tp={tp}", most=most, workers=tp)
     for number, event in enumerate(events, 1):
         others = [each for each in nodes.infos if each]
@@ -130,7 +130,7 @@ def test_no_place_is_lost_or_taken_twice(events: list[int], tp: int, most: int) 
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "expected"),
     [
         ("dp=3,tp=2", "dp=4,tp=2", "dp 3 -> 4"),
         ("dp=2,tp=2", "dp=2,tp=2", "dp=2,tp=2 as before"),
@@ -138,15 +138,14 @@ def test_no_place_is_lost_or_taken_twice(events: list[int], tp: int, most: int) 
         (None, "dp=2,tp=2", "dp=2,tp=2"),
     ],
 )
-def test_shapes_in_words(before: str | None, after: str, told: str) -> None:
-    """What changes, or that nothing does."""
+def test_shapes_in_words(before: str | None, after: str, expected: str) -> None:
+    """They say which dims change, or that none does."""
     old = None if before is None else layout_of(before)
 
-    assert describe_shapes(old, layout_of(after)) == told
+    assert describe_shapes(old, layout_of(after)) == expected
 
 
 def test_ranks_without_a_mesh_are_counted() -> None:
-    """There is no other shape."""
     two, four = (Layout.parse(None, nproc_per_node=count) for count in (2, 4))
 
     assert describe_shapes(two, four) == "2 -> 4 ranks"

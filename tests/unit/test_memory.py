@@ -1,4 +1,4 @@
-"""The kernel's word on memory, from files as it writes them."""
+"""What the kernel reports of memory, from files as it writes them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def write(path: Path, text: str) -> None:
          "memory.limit_in_bytes"),
     ],
 )  # fmt: skip
-def test_a_limit_that_was_reached_is_told(
+def test_a_memory_limit_that_was_reached_is_reported(
     cgroup: str, folder: str, counts: str, limit: str, tmp_path: Path
 ) -> None:
-    """By the cgroup of this process, of either version, or the nearest above that is seen."""
+    """Of this process's cgroup, v1 or v2, or of its nearest visible ancestor."""
     proc, sysfs = tmp_path / "proc", tmp_path / "sys"
     write(proc / "self/cgroup", cgroup)
     write(proc / "vmstat", "nr_free_pages 1\noom_kill 7\n")
@@ -44,8 +44,8 @@ def test_a_limit_that_was_reached_is_told(
     assert watch.why_killed() == killed
 
 
-def test_a_machine_without_memory_is_told(tmp_path: Path) -> None:
-    """Where no cgroup has counted anything, or there is none."""
+def test_a_machine_out_of_memory_is_reported(tmp_path: Path) -> None:
+    """If no cgroup counted a kill, or there is no cgroup."""
     proc = tmp_path / "proc"
     write(proc / "vmstat", "oom_kill 7\n")
     watch = MemoryWatch(proc, tmp_path / "sys")
@@ -60,7 +60,7 @@ def test_a_machine_without_memory_is_told(tmp_path: Path) -> None:
 
 
 def test_shared_memory_is_full_or_not(tmp_path: Path) -> None:
-    """A folder that is not there is not full."""
+    """A missing folder is not full."""
     assert describe_full_shm(str(tmp_path)) is None
     assert describe_full_shm(str(tmp_path / "nothing")) is None
     assert describe_full_shm("/proc") is not None  # it has no room at all

@@ -1,4 +1,4 @@
-"""What launchers tell each other: there and back, and what is no message."""
+"""Messages between launchers: encoded, decoded, and rejected if they are not valid."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ NODES = st.lists(st.tuples(TEXT, st.integers(0, 9)), min_size=1, max_size=4)
 
 
 def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
-    """Return messages that a launcher may say."""
+    """Return valid messages of a kind."""
     hints = get_type_hints(kind, include_extras=True)
     values = {name: some(hint) for name, hint in hints.items()}
     if kind is not Welcome:
@@ -86,7 +86,7 @@ def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 def some(hint: Any) -> st.SearchStrategy[Any]:
-    """Return values that an annotation allows."""
+    """Return values that fit an annotation."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return some_checked(args[0], hint.__metadata__[0])
@@ -115,7 +115,7 @@ def some_checked(hint: Any, check: Any) -> st.SearchStrategy[Any]:
 
 @given(message=st.one_of([any_of(kind) for kind in KINDS]))
 def test_what_is_encoded_is_decoded(message: Message) -> None:
-    """Every kind, with any values of its types."""
+    """Every kind of message, with any values of its types."""
     assert decode(encode(message)) == message
 
 
@@ -127,7 +127,7 @@ def test_what_is_encoded_is_decoded(message: Message) -> None:
     )
 )
 def test_any_text_is_a_message_or_a_clear_error(text: bytes) -> None:
-    """Nothing but MessageError comes of reading it."""
+    """Decoding raises nothing but MessageError."""
     try:
         message = decode(text)
     except MessageError as error:
@@ -138,7 +138,7 @@ def test_any_text_is_a_message_or_a_clear_error(text: bytes) -> None:
 
 @given(message=st.one_of([any_of(kind) for kind in KINDS]), data=st.data())
 def test_a_field_of_another_type_is_refused(message: Message, data: st.DataObject) -> None:
-    """An order with a text where a number belongs is none."""
+    """Such as text in place of a number."""
     kind, values = json.loads(encode(message))
     name = data.draw(st.sampled_from(sorted(values)))
     wrong = [1.5] if isinstance(values[name], dict | str | int | float) else {"a": [None]}
@@ -161,11 +161,10 @@ def test_a_field_of_another_type_is_refused(message: Message, data: st.DataObjec
         b"[" * 100_000,
         b'["Over", {"exit_code": ' + b"9" * 5000 + b"}]",
     ],
-    ids=["a truth for a number", "a field short", "a field more", "no kind", "a list for a kind",
+    ids=["a bool for a number", "a missing field", "an extra field", "no kind", "a list for a kind",
          "deep", "a long number"],
 )  # fmt: skip
-def test_what_is_no_message(text: bytes) -> None:
-    """Told as such."""
+def test_an_invalid_message_is_refused(text: bytes) -> None:
     with pytest.raises(MessageError):
         decode(text)
 
@@ -184,10 +183,9 @@ def test_what_is_no_message(text: bytes) -> None:
         (Join(host="a", node_rank=None, nproc=1, settings={"--mesh": "dp=2"}),
          {"settings": {"--mesh": 2}}),
     ],
-    ids=["a number among hosts", "a text among counts", "a number for a setting"],
+    ids=["a number among hosts", "text among counts", "a number for a setting"],
 )  # fmt: skip
-def test_what_is_in_lists_is_checked_too(message: Message, wrong: dict[str, Any]) -> None:
-    """Nothing of another type travels inside a list or a table."""
+def test_items_of_lists_and_tables_are_checked_too(message: Message, wrong: dict[str, Any]) -> None:
     kind, values = json.loads(encode(message))
 
     with pytest.raises(MessageError):
@@ -240,17 +238,17 @@ JOIN = {"host": "a", "node_rank": None, "nproc": 1, "settings": {}}
         ("Beat", {"at_ns": 1}, {"echo_ns": -(10**300)}),
     ],
 )  # fmt: skip
-def test_a_value_that_cannot_be_is_refused(
+def test_an_impossible_value_is_refused(
     kind: str, values: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
-    """A rank below 0, a port beyond the last, the end of a process that has not ended."""
+    """A rank below 0, a port above 65535, the wait status of a process that has not ended."""
     decode(json.dumps([kind, values]).encode())
     with pytest.raises(MessageError):
         decode(json.dumps([kind, {**values, **wrong}]).encode())
 
 
-def test_what_is_shown_moves_no_cursor() -> None:
-    """Escapes and newlines are written out, and what is long is shortened in its middle."""
+def test_text_of_other_launchers_moves_no_cursor() -> None:
+    """Control characters are escaped, and long text is shortened in the middle."""
     said = encode(Waiting(text="a\x1b[2J\r\nmeshrun: all is well\u202e" + "x" * 5000 + "z"))
     told = decode(said)
 
@@ -269,7 +267,7 @@ def test_what_is_shown_moves_no_cursor() -> None:
 
 
 def changed(text: bytes, at: int, value: Any) -> bytes:
-    """Return a message with one of the values in it, at any depth, in place of another."""
+    """Return a message with one of its values replaced, at any depth."""
     message = json.loads(text)
     places: list[tuple[Any, Any]] = []
 
@@ -289,7 +287,7 @@ def changed(text: bytes, at: int, value: Any) -> bytes:
 
 @contextmanager
 def connected() -> Iterator[tuple[Connection, Connection]]:
-    """Two ends of a connection, over which nothing is said."""
+    """Give both ends of a connection."""
     with closing(listen_on("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
@@ -307,8 +305,8 @@ def connected() -> Iterator[tuple[Connection, Connection]]:
     at=st.integers(0, 99),
     value=JSON | st.sampled_from([-1, 2**31, 2**63, 10**400, 1e308, "\x1b[2J\n", [], {}]),
 )
-def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, value: Any) -> None:
-    """Of each kind, with any value in it changed: refused, or carried to the end of the launch."""
+def test_nothing_that_a_peer_sends_breaks_a_launch(message: Message, at: int, value: Any) -> None:
+    """Any message with any value changed is refused, or the launch runs to its end with it."""
     try:
         said = decode(changed(encode(message), at, value))
     except MessageError:
@@ -335,14 +333,14 @@ def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, val
 
 
 def test_a_message_names_its_kind() -> None:
-    """So that another version can tell what it does not know."""
+    """So another version can report one that it does not know."""
     assert json.loads(encode(End(generation=1, why="w", signum=15)))[0] == "End"
     assert Begin in KINDS
     assert Over in KINDS
 
 
-def test_what_all_nodes_are_told_is_encoded_once() -> None:
-    """And small: each of 10,000 nodes receives the names of all."""
+def test_what_is_sent_to_all_nodes_is_encoded_once() -> None:
+    """And is small: each of 10,000 nodes receives the names of all."""
     names = [f"node{number}.cluster.example" for number in range(10_000)]
     welcome = Welcome(
         node_rank=0, hosts=names, nproc_per_node=[8] * 10_000, roles=["default"] * 10_000,
@@ -358,8 +356,8 @@ def test_what_all_nodes_are_told_is_encoded_once() -> None:
 @pytest.mark.parametrize(
     "shared", ["", "x", base64.b64encode(zlib.compress(b"[" * (LONGEST + 1))).decode(), 7, None]
 )
-def test_a_welcome_that_cannot_be_unpacked(shared: object) -> None:
-    """Nor grows beyond what a frame may have."""
+def test_a_welcome_that_cannot_be_unpacked_is_refused(shared: object) -> None:
+    """Nor may it unpack to more than a frame holds."""
     values = {"shared": shared, "node_rank": 1, "next_address": "", "next_port": 0}
     with pytest.raises(MessageError):
         decode(json.dumps(["Welcome", values]).encode())

@@ -1,4 +1,4 @@
-"""NCCL's RAS service, played by a socket that answers as recorded from NCCL 2.24."""
+"""NCCL's RAS service; a socket gives the answers recorded from NCCL 2.24."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FOUND = [
 
 
 def serve(listener: socket.socket, replies: dict[bytes, bytes]) -> None:
-    """Answer the lines of one client; what has no reply ends the connection."""
+    """Answer the lines of one client, up to one that has no reply."""
     connection, _ = listener.accept()
     with connection, connection.makefile("rb") as lines:
         for line in lines:
@@ -57,7 +57,7 @@ def serve(listener: socket.socket, replies: dict[bytes, bytes]) -> None:
 
 
 def ask(replies: dict[bytes, bytes] | None) -> list[str]:
-    """Return what is found of a service that replies so; ``None``: nobody listens."""
+    """Return the findings from a service with these replies; ``None``: nothing listens."""
     answered: list[bool] = []
     reactor = Reactor()
     ras = NcclRas(reactor, lambda: answered.append(True))
@@ -85,12 +85,12 @@ GREETING = {b"CLIENT PROTOCOL 2\n": b"SERVER PROTOCOL 2\n", b"TIMEOUT 1\n": b"OK
             {**GREETING, b"STATUS\n": STATUS.partition("Warnings")[0].encode()}, [], id="all well"
         ),
         pytest.param({b"CLIENT PROTOCOL 2\n": b"HTTP/1.1 400\n"}, [], id="another service"),
-        pytest.param({}, [], id="a service that hangs up"),
-        pytest.param(None, [], id="nobody"),
+        pytest.param({}, [], id="a service that closes the connection"),
+        pytest.param(None, [], id="no service"),
     ],
 )
 def test_what_nccl_reports(replies: dict[bytes, bytes] | None, expected: list[str]) -> None:
-    """Errors and warnings; whatever happens, there is an end."""
+    """Errors and warnings are kept; any other service is given up on."""
     assert ask(replies) == expected
 
 
@@ -106,7 +106,7 @@ def test_what_nccl_reports(replies: dict[bytes, bytes] | None, expected: list[st
         ({"NCCL_RAS_ENABLE": "0"}, None),
     ],
 )
-def test_where_it_listens(env: dict[str, str], expected: tuple[str, int] | None) -> None:
+def test_the_address_of_the_service(env: dict[str, str], expected: tuple[str, int] | None) -> None:
     assert ras_address(env) == expected
 
 

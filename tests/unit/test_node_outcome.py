@@ -1,4 +1,4 @@
-"""What nodes tell the coordinator of their ranks: there and back, and in the coordinator's time."""
+"""What nodes report of their ranks arrives unchanged, and in the coordinator's time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CAUSES = st.builds(
 
 
 def travelled(outcome: NodeOutcome) -> NodeOutcome:
-    """Return an outcome as it arrives at the coordinator, which takes only what it knows."""
+    """Return an outcome as the coordinator receives it."""
     arrived = decode(encode(Idle(generation=0, outcome=outcome)))
     assert isinstance(arrived, Idle)
     return arrived.outcome
@@ -64,15 +64,15 @@ def outcome_of(ranks: dict[int, RankState], **known: Any) -> NodeOutcome:
 
 @given(st.lists(RANKS, min_size=1, max_size=4))
 def test_failed_ranks_arrive_as_they_were(ranks: list[RankState]) -> None:
-    """Every time, exception and end of each."""
+    """With their times, exceptions and wait statuses."""
     told = outcome_of(dict(enumerate(ranks)))
 
     assert told.ranks == dict(enumerate(ranks))
     assert not told.is_well
 
 
-def test_ranks_that_went_well_are_not_told() -> None:
-    """But for the one that left first, who may be the cause of others' lost connections."""
+def test_ranks_that_succeeded_are_not_reported() -> None:
+    """Except the first to leave, which may have caused others' lost connections."""
     well = RankExited(rank=0, pid=1, wait_status=0, at_ns=9)
     ranks = {rank: RankState(pid=1, finished_ns=9 - rank, exited=well) for rank in range(3)}
     told = outcome_of(ranks, stop=Stop.KILLED)
@@ -82,7 +82,6 @@ def test_ranks_that_went_well_are_not_told() -> None:
 
 
 def test_evidence_arrives_for_failed_ranks_alone() -> None:
-    """What went well needs none."""
     died = RankState(pid=1, exited=RankExited(rank=0, pid=1, wait_status=9, at_ns=1))
     well = RankState(pid=1, exited=RankExited(rank=0, pid=1, wait_status=0, at_ns=1))
 
@@ -91,15 +90,15 @@ def test_evidence_arrives_for_failed_ranks_alone() -> None:
 
 @given(CAUSES)
 def test_a_cause_arrives_as_it_was(cause: Cause) -> None:
-    """Restarts are reported in the same way on every node."""
+    """Every node then reports a restart in the same words."""
     arrived = decode(encode(Begin(generation=1, cause=cause)))
     assert isinstance(arrived, Begin)
 
     assert arrived.cause == cause
 
 
-def test_an_error_keeps_its_words_and_code() -> None:
-    """Whatever kind it was."""
+def test_an_error_keeps_its_message_and_exit_code() -> None:
+    """Whatever its class."""
     own = MeshrunError("x")
     own.exit_code = 126
     for error in (HostError("no room", hint="make some"), RendezvousError("gone"), own):
@@ -112,8 +111,8 @@ def test_an_error_keeps_its_words_and_code() -> None:
 
 
 @given(ranks=st.lists(RANKS, min_size=1, max_size=3), by_ns=st.integers(-(10**15), 10**15))
-def test_times_are_shifted_and_nothing_else(ranks: list[RankState], by_ns: int) -> None:
-    """There and back is where it was; each time moves by the same."""
+def test_only_times_are_shifted(ranks: list[RankState], by_ns: int) -> None:
+    """Every time moves by the same amount, and a shift back restores it."""
     before = outcome_of(dict(enumerate(ranks)))
     after = before.shifted(by_ns)
 
@@ -131,7 +130,7 @@ def test_times_are_shifted_and_nothing_else(ranks: list[RankState], by_ns: int) 
 
 @given(CAUSES, st.integers(-(10**15), 10**15))
 def test_a_cause_is_shifted_too(cause: Cause, by_ns: int) -> None:
-    """With the exception that it names."""
+    """Together with its exception."""
     moved = cause.shifted(by_ns)
 
     assert moved.at_ns == cause.at_ns + by_ns

@@ -13,7 +13,6 @@ from meshrun.api.notebook import _Cells
 def test_ranks_are_counted(
     labels: list[str], shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One is singular."""
     cells = _Cells(None)
     cells._group = SimpleNamespace(is_open=True, labels=labels)  # type: ignore[assignment]
     cells._words = ["dp=x"]

@@ -1,4 +1,4 @@
-"""Which CPUs each rank is bound to, on machines that are invented."""
+"""Which CPUs each rank is bound to, on invented machines."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.machines import BIG, Machine, machines
 
 @st.composite
 def topologies(draw: st.DrawFn) -> Topology:
-    """CPUs and accelerators anywhere at all."""
+    """Return CPUs and accelerators on arbitrary nodes."""
     few = st.integers(0, 3)
     indexes = draw(st.lists(st.integers(0, 40), min_size=1, max_size=20, unique=True))
     return Topology(
@@ -27,7 +27,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     )
 
 
-# ---- what each mode gives ----------------------------------------------------------------------
+# ---- the CPUs of each mode ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     ],
 )
 def test_modes(mode: BindingMode, local_rank: int, cpus: str, tmp_path: Path) -> None:
-    """Two sockets of two nodes of three caches, and two accelerators a node."""
+    """Two sockets of two nodes of three caches each, and two accelerators per node."""
     BIG.write(tmp_path)
 
     bound = bind_cpus(mode, BIG.read(tmp_path), local_rank=local_rank, nproc=8)
@@ -52,8 +52,8 @@ def test_modes(mode: BindingMode, local_rank: int, cpus: str, tmp_path: Path) ->
     assert number_ranges(bound) == cpus
 
 
-def test_a_node_lies_on_the_socket_of_its_lowest_cpu() -> None:
-    """Where a node spans sockets, as some virtual machines claim."""
+def test_a_node_belongs_to_the_socket_of_its_lowest_cpu() -> None:
+    """If it spans sockets, as some virtual machines report."""
     places = [(0, 0), (0, 1), (1, 1)]
     topology = Topology(
         cpus=tuple(
@@ -82,7 +82,7 @@ def test_a_node_lies_on_the_socket_of_its_lowest_cpu() -> None:
 def test_ranks_without_an_accelerator_are_spread(
     mode: BindingMode, nproc: int, cpus: list[str], tmp_path: Path
 ) -> None:
-    """Over the nodes in order, and over what each mode divides a node into."""
+    """Over the nodes in order, and over the parts into which a mode divides a node."""
     machine = Machine(sockets=2, caches_per_node=2, cores_per_cache=2)
     machine.write(tmp_path)
     topology = machine.read(tmp_path)
@@ -92,7 +92,7 @@ def test_ranks_without_an_accelerator_are_spread(
     assert [number_ranges(each) for each in bound] == cpus
 
 
-def test_ranks_beyond_the_accelerators_share_with_those_that_have_one(tmp_path: Path) -> None:
+def test_ranks_without_an_accelerator_share_the_node_of_those_with_one(tmp_path: Path) -> None:
     """Each rank still has cores of its own."""
     machine = Machine(sockets=2, gpu_nodes=(1, 1))
     machine.write(tmp_path)
@@ -105,7 +105,7 @@ def test_ranks_beyond_the_accelerators_share_with_those_that_have_one(tmp_path: 
 
 @given(topology=topologies(), nproc=st.integers(1, 12), mode=st.sampled_from(BINDING_MODES))
 def test_bound_cpus_are_allowed_and_near(topology: Topology, nproc: int, mode: BindingMode) -> None:
-    """Whatever the machine: some CPUs, in order, of the accelerator's node or socket."""
+    """On any machine, each rank gets CPUs of its accelerator's node or socket, in order."""
     for rank in range(nproc):
         try:
             bound = bind_cpus(mode, topology, local_rank=rank, nproc=nproc)
@@ -122,7 +122,7 @@ def test_bound_cpus_are_allowed_and_near(topology: Topology, nproc: int, mode: B
 
 @given(machine=machines(), nproc=st.integers(1, 30))
 def test_exclusive_ranks_share_no_core(machine: Machine, nproc: int) -> None:
-    """And nobody has more than one core above anybody else of the node."""
+    """Ranks of a node differ by at most one core."""
     cpus = tuple(
         Cpu(
             index=cpu,
@@ -165,11 +165,11 @@ def test_spread_is_even_and_contiguous(topology: Topology, nproc: int) -> None:
     assert max(counts) - min(counts) <= 1
 
 
-# ---- what cannot be ----------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------
 
 
-def test_an_accelerator_whose_node_is_out_of_bounds_is_told() -> None:
-    """With the nodes that are left."""
+def test_an_accelerator_on_a_node_without_usable_cpus_is_an_error() -> None:
+    """The error names the usable nodes."""
     topology = Topology(
         cpus=tuple(Cpu(index=i, node=i % 2, socket=0, core=i, cache=0) for i in range(4)),
         accelerator_nodes=(0, 3),
@@ -184,8 +184,8 @@ def test_an_accelerator_whose_node_is_out_of_bounds_is_told() -> None:
     assert caught.value.hint == "widen the affinity mask or cpuset, or remove --numa-binding"
 
 
-def test_fewer_cores_than_workers_is_told() -> None:
-    """Hyperthreads are not cores."""
+def test_fewer_cores_than_workers_is_an_error() -> None:
+    """Hyperthreads do not count as cores."""
     topology = Topology(
         cpus=tuple(Cpu(index=i, node=0, socket=0, core=i // 2, cache=0) for i in range(4))
     )
@@ -195,15 +195,14 @@ def test_fewer_cores_than_workers_is_told() -> None:
     assert caught.value.hint == "use --numa-binding node to share the cores of a NUMA node"
 
 
-def test_an_unknown_machine_is_told() -> None:
-    """There is nothing to bind to."""
+def test_a_machine_without_a_cpu_topology_is_an_error() -> None:
     with pytest.raises(UsageError, match="cannot read the CPU topology"):
         bind_cpus("node", Topology(cpus=()), local_rank=0, nproc=1)
 
 
 @pytest.mark.parametrize("local_rank", [-1, 2])
-def test_a_rank_that_is_not_there_is_a_mistake(local_rank: int) -> None:
-    """Of the caller, not of the user."""
+def test_a_rank_that_does_not_exist_is_a_value_error(local_rank: int) -> None:
+    """It is the caller's mistake, not the user's."""
     cpu = Cpu(index=0, node=0, socket=0, core=0, cache=0)
 
     with pytest.raises(ValueError, match=f"local rank {local_rank} is not one of 2"):
@@ -224,12 +223,12 @@ def test_lists_of_cpus(cpus: tuple[int, ...], text: str) -> None:
 
 
 @given(st.frozensets(st.integers(0, 300)))
-def test_a_list_of_cpus_is_read_as_it_was_written(cpus: frozenset[int]) -> None:
-    """Whatever its order was."""
+def test_a_list_of_cpus_is_parsed_as_it_was_written(cpus: frozenset[int]) -> None:
+    """In ascending order."""
     assert parse_cpus(number_ranges(cpus)) == tuple(sorted(cpus))
 
 
 @pytest.mark.parametrize("text", ["a", "3-1", "-1", "1-", "1-2-3", "0x1"])
-def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
+def test_text_that_is_not_a_list_of_cpus_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"range|invalid"):
         parse_cpus(text)

@@ -34,7 +34,7 @@ MACHINES = {
 def choices_of_torch(
     machine: Machine, sysfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[BindingMode, int, set[int] | None]]:
-    """Yield what torch binds each rank to, ``None`` where it refuses, on a described machine."""
+    """Yield the CPUs that torch binds each rank to; ``None`` if it refuses."""
     binding: Any = pytest.importorskip("torch.numa.binding")
 
     def moved(path: str) -> str:
@@ -92,7 +92,7 @@ def check_against_torch(machine: Machine, sysfs: Path, monkeypatch: pytest.Monke
                     sorted(chosen)
                 ), (mode, gpu, nproc)
             compared += 1
-        elif mode != "socket":  # torch refuses if any node at all is out of bounds
+        elif mode != "socket":  # torch refuses if any node has no usable CPU
             with pytest.raises(UsageError):
                 bind_cpus(mode, topology, local_rank=gpu, nproc=gpus)
     return compared
@@ -102,7 +102,7 @@ def check_against_torch(machine: Machine, sysfs: Path, monkeypatch: pytest.Monke
 def test_ranks_are_bound_as_torch_binds_them(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fewer ranks than accelerators too."""
+    """Also with fewer ranks than accelerators."""
     machine = MACHINES[name]
 
     compared = check_against_torch(machine, tmp_path, monkeypatch)
@@ -113,6 +113,6 @@ def test_ranks_are_bound_as_torch_binds_them(
 @settings(max_examples=settings.default.max_examples // 8, deadline=None)
 @given(machine=machines())
 def test_ranks_of_any_machine_are_bound_as_torch_binds_them(machine: Machine) -> None:
-    """And where torch refuses, so does meshrun."""
+    """If torch refuses, so does meshrun."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
         check_against_torch(machine, Path(folder), monkeypatch)

@@ -1,4 +1,4 @@
-"""What a launcher does next when there are other nodes, as a table of histories."""
+"""What a launcher of several nodes does next, as a table of histories."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "zygote first, nodes later": ([READY, met(0)], [START]),
     "nodes that do not meet end it at once": ([READY, NOT_MET], [BY_FORCE]),
     "once": ([READY, NOT_MET, NOT_MET], [BY_FORCE]),
-    "others fail while this one still imports": (
+    "others fail while this node still imports": (
         [met(1), OTHERS_FAILED, READY],
         [CLEAR],
     ),
-    "one that failed while importing says that nothing is left": (
+    "it then reports that it is idle": (
         [met(1), OTHERS_FAILED, READY, CLEARED],
         [CLEAR, IDLE],
     ),
@@ -80,7 +80,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, exited(2, 7 << 8, 5)],
         [START, term(3), FAILED],
     ),
-    "then that nothing is left, and the coordinator says what comes next": (
+    "then that the node is idle, and the coordinator decides what comes next": (
         [*PARTICIPANT, *DIES, CLEARED],
         [START, term(3), FAILED, CLEAR, IDLE],
     ),
@@ -96,15 +96,15 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, *DIES, CLEARED, NEXT, *started(2, 3), *WELL_THERE, CLEARED, over(0, "")],
         [START, term(3), FAILED, CLEAR, IDLE, StartAll(generation=1), FINISHED, CLEAR, IDLE, END],
     ),
-    "another node's failure ends the ranks here, and is not told back": (
+    "another node's failure stops the ranks here, and is not reported back": (
         [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED],
         [START, term(2, 3), CLEAR, IDLE],
     ),
-    "with the signal that the other node had": (
+    "with the signal that the other node received": (
         [*PARTICIPANT, GenerationAborted(why="stopped", signum=signal.SIGINT, at_ns=5 * S)],
         [START, Signal(ranks=(2, 3), signum=signal.SIGINT)],
     ),
-    "ranks that do not heed it are killed": (
+    "ranks that ignore it are killed": (
         [*PARTICIPANT, OTHERS_FAILED, TimePassed(at_ns=35 * S)],
         [START, term(2, 3), kill(2, 3)],
     ),
@@ -116,11 +116,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, *finished(2, 3), OTHERS_FINISHED, *WELL_THERE, CLEARED],
         [START, FINISHED, OpenGate(), CLEAR, IDLE],
     ),
-    "or one of another node failed": (
+    "or until one on another node fails": (
         [*PARTICIPANT, *finished(2, 3), OTHERS_FAILED],
         [START, FINISHED, term(2, 3), OpenGate()],
     ),
-    "a node that the mesh has no rank for has finished at once": (
+    "a node without ranks has finished at once": (
         [NO_RANKS, READY],
         [START, FINISHED],
     ),
@@ -132,7 +132,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [NO_RANKS, READY, OTHERS_FAILED, CLEARED, NEXT, OTHERS_FINISHED, CLEARED],
         [START, FINISHED, CLEAR, IDLE, StartAll(generation=1), FINISHED, OpenGate(), CLEAR, IDLE],
     ),
-    "or one failed": (
+    "or until one here fails": (
         [*PARTICIPANT, *finished(2), exited(3, 9, 5)],
         [START, term(2), OpenGate(), FAILED],
     ),
@@ -140,19 +140,19 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*COORDINATOR, *WELL, CLEARED, all_idle(reported())],
         [START, FINISHED, CLEAR, IDLE, THE_END],
     ),
-    "a lost node ends the ranks, and is no news to the coordinator": (
+    "a lost node stops the ranks, and is not reported to the coordinator, which knows": (
         [*COORDINATOR, NODE_LOST],
         [START, term(0, 1)],
     ),
-    "a second lost node ends nobody again": (
+    "a second lost node stops no rank again": (
         [*COORDINATOR, NODE_LOST, NODE_LOST],
         [START, term(0, 1)],
     ),
-    "a lost coordinator: this node ends by itself": (
+    "without its coordinator, a node ends by itself": (
         [*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE],
         [START, term(2, 3), FINISH],
     ),
-    "a coordinator lost while nothing is left here": (
+    "a coordinator lost while this node is idle": (
         [*PARTICIPANT, *DIES, CLEARED, COORDINATOR_LOST],
         [START, term(3), FAILED, CLEAR, IDLE, END],
     ),
@@ -172,58 +172,58 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8)],
         [START, term(3), FAILED, CLEAR, IDLE],
     ),
-    "a third signal leaves without it": (
+    "a third signal ends the node without it": (
         [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8), signalled(15, 8), signalled(15, 8)],
         [START, term(3), FAILED, CLEAR, IDLE, BY_FORCE],
     ),
-    "a zygote that is gone is a failure, and nothing is left": (
+    "a lost zygote is a failure, and leaves the node idle": (
         [*PARTICIPANT, KILLED_ZYGOTE],
         [START, FAILED, IDLE],
     ),
-    "what comes next has another zygote": (
+    "the next generation gets another zygote": (
         [*PARTICIPANT, KILLED_ZYGOTE, NEXT, READY],
         [START, FAILED, IDLE, StartZygote(), StartAll(generation=1)],
     ),
-    "so, too, if it died once no rank was left, which is no failure": (
+    "also if the zygote died after the last rank, which is no failure": (
         [*PARTICIPANT, *DIES, CLEARED, KILLED_ZYGOTE, NEXT, READY],
         [START, term(3), FAILED, CLEAR, IDLE, StartZygote(), StartAll(generation=1)],
     ),
-    "or while it cleared up": (
+    "or while it cleaned up": (
         [*PARTICIPANT, *DIES, KILLED_ZYGOTE, NEXT, READY],
         [START, term(3), FAILED, CLEAR, IDLE, StartZygote(), StartAll(generation=1)],
     ),
-    "or did not, and was ended by force": (
+    "or did not clean up, and was ended by force": (
         [*PARTICIPANT, *DIES, TimePassed(at_ns=99 * S), KILLED_ZYGOTE, NEXT, READY],
         [START, term(3), FAILED, CLEAR, BY_FORCE, IDLE, StartZygote(), StartAll(generation=1)],
     ),
-    "if nothing comes next there is none": (
+    "without a next generation there is no other zygote": (
         [*PARTICIPANT, KILLED_ZYGOTE, over(137)],
         [START, FAILED, IDLE],
     ),
-    "a signal once the zygote is gone ends the generation that comes next": (
+    "a signal after the zygote is lost ends the next generation": (
         [*PARTICIPANT, *DIES, KILLED_ZYGOTE, signalled(15, 7.5), NEXT, over(143, signum=15)],
         [START, term(3), FAILED, CLEAR, IDLE, FAILED, IDLE],
     ),
-    "a program that is broken has no next generation here": (
+    "a broken program has no next generation here": (
         [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE, NEXT],
         [FAILED, IDLE, FAILED, IDLE],
     ),
-    "before the nodes meet a zygote is replaced only if ranks may be started again": (
+    "before the nodes meet, a zygote is replaced only if a restart is left": (
         [KILLED_ZYGOTE],
         [],
     ),
-    "a signal once no rank is left ends the generation that comes next": (
+    "a signal after the last rank ends the next generation": (
         [
             *PARTICIPANT, *DIES, CLEARED, signalled(15, 7.5), NEXT, CLEARED,
             over(143, signum=15), GONE,
         ],
         [START, term(3), FAILED, CLEAR, IDLE, FAILED, CLEAR, IDLE, END],
     ),
-    "a guard that is killed while ranks end is no matter": (
+    "a guard that is killed while ranks end changes nothing": (
         [*PARTICIPANT, OTHERS_FAILED, LOST_STORE, *PARTICIPANT_ENDED],
         [START, term(2, 3), CLEAR],
     ),
-    "a program that is broken here is a failure of all": (
+    "a program that is broken here is a failure of the launch": (
         [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
         [FAILED, IDLE],
     ),
@@ -232,15 +232,15 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_history(name: str) -> None:
-    """A launch in such a history takes these actions and no others."""
+    """After these events, a launch has taken these actions and no others."""
     events, expected = HISTORIES[name]
     _, taken = play(events)
 
     assert taken == expected
 
 
-def test_a_plan_that_fails_once_all_have_met_is_told() -> None:
-    """The others are about to start ranks, and the coordinator learns that none is left here."""
+def test_a_plan_that_fails_after_the_nodes_met_is_reported() -> None:
+    """The others are about to start ranks; the coordinator learns that this node is idle."""
     state = State(
         shutdown_timeout_s=30.0,
         ranks={},
@@ -256,23 +256,25 @@ def test_a_plan_that_fails_once_all_have_met_is_told() -> None:
 
 
 OVER: dict[str, tuple[list[Event], bool]] = {
-    "one whose zygote is gone waits for the coordinator": ([*PARTICIPANT, KILLED_ZYGOTE], False),
-    "and is over with what it says": ([*PARTICIPANT, KILLED_ZYGOTE, over(137)], True),
-    "or without, if that is lost": ([*PARTICIPANT, KILLED_ZYGOTE, COORDINATOR_LOST], True),
-    "nodes that never met have nobody to wait for": ([READY, NOT_MET, GONE], True),
+    "a node whose zygote is lost waits for the coordinator": ([*PARTICIPANT, KILLED_ZYGOTE], False),
+    "and ends as it decides": ([*PARTICIPANT, KILLED_ZYGOTE, over(137)], True),
+    "or without it, if that is lost": ([*PARTICIPANT, KILLED_ZYGOTE, COORDINATOR_LOST], True),
+    "a node that never met the others waits for none": ([READY, NOT_MET, GONE], True),
     "a broken program before the nodes met": (
         [ProgramBroken(text="SyntaxError: x", exit_code=1), GONE], True,
     ),
-    "coordinator waits too": ([*COORDINATOR, *WELL, CLEARED, all_idle(reported()), GONE], False),
-    "a third signal waits for nobody": (
+    "the coordinator waits too": (
+        [*COORDINATOR, *WELL, CLEARED, all_idle(reported()), GONE], False,
+    ),
+    "after a third signal, a node waits for nothing": (
         [*PARTICIPANT, signalled(15, 5), signalled(15, 5), signalled(15, 5), KILLED_ZYGOTE], True,
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OVER)
-def test_what_is_waited_for(name: str) -> None:
-    """A launch in such a history is over, or is not."""
+def test_when_a_launch_is_over(name: str) -> None:
+    """After these events, a launch is over or still waits."""
     events, is_over = OVER[name]
 
     assert play(events)[0].over is is_over
@@ -287,17 +289,17 @@ ANYTHING = [
 
 
 @given(events=st.lists(st.sampled_from(ANYTHING), max_size=14))
-def test_no_participant_stays_without_a_coordinator(events: list[Event]) -> None:
-    """Whatever came before: without coordinator and ranks, a launcher ends."""
+def test_no_participant_keeps_running_without_a_coordinator(events: list[Event]) -> None:
+    """Whatever happened before, a launcher without coordinator and ranks ends."""
     state, _ = play([READY, met(1), *events, COORDINATOR_LOST], max_restarts=2)
-    state, _ = _go_on(state, [exited(rank, 15, 50) for rank in sorted(state.alive)])
-    state, _ = _go_on(state, [CLEARED, TimePassed(at_ns=900 * S), TimePassed(at_ns=999 * S)])
+    state, _ = _step_through(state, [exited(rank, 15, 50) for rank in sorted(state.alive)])
+    state, _ = _step_through(state, [CLEARED, TimePassed(at_ns=900 * S), TimePassed(at_ns=999 * S)])
 
     assert state.phase is Phase.ENDING
-    assert _go_on(state, [GONE])[0].over
+    assert _step_through(state, [GONE])[0].over
 
 
-def _go_on(state: State, events: Iterable[Event]) -> tuple[State, list[Action]]:
+def _step_through(state: State, events: Iterable[Event]) -> tuple[State, list[Action]]:
     taken: list[Action] = []
     for event in events:
         state, actions = step(state, event)

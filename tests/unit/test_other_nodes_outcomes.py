@@ -1,4 +1,4 @@
-"""How a launch of several nodes ends, and what the coordinator decides: histories to their end."""
+"""How a launch of several nodes ends, and what the coordinator decides, for whole histories."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from tests.node_histories import (
 
 
 def decided(events: list[Event], max_restarts: int = 0) -> Decide:
-    """Return what the coordinator decided last."""
+    """Return the coordinator's last decision."""
     taken = play(events, max_restarts)[1]
     return [action for action in taken if isinstance(action, Decide)][-1]
 
 
-def test_the_coordinator_starts_all_again_after_a_failure_elsewhere() -> None:
-    """The cause is the other node's rank, and it stays at the coordinator once the next begins."""
+def test_the_coordinator_restarts_all_ranks_after_a_failure_elsewhere() -> None:
+    """The cause is the other node's rank; the coordinator keeps it in the next generation."""
     events = [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TWO_DIED)]
     cause = decided(events, max_restarts=1).next_after
 
@@ -60,10 +60,10 @@ def test_the_coordinator_starts_all_again_after_a_failure_elsewhere() -> None:
 
 @pytest.mark.parametrize("lost", [KILLED_ZYGOTE, LOST_STORE], ids=["zygote", "guard"])
 @pytest.mark.parametrize("place", [COORDINATOR, PARTICIPANT], ids=["coordinator", "participant"])
-def test_the_coordinator_starts_all_again_after_a_process_of_meshruns_own_was_lost(
+def test_the_coordinator_restarts_all_ranks_after_a_process_of_meshrun_was_lost(
     lost: Event, place: list[Event]
 ) -> None:
-    """On any node; the cause names it, and not the ranks that were ended for its sake."""
+    """On any node; the cause names that process, not the ranks that were stopped because of it."""
     there, idle = OTHERS_FAILED, reported()
     if place is PARTICIPANT:
         participant, _ = play([*PARTICIPANT, lost])
@@ -85,7 +85,7 @@ def test_the_coordinator_starts_all_again_after_a_process_of_meshruns_own_was_lo
 
 
 def test_a_lost_node_costs_a_restart() -> None:
-    """It may be started again; the coordinator's nodes wait for it."""
+    """The others wait for it, as it may be started again."""
     cause = decided(
         [*COORDINATOR, NODE_LOST, *COORDINATOR_ENDED, CLEARED, all_idle()], 1
     ).next_after
@@ -107,13 +107,12 @@ def test_a_lost_node_costs_a_restart() -> None:
         ([signalled(15, 5), *COORDINATOR_ENDED], reported(), 3),
         (WELL, reported(), 3),
     ],
-    ids=["no restart left", "a lost node", "trouble elsewhere", "a signal elsewhere",
-         "a signal here", "all went well"],
+    ids=["no restart left", "a lost node", "an error elsewhere", "a signal elsewhere",
+         "a signal here", "success"],
 )  # fmt: skip
-def test_the_coordinator_ends_it(
+def test_the_coordinator_ends_the_launch(
     events: list[Event], outcome: NodeOutcome | None, restarts: int
 ) -> None:
-    """There is no other start after these."""
     idle = all_idle(*([] if outcome is None else [outcome]))
 
     assert decided([*COORDINATOR, *events, CLEARED, idle], restarts) == THE_END
@@ -127,31 +126,31 @@ def result(events: list[Event]) -> LaunchResult:
 
 
 CODES: dict[str, tuple[list[Event], int]] = {
-    "all well": ([*COORDINATOR, *WELL, CLEARED, all_idle(reported()), over(0, ""), GONE], 0),
-    "all well, at a participant": ([*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), GONE], 0),
+    "success": ([*COORDINATOR, *WELL, CLEARED, all_idle(reported()), over(0, ""), GONE], 0),
+    "success, at a participant": ([*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), GONE], 0),
     "a rank elsewhere": (
         [
             *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TWO_DIED),
             over(7), GONE,
         ], 7,
     ),
-    "as the coordinator says": (
+    "as the coordinator decides": (
         [
             *PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED,
             over(42, "rank 0 failed"), GONE,
         ], 42,
     ),
-    "trouble elsewhere": (
+    "an error elsewhere": (
         [
             *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TROUBLE),
             over(71), GONE,
         ], 71,
     ),
-    "a signal at the coordinator once all is decided": (
+    "a signal at the coordinator after its decision": (
         [*COORDINATOR, *WELL, CLEARED, all_idle(reported()), over(0, ""), signalled(15, 9.5), GONE],
         0,
     ),
-    "a signal at a participant once all is decided": (
+    "a signal at a participant after the decision": (
         [*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), signalled(15, 9.5), GONE], 0,
     ),
     "a signal while the coordinator decides": (
@@ -162,10 +161,10 @@ CODES: dict[str, tuple[list[Event], int]] = {
     ),
     "a lost coordinator": ([*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE], 69),
     "nodes that did not meet": ([READY, NOT_MET, ZygoteGone(wait_status=9, at_ns=6 * S)], 69),
-    "a coordinator that is lost after a failure here": (
+    "a coordinator lost after a failure here": (
         [*PARTICIPANT, *DIES, COORDINATOR_LOST, CLEARED, GONE], 69,
     ),
-    "a signal while nobody else is there": (
+    "a signal before other nodes joined": (
         [READY, signalled(15, 3), ZygoteGone(wait_status=9, at_ns=6 * S)], 143,
     ),
 }  # fmt: skip
@@ -173,25 +172,24 @@ CODES: dict[str, tuple[list[Event], int]] = {
 
 @pytest.mark.parametrize("name", CODES)
 def test_exit_code(name: str) -> None:
-    """Such an end has this exit code."""
     events, code = CODES[name]
-    came = result(events)
+    found = result(events)
 
-    assert came.exit_code == code
-    assert came.signum in (None, code - 128)
+    assert found.exit_code == code
+    assert found.signum in (None, code - 128)
 
 
 def test_the_participants_own_report_is_the_coordinators_headline() -> None:
-    """The whole report is on the coordinator."""
-    told_of = result(
+    """The coordinator prints the whole report."""
+    ended = result(
         [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED, over(42, "rank 0 x"), GONE]
     )
 
-    assert told_of.elsewhere == "rank 0 x"
+    assert ended.elsewhere == "rank 0 x"
 
 
 def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
-    """As if it had been here."""
+    """Like a failure of this node."""
     state, _ = play([*PARTICIPANT, *DIES])
     evidence = {2: Evidence(last_lines=("bad",), place="work at train.py:4")}
     outcome = node_outcome(state, headline="", trouble=None, evidence=evidence)
@@ -210,8 +208,8 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
     assert (first.last_lines, first.place) == (("bad",), "work at train.py:4")
 
 
-def test_trouble_is_told_with_its_host() -> None:
-    """By the node that has it, to all; by the coordinator of its own, too."""
+def test_an_error_names_its_host() -> None:
+    """Both a participant's error and the coordinator's own."""
     layout, hosts = solve_layout(parse_mesh("dp=4"), nnodes=2), ["node0", "node1"]
     killed = "the process that starts the ranks was killed by SIGKILL, and the ranks ended with it"
     participant, _ = play([*PARTICIPANT, KILLED_ZYGOTE])
@@ -236,7 +234,7 @@ def test_trouble_is_told_with_its_host() -> None:
 
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_a_hint_fits_how_a_node_was_lost(is_silent: bool) -> None:
-    """One that is silent may be unreachable; one that left has an output to read."""
+    """A silent node may be unreachable; one that closed the connection has output to read."""
     state, _ = play([*COORDINATOR, replace(NODE_LOST, is_silent=is_silent)])
     trouble = find_trouble(state)
 

@@ -1,4 +1,4 @@
-"""The tables of a dry run in windows of any width."""
+"""The tables of a dry run in terminals of any width."""
 
 import io
 
@@ -28,7 +28,7 @@ def shown(width: int, **last_column: str) -> list[str]:
 
 @pytest.mark.parametrize("width", [17, 19, 20, 40, 42, 43, 44, 80])
 def test_no_header_is_cut(width: int) -> None:
-    """What does not fit stands below, with the first column again."""
+    """Columns that do not fit follow below, with the first column repeated."""
     lines = shown(width)
     heads = [line.split("   ") for line in lines if line.startswith("rank")]
     found = [header.strip() for head in heads for header in head if header.strip() != "rank"]
@@ -40,8 +40,8 @@ def test_no_header_is_cut(width: int) -> None:
     assert sum(line.lstrip().startswith("7 ") for line in lines) == len(heads)
 
 
-def test_a_long_text_is_folded() -> None:
-    """No part of it is lost."""
+def test_long_text_is_wrapped() -> None:
+    """Nothing of it is lost."""
     value = "abcdefghij" * 8
     lines = shown(60, value=value)
 

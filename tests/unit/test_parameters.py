@@ -1,4 +1,4 @@
-"""Parameters of a wrong type: their name, what is accepted, and what was found."""
+"""The error for a parameter of a wrong type: its name, what is accepted, what was found."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ _SEVERAL = "a str or a list of str"
         ("options", [3], "a str or a list of str or path"),
     ],
 )  # fmt: skip
-def test_a_wrong_type_is_told_with_the_parameter(name: str, value: Any, accepted: str) -> None:
-    """By each function that has it."""
+def test_an_error_for_a_wrong_type_names_the_parameter(
+    name: str, value: Any, accepted: str
+) -> None:
+    """In each function that has it."""
     for function in (meshrun.launch, meshrun.ray.launch, lambda _, **it: meshrun.WorkerGroup(**it)):
         with pytest.raises(UsageError) as caught:
             function(print, **{name: value})
@@ -48,14 +50,14 @@ def test_a_wrong_type_is_told_with_the_parameter(name: str, value: Any, accepted
         ("log_dir", 3, "a str or a path"),
     ],
 )  # fmt: skip
-def test_those_of_a_launch_too(name: str, value: Any, accepted: str) -> None:
+def test_parameters_of_a_launch_alone(name: str, value: Any, accepted: str) -> None:
     with pytest.raises(UsageError) as caught:
         meshrun.launch(print, **{name: value})  # type: ignore[call-overload]
     assert caught.value.message == f"{name} must be {accepted}, found {value!r}"
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
-    """Before anything is started."""
+def test_a_path_that_is_not_a_folder_is_an_error(tmp_path: Path) -> None:
+    """Before anything starts."""
     (tmp_path / "file").touch()
     for function in (meshrun.launch, lambda _, **it: meshrun.WorkerGroup(**it)):
         for cwd in (tmp_path / "gone", str(tmp_path / "file")):
@@ -63,7 +65,7 @@ def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
                 function(print, cwd=cwd)
 
 
-def test_those_of_a_layout_too() -> None:
+def test_parameters_of_a_layout() -> None:
     layout = meshrun.Layout.parse("dp=2,tp=4")
     for name, value, accepted in (
         ("nnodes", "2", "an int"),
@@ -88,6 +90,6 @@ def test_those_of_a_layout_too() -> None:
         (5, float), (None, float | None), (Path("/"), str | Path), (object(), Any), (True, Any),
     ],
 )  # fmt: skip
-def test_values_that_serve_as_well_are_taken(value: object, kind: Any) -> None:
-    """Numbers of numpy, mappings and collections of any kind."""
+def test_compatible_values_are_accepted(value: object, kind: Any) -> None:
+    """NumPy numbers, and mappings and collections of any kind."""
     check_parameter("value", value, kind)

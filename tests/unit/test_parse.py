@@ -1,4 +1,4 @@
-"""Values of options, as they are written."""
+"""Parsers of option values."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ PAIRS = (("join_timeout", "5"), ("timeout", "7"))
     ],
 )
 def test_settings_may_stand_in_quotes(text: str) -> None:
-    """As in lists of arguments and manifests, where no shell takes them away."""
+    """As in argument lists and manifests, where no shell removes them."""
     assert parse_settings(text, "--rdzv-conf") == PAIRS
 
 
-def test_a_quote_without_its_like_belongs_to_the_text() -> None:
-    """It is no pair that somebody forgot to take away."""
+def test_an_unmatched_quote_belongs_to_the_text() -> None:
+    """Only a matching pair is removed."""
     assert parse_settings("'timeout=5\"", "--rdzv-conf") == (("'timeout", '5"'),)
 
 
 @pytest.mark.parametrize("text", ["'", "timeout", "=5", "timeout=", "timeout=5,is_host= "])
-def test_settings_that_are_none(text: str) -> None:
-    """Each has a key and a value."""
+def test_invalid_settings(text: str) -> None:
+    """Each needs a key and a value."""
     with pytest.raises(UsageError, match="key=value"):
         parse_settings(text, "--rdzv-conf")
 
 
 @pytest.mark.parametrize("text", [":29500", " :0", "[]:1", "node 1:29500", "node1 :29500"])
 def test_an_endpoint_names_a_host(text: str) -> None:
-    """Else each node would take itself for the first one, where a variable was empty."""
+    """If a variable was empty, each node would otherwise take itself for the first one."""
     with pytest.raises(UsageError, match="no valid host"):
         parse_endpoint(text)
 
 
 @pytest.mark.parametrize("text", ["0", "2:", ":2", "1:2:3", "two"])
-def test_nodes_that_are_no_number(text: str) -> None:
-    """What was written is shown whole."""
+def test_invalid_numbers_of_nodes(text: str) -> None:
+    """The error quotes the whole text."""
     with pytest.raises(UsageError, match=f"MIN:MAX, found `{text}`"):
         parse_nnodes(text, "--nnodes")
 
@@ -68,13 +68,13 @@ def test_nodes_that_are_no_number(text: str) -> None:
     ],
 )  # fmt: skip
 def test_times_have_units(text: str, seconds: float) -> None:
-    """Seconds if nothing is said."""
+    """Without a unit, a number is in seconds."""
     assert parse_seconds(text, "--node-timeout") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "-1", "-5m", "m", "5 m", "5y", "1h30", "nan", "inf", "200d"])
-def test_times_that_are_none(text: str) -> None:
-    """What was written is shown, with how it is written."""
+def test_invalid_times(text: str) -> None:
+    """The error quotes the text, and the hint shows a valid time."""
     with pytest.raises(UsageError, match=f"found `{text}`") as caught:
         parse_seconds(text, "--node-timeout")
 
@@ -97,14 +97,14 @@ def test_waits_for_memory(text: str, limit: int, timeout_s: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "50s", "512", "-1GiB", "512MiB,", "512MiB,soon", "x,1"])
-def test_waits_for_memory_that_are_none(text: str) -> None:
+def test_invalid_waits_for_memory(text: str) -> None:
     with pytest.raises(UsageError, match="--gpu-memory-wait") as caught:
         parse_gpu_memory_wait(text, "--gpu-memory-wait")
     assert caught.value.hint
 
 
-def test_signals_that_are_none_are_told_apart() -> None:
-    """torchrun warns of them and handles the others."""
+def test_unknown_signals_are_listed_apart() -> None:
+    """torchrun warns about them and handles the others."""
     known, unknown = parse_signals("SIGTERM,usr1,SIGFOO,TERMM,15,,SIGTERM", "--signals-to-handle")
 
     assert (known, unknown) == ((signal.SIGTERM, signal.SIGUSR1), ("SIGFOO", "TERMM", "15"))

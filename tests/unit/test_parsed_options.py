@@ -1,4 +1,4 @@
-"""Texts of options, and where they came from -> a request."""
+"""How parsed options, and where each came from, become a request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def request(*in_variables: str, **values: Any) -> LaunchRequest:
 
 
 def test_times_of_a_rendezvous_are_whole_seconds() -> None:
-    """torch reads them so; what is no time of its own stays as it was written."""
+    """As torch expects them; other settings stay as they were written."""
     asked = "join_timeout=5m,last_call_timeout=1.5s,read_timeout=90,store_type=file,wait=5m"
 
     assert dict(request(rdzv_conf=asked).rendezvous.conf) == {
@@ -36,8 +36,8 @@ def test_times_of_a_rendezvous_are_whole_seconds() -> None:
         request(rdzv_conf="join_timeout=soon")
 
 
-def test_an_empty_folder_for_logs_is_none() -> None:
-    """As in torchrun: ``--log-dir "$LOGS"`` without the variable writes nothing here."""
+def test_an_empty_log_folder_means_no_logs() -> None:
+    """As in torchrun: ``--log-dir "$LOGS"`` writes no files if the variable is not set."""
     assert request(log_dir="").logs.log_dir is None
 
 
@@ -45,7 +45,7 @@ def test_an_empty_folder_for_logs_is_none() -> None:
     ("nnodes", "in_variables"), [("1", ()), ("1:1", ()), ("1:4", ()), ("2", ("nnodes",))]
 )
 def test_standalone_is_one_node(nnodes: str, in_variables: tuple[str, ...]) -> None:
-    """A variable of a job's does not speak against what was typed."""
+    """What was typed overrides a variable of the job."""
     found = request(*in_variables, standalone=True, nnodes=nnodes)
 
     assert (found.nnodes, found.rendezvous.least_nodes) == (1, None)
@@ -53,13 +53,13 @@ def test_standalone_is_one_node(nnodes: str, in_variables: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize("in_variables", [(), ("standalone",), ("standalone", "nnodes")])
 def test_standalone_with_several_nodes_is_refused(in_variables: tuple[str, ...]) -> None:
-    """torchrun waits until its timeout."""
+    """torchrun would wait until its timeout."""
     with pytest.raises(UsageError, match=r"--standalone.* runs on this node alone"):
         request(*in_variables, standalone=True, nnodes="2:4")
 
 
 def test_a_launch_inside_a_rank_is_not_warm() -> None:
-    """A server would end with the rank, so a note says that there is none."""
+    """A server would end with the rank, so none is started, and a note says so."""
     values, sources = {"warm": True}, {"warm": COMMAND_LINE}
     outside = build_request(Options(values, sources, {}), PROGRAM)
     inside = build_request(Options(values, sources, {IN_RANK: "0"}), PROGRAM)
@@ -72,8 +72,8 @@ def test_a_launch_inside_a_rank_is_not_warm() -> None:
 
 
 @pytest.mark.parametrize("device", ["cdua", "cpuu", "gpux"])
-def test_a_device_type_with_a_slip_is_told_without_a_mesh_too(device: str) -> None:
-    """Names that are far from all known ones may come with a package."""
+def test_a_misspelt_device_type_is_an_error_without_a_mesh_too(device: str) -> None:
+    """A name unlike all known ones may come from a package."""
     if device == "gpux":
         assert request(device=device).device == "gpux"
         return
@@ -81,8 +81,8 @@ def test_a_device_type_with_a_slip_is_told_without_a_mesh_too(device: str) -> No
         request(device=device)
 
 
-def test_a_template_has_known_fields_alone() -> None:
-    """A slip in an option is an error; one in torchrun's variable is passed over, and told."""
+def test_a_template_may_only_have_known_fields() -> None:
+    """A typo is an error in an option, and only noted in torchrun's variable."""
     template = "$$5 $5 " + " ".join(f"${{{name}}} ${name}" for name in TEMPLATE_FIELDS)
     assert request(log_line_prefix_template=template).console.template == template
     for slip in ("${rnk}", "$rnk"):
@@ -102,14 +102,14 @@ def test_a_template_has_known_fields_alone() -> None:
         ({"no_prefix": True}, None),
         ({"prefix": "none"}, None),
         ({"prefix": "mesh"}, None),
-        ({"prefix": "torchrun"}, "X "),  # for what is teed
+        ({"prefix": "torchrun"}, "X "),  # for --tee
     ],
 )
 @pytest.mark.parametrize("variable", ["PET", "TORCHELASTIC"])
-def test_a_prefix_that_is_typed_counts_more_than_a_template_in_a_variable(
+def test_a_typed_prefix_overrides_a_template_in_a_variable(
     variable: str, typed: dict[str, Any], template: str | None
 ) -> None:
-    """Whoever types --no-prefix sees none."""
+    """With --no-prefix, lines have none."""
     if variable == "PET":
         found = request("log_line_prefix_template", log_line_prefix_template="X ", **typed)
     else:
@@ -129,8 +129,8 @@ def test_a_prefix_that_is_typed_counts_more_than_a_template_in_a_variable(
         (("prefix",), {"no_prefix": True, "prefix": "torchrun"}, "none"),
     ],
 )
-def test_what_stands_before_lines(
+def test_which_prefix_lines_get(
     in_variables: tuple[str, ...], values: dict[str, Any], expected: str
 ) -> None:
-    """Of two that differ the typed one counts."""
+    """If two options differ, the typed one counts."""
     assert request(*in_variables, **values).console.prefix == expected

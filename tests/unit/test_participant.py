@@ -1,4 +1,4 @@
-"""A node that connects to the first one: what it meets there, and how it says so."""
+"""A node that connects to node 0: what may answer there, and what it reports."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ NO_LAUNCHER = "the other end is not a meshrun launcher"
 
 @pytest.fixture
 def other(parties: Parties) -> Iterator[socket.socket]:
-    """Something that listens where the coordinator should, and is not meshrun."""
+    """Return a listener at the coordinator's address that is not meshrun."""
     with closing(listen_on("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         parties.port = listener.getsockname()[1]
         yield listener
 
 
-def taken(parties: Parties, listener: socket.socket) -> socket.socket:
-    """Take the next connection."""
+def accepted(parties: Parties, listener: socket.socket) -> socket.socket:
+    """Accept the next connection."""
     found: list[socket.socket] = []
 
     def look() -> bool:
@@ -71,10 +71,10 @@ def taken(parties: Parties, listener: socket.socket) -> socket.socket:
 def test_something_else_answers(
     parties: Parties, other: socket.socket, said: bytes, told: str
 ) -> None:
-    """One note says so, the participant keeps retrying, and then it is the reason."""
+    """One note says so; the participant keeps retrying, and in the end that is its error."""
     participant = parties.participant(info("node1"), timeout_s=20.0)
     for _ in range(2):
-        with closing(taken(parties, other)) as connection:
+        with closing(accepted(parties, other)) as connection:
             connection.sendall(said)
         parties.until(lambda: any(told in note for note in participant.notes))
         parties.pass_s(1)
@@ -92,14 +92,14 @@ def test_something_else_answers(
 
 
 def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> None:
-    """A note appears soon; it has as long as a node may be silent."""
+    """A note appears soon; the participant retries after --node-timeout."""
     participant = parties.participant(info("node1"), node_timeout_s=20.0)
-    with closing(taken(parties, other)):
+    with closing(accepted(parties, other)):
         parties.pass_s(4)
 
         told = "it accepts connections but does not answer like a meshrun launcher"
         assert any(told in note for note in participant.notes)
-        with closing(taken(parties, other)):  # it tries on
+        with closing(accepted(parties, other)):  # it retries
             parties.until(lambda: parties.pass_s(1) or participant.received(MeetingFailed))
     assert participant.received(MeetingFailed)[0].error.message.endswith(told)
 
@@ -107,9 +107,9 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
 def test_a_coordinator_with_another_secret_is_rejected(
     parties: Parties, other: socket.socket
 ) -> None:
-    """It does not know the secret, so it is not obeyed."""
+    """It cannot prove that it knows the secret."""
     participant = parties.participant(info("node1"))
-    with closing(taken(parties, other)) as connection:
+    with closing(accepted(parties, other)) as connection:
         connection.sendall(
             CoordinatorHandshake(b"other").greeting + b'{"proof": "' + b"0" * 64 + b'"}\n'
         )
@@ -133,9 +133,9 @@ def test_a_coordinator_with_another_secret_is_rejected(
 def test_a_welcome_with_wrong_values_is_rejected(
     parties: Parties, other: socket.socket, wrong: dict[str, Any], told: str
 ) -> None:
-    """It knows the secret, and would have this node do what it did not offer."""
+    """The coordinator knows the secret, but expects other values than this node sent."""
     participant = parties.participant(info("node1"), run_id="r")
-    coordinator = Connection(taken(parties, other), CoordinatorHandshake(SECRET))
+    coordinator = Connection(accepted(parties, other), CoordinatorHandshake(SECRET))
     welcome = {"node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r"}
     coordinator.send(Welcome(**{**welcome, "store_port": 1, **wrong}))
     parties.until(lambda: coordinator.receive() or participant.received(MeetingFailed))
@@ -148,9 +148,9 @@ def test_a_welcome_with_wrong_values_is_rejected(
 
 
 def test_text_of_other_hosts_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
-    """A refusal needs no proof, and is shown as one line."""
+    """A refusal needs no proof, so it is escaped and shown as one line."""
     participant = parties.participant(info("node1"))
-    with closing(taken(parties, other)) as connection:
+    with closing(accepted(parties, other)) as connection:
         refused = json.dumps({"refused": "\x1b[2J\nmeshrun: all is well"}).encode()
         connection.sendall(CoordinatorHandshake(b"").greeting + refused + b"\n")
         parties.until(lambda: participant.notes)
@@ -159,8 +159,8 @@ def test_text_of_other_hosts_moves_no_cursor(parties: Parties, other: socket.soc
 
 
 @contextmanager
-def nobody(parties: Parties) -> Iterator[None]:
-    """Have a port refuse connections, whatever else starts meanwhile."""
+def refused_port(parties: Parties) -> Iterator[None]:
+    """Hold a port that refuses connections, so nothing else can listen there."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         parties.port = reserved.getsockname()[1]
@@ -168,8 +168,8 @@ def nobody(parties: Parties) -> Iterator[None]:
 
 
 def test_a_note_says_that_no_coordinator_listens(parties: Parties) -> None:
-    """Where it tries and what came of it, every few seconds."""
-    with nobody(parties):
+    """Every few seconds, with the address and the error."""
+    with refused_port(parties):
         participant = parties.participant(info("node1"))
         parties.pass_s(9)
         told = [note for note in participant.notes if "Connection refused" in note]
@@ -180,8 +180,8 @@ def test_a_note_says_that_no_coordinator_listens(parties: Parties) -> None:
 
 
 def test_a_coordinator_that_never_starts_is_reported(parties: Parties) -> None:
-    """With the last reason, for how long it was the same, and what to look at."""
-    with nobody(parties):
+    """With the last error, how long it has been the same, and what to check."""
+    with refused_port(parties):
         participant = parties.participant(info("node1"), timeout_s=18.0)
         parties.pass_s(20)
     error = participant.received(MeetingFailed)[0].error
@@ -205,7 +205,7 @@ def met(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
 
 
 def test_a_coordinator_that_closes_is_lost_at_once(parties: Parties) -> None:
-    """A closed connection is news; nothing is waited for."""
+    """The participant waits for no timeout."""
     coordinator, participant = met(parties)
     parties.remove(coordinator)
     parties.until(lambda: participant.received(NodeLost))
@@ -214,10 +214,10 @@ def test_a_coordinator_that_closes_is_lost_at_once(parties: Parties) -> None:
     assert (lost.node_rank, lost.why) == (0, "it closed the connection")
 
 
-def test_a_connection_that_is_reset_was_closed(parties: Parties, other: socket.socket) -> None:
-    """The kernel resets what was not read to its end; the message is the same."""
+def test_a_reset_connection_is_reported_as_closed(parties: Parties, other: socket.socket) -> None:
+    """The kernel resets a connection with unread data; the note is the same."""
     participant = parties.participant(info("node1"))
-    with closing(taken(parties, other)) as connection:
+    with closing(accepted(parties, other)) as connection:
         parties.until(lambda: cast("Participant", participant.side)._connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     parties.until(lambda: participant.notes)
@@ -226,7 +226,7 @@ def test_a_connection_that_is_reset_was_closed(parties: Parties, other: socket.s
 
 
 def test_a_short_silence_is_survived(parties: Parties) -> None:
-    """A link that is cut for less than the time-out."""
+    """If a link is cut for less than the timeout, neither side reports a loss."""
     coordinator, participant = met(parties)
     parties.all.remove(coordinator)
     parties.pass_s(20)
@@ -238,7 +238,7 @@ def test_a_short_silence_is_survived(parties: Parties) -> None:
 
 
 def test_a_long_silence_is_a_loss(parties: Parties) -> None:
-    """Told once, with how long it was."""
+    """It is reported once, with its duration."""
     coordinator, participant = met(parties)
     parties.all.remove(coordinator)
     parties.pass_s(40)
@@ -249,9 +249,11 @@ def test_a_long_silence_is_a_loss(parties: Parties) -> None:
     coordinator.close()
 
 
-@pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S, 0], ids=["ahead", "behind", "alike"])
-def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int) -> None:
-    """Each machine's monotonic clock began when it was switched on."""
+@pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S, 0], ids=["ahead", "behind", "equal"])
+def test_times_of_another_clock_are_converted_to_the_local_clock(
+    parties: Parties, ahead_ns: int
+) -> None:
+    """Each machine's monotonic clock starts when it boots."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
     at_ns, true_ns = participant.now_ns(), coordinator.now_ns()
@@ -273,8 +275,8 @@ def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int
 
 
 @pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S], ids=["ahead", "behind"])
-def test_times_of_calls_come_out_as_ours(parties: Parties, ahead_ns: int) -> None:
-    """The coordinator asks; what no group or rank of the launch has is dropped."""
+def test_times_of_calls_are_converted_to_the_local_clock(parties: Parties, ahead_ns: int) -> None:
+    """Calls of unknown groups are dropped; an unknown rank ends the connection."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
     coordinator.send(AskTimes(generation=0, late=[1]))
     parties.until(lambda: participant.received(TimesRequested))
@@ -297,8 +299,8 @@ def test_times_of_calls_come_out_as_ours(parties: Parties, ahead_ns: int) -> Non
     assert "it reported rank 2 of 2" in coordinator.received(NodeLost)[0].why
 
 
-def test_a_participant_may_go_while_it_looks_for_the_coordinator(parties: Parties) -> None:
-    """Nothing of its tries is left."""
+def test_a_participant_may_close_while_it_looks_for_the_coordinator(parties: Parties) -> None:
+    """Nothing of its attempts is left."""
     participant = parties.participant(info("node1"))
     cast("Participant", participant.side)._addresses.clear()
     participant.turn()  # a name is looked up in a process of its own
@@ -311,7 +313,7 @@ def test_a_participant_may_go_while_it_looks_for_the_coordinator(parties: Partie
 def test_the_time_of_a_failure_is_converted_to_the_local_clock(
     parties: Parties, ahead_ns: int
 ) -> None:
-    """So that a node tells how long a restart took by its own clock."""
+    """So a node reports how long a restart took by its own clock."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
     coordinator.send(Begin(generation=1, cause=replace(WHY, at_ns=coordinator.now_ns())))

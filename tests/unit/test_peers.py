@@ -1,4 +1,4 @@
-"""Which node is the first: by its endpoint, its rank, or torch's rendezvous."""
+"""Which node is node 0: by the endpoint, its node rank, or torch's rendezvous."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.parties import SECRET, info
 
 
 class Launcher:
-    """One launcher's peers, with its notes and requests."""
+    """The peers of one launcher, with its notes, events and orders to torch's rendezvous."""
 
     def __init__(self, name: str, *, is_open: bool = False, **config: Any) -> None:
         self.reactor = Reactor()
@@ -48,13 +48,13 @@ class Launcher:
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Where it listens, if it is the first node."""
+        """The address on which it listens, if it is node 0."""
         return self.peers.listener.getsockname()[:2] if self.peers.listener else None
 
 
 @pytest.fixture
 def launchers() -> Iterator[list[Launcher]]:
-    """Give a list; what is in it is closed after the test, participants before the coordinator."""
+    """Give a list whose launchers are closed after the test, participants first."""
     made: list[Launcher] = []
     yield made
     for each in sorted(made, key=lambda launcher: launcher.place is not None):
@@ -63,7 +63,7 @@ def launchers() -> Iterator[list[Launcher]]:
 
 
 def until(launchers: list[Launcher], kind: type[Any]) -> None:
-    """Take turns until each has had such news."""
+    """Take turns until each launcher has received such an event."""
 
     def look() -> bool:
         for each in launchers:
@@ -78,7 +78,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_who_has_the_endpoint_is_first(launchers: list[Launcher]) -> None:
+def test_the_launcher_with_the_endpoint_is_first(launchers: list[Launcher]) -> None:
     """The other launcher of this machine finds the port taken, and joins."""
     port = free_port()
     for name in ("a", "b"):
@@ -101,8 +101,8 @@ def _turned(launchers: list[Launcher]) -> bool:
     return launchers[0].place is not None
 
 
-def test_a_told_rank_counts_before_the_address(launchers: list[Launcher]) -> None:
-    """Node 1 on the machine of the endpoint is no coordinator."""
+def test_a_node_rank_overrides_the_address(launchers: list[Launcher]) -> None:
+    """Node 1 on the endpoint's machine is not the coordinator."""
     port = free_port()
     for rank in (1, 0):
         launchers.append(Launcher(f"n{rank}", host="127.0.0.1", port=port, node_rank=rank))
@@ -112,7 +112,7 @@ def test_a_told_rank_counts_before_the_address(launchers: list[Launcher]) -> Non
 
 
 def test_a_first_node_without_an_endpoint_listens_on_an_address(launchers: list[Launcher]) -> None:
-    """It listens on an address that faces others, or on all."""
+    """On one that others can reach, or on all."""
     launchers.append(Launcher("a"))
 
     assert launchers[0].place is not None
@@ -120,7 +120,7 @@ def test_a_first_node_without_an_endpoint_listens_on_an_address(launchers: list[
 
 
 def test_a_first_node_whose_port_is_taken_gets_an_error(launchers: list[Launcher]) -> None:
-    """By something else: it does not wait for it to answer."""
+    """It does not wait for an answer from what listens there."""
     with closing(listen_on("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         launchers.append(Launcher("a", host="127.0.0.1", port=port, node_rank=0))
@@ -130,8 +130,8 @@ def test_a_first_node_whose_port_is_taken_gets_an_error(launchers: list[Launcher
     assert str(port) in launchers[0].received(MeetingFailed).error.message
 
 
-def knocking(launchers: list[Launcher], name: str, port: int, **config: Any) -> Launcher:
-    """Add a node 0 that finds no address of its own in the endpoint, and listens elsewhere."""
+def node_0_elsewhere(launchers: list[Launcher], name: str, port: int, **config: Any) -> Launcher:
+    """Add a node 0 that does not have the endpoint's address and listens on another."""
     config = {"host": "127.0.0.1", "node_rank": 0, "local_addr": "127.0.0.2", **config}
     launchers.append(launcher := Launcher(name, port=port, **config))
     wait_until(lambda: _listens(launcher), lambda: str(launcher.notes))
@@ -145,21 +145,21 @@ def _listens(launcher: Launcher) -> bool:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this machine not know its addresses, as if they were another one's."""
+    """Hide this machine's addresses, as if they were another machine's."""
     monkeypatch.setattr("meshrun.rendezvous.peers.own_addresses", dict)
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("early", ["impostor", "real"])
-def test_two_nodes_that_are_told_to_be_the_first(launchers: list[Launcher], early: str) -> None:
-    """In either order: both errors name both nodes, and the rank that they were given."""
+def test_two_nodes_with_rank_0_are_an_error(launchers: list[Launcher], early: str) -> None:
+    """In either order; both errors name both nodes and the rank."""
     port = free_port()
     if early == "impostor":
-        knocking(launchers, "impostor", port)
-        knocking(launchers, "real", port, local_addr="127.0.0.1")
+        node_0_elsewhere(launchers, "impostor", port)
+        node_0_elsewhere(launchers, "real", port, local_addr="127.0.0.1")
     else:
-        knocking(launchers, "real", port, local_addr="127.0.0.1")
-        knocking(launchers, "impostor", port)
+        node_0_elsewhere(launchers, "real", port, local_addr="127.0.0.1")
+        node_0_elsewhere(launchers, "impostor", port)
     until(launchers, MeetingFailed)
 
     for each in launchers:
@@ -170,9 +170,9 @@ def test_two_nodes_that_are_told_to_be_the_first(launchers: list[Launcher], earl
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_first_node_that_reaches_itself_continues(launchers: list[Launcher]) -> None:
-    """The endpoint is an address that is translated to this node's, which it does not have."""
+    """The endpoint's address is translated to this node, which does not have it."""
     port = free_port()
-    knocking(launchers, "a", port, local_addr="127.0.0.1")
+    node_0_elsewhere(launchers, "a", port, local_addr="127.0.0.1")
     launchers.append(Launcher("b", host="127.0.0.1", port=port, node_rank=1))
     until(launchers, Met)
 
@@ -189,7 +189,7 @@ FOUND = Negotiated(
 
 
 def negotiating(launchers: list[Launcher], name: str, port: int, **config: Any) -> Launcher:
-    """Add a launcher, up to where it has asked for torch's rendezvous."""
+    """Add a launcher that has requested torch's rendezvous."""
     launcher = Launcher(name, backend="etcd", host="127.0.0.1", port=port, **config)
     launchers.append(launcher)
     wait_until(lambda: _asked(launcher), lambda: str(launcher.notes))
@@ -204,7 +204,7 @@ def _asked(launcher: Launcher) -> bool:
 def test_torch_finds_the_first_node_and_the_launchers_meet_there(
     launchers: list[Launcher],
 ) -> None:
-    """Each listens on a port of its own."""
+    """Each launcher listens on its own port until then."""
     port = free_port()
     first = negotiating(launchers, "a", port, run_id="j")
     second = negotiating(launchers, "b", port, run_id="j")
@@ -219,8 +219,10 @@ def test_torch_finds_the_first_node_and_the_launchers_meet_there(
     assert second.received(Met).hosts == ("a", "b")
 
 
-def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> None:
-    """A launcher of another rendezvous is not let in."""
+def test_the_random_value_of_torchs_rendezvous_is_part_of_the_secret(
+    launchers: list[Launcher],
+) -> None:
+    """A launcher of another rendezvous is rejected."""
     port = free_port()
     first = negotiating(launchers, "a", port)
     second = negotiating(launchers, "b", port)
@@ -238,8 +240,8 @@ def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> Non
     assert not first.received(Met)
 
 
-def test_the_end_of_torchs_rendezvous_is_told(launchers: list[Launcher]) -> None:
-    """What it waits for meanwhile, and why it failed."""
+def test_a_failed_rendezvous_of_torch_is_reported(launchers: list[Launcher]) -> None:
+    """First a note says what it waits for, then an error why it failed."""
     first = negotiating(launchers, "a", free_port())
     first.peers.receive(NegotiationWaits(text="1 of 2 nodes joined\x1b[2J"))
     first.peers.receive(NegotiationFailed(text="after 600 s: 1 of 2 nodes joined", at_ns=1))
@@ -252,8 +254,8 @@ def test_the_end_of_torchs_rendezvous_is_told(launchers: list[Launcher]) -> None
     assert error.message.endswith(": after 600 s: 1 of 2 nodes joined")
 
 
-def test_torchs_rendezvous_begins_again_in_a_new_process(launchers: list[Launcher]) -> None:
-    """The zygote may have to be started again; the address stays."""
+def test_torchs_rendezvous_starts_again_in_a_new_process(launchers: list[Launcher]) -> None:
+    """The zygote may have to be restarted; the address stays."""
     first = negotiating(launchers, "a", free_port())
     first.peers.start_negotiation()
 
@@ -265,7 +267,7 @@ def test_torchs_rendezvous_begins_again_in_a_new_process(launchers: list[Launche
 
 
 def test_a_node_that_is_not_first_connects_to_the_endpoint(launchers: list[Launcher]) -> None:
-    """The launcher looks for the first node there."""
+    """It looks for node 0 there."""
     with closing(socket.socket()) as reserved:
         reserved.bind(("127.0.0.1", 0))  # and does not listen
         launchers.append(

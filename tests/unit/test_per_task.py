@@ -1,4 +1,4 @@
-"""--per-task: what is refused, and a failure in the process that became a rank."""
+"""Launches that --per-task refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ECHO = str(PROGRAMS / "echo.py")
     ],
 )
 def test_what_is_refused(env: dict[str, str], words: tuple[str, ...], error: str) -> None:
-    """Before anything starts; the first task reports what all of them find."""
+    """Nothing starts; of tasks that find the same error, only the first reports it."""
     done = run_meshrun("--per-task", "--mesh", "dp=4", "--device", "cpu", *words, ECHO, env=env)
 
     assert done.returncode == 2

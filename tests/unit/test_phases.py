@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, phases follow each other as the tables say."""
+"""In any order of events, phases follow each other as the tables say."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ ELSEWHERE: list[Callable[[int], st.SearchStrategy[Event]]] = [
 def histories(
     draw: st.DrawFn, kinds: list[Callable[[int], st.SearchStrategy[Event]]]
 ) -> list[Event]:
-    """Events of all kinds in any order, seconds apart."""
+    """Return events of these kinds in any order, seconds apart."""
     at_ns, events = 0, []
     for kind in draw(st.lists(st.sampled_from(kinds), max_size=40)):
         at_ns += draw(st.sampled_from([0, S, 40 * S]))
@@ -112,10 +112,10 @@ def histories(
 
 
 def follow(state: State, events: list[Event]) -> None:
-    """Play events, and hold each step against the tables."""
+    """Play events, and compare each transition with the tables."""
     for event in events:
         if getattr(event, "rank", 0) not in state.ranks:
-            continue  # other nodes tell of theirs
+            continue  # a rank of another node
         after, actions = step(state, event)
         pairs: list[tuple[Any, Any, Any]] = [
             (PHASES, state.phase, after.phase),
@@ -131,8 +131,8 @@ def follow(state: State, events: list[Event]) -> None:
         state = after
 
 
-def test_what_was_killed_stays_killed() -> None:
-    """Also if the nodes do not meet then."""
+def test_killed_ranks_stay_killed() -> None:
+    """Also if the nodes then fail to meet."""
     signals: list[Event] = [SignalArrived(signum=2, at_ns=0)] * 3
     state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, nodes=NodesState())
 
@@ -150,7 +150,7 @@ def test_one_node_keeps_to_the_table(events: list[Event], max_restarts: int) -> 
 def test_a_node_of_several_keeps_to_the_tables(
     events: list[Event], max_restarts: int, is_elastic: bool
 ) -> None:
-    """As coordinator and as participant, whoever comes and goes."""
+    """As coordinator and as participant, however nodes join and leave."""
     nodes = NodesState(is_elastic=is_elastic)
     ranks = {0: RankState(), 1: RankState(), 2: RankState(), 3: RankState()}
     state = State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts, nodes=nodes)
@@ -158,15 +158,15 @@ def test_a_node_of_several_keeps_to_the_tables(
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_diagrams_are_those_of_the_tables(name: str) -> None:
-    """The page has each of them as the table draws it."""
+def test_the_docs_have_the_diagrams_of_the_tables(name: str) -> None:
+    """Each diagram of lifecycle.md is the one that its table generates."""
     page = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
 
     assert f"```mermaid\n{diagram(TABLES[name])}\n```" in page
 
 
-def test_what_is_over_stays_over() -> None:
-    """Each last phase has no way out, and every other has one."""
+def test_only_last_phases_have_no_way_out() -> None:
+    """A launch that is over stays over, and no other phase is a dead end."""
     last = {Phase.OVER, Link.CUT_OFF, NodesPhase.OVER}
     for table in TABLES.values():
         assert {each for each, follows in table.items() if not follows} <= last

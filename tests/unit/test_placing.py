@@ -1,4 +1,4 @@
-"""Which ranks sit on which node: sizes that were left open, uneven nodes, groups kept together."""
+"""Which ranks are on which node: open sizes, uneven nodes, groups within a node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = "abcd"
 
 @st.composite
 def asked(draw: st.DrawFn) -> tuple[str, list[int], list[str]]:
-    """A mesh with perhaps an open size, slots of nodes, and dims to keep together."""
+    """Return a mesh, perhaps with an open size, each node's slots, and dims to keep in a node."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     texts = [f"{name}={size}" for name, size in zip(NAMES, sizes, strict=False)]
     is_open = draw(st.booleans())
@@ -37,10 +37,8 @@ def asked(draw: st.DrawFn) -> tuple[str, list[int], list[str]]:
 
 
 @given(asked(), st.sampled_from(["contiguous", "auto"]))
-def test_what_is_placed_is_as_it_was_asked_for(
-    case: tuple[str, list[int], list[str]], place: str
-) -> None:
-    """Each rank has a slot of its own, no node has too many, no group of these dims crosses."""
+def test_ranks_are_placed_as_requested(case: tuple[str, list[int], list[str]], place: str) -> None:
+    """Each rank has its own slot, no node has too many, and no group of these dims crosses."""
     text, slots, together = case
     try:
         layout = Layout.parse(text, nproc_per_node=slots, intra_node=together, place=place)
@@ -68,7 +66,7 @@ def test_what_is_placed_is_as_it_was_asked_for(
 
 @given(asked())
 def test_the_largest_mesh_that_fits_is_found(case: tuple[str, list[int], list[str]]) -> None:
-    """One more would not fit, whatever the order of ranks; nothing is refused that would fit."""
+    """None larger fits in any order of ranks, and a mesh that fits is not refused."""
     text, slots, together = case
     assume("-1" in text or ":" in text)
     fits = []
@@ -112,16 +110,16 @@ def test_renumbered_ranks_keep_the_mesh() -> None:
     assert placed.rail_aligned("dp")
 
 
-def test_nothing_is_renumbered_that_is_right_already() -> None:
-    """Ranks are node by node wherever that will do."""
+def test_ranks_that_need_no_renumbering_keep_their_order() -> None:
+    """They are numbered node by node where that satisfies the request."""
     placed = Layout.parse("dp=2,tp=4", nnodes=2, intra_node=["tp"], place="auto")
 
     assert placed.slot_order is None
     assert placed == Layout.parse("dp=2,tp=4", nnodes=2)
 
 
-def test_spares_are_left_where_a_whole_group_has_no_room() -> None:
-    """Groups of three on nodes of eight: two whole ones each."""
+def test_slots_with_no_room_for_a_whole_group_are_spare() -> None:
+    """A node of eight holds two groups of three."""
     layout = Layout.parse("dp=-1,tp=3", nnodes=2, nproc_per_node=8, intra_node=["tp"])
 
     assert layout.shape == {"dp": 4, "tp": 3}
@@ -130,7 +128,7 @@ def test_spares_are_left_where_a_whole_group_has_no_room() -> None:
 
 
 def test_a_node_too_small_for_a_group_has_no_ranks() -> None:
-    """It is kept as a node, so that node ranks are those of the machines."""
+    """It still counts as a node, so node ranks stay those of the machines."""
     layout = Layout.parse("dp=-1,tp=4", nproc_per_node=[8, 2, 8], intra_node=["tp"])
 
     assert layout.nproc_per_node == (8, 0, 8)
@@ -138,8 +136,7 @@ def test_a_node_too_small_for_a_group_has_no_ranks() -> None:
     assert layout.slot(8) == (2, 0)
 
 
-def test_dims_without_names_go_by_their_place() -> None:
-    """As everywhere."""
+def test_dims_without_names_are_given_by_index() -> None:
     layout = Layout.parse("4x2", nnodes=2, intra_node=["0"], place="auto")
 
     assert layout.slot_order == ("1", "0")
@@ -151,8 +148,8 @@ def test_dims_without_names_go_by_their_place() -> None:
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4).flatmap(
     lambda sizes: st.tuples(st.just(sizes), st.permutations(range(len(sizes))))
 ))  # fmt: skip
-def test_moved_groups_are_where_their_ranks_are(case: tuple[list[int], list[int]]) -> None:
-    """The arithmetic over slots agrees with moving rank by rank."""
+def test_moved_groups_have_the_slots_of_their_ranks(case: tuple[list[int], list[int]]) -> None:
+    """The arithmetic over slots agrees with a mapping rank by rank."""
     sizes, order = case
     slot_map, world = SlotMap.of(sizes, order), math.prod(sizes)
     assert [slot_map.rank(slot_map.slot(rank)) for rank in range(world)] == list(range(world))
@@ -165,8 +162,8 @@ def test_moved_groups_are_where_their_ranks_are(case: tuple[list[int], list[int]
         }
 
 
-def test_views_that_cut_dims_in_parts_are_counted_too() -> None:
-    """Where no arithmetic over slots is left, ranks are looked at one by one."""
+def test_crossing_groups_of_views_that_split_dims_are_counted() -> None:
+    """Without arithmetic over slots, ranks are compared one by one."""
     layout = Layout.parse("a=2,b=6", nnodes=3, intra_node=["a"], place="auto", views=["v:x=3,y=4"])
 
     for dim in ("x", "y"):
@@ -177,7 +174,7 @@ def test_views_that_cut_dims_in_parts_are_counted_too() -> None:
 
 
 def test_a_slot_order_names_each_dim_once() -> None:
-    """One that does not comes from a broken environment."""
+    """Any other comes from a broken environment."""
     mesh = Layout.parse("dp=2,tp=4").mesh
     with pytest.raises(LayoutError, match="must contain each dim once"):
         Layout(mesh=mesh, nproc_per_node=(8,), slot_order=("dp", "dp"))

@@ -1,4 +1,4 @@
-"""Requests and machines -> plans."""
+"""How a request and a machine become a plan."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,7 @@ def request(mesh: str | None = "dp=2,tp=4", **changes: object) -> LaunchRequest:
 def test_the_device_is_chosen_and_explained(
     count: int, device: str, expected: tuple[str, str]
 ) -> None:
-    """auto takes the accelerator only where each worker can have one."""
+    """auto uses the accelerator only if each worker can have one."""
     plan = build_plan(request(device=device), facts(count))
 
     assert (plan.device_type, plan.device.reason) == expected
@@ -56,7 +56,7 @@ def test_the_device_is_chosen_and_explained(
 
 @pytest.mark.parametrize("count", [0, 4])
 def test_more_workers_than_accelerators_is_an_error(count: int) -> None:
-    """--device cuda never starts ranks that have none."""
+    """--device cuda starts no ranks without a GPU."""
     with pytest.raises(LayoutError, match="8 workers need 8 cuda devices"):
         build_plan(request(device="cuda"), facts(count))
 
@@ -78,16 +78,16 @@ def test_more_workers_than_accelerators_is_an_error(count: int) -> None:
         (None, {"nproc_per_node": "npu"}, "npu"),
     ],
 )
-def test_what_only_torch_can_count_and_a_plan_depends_on(
+def test_when_a_plan_depends_on_devices_that_only_torch_can_count(
     mesh: str | None, changes: dict[str, object], kind: str | None
 ) -> None:
-    """Importing torch in advance takes seconds, so it is done for no other."""
+    """Importing torch in advance takes seconds, so only these plans do it."""
     assert depends_on_count(request(mesh, **changes)) == kind
 
 
 @pytest.mark.parametrize("device", ["npu", "auto"])
-def test_devices_that_torch_has_counted_are_like_any(device: str) -> None:
-    """The plan has one for each worker, or an error says how many there are."""
+def test_devices_that_torch_has_counted_are_planned_like_others(device: str) -> None:
+    """Each worker gets one, or an error says how many there are."""
     counted = replace(facts(), accelerator="npu", accelerator_count=2)
     plan = build_plan(request("dp=-1", device=device), counted)
 
@@ -97,34 +97,34 @@ def test_devices_that_torch_has_counted_are_like_any(device: str) -> None:
         build_plan(request(device="npu"), counted)
 
 
-def test_a_rank_cannot_be_shown_one_device_of_another_package() -> None:
-    """All ranks would be on the first."""
+def test_a_rank_cannot_be_limited_to_one_device_of_another_package() -> None:
+    """All ranks would use the first."""
     with pytest.raises(UsageError, match=r"limits a rank to one npu device"):
         build_plan(request(device="npu", virtual_local_rank=True), facts())
 
 
-def test_a_dry_run_plans_for_machines_that_are_not_here() -> None:
-    """Without a GPU a plan for GPUs can still be looked at."""
+def test_a_dry_run_plans_for_other_machines() -> None:
+    """It shows a plan for GPUs on a machine without them."""
     plan = build_plan(request(device="cuda"), facts(0), check_host=False)
 
     assert plan.rank(5).device == "cuda:5"
 
 
 def test_a_device_with_an_index_is_refused() -> None:
-    """The index is the local rank's."""
+    """The local rank gives the index."""
     with pytest.raises(UsageError, match="device type such as `cuda`"):
         build_plan(request(device="cuda:1"), facts(8))
 
 
-def test_minus_one_takes_a_worker_an_accelerator() -> None:
-    """A size to infer needs a number of workers, and accelerators give one."""
+def test_minus_one_gives_each_accelerator_a_worker() -> None:
+    """Inferring a size needs a number of workers, which is that of accelerators."""
     assert build_plan(request("dp=-1"), facts(4)).layout.sizes == (4,)
     with pytest.raises(LayoutError, match="number of workers is unknown"):
         build_plan(request("dp=-1"), facts(0))
 
 
 def test_without_a_mesh_the_program_chooses_its_device() -> None:
-    """As under torchrun: one worker unless told otherwise, no device."""
+    """As under torchrun: one worker by default, and no device."""
     plan = build_plan(request(None), facts(8))
 
     assert (plan.layout.world_size, plan.rank(0).device) == (1, None)
@@ -193,12 +193,12 @@ def test_a_rank_gets_the_variables_of_torchrun() -> None:
             [(0, 2), (0, 2), (1, 2), (1, 2)],
         ),
     ],
-    ids=["two roles on three nodes", "one role", "not met yet", "ranks that are renumbered"],
+    ids=["two roles on three nodes", "one role", "not met yet", "renumbered ranks"],
 )
 def test_roles_are_counted_over_nodes(
     changes: dict[str, Any], roles: tuple[str, ...], expected: list[tuple[int, int]]
 ) -> None:
-    """Each role's ranks count from 0, in the order of ranks."""
+    """Each role numbers its ranks from 0, in the order of ranks."""
     counts = changes.pop("nproc_per_node", (2, 2))
     asked = LaunchRequest(program=PROGRAM, nnodes=len(counts), nproc_per_node=counts, **changes)
     plan = build_plan(asked, facts())
@@ -207,8 +207,7 @@ def test_roles_are_counted_over_nodes(
     assert [plan.place_in_role(rank) for rank in range(len(expected))] == expected
 
 
-def test_what_the_user_set_is_kept() -> None:
-    """Defaults never override the environment."""
+def test_variables_that_the_user_set_are_kept() -> None:
     base = {
         "OMP_NUM_THREADS": "7",
         "GLOO_SOCKET_IFNAME": "eth0",
@@ -220,5 +219,5 @@ def test_what_the_user_set_is_kept() -> None:
 
 
 def test_more_workers_than_cores_get_one_thread_each() -> None:
-    """Threads are shared out, and none goes without."""
+    """Cores are divided among the workers, and none gets fewer than one thread."""
     assert environment_of(0, {}, mesh="64")["OMP_NUM_THREADS"] == "1"

@@ -1,4 +1,4 @@
-"""What a node says of its program, for others to compare."""
+"""How a node describes its program, so that nodes can compare theirs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ KEY = b"k" * 32
 
 
 def described(target: Any, *args: str, kind: Any = "script") -> dict[str, str]:
-    """Return what has to be the same, by part."""
+    """Return each part that must be equal on all nodes."""
     program = Program(kind=kind, target=str(target), args=args)
     return {part: said[0] for part, said in describe_program(program, {}, key=KEY).items()}
 
 
-def test_a_script_is_its_content(tmp_path: Path) -> None:
-    """Wherever it is, a folder with a ``__main__.py`` too."""
+def test_a_script_is_compared_by_its_content(tmp_path: Path) -> None:
+    """Not by its path; a folder is compared by its ``__main__.py``."""
     for name, text in (("a.py", "1"), ("b.py", "1"), ("c.py", "2"), ("d/__main__.py", "1")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -31,10 +31,10 @@ def test_a_script_is_its_content(tmp_path: Path) -> None:
     assert described(tmp_path / "a.py", "1") != described(tmp_path / "a.py", "2")
 
 
-def test_a_module_is_its_name_and_the_file_that_is_found(
+def test_a_module_is_compared_by_its_name_and_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In packages too, none of which is imported to find it."""
+    """Also in packages, none of which is imported to find it."""
     (tmp_path / "p" / "q").mkdir(parents=True)
     for name in ("p/__init__.py", "p/q/__init__.py"):
         (tmp_path / name).write_text("raise SystemExit")
@@ -48,8 +48,10 @@ def test_a_module_is_its_name_and_the_file_that_is_found(
     assert described("p.none", kind="module") == {"the program": "-m p.none"}
 
 
-def test_a_command_is_its_name_and_a_script_without_its_interpreter(tmp_path: Path) -> None:
-    """An environment may be elsewhere on each node; a binary may differ where systems do."""
+def test_a_command_is_compared_by_its_name_or_script_without_the_interpreter(
+    tmp_path: Path,
+) -> None:
+    """Environments may be in different folders, and binaries may differ between systems."""
     for folder, text in (("a", "#!/x/python\n1"), ("b", "#!/y/python\n1"), ("c", "#!/y/python\n2")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "run").write_text(text)
@@ -61,7 +63,7 @@ def test_a_command_is_its_name_and_a_script_without_its_interpreter(tmp_path: Pa
 
 
 def test_a_pipe_is_not_read(tmp_path: Path) -> None:
-    """Its program would be gone."""
+    """The ranks could not read it again."""
     import os
 
     os.mkfifo(tmp_path / "pipe")
@@ -70,7 +72,7 @@ def test_a_pipe_is_not_read(tmp_path: Path) -> None:
 
 
 def test_secrets_do_not_cross_the_network() -> None:
-    """Neither as they are nor as something that can be guessed from without the key."""
+    """Neither in plain text nor as a digest that can be brute-forced without the key."""
     program = Program(kind="command", target="x", args=("--api-key", "hunter2", "--token=hunter2"))
     said = describe_program(program, {}, key=KEY)
 
@@ -81,8 +83,8 @@ def test_secrets_do_not_cross_the_network() -> None:
     )
 
 
-def test_so_many_arguments_are_compared_together() -> None:
-    """The card stays small; the end of a list of files still counts."""
+def test_the_arguments_beyond_a_limit_are_compared_together() -> None:
+    """The message stays small, and the end of a long list of files still counts."""
     words = [str(number) for number in range(10_000)]
     said, other = described("x", *words), described("x", *words[:-1], "other")
 

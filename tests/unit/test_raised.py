@@ -1,4 +1,4 @@
-"""An exception in a few words."""
+"""One-line descriptions of exceptions, and what they are recognized by."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ FULL = "DataLoader worker (pid 5) is killed by signal: Bus error. It is possible
 
 
 def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> RankRaised:
-    """Return an exception of a rank."""
     return RankRaised(
         rank=0, at_ns=0, kind=kind, message=message, traceback=traceback or message, shown=False
     )
@@ -70,19 +69,19 @@ def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> Ran
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_headline(error: RankRaised, told: str) -> None:
-    """One line, without a stop before what follows; the words of a process below."""
+    """One line without a final period; if a subprocess raised, its exception."""
     assert headline(error) == told
 
 
-def test_a_killed_worker_is_seen() -> None:
-    """With the signal that torch names."""
+def test_a_killed_dataloader_worker_is_recognized() -> None:
+    """Its description has the signal that torch names."""
     assert killed_worker(raised(GONE, traceback=f"RuntimeError: {KILLED}. \n")) == KILLED
     assert killed_worker(raised(FULL)) == FULL.partition(". ")[0]
     assert killed_worker(raised("bad")) is None
 
 
-def test_what_torch_says_of_a_lost_peer() -> None:
-    """Only of its own kinds of errors, from its own files."""
+def test_a_connection_lost_in_torch_is_recognized() -> None:
+    """Only by torch's own types of errors, raised from its own files."""
     said = "[pair.cc:553] Connection closed by peer [127.0.0.1]:3"
     here = f'  File "/home/me/train.py", line 1, in <module>\nRuntimeError: {said}'
     theirs = f'  File "/lib/torch/distributed/c10d.py", line 1, in f\nRuntimeError: {said}'
@@ -91,6 +90,6 @@ def test_what_torch_says_of_a_lost_peer() -> None:
     assert lost_connection(raised(said, traceback=theirs))
     assert not lost_connection(raised(said, traceback=here))
     by_gloo = f"[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] {said}"
-    assert lost_connection(raised(by_gloo, traceback=here))  # of work.wait()
+    assert lost_connection(raised(by_gloo, traceback=here))  # from work.wait()
     assert not lost_connection(raised(said, "ValueError"))
     assert not lost_connection(raised("out of memory"))

@@ -1,4 +1,4 @@
-"""The one loop: what is called in a turn, in which order, and when; by a clock of ours."""
+"""What the event loop calls in a turn, in which order, and when, by a fake clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ S = 1_000_000_000
 
 
 class Clock:
-    """A time that passes when a test says so."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now_ns = 100 * S
@@ -39,7 +39,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def reactor(clock: Clock) -> Iterator[Reactor]:
-    """Give a reactor; it never waits, as no turn is allowed to."""
+    """Give a reactor; ``turn()`` below never lets it wait."""
     with Reactor(clock_ns=clock) as made:
         yield made
 
@@ -60,27 +60,27 @@ def turn(reactor: Reactor) -> None:
 def test_a_turn_calls_readers_then_polls_then_timers(
     reactor: Reactor, clock: Clock, ends: tuple[socket.socket, socket.socket]
 ) -> None:
-    """In the order in which each was asked for, or is due."""
+    """Each kind in the order in which calls were added or are due."""
     done: list[str] = []
     near, far = ends
     reactor.call_at(clock.now_ns, lambda: done.append("second"))
     reactor.call_at(clock.now_ns - 1, lambda: done.append("first"))
     reactor.call_at(clock.now_ns + 1, lambda: done.append("later"))
-    reactor.each_turn(lambda: done.append("looks"))
-    reactor.each_turn(lambda: done.append("looks after it"))
+    reactor.each_turn(lambda: done.append("polls"))
+    reactor.each_turn(lambda: done.append("polls second"))
     reactor.add_reader(near, lambda: done.append(near.recv(9).decode()))
-    far.send(b"heard")
+    far.send(b"read")
     turn(reactor)
     turn(reactor)
 
-    looks = ["looks", "looks after it"]
-    assert done == ["heard", *looks, "first", "second", *looks]
+    polls = ["polls", "polls second"]
+    assert done == ["read", *polls, "first", "second", *polls]
 
 
-def test_what_one_call_removes_or_cancels_is_not_called(
+def test_a_call_that_another_removes_or_cancels_is_not_made(
     reactor: Reactor, clock: Clock, ends: tuple[socket.socket, socket.socket]
 ) -> None:
-    """Though both were ready, or due, in the same turn; and a removed one may be closed before."""
+    """Even if both were ready or due in the same turn; a socket may be closed, then removed."""
     done: list[str] = []
 
     def receive(name: str, other: socket.socket) -> None:
@@ -105,7 +105,7 @@ def test_what_one_call_removes_or_cancels_is_not_called(
 def test_one_call_for_both_directions_is_called_once_a_turn(
     reactor: Reactor, ends: tuple[socket.socket, socket.socket]
 ) -> None:
-    """Two are called both; room to write may be no more waited for."""
+    """Two different calls are both made; a writer may be removed alone, and more than once."""
     calls = count()
     done: list[str] = []
     near, far = ends
@@ -133,7 +133,7 @@ def test_one_call_for_both_directions_is_called_once_a_turn(
 
 
 def test_a_timer_repeats_until_it_is_cancelled(reactor: Reactor, clock: Clock) -> None:
-    """First at once; a turn that comes late makes up for nothing."""
+    """It is due at once at first; a late turn does not make up for missed calls."""
     done: list[int] = []
     timer = reactor.every(1.0, lambda: done.append(clock.now_ns // S))
     for seconds in (0, 0.5, 0.5, 3.5, 0.9, 0.1):
@@ -150,7 +150,7 @@ def test_a_timer_repeats_until_it_is_cancelled(reactor: Reactor, clock: Clock) -
 def test_a_call_that_is_due_again_at_once_waits_for_the_next_turn(
     reactor: Reactor, clock: Clock
 ) -> None:
-    """So that no turn lasts for ever."""
+    """So every turn ends."""
     done: list[int] = []
 
     def call() -> None:
@@ -164,11 +164,11 @@ def test_a_call_that_is_due_again_at_once_waits_for_the_next_turn(
     assert len(done) == 2
 
 
-def test_lost_time_moves_all_that_is_to_come(reactor: Reactor, clock: Clock) -> None:
-    """Callers that measure time themselves are notified."""
+def test_skipped_time_moves_all_timers(reactor: Reactor, clock: Clock) -> None:
+    """Code that measures time by itself is notified."""
     done: list[str] = []
-    told: list[int] = []
-    reactor.on_skip(told.append)
+    skipped: list[int] = []
+    reactor.on_skip(skipped.append)
     for seconds in (3, 1, 2):
         reactor.call_later(seconds, lambda seconds=seconds: done.append(f"{seconds} s"))
     moved = reactor.call_later(1, lambda: done.append("moved"))
@@ -176,7 +176,7 @@ def test_lost_time_moves_all_that_is_to_come(reactor: Reactor, clock: Clock) -> 
     reactor.skip(10 * S)
     clock.now_ns += 10 * S
     turn(reactor)
-    assert (done, told) == ([], [10 * S])
+    assert (done, skipped) == ([], [10 * S])
     assert reactor.next_ns == clock.now_ns + S
     for _ in range(4):
         clock.now_ns += S
@@ -185,8 +185,8 @@ def test_lost_time_moves_all_that_is_to_come(reactor: Reactor, clock: Clock) -> 
     assert done == ["1 s", "2 s", "3 s", "moved"]
 
 
-def test_a_wait_ends_with_what_is_due_first(reactor: Reactor, clock: Clock) -> None:
-    """A timer, or a part that says when it will have something to do; but not before it may."""
+def test_a_wait_ends_when_something_is_due(reactor: Reactor, clock: Clock) -> None:
+    """A timer, or the time that a part gives; but not before the least time."""
     slept: list[float | None] = []
 
     class Selector:
@@ -217,10 +217,10 @@ def test_a_wait_ends_with_what_is_due_first(reactor: Reactor, clock: Clock) -> N
     assert slept == [None, 0.5, 1.0, 0.0, 0.125]
 
 
-def test_turns_are_taken_until_something_holds_or_for_so_long(
+def test_turns_are_taken_until_a_condition_holds_or_a_timeout(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """By the machine's own clock, and with a real wait."""
+    """By the machine's clock, with real waits."""
     near, far = ends
     said: list[bytes] = []
     with Reactor() as reactor:
@@ -233,8 +233,8 @@ def test_turns_are_taken_until_something_holds_or_for_so_long(
         assert reactor.poll(0) == 0
 
 
-def test_the_limit_of_epoll_is_no_full_disk() -> None:
-    """Though it has the same number."""
+def test_the_limit_of_epoll_is_not_reported_as_a_full_disk() -> None:
+    """Although the error number, ENOSPC, is the same."""
 
     class Full(selectors.SelectSelector):
         def register(self, *_: object) -> NoReturn:
@@ -246,8 +246,7 @@ def test_the_limit_of_epoll_is_no_full_disk() -> None:
     assert raised.value.hint == "raise /proc/sys/fs/epoll/max_user_watches"
 
 
-def test_a_descriptor_that_was_closed_and_given_again_is_another(reactor: Reactor) -> None:
-    """Its number is the same."""
+def test_a_descriptor_whose_number_is_reused_is_another(reactor: Reactor) -> None:
     done: list[str] = []
     old, write = os.pipe()
     reactor.add_reader(old, lambda: done.append("old"))
@@ -275,8 +274,8 @@ Step = tuple[str, int, int]
         max_size=40,
     )
 )  # fmt: skip
-def test_timers_do_as_a_plain_list_of_times_would(steps: list[Step]) -> None:
-    """Whatever is set, moved, cancelled and skipped."""
+def test_timers_behave_like_a_plain_list_of_times(steps: list[Step]) -> None:
+    """Whatever is set, moved, cancelled or skipped."""
     clock = Clock()
     done: list[int] = []
     timers: list[Timer] = []

@@ -1,4 +1,4 @@
-"""Words that all ranks say before they fail are printed once, and no others are lost."""
+"""Equal output of ranks that fail is printed once, and no other output is lost."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ USAGE, WRONG = b"usage: x.py [-h]\n", b"x.py: error: --lr is required\n"
 
 
 def test_equal_failures_of_ranks_are_shown_once() -> None:
-    """However their words are cut, and whether an end or the last words are noticed first."""
+    """However the output is split, and whether a rank's end or its last output is read first."""
     repeats = Repeats()
 
     assert repeats.take(0, USAGE, 0) == USAGE
@@ -28,7 +28,7 @@ def test_equal_failures_of_ranks_are_shown_once() -> None:
 
 
 def test_a_rank_that_overtakes_the_first_does_not_repeat_it() -> None:
-    """The one that was first may say the rest in time, or never."""
+    """The first rank may print the rest in time, or never."""
     repeats = Repeats()
 
     assert repeats.take(0, USAGE, 0) == USAGE
@@ -41,7 +41,7 @@ def test_a_rank_that_overtakes_the_first_does_not_repeat_it() -> None:
 
 
 def test_a_rank_that_overtakes_the_first_is_not_held_for_long() -> None:
-    """What it says besides is its own, unless the first has said it by then."""
+    """Its further output is shown as its own, unless the first has printed it by then."""
     repeats = Repeats()
     repeats.take(0, USAGE, 0)
 
@@ -54,7 +54,7 @@ def test_a_rank_that_overtakes_the_first_is_not_held_for_long() -> None:
 
 
 def test_output_of_a_rank_that_keeps_running_is_shown() -> None:
-    """Before what it says next, when it ends well, or after a while."""
+    """Before its next output, when it succeeds, or after a while."""
     warning = b"a warning\n"
     repeats = Repeats()
     repeats.take(0, warning, 0)
@@ -80,8 +80,8 @@ def test_output_of_a_rank_that_keeps_running_is_shown() -> None:
         )
     )
 )
-def test_nothing_is_lost_of_ranks_that_end_well(said: list[tuple[int, bytes, int]]) -> None:
-    """Each rank's words come out whole and in order."""
+def test_no_output_of_ranks_that_succeed_is_lost(said: list[tuple[int, bytes, int]]) -> None:
+    """Each rank's output is printed whole and in order."""
     repeats, now_ns = Repeats(), 0
     printed = dict.fromkeys(range(3), b"")
     for rank, text, waited_ns in said:
