@@ -6,9 +6,12 @@ import os
 import socket
 from typing import TYPE_CHECKING, NoReturn
 
+from meshrun.errors import HostError
 from meshrun.host.descriptors import allow_many_descriptors
 from meshrun.host.interfaces import address_of
 from meshrun.host.name_service import names_from_files_only
+from meshrun.host.shortage import TOO_FEW_PROCESSES
+from meshrun.host.stderr import note
 from meshrun.host.title import set_title
 from meshrun.worker.torch_version import refuse_old_torch
 from meshrun.zygote.guard import Guard
@@ -43,5 +46,9 @@ def run_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
     """Guard the launch until the zygote ends; serve the store if there is a listener for it."""
     set_title("store")
     allow_many_descriptors()  # connections from outsiders must not keep ranks out
-    _stores = [serve_store(port, listen_fd) for listen_fd in listeners]  # kept by this frame
+    try:
+        _stores = [serve_store(port, listen_fd) for listen_fd in listeners]  # kept by this frame
+    except RuntimeError as error:  # torch could not start its thread, or connect to itself
+        note(f"cannot serve the ranks' store: {error}; {TOO_FEW_PROCESSES}")
+        os._exit(HostError.exit_code)
     guard.run()

@@ -249,6 +249,26 @@ def test_a_zygote_without_memory(call: str, fake_torch: object, tmp_path: Path) 
     assert "Traceback" not in ours.stderr
 
 
+def test_a_store_that_cannot_start_a_thread(fake_torch: object, tmp_path: Path) -> None:
+    """As at pids.max of a cgroup: one line says why the process that hosts it exited."""
+    (tmp_path / "refuses.py").write_text(
+        "import torch.distributed\n"
+        "def refuse(*_, **__): raise RuntimeError('Resource temporarily unavailable')\n"
+        "torch.distributed.TCPStore = refuse\n"
+    )
+    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
+    ours = run_meshrun("--preload", "refuses", PROGRAMS / "wait.py", env=env)
+    *before, error = ours.stderr.splitlines()
+
+    assert ours.returncode == 71, ours.stderr
+    assert any(
+        line.startswith("meshrun: cannot serve the ranks' store: Resource temporarily unavailable;")
+        for line in before
+    ), ours.stderr
+    assert error.startswith("error: the process that hosts the ranks' store exited with code 71")
+    assert "Traceback" not in ours.stderr
+
+
 def test_a_kernel_without_memfd_create(tmp_path: Path, fake_torch: object) -> None:
     """A sandbox may refuse it; stacks then go to a temporary file."""
     (tmp_path / "sitecustomize.py").write_text(
