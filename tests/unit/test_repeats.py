@@ -28,7 +28,7 @@ def test_equal_failures_of_ranks_are_shown_once() -> None:
 
 
 def test_a_rank_that_overtakes_the_first_does_not_repeat_it() -> None:
-    """The first rank may print the rest in time, or never."""
+    """What both print is shown once, even if the first rank prints it later."""
     repeats = Repeats()
 
     assert repeats.take(0, USAGE, 0) == USAGE
@@ -41,7 +41,7 @@ def test_a_rank_that_overtakes_the_first_does_not_repeat_it() -> None:
 
 
 def test_a_rank_that_overtakes_the_first_is_not_held_for_long() -> None:
-    """Its further output is shown as its own, unless the first has printed it by then."""
+    """Its further output is shown as its own, unless the first rank prints the same in time."""
     repeats = Repeats()
     repeats.take(0, USAGE, 0)
 
@@ -80,18 +80,18 @@ def test_output_of_a_rank_that_keeps_running_is_shown() -> None:
         )
     )
 )
-def test_no_output_of_ranks_that_succeed_is_lost(said: list[tuple[int, bytes, int]]) -> None:
+def test_no_output_of_ranks_that_succeed_is_lost(outputs: list[tuple[int, bytes, int]]) -> None:
     """Each rank's output is printed whole and in order."""
     repeats, now_ns = Repeats(), 0
     printed = dict.fromkeys(range(3), b"")
-    for rank, text, waited_ns in said:
+    for rank, text, waited_ns in outputs:
         now_ns += waited_ns
-        for who, due in repeats.due(now_ns).items():
-            printed[who] += due
+        for rank_due, due in repeats.due(now_ns).items():
+            printed[rank_due] += due
         printed[rank] += repeats.take(rank, text, now_ns)
     for rank in range(3):
         printed[rank] += repeats.end(rank, failed=False)
 
     assert printed == {
-        rank: b"".join(text for who, text, _ in said if who == rank) for rank in range(3)
+        rank: b"".join(text for other, text, _ in outputs if other == rank) for rank in range(3)
     }

@@ -1,4 +1,4 @@
-"""Domains that nodes report as they join: who is in which, in what order, and what does not fit."""
+"""Domains that nodes report when they join: their sizes, the order of nodes, and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.parties import Parties, info
 
 
 def request(mesh: str = "dp=2,tp=4", **changes: Any) -> LaunchRequest:
-    """A launch on four nodes of two workers, with tp in a domain."""
+    """Return a launch on four nodes of two workers, with ``--intra-domain tp``."""
     return LaunchRequest(
         program=Program(kind="script", target="train.py"),
         mesh=parse_mesh(mesh),
@@ -34,7 +34,7 @@ def request(mesh: str = "dp=2,tp=4", **changes: Any) -> LaunchRequest:
 
 
 def nodes(domains: str, workers: int = 2) -> list[Join]:
-    """Return what nodes say whose domains are these letters; a dash for one that does not know."""
+    """Return the joins of nodes in the domains of these letters; a dash is an unknown domain."""
     return [
         replace(info(f"node{rank}"), nproc=workers, domain=domain.replace("-", ""))
         for rank, domain in enumerate(domains)
@@ -47,7 +47,7 @@ def here(domain: str = "") -> HostFacts:
     )
 
 
-# ---- one node, before it meets the others ------------------------------------------------------
+# ---- one node, before it joins the others ------------------------------------------------------
 
 
 def plan_with(domain: str = "", *, scheduler: str = "", **changes: Any) -> LaunchPlan:
@@ -62,7 +62,7 @@ def plan_with(domain: str = "", *, scheduler: str = "", **changes: Any) -> Launc
         ({"scheduler": "b8"}, (), "b8", True),
         ({"domain": "nvml", "scheduler": "b8"}, (), "nvml", True),
         ({"domain": "nvml", "domain_size": 2}, (2, 2), "nvml", False),
-        ({"scheduler": "b8", "domain_size": 2}, (2, 2), "", False),  # the user knows better
+        ({"scheduler": "b8", "domain_size": 2}, (2, 2), "", False),  # the user's size counts
         ({"nnodes": 1, "nproc_per_node": 8}, (1,), "", False),
         ({"intra_domain": (), "scheduler": "b8"}, (), "", False),
         ({"rendezvous": Rendezvous(step_of="7")}, (), "", True),
@@ -72,7 +72,7 @@ def plan_with(domain: str = "", *, scheduler: str = "", **changes: Any) -> Launc
 def test_what_a_node_plans_and_reports(
     changes: dict[str, Any], known: tuple[int, ...], reported: str, waits: bool
 ) -> None:
-    """Domains of others are not known yet, so --intra-domain is not checked yet."""
+    """The other nodes' domains are still unknown, so --intra-domain is not checked yet."""
     plan = plan_with(**changes)
 
     assert plan.layout.nodes_per_domain == known
@@ -80,7 +80,7 @@ def test_what_a_node_plans_and_reports(
     assert describe_node(plan, b"secret").domain == reported
 
 
-def test_a_node_that_knows_no_domain_says_so_before_anything_starts() -> None:
+def test_a_node_that_knows_no_domain_fails_before_anything_starts() -> None:
     with pytest.raises(LayoutError, match="--intra-domain tp: no domains are known"):
         plan_with()
 
@@ -127,7 +127,7 @@ def test_domains_are_what_the_nodes_report(domains: str, sizes: tuple[int, ...])
 def test_domains_that_do_not_fit(
     domains: str, changes: dict[str, Any], error: str, hint: str
 ) -> None:
-    """The nodes are named, with the numbers."""
+    """The error gives the nodes and the numbers."""
     with pytest.raises(LayoutError) as raised:
         fit_nodes(request(**changes), nodes(domains))
 
@@ -135,8 +135,8 @@ def test_domains_that_do_not_fit(
     assert hint in (raised.value.hint or "")
 
 
-def test_nodes_are_numbered_domain_by_domain_that_of_node_0_first() -> None:
-    """Unless they were given their ranks."""
+def test_nodes_are_numbered_domain_by_domain_from_that_of_node_0() -> None:
+    """Unless they were given node ranks."""
     own, *others = nodes("babaabc")
     expected = ExpectedNodes(nnodes=7, own=own)
     for number, node in enumerate(others):
@@ -148,7 +148,7 @@ def test_nodes_are_numbered_domain_by_domain_that_of_node_0_first() -> None:
 
 
 def test_an_elastic_launch_uses_the_nodes_of_each_domain_that_hold_whole_groups() -> None:
-    """A third node of a domain has no place for half a group, and is a spare."""
+    """The third node of a domain could hold only half a group, so it is a spare."""
     infos = dict(enumerate(nodes("aaabbbb")))
     asked = request("dp=1:8,tp=4", nnodes=None, nproc_per_node=None)
     members = Membership(fit=partial(fit_nodes, asked), least=2, most=7, infos=infos)
@@ -160,7 +160,7 @@ def test_an_elastic_launch_uses_the_nodes_of_each_domain_that_hold_whole_groups(
 
 
 def joined(parties: Parties, domains: Sequence[str], asked: LaunchRequest) -> list[Any]:
-    """Have nodes of these domains meet; return the parties, the coordinator's first."""
+    """Let nodes of these domains join; return the parties, the coordinator first."""
     fit = partial(fit_nodes, asked)
     settings = [{"domain": domain} for domain in domains]
     own, *others = (
@@ -171,8 +171,8 @@ def joined(parties: Parties, domains: Sequence[str], asked: LaunchRequest) -> li
     return [coordinator, *(parties.participant(other, nnodes=4) for other in others)]
 
 
-def test_all_nodes_are_told_the_domains(parties: Parties) -> None:
-    """So each completes the same plan; nodes without a number stand by their domain."""
+def test_all_nodes_receive_the_domains(parties: Parties) -> None:
+    """So each completes the same plan; nodes without a node rank are sorted by domain."""
     all_of_them = joined(parties, "abab", request())
     parties.until(lambda: all(party.received(Met) for party in all_of_them))
     met = [party.received(Met)[0] for party in all_of_them]
@@ -182,7 +182,7 @@ def test_all_nodes_are_told_the_domains(parties: Parties) -> None:
 
 
 def test_no_rank_starts_where_domains_do_not_fit(parties: Parties) -> None:
-    """Every node receives it."""
+    """Every node receives the error."""
     all_of_them = joined(parties, "aaab", request())
     parties.until(lambda: all(party.received(MeetingFailed) for party in all_of_them))
 

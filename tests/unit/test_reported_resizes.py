@@ -25,7 +25,7 @@ READY = {0: RankState(pid=7, joined=True, ready_ns=1)}
 
 
 def change(generation: int, lost: str, shapes: str) -> Cause:
-    """Return the loss of a node, and what it led to."""
+    """Return the loss of a node, and the resize that followed."""
     resize = Resize(
         generation=generation, left=(lost,), joined=(), shapes=shapes, mesh="", hosts=("node0",)
     )
@@ -36,7 +36,7 @@ def change(generation: int, lost: str, shapes: str) -> Cause:
 
 
 def met(*causes: Cause) -> Met:
-    """Return the news that nodes have met."""
+    """Return the event that all nodes have joined."""
     return Met(
         node_rank=0, hosts=("node0",), nproc_per_node=(1,), run_id="j", store_address="node0",
         store_port=1, own_address="node0", at_ns=1, causes=tuple({} for _ in causes),
@@ -44,8 +44,8 @@ def met(*causes: Cause) -> Met:
 
 
 @pytest.mark.parametrize("has_run", [False, True])
-def test_every_change_is_told_once(has_run: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """When its ranks run, or when the next one follows before that."""
+def test_every_change_is_reported_once(has_run: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Once its ranks run, or once the next change follows, if that is earlier."""
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     request = build_request(Options({}, {}, {}), Program(kind="script", target="train.py"))
     watch = StartProgress(build_plan(request, facts), Console())
@@ -59,19 +59,19 @@ def test_every_change_is_told_once(has_run: bool, capfd: pytest.CaptureFixture[s
     state = replace(state, ranks=NOT_YET, causes=(first, second))
     watch.see(met(first, second), state)
     watch.see(TimePassed(at_ns=1), replace(state, ranks=READY))
-    told = capfd.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
 
     how = "runs" if has_run else "started"
-    assert told[0].startswith(f"meshrun: generation 1 {how} without node1: dp 3 -> 2")
-    assert told[1].startswith("meshrun: generation 2 runs without node2: dp 2 -> 1; it took ")
-    assert len(told) == 2
+    assert lines[0].startswith(f"meshrun: generation 1 {how} without node1: dp 3 -> 2")
+    assert lines[1].startswith("meshrun: generation 2 runs without node2: dp 2 -> 1; it took ")
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize("node_rank", [0, 1])
-def test_workers_that_no_rank_is_for_are_told_once_nodes_have_met(
+def test_spare_workers_are_reported_once_nodes_have_met(
     node_rank: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By the first node; each may have another number, and again if it changes."""
+    """By node 0 alone, and again if their number changes."""
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     values = {"nnodes": "2", "nproc_per_node": "3", "mesh": "dp=-1,tp=2", "device": "cpu",
               "rdzv_endpoint": "node0:1"}  # fmt: skip
@@ -84,7 +84,7 @@ def test_workers_that_no_rank_is_for_are_told_once_nodes_have_met(
         settled = complete_plan(plan, facts, node_rank=node_rank, nproc_per_node=workers)
         watch.replan(settled)
         watch.see(met(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)))
-    told = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]
 
     of_five, of_seven = (f"meshrun: 1 of {n} workers is spare: node 1 has 1" for n in (5, 7))
-    assert told == ([] if node_rank else [of_five, of_seven])
+    assert lines == ([] if node_rank else [of_five, of_seven])

@@ -12,8 +12,7 @@ from meshrun.protocol.result import LaunchResult, Resize, Timings
 from meshrun.report.result_json import parse_result_json, render_result_json
 
 
-def test_changes_of_nodes_come_back() -> None:
-    """With everything they had."""
+def test_changes_of_nodes_are_parsed_as_they_were_rendered() -> None:
     resize = Resize(
         generation=2,
         left=("node1",),
@@ -45,7 +44,7 @@ def test_changes_of_nodes_come_back() -> None:
     ],
 )
 def test_a_launcher_that_reports_nothing(tmp_path: Path, code: int, end: str) -> None:
-    """One that a signal ended says so by its code, if it had something to remove before."""
+    """One that a signal ended exits with 128 + n if it had to clean up first."""
     result = read_result(str(tmp_path), code, began_ns=0)
     assert result.trouble is not None
     assert result.trouble.message == f"the launcher {end} before it could report a result"
@@ -55,7 +54,7 @@ def test_a_launcher_that_reports_nothing(tmp_path: Path, code: int, end: str) ->
 def test_a_launcher_whose_exit_code_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where SIGCHLD is ignored it is always 0, which is no success."""
+    """If SIGCHLD is ignored, it is always 0, which does not mean success."""
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
     result = read_result(str(tmp_path), 0, began_ns=0)
 

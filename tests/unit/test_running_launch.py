@@ -1,4 +1,4 @@
-"""A node that is started while its launch already runs, and torch's store that both see."""
+"""A node that starts late finds the running launch through torch's store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshrun.rendezvous.torch_backend import announce_running, find_running
 
 
 class Texts(dict[str, bytes]):
-    """A store, as torch's are used."""
+    """A store with the methods of torch's."""
 
     def set(self, key: str, text: str) -> None:
         self[key] = text.encode()
@@ -30,7 +30,7 @@ def order(port: int, run_id: str = "job") -> Negotiate:
 
 
 def begin(store: Any, port: int) -> None:
-    """Have the first node of a launch listen at ``port``."""
+    """Announce a launch whose first node listens at ``port``."""
     met = Negotiated(
         node_rank=0, nnodes=2, coordinator_address="127.0.0.1", coordinator_port=port,
         secret="drawn", at_ns=0,
@@ -39,7 +39,7 @@ def begin(store: Any, port: int) -> None:
 
 
 def test_a_launch_is_found_for_as_long_as_its_first_node_listens() -> None:
-    """By its name; once that node is gone, nodes meet again."""
+    """By its run id; once that node has ended, nodes negotiate again."""
     store: Any = Texts()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -56,6 +56,6 @@ def test_a_launch_is_found_for_as_long_as_its_first_node_listens() -> None:
 
 
 @pytest.mark.parametrize("store", [None, Texts({"meshrun/job/running": b"!"})], ids=str)
-def test_a_store_that_says_nothing_of_it(store: Any) -> None:
-    """A plug-in's may be unknown, and others can write to any."""
+def test_a_store_without_a_running_launch(store: Any) -> None:
+    """A plug-in's store may be of an unknown kind, and others can write to any store."""
     assert find_running(order(1), store) is None

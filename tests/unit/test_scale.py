@@ -1,4 +1,4 @@
-"""Thousands of nodes by simulation; figures are in docs/performance.md."""
+"""Thousands of simulated nodes; the figures are in docs/performance.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.benchmarks.scale import measure
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_thousand_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All meet, learn of a failure, and meet again after a cut, in little memory."""
+    """All join, learn of a failure, and reconnect after a cut, in little memory."""
     monkeypatch.setattr("tests.benchmarks.scale._STEADY_S", 1.0)
     found = measure(1000)
 

@@ -1,4 +1,4 @@
-"""What a scheduler says, filled in where the user said nothing; and where the nodes meet."""
+"""What the scheduler fills in for options that the user left out; and where the nodes meet."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def request(nnodes: int | None = None, **asked: Any) -> LaunchRequest:
 
 
 def test_everything_is_found_in_a_step_of_slurm() -> None:
-    """And where each thing came from is kept for the dry run."""
+    """The source of each value is kept for the dry run."""
     found = fitted(SLURM)
 
     assert found.nnodes == 3
@@ -82,7 +82,7 @@ def test_everything_is_found_in_a_step_of_slurm() -> None:
 
 
 def test_a_job_of_mpirun_has_a_secret() -> None:
-    """It is not shown; what lies around it is."""
+    """The secret is not shown; the scheduler around mpirun is."""
     found = fitted(MPI).rendezvous
 
     assert found.secret == "of the job"
@@ -101,7 +101,7 @@ def test_a_job_of_mpirun_has_a_secret() -> None:
     ],
     ids=["node rank", "id", "endpoint", "address", "port"],
 )
-def test_what_the_user_says_counts_first(asked: dict[str, Any], kept: dict[str, Any]) -> None:
+def test_what_the_user_says_takes_precedence(asked: dict[str, Any], kept: dict[str, Any]) -> None:
     """The rest is still filled in."""
     found = fitted(SLURM, **asked).rendezvous
 
@@ -110,7 +110,7 @@ def test_what_the_user_says_counts_first(asked: dict[str, Any], kept: dict[str, 
 
 
 def test_a_range_ends_with_the_nodes_of_the_step() -> None:
-    """Where tasks are started together, none comes later; one that is alone is not elastic."""
+    """Tasks of a step start together, so none joins later; a single node is not elastic."""
     task = Task(rank=1, world_size=3, local_rank=0, local_world_size=1, per_node=(1, 1, 1))
     asked = {"nnodes": 8, "least_nodes": 1}
     found = fitted(replace(SLURM, task=task), **asked)
@@ -133,7 +133,7 @@ def test_a_range_ends_with_the_nodes_of_the_step() -> None:
 
 
 def test_fewer_nodes_than_there_are() -> None:
-    """The first ones, as the scheduler counts them."""
+    """The first ones in the scheduler's order."""
     found = fitted(SLURM, nnodes=2)
 
     assert (found.nnodes, found.rendezvous.hosts) == (2, ("sl0", "sl1"))
@@ -145,20 +145,19 @@ def test_fewer_nodes_than_there_are() -> None:
     [{"standalone": True}, {"nnodes": 1}],
     ids=["--standalone", "--nnodes 1"],
 )
-def test_one_node_that_was_asked_for_is_one_node(asked: dict[str, Any]) -> None:
-    """Nothing is filled in, also with several launchers on the node."""
+def test_one_node_is_one_node_if_it_was_asked_for(asked: dict[str, Any]) -> None:
+    """Nothing is filled in, even with several launchers on the node."""
     several = replace(SLURM, task=EIGHT)
 
     assert fitted(several, **asked) == fitted(None, **asked)
 
 
 def test_nothing_is_changed_without_a_scheduler() -> None:
-    """Nor by one of which nothing is known."""
     assert fitted(None, nnodes=4) == request(4)
 
 
 @pytest.mark.parametrize(
-    ("facts", "asked", "told", "hint"),
+    ("facts", "asked", "message", "hint"),
     [
         (SLURM, {"nnodes": 4}, "--nnodes 4, but Slurm .* 3",
          "remove --nnodes: it defaults to 3 here"),
@@ -192,21 +191,23 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
         (replace(SCRIPT, hosts=(), nnodes=None), {"nnodes": 2}, r"in a PBS shell, .* \(a script\)",
          "name the hosts with --hosts, or start one launcher per node"),
     ],
-    ids=["more than there are", "a node too many", "a task a GPU", "a process a GPU",
-         "another system", "two on another node", "a shell", "left over", "no address",
+    ids=["more than there are", "a node too many", "a task per GPU", "a process per GPU",
+         "another system", "two on another node", "a shell", "left-over variables", "no address",
          "no number",
          "other counts", "no list of hosts"],
 )  # fmt: skip
-def test_what_cannot_be(facts: ClusterFacts, asked: dict[str, Any], told: str, hint: str) -> None:
-    """Told with the numbers, and what to type."""
-    with pytest.raises(UsageError, match=told) as error:
+def test_impossible_requests(
+    facts: ClusterFacts, asked: dict[str, Any], message: str, hint: str
+) -> None:
+    """The error has the numbers, and the hint says what to type."""
+    with pytest.raises(UsageError, match=message) as error:
         fitted(facts, **asked)
 
     assert error.value.hint == hint
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_what_holds_for_all_tasks_is_told_by_the_first(rank: int) -> None:
+def test_what_holds_for_all_tasks_is_reported_by_the_first(rank: int) -> None:
     """`srun -n8` shows one error and not eight."""
     task = Task(rank=rank, world_size=8, local_rank=rank, local_world_size=8, per_node=(8,))
     with pytest.raises(UsageError, match="8 times on this node") as error:
@@ -216,12 +217,12 @@ def test_what_holds_for_all_tasks_is_told_by_the_first(rank: int) -> None:
 
 
 def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
-    """Without a word where it has one node, with a word where it has more."""
+    """Without a note if the allocation has one node, with a note if it has more."""
     assert fitted(SHELL) == fitted(None)
-    told = fitted(replace(SHELL, nnodes=2))
+    noted = fitted(replace(SHELL, nnodes=2))
 
-    assert told.nnodes is None
-    assert told.rendezvous.notes[0].endswith(
+    assert noted.nnodes is None
+    assert noted.rendezvous.notes[0].endswith(
         "one of 2 nodes; to use all: srun --ntasks-per-node=1 meshrun ..."
     )
     with_srun = fit_to_cluster(request(), replace(SHELL, nnodes=2), may_step=True)
@@ -229,7 +230,7 @@ def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
 
 
 def test_a_script_launches_on_the_hosts_of_its_job() -> None:
-    """By what the scheduler has for that, unless the user says another."""
+    """With the scheduler's own starter, unless the user chooses another."""
     asked = replace(request(2), reach=Reach(export=("WANDB_*",)))
     by_qrsh = fit_to_cluster(asked, SCRIPT, may_step=True)
     by_ssh = fit_to_cluster(
@@ -247,20 +248,20 @@ def test_a_script_launches_on_the_hosts_of_its_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "nnodes", "told"),
+    ("facts", "nnodes", "message"),
     [
         (SCRIPT, 3, r"--nnodes 3, but PBS allocated 2 .*: n1, n2"),
         (replace(SCRIPT, node_rank=1), 2, "--nnodes 2 on host 1 of PBS's 2, .* the first, n1"),
     ],
 )
-def test_a_script_cannot_launch(facts: ClusterFacts, nnodes: int, told: str) -> None:
-    """On more hosts than the job has, or a second time on the second of them."""
-    with pytest.raises(UsageError, match=told):
+def test_a_script_cannot_launch(facts: ClusterFacts, nnodes: int, message: str) -> None:
+    """On more hosts than the job has, or from a host other than the first."""
+    with pytest.raises(UsageError, match=message):
         fit_to_cluster(request(nnodes), facts, may_step=True)
 
 
-def test_a_first_node_that_is_told_no_address_listens() -> None:
-    """At the port that the others come to."""
+def test_a_first_node_without_an_address_listens() -> None:
+    """At the port to which the others connect."""
     found = fitted(replace(SLURM, node_rank=0, head=(), hosts=())).rendezvous
 
     assert (found.node_rank, found.master_addr, found.master_port) == (0, None, 23456)
@@ -270,8 +271,8 @@ def peer(host: str, *addresses: str, secret: str = "") -> Peer:
     return Peer(machine=f"boot/{host}", host=host, addresses=addresses, secret=secret)
 
 
-def test_what_processes_tell_each_other() -> None:
-    """The nodes, their processes, and the address of the first on the network that they share."""
+def test_what_processes_exchange() -> None:
+    """It gives the nodes, their processes, and the first node's address on a shared network."""
     peers = [
         peer("a", "172.17.0.1/16", "192.168.0.4/24", "10.0.0.4/24", secret="of rank 0"),
         peer("b", "172.17.0.1/16", "10.0.0.5/24"),
@@ -292,13 +293,13 @@ def test_what_processes_tell_each_other() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"endpoint": "h:1"}, {"master_addr": "h"}, {"node_rank": 0}])
-def test_a_shell_that_says_where_may_launch_on_several(asked: dict[str, Any]) -> None:
-    """Somebody starts the others by hand."""
+def test_a_shell_that_says_where_may_launch_on_several_nodes(asked: dict[str, Any]) -> None:
+    """The user starts the other launchers by hand."""
     assert fitted(SHELL, nnodes=2, **asked) == request(2, **asked)
 
 
 def test_an_indexed_job_needs_the_number_of_nodes() -> None:
-    """Nothing there says it: without, this is one node and says so; with it, all is found."""
+    """Kubernetes does not give it: without --nnodes, this is one node, and a note says so."""
     alone, several = fitted(INDEXED), fitted(INDEXED, nnodes=4)
 
     assert alone.nnodes is None
@@ -311,7 +312,7 @@ def test_an_indexed_job_needs_the_number_of_nodes() -> None:
 
 
 def test_a_scheduler_with_one_node_says_nothing() -> None:
-    """There is nothing to meet."""
+    """There are no other nodes to meet."""
     found = fitted(replace(SLURM, nnodes=1, node_rank=0, hosts=("sl0",)))
 
     assert found == request()
@@ -333,7 +334,7 @@ def test_one_node_needs_no_rendezvous(asked: dict[str, Any]) -> None:
 
 
 def test_a_range_of_nodes_meets_even_for_one() -> None:
-    """Others may come; but static nodes are counted beforehand."""
+    """Others may join later, but not with the static back end, whose number is fixed."""
     found = planned(1, least_nodes=1, backend="c10d", endpoint="h")
 
     assert found is not None
@@ -369,7 +370,7 @@ def test_a_range_of_nodes_meets_even_for_one() -> None:
     ],
 )
 def test_where_the_nodes_meet(asked: dict[str, Any], host: str | None, port: int | None) -> None:
-    """The endpoint counts before --master-addr; the port is the back end's own if none is given."""
+    """--rdzv-endpoint takes precedence over --master-addr; the default port is the back end's."""
     found = planned(**asked)
 
     assert found is not None
@@ -377,8 +378,8 @@ def test_where_the_nodes_meet(asked: dict[str, Any], host: str | None, port: int
 
 
 @pytest.mark.parametrize("text", ["fd91::1:2950", "fe80::1:1"])
-def test_an_endpoint_that_may_be_read_in_two_ways(text: str) -> None:
-    """Both are shown, and neither is guessed."""
+def test_an_endpoint_that_can_be_read_in_two_ways(text: str) -> None:
+    """The hint shows both, and neither is guessed."""
     with pytest.raises(UsageError, match="is ambiguous") as error:
         planned(endpoint=text)
     assert (
@@ -398,7 +399,7 @@ def test_how_long_nodes_may_take() -> None:
 
 
 def test_a_job_with_fewer_nodes_starts_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes before that of srun; a dry run may plan for a larger job."""
+    """The error comes before srun's; a dry run may plan for a larger job."""
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     asked = replace(request(), nnodes=3)
 
@@ -407,15 +408,15 @@ def test_a_job_with_fewer_nodes_starts_no_step(monkeypatch: pytest.MonkeyPatch) 
         launch_on_nodes(asked, [], job="7")
 
 
-def test_an_endpoint_is_written_as_it_is_read() -> None:
-    """IPv6 addresses in brackets."""
+def test_an_endpoint_is_formatted_as_it_is_parsed() -> None:
+    """With IPv6 addresses in brackets."""
     assert [format_endpoint(host, 1) for host in ("h", "10.0.0.1", "fd00::1", "[fd00::1]")] == [
         "h:1", "10.0.0.1:1", "[fd00::1]:1", "[fd00::1]:1",
     ]  # fmt: skip
 
 
 def test_the_secret_is_not_shown() -> None:
-    """A traceback may show a meeting."""
+    """A traceback may show the configuration of the rendezvous."""
     assert "hidden" not in repr(planned(secret="hidden"))
 
 
@@ -434,14 +435,14 @@ def test_the_secret_is_not_shown() -> None:
 def test_workers_that_share_fewer_cores_than_there_are(
     facts: ClusterFacts | None, workers: int, bound: int, notes: tuple[str, ...]
 ) -> None:
-    """The note says how to get more of that scheduler."""
-    told = note_few_cores(request(), facts, workers=workers, bound=bound, cores=4)
+    """The note says how to get more of them from the scheduler."""
+    noted = note_few_cores(request(), facts, workers=workers, bound=bound, cores=4)
 
-    assert told.rendezvous.notes == notes
+    assert noted.rendezvous.notes == notes
 
 
 def test_a_scheduler_that_repeats_sigterm() -> None:
-    """Also where the launch is on one node, or meets nobody."""
+    """Also if the launch is on one node."""
     for asked in ({}, {"nnodes": 1}, {"standalone": True}):
         assert fitted(replace(SLURM, repeats_sigterm=True), **asked).sigterm_repeats
         assert not fitted(SLURM, **asked).sigterm_repeats

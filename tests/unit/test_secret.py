@@ -1,4 +1,4 @@
-"""The secret by which launchers know each other: from where, and what is wrong with its file."""
+"""The secret that launchers share: where it comes from, and warnings about it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_secret_comes_from_a_variable_a_file_or_the_scheduler(file: Path) -> None:
-    """In this order; the same text is the same secret, wherever it stands."""
+    """In this order; the same text is the same secret, wherever it comes from."""
     by_file = {"MESHRUN_SECRET_FILE": str(file)}
     hidden = secret({"MESHRUN_SECRET": "hidden"})
 
@@ -35,15 +35,15 @@ def test_a_secret_comes_from_a_variable_a_file_or_the_scheduler(file: Path) -> N
     assert secret({}) != hidden
 
 
-def test_launches_are_kept_apart_by_their_names() -> None:
-    """With a secret or without."""
+def test_launches_are_kept_apart_by_their_run_ids() -> None:
+    """With or without a secret."""
     for env in ({}, {"MESHRUN_SECRET": "hidden"}):
         found = {secret(env, run_id=name) for name in ("a", "b", None)}
         assert len(found) == 3
 
 
 def test_any_bytes_may_be_a_secret(file: Path) -> None:
-    """Not only text; nothing fails over it."""
+    """Even if they are not text."""
     file.write_bytes(b"\xff\x00\xfe")
 
     assert secret({"MESHRUN_SECRET_FILE": str(file)}) != secret({})
@@ -52,15 +52,15 @@ def test_any_bytes_may_be_a_secret(file: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_an_empty_file_is_no_secret(file: Path, text: str) -> None:
-    """It is not taken for none, which would let anybody in."""
+    """It does not mean that there is none, which would let anybody in."""
     file.write_text(text)
 
     with pytest.raises(HostError, match="is empty"):
         secret({"MESHRUN_SECRET_FILE": str(file)})
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """By its name."""
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    """The error names the file."""
     with pytest.raises(HostError, match="absent`: No such file"):
         secret({"MESHRUN_SECRET_FILE": str(tmp_path / "absent")})
 
@@ -68,37 +68,37 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 LONG = "x" * 44
 
 
-@pytest.mark.parametrize(("mode", "is_doubted"), [(0o600, False), (0o400, False), (0o644, True),
-                                                  (0o640, True)])  # fmt: skip
-def test_a_file_that_others_may_read_is_told(file: Path, mode: int, is_doubted: bool) -> None:
-    """In one line, with what to type; the variable counts before it."""
+@pytest.mark.parametrize(("mode", "warns"), [(0o600, False), (0o400, False), (0o644, True),
+                                             (0o640, True)])  # fmt: skip
+def test_a_file_that_others_may_read_has_a_warning(file: Path, mode: int, warns: bool) -> None:
+    """In one line, with what to type; not if the variable is set, which takes precedence."""
     file.write_text(LONG)
     file.chmod(mode)
     env = {"MESHRUN_SECRET_FILE": str(file)}
-    told = doubts(env)
+    found = warnings_of(env)
 
-    assert len(told) == is_doubted
-    assert all(f"(mode {mode:04o})" in line and f"chmod 600 {file}" in line for line in told)
-    assert doubts({**env, "MESHRUN_SECRET": LONG}) == []
+    assert len(found) == warns
+    assert all(f"(mode {mode:04o})" in line and f"chmod 600 {file}" in line for line in found)
+    assert warnings_of({**env, "MESHRUN_SECRET": LONG}) == []
 
 
-def doubts(env: dict[str, str], own: str | None = None) -> list[str]:
+def warnings_of(env: dict[str, str], own: str | None = None) -> list[str]:
     return secret_warnings(env, RendezvousConfig(nnodes=2, run_id="job", secret=own))
 
 
-def test_a_short_secret_is_told(file: Path) -> None:
-    """By its length and not its text, from wherever it comes; none is not short."""
+def test_a_short_secret_has_a_warning(file: Path) -> None:
+    """It gives the length but not the text, wherever the secret comes from; none is not short."""
     file.write_text("hunter2")
-    for found in (doubts({"MESHRUN_SECRET": "hunter2"}), doubts({}, own="hunter2"),
-                  doubts({"MESHRUN_SECRET_FILE": str(file)})):  # fmt: skip
+    for found in (warnings_of({"MESHRUN_SECRET": "hunter2"}), warnings_of({}, own="hunter2"),
+                  warnings_of({"MESHRUN_SECRET_FILE": str(file)})):  # fmt: skip
         assert len(found) == 1
         assert " 7 characters" in found[0]
         assert "hunter2" not in found[0]
-    assert doubts({}) == doubts({"MESHRUN_SECRET": "of sixteen chars"}) == []
+    assert warnings_of({}) == warnings_of({"MESHRUN_SECRET": "of sixteen chars"}) == []
 
 
-def test_a_secret_that_was_thought_of_is_stretched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guess at it costs as much; one that was drawn cannot be guessed, and costs nothing."""
+def test_a_secret_that_a_person_chose_is_stretched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So each guess is costly; a generated one cannot be guessed, and is not stretched."""
     rounds: list[int] = []
     stretch = hashlib.pbkdf2_hmac
 

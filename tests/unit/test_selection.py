@@ -1,4 +1,4 @@
-"""Which ranks a text means."""
+"""Which ranks a selection such as ``dp=0,tp=1-3`` means."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def error_of(layout: Layout, text: str) -> SpecError:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    """Meshes with and without names, and none, on nodes that need not be alike."""
+    """Return layouts with or without a mesh and names, on nodes of different sizes."""
     shape = draw(shapes)
     names = NAMES[: len(shape)] if draw(st.booleans()) else None
     mesh = MeshSpec(sizes=tuple(shape), mesh_dim_names=names)
@@ -36,7 +36,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 def places(layout: Layout, rank: int) -> dict[str, int]:
-    """Everything a text can say of a rank."""
+    """Return everything by which a selection can find a rank."""
     keys = layout.mesh_dim_names or [str(dim) for dim in range(len(layout.sizes))]
     dims = dict(zip(keys, layout.coordinate(rank), strict=True))
     return {**dims, "rank": rank, "local_rank": layout.local_rank(rank)}
@@ -44,7 +44,7 @@ def places(layout: Layout, rank: int) -> dict[str, int]:
 
 @given(st.data())
 def test_a_text_means_the_ranks_that_meet_every_condition(data: st.DataObject) -> None:
-    """The same as asking each rank for its coordinates, whatever is combined."""
+    """The same as a check of each rank's coordinates, for any combination of conditions."""
     layout = data.draw(layouts())
     all_places = {rank: places(layout, rank) for rank in range(layout.world_size)}
     keys = data.draw(st.lists(st.sampled_from(sorted(all_places[0])), min_size=1, unique=True))
@@ -67,7 +67,7 @@ def test_a_text_means_the_ranks_that_meet_every_condition(data: st.DataObject) -
 
 @given(layouts(), st.text(alphabet="dptrank_local=,-:0123 é\n", max_size=24))
 def test_any_text_is_a_set_of_ranks_or_one_clear_error(layout: Layout, text: str) -> None:
-    """No text gives anything but ranks of the world or an error that points into the text."""
+    """Any text gives ranks of the world or an error that points into the text."""
     try:
         ranks = select_ranks(layout, text)
     except SpecError as error:
@@ -79,7 +79,7 @@ def test_any_text_is_a_set_of_ranks_or_one_clear_error(layout: Layout, text: str
         assert ranks <= set(range(layout.world_size))
 
 
-def test_a_bare_index_is_of_the_dim_before_it() -> None:
+def test_a_bare_index_belongs_to_the_dim_before_it() -> None:
     """In ``tp=0,2-3`` only the first index has its dim in front."""
     layout = layout_of("dp=2,tp=4")
 
@@ -88,13 +88,13 @@ def test_a_bare_index_is_of_the_dim_before_it() -> None:
 
 
 def test_a_local_rank_is_on_every_node() -> None:
-    """One rank of each node, as the node counts them."""
+    """It selects one rank of each node that has so many."""
     assert select_ranks(layout_of("dp=2,tp=4", nodes=4), "local_rank=0") == {0, 2, 4, 6}
     assert select_ranks(Layout(mesh=None, nproc_per_node=(3, 1)), "local_rank=1-2") == {1, 2}
 
 
 def test_dims_without_names_go_by_index() -> None:
-    """The index is of the mesh; a mesh with names goes by names only."""
+    """The dims of a mesh with names go by name only."""
     assert select_ranks(layout_of("2x4"), "0=1") == {4, 5, 6, 7}
     assert error_of(layout_of("dp=2,tp=4"), "0=1").message == "mesh `dp=2,tp=4` has no dim `0`"
     assert error_of(layout_of("2x4"), "0").message == "`0` names no dim"
@@ -109,12 +109,12 @@ def test_a_dim_hides_a_word_of_the_same_name() -> None:
 
 
 def test_conditions_may_exclude_each_other() -> None:
-    """Nobody is at both places, which is no mistake of the text."""
+    """No rank meets both, which is not an error."""
     assert select_ranks(layout_of("dp=2,tp=4"), "dp=1,rank=0") == frozenset()
 
 
-def test_a_large_mesh_is_one_product() -> None:
-    """One index of a fast dim is spread over the whole world."""
+def test_an_index_of_a_large_mesh() -> None:
+    """An index of the fastest dim is spread over the whole world."""
     layout = layout_of("dp=256,pp=8,tp=8", nodes=2048)
 
     assert select_ranks(layout, "tp=3") == set(range(3, 16_384, 8))
@@ -158,7 +158,7 @@ def test_a_large_mesh_is_one_product() -> None:
     ],
 )
 def test_a_mistake_is_shown_where_it_is(text: str, message: str, wrong: str, hint: str) -> None:
-    """The message has the numbers, the carets stand under what is wrong, the hint helps."""
+    """The message has the numbers, the position is that of the mistake, and the hint helps."""
     error = error_of(layout_of("dp=2,tp=4", nodes=2), text)
 
     assert message in error.message
@@ -168,7 +168,7 @@ def test_a_mistake_is_shown_where_it_is(text: str, message: str, wrong: str, hin
 
 
 def test_without_a_mesh_there_are_no_dims() -> None:
-    """The error says so, and what there is instead."""
+    """The error says so, and what to use instead."""
     layout = Layout(mesh=None, nproc_per_node=(1,))
     error = error_of(layout, "dp=0")
 

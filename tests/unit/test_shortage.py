@@ -1,4 +1,4 @@
-"""A shortage of the machine is reported as one, and a bug of meshrun is not."""
+"""A shortage of the machine's resources is reported as one, and a bug of meshrun is not."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ FULL = OSError(errno.ENFILE, os.strerror(errno.ENFILE))
         (OSError("no number"), None),
     ],
 )
-def test_an_error_is_a_shortage(error: BaseException, message: str | None) -> None:
-    """With something to try."""
+def test_which_errors_are_a_shortage(error: BaseException, message: str | None) -> None:
+    """A shortage has a hint."""
     shortage = describe_shortage(error)
 
     assert message == (shortage and shortage.message)
     assert shortage is None or shortage.hint
 
 
-def test_a_folder_that_cannot_be_opened_is_not_left(
+def test_a_folder_that_cannot_be_opened_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There may be one descriptor for the folder above, and none for the new one."""
+    """One descriptor may be left, for the parent folder, and none for the new one."""
 
     def refuse(*_: object, **__: object) -> Folder:
         raise FULL
@@ -50,10 +50,10 @@ def test_a_folder_that_cannot_be_opened_is_not_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_read_is_left(
+def test_a_folder_that_cannot_be_read_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A launch does not fail because it cannot clear up."""
+    """A launch does not fail because it cannot clean up."""
 
     def refuse(*_: object, **__: object) -> object:
         raise FULL

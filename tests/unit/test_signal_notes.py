@@ -17,24 +17,24 @@ from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.report.progress import StartProgress
 
-GONE = RankExited(rank=1, pid=8, wait_status=0, at_ns=1)
+EXITED = RankExited(rank=1, pid=8, wait_status=0, at_ns=1)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "alive", "told"),
+    ("ranks", "alive", "note"),
     [
         ([RankState()], (), "no rank was started"),
         ([RankState(pid=7)], (), "all ranks have exited"),
         ([RankState(pid=7), RankState(pid=8)], (0, 1), "stopping 2 ranks, up to 1 s"),
         ([RankState(pid=7), RankState()], (0,), "stopping 2 ranks, up to 1 s"),
-        ([RankState(pid=7), RankState(pid=8, exited=GONE)], (0,), "stopping 1 rank, up to 1 s"),
+        ([RankState(pid=7), RankState(pid=8, exited=EXITED)], (0,), "stopping 1 rank, up to 1 s"),
     ],
-    ids=["before the first", "after the last", "all", "one not heard of", "one gone"],
+    ids=["before the first", "after the last", "all", "one not reported yet", "one exited"],
 )
-def test_how_many_ranks_a_signal_ends(
-    capfd: pytest.CaptureFixture[str], ranks: list[RankState], alive: tuple[int, ...], told: str
+def test_how_many_ranks_a_signal_stops(
+    capfd: pytest.CaptureFixture[str], ranks: list[RankState], alive: tuple[int, ...], note: str
 ) -> None:
-    """Ranks are forked together, and heard of one after the other."""
+    """Ranks are forked together, and reported one after the other."""
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     plan = build_plan(build_request(Options({}, {}, {}), program), facts)
@@ -46,4 +46,4 @@ def test_how_many_ranks_a_signal_ends(
     )
     StartProgress(plan, Console()).see(SignalArrived(signum=15, at_ns=1), state)
 
-    assert capfd.readouterr().err.splitlines() == [f"meshrun: SIGTERM: {told}"]
+    assert capfd.readouterr().err.splitlines() == [f"meshrun: SIGTERM: {note}"]

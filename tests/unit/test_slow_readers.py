@@ -1,4 +1,4 @@
-"""Readers of our own output that take it late, or not at all."""
+"""Readers of meshrun's output that read late, or not at all."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from meshrun.console.console import Console
 
 @pytest.fixture
 def full() -> Iterator[tuple[int, Console]]:
-    """The end of a pipe to read from, and a console that finds no room in it."""
+    """Give the read end of a full pipe, and the console that has filled it."""
     reader, writer = os.pipe()
     console = Console(writer)
     while not console.waiting:
@@ -23,8 +23,7 @@ def full() -> Iterator[tuple[int, Console]]:
         os.close(reader)
 
 
-def test_the_last_words_wait_for_their_reader(full: tuple[int, Console]) -> None:
-    """What was printed last is there once the wait is over."""
+def test_the_last_output_waits_for_its_reader(full: tuple[int, Console]) -> None:
     reader, console = full
     console.print_line(b"the end", to_stderr=False)
     read = bytearray()
@@ -41,8 +40,8 @@ def test_the_last_words_wait_for_their_reader(full: tuple[int, Console]) -> None
     assert read.endswith(b".\nthe end\n")
 
 
-def test_readers_have_only_so_long(full: tuple[int, Console]) -> None:
-    """Nobody reads: the wait ends with its time, and nothing is kept for later."""
+def test_readers_have_a_limited_time(full: tuple[int, Console]) -> None:
+    """If nothing reads, the wait ends and the rest is dropped."""
     left = iter([0.01, 0.0])
     full[1].wait_for_readers(lambda: next(left))
 
