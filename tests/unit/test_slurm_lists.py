@@ -19,12 +19,12 @@ from meshrun.cluster.slurm_lists import expand_counts, expand_hosts
     ],
 )
 def test_node_lists(text: str, names: list[str]) -> None:
-    """In their order, with the zeros that they are written with."""
+    """In order, with leading zeros."""
     assert expand_hosts(text) == tuple(names)
 
 
 def test_counts() -> None:
-    """As they are for each node."""
+    """One for each node."""
     assert expand_counts("2,1(x2)") == (2, 1, 1)
     assert expand_counts("16(x3)") == (16, 16, 16)
 
@@ -33,22 +33,21 @@ def test_counts() -> None:
     "text", ["", ",", "a,", "a[", "a]", "a[1-", "a[]", "a[3-1]", "a[1-2", "a[0-999999999]", "a b",
              "a[0-999][0-999]", "a[[1]]"]
 )  # fmt: skip
-def test_what_is_no_node_list(text: str) -> None:
-    """Nor one of more nodes than there can be."""
+def test_text_that_is_not_a_node_list_is_refused(text: str) -> None:
+    """As is one of more nodes than there can be."""
     with pytest.raises(ValueError, match=r"not a|no range|is reversed|more than"):
         expand_hosts(text)
 
 
 @pytest.mark.parametrize("text", ["", "2(", "2(x)", "2(x-1)", "x", "1,", "1(x999999999)", "1,,2"])
-def test_what_is_no_list_of_counts(text: str) -> None:
-    """Nor one of more nodes than there can be."""
+def test_text_that_is_not_a_list_of_counts_is_refused(text: str) -> None:
+    """As is one of more nodes than there can be."""
     with pytest.raises(ValueError, match=r"not a|no range|is reversed|more than"):
         expand_counts(text)
 
 
 @given(st.text("abc01-[],x() ", max_size=20))
-def test_short_forms_never_fail_otherwise(text: str) -> None:
-    """Whatever is written there."""
+def test_any_text_is_expanded_or_a_value_error(text: str) -> None:
     for expand in (expand_hosts, expand_counts):
         try:
             assert len(expand(text)) >= 1
@@ -57,7 +56,7 @@ def test_short_forms_never_fail_otherwise(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=30))
-def test_counts_come_back(counts: list[int]) -> None:
+def test_shortened_counts_are_expanded(counts: list[int]) -> None:
     """Shortened as Slurm does it."""
     words: list[list[int]] = []
     for count in counts:

@@ -1,4 +1,4 @@
-"""The text of a mesh and its value."""
+"""Parsing and formatting of mesh specs."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,6 @@ def specs(draw: st.DrawFn) -> MeshSpec:
 
 @given(specs())
 def test_parse_and_format_are_inverses(spec: MeshSpec) -> None:
-    """Every mesh is read back from its own text."""
     assert parse_mesh(format_mesh(spec)) == spec
 
 
@@ -40,7 +39,7 @@ def test_both_spellings_mean_the_same(spec: MeshSpec) -> None:
 
 @given(st.text(alphabet="dptx=,:-0123 _é\n", max_size=24), st.none() | st.text(max_size=12))
 def test_any_text_is_a_mesh_or_one_clear_error(text: str, names: str | None) -> None:
-    """No text gives anything but a spec or an error that points into the text."""
+    """Any text gives a spec or an error that points into the text."""
     try:
         spec = parse_mesh(text, names)
     except SpecError as error:
@@ -57,13 +56,13 @@ def test_spaces_around_dims_are_allowed() -> None:
 
 
 def test_names_keep_their_case() -> None:
-    """torch compares names, so none is folded."""
+    """As torch compares names with their case."""
     assert parse_mesh("DP=2,dp=4").mesh_dim_names == ("DP", "dp")
 
 
 @pytest.mark.parametrize("name", ["dp", "_", "ep_2", "DP"])
 def test_a_dim_may_be_named(name: str) -> None:
-    """Identifiers are names."""
+    """With any identifier."""
     assert parse_mesh("2", name).mesh_dim_names == (name,)
 
 
@@ -78,7 +77,7 @@ def test_a_dim_may_be_named(name: str) -> None:
     ],
 )  # fmt: skip
 def test_what_was_meant_is_hinted_at(text: str, meant: str) -> None:
-    """As numpy, Python, other tools and a shell's list would write it."""
+    """Spellings as in numpy, Python, other tools and shells are recognized."""
     with pytest.raises(SpecError) as caught:
         parse_mesh(text)
 
@@ -87,7 +86,7 @@ def test_what_was_meant_is_hinted_at(text: str, meant: str) -> None:
 
 @pytest.mark.parametrize("text", ["dp=two", "2.5", "(2,0)", "dp-2", "=2", "9" * 300 + ","])
 def test_no_guess_is_better_than_a_bad_one(text: str) -> None:
-    """Then the hint says how a mesh is written."""
+    """The hint then says how a mesh is written."""
     with pytest.raises(SpecError) as caught:
         parse_mesh(text)
 
@@ -101,6 +100,6 @@ def test_no_guess_is_better_than_a_bad_one(text: str) -> None:
         ("dp=2", "dp=2"), ({}, ""), ((), ""),
     ],
 )  # fmt: skip
-def test_a_mesh_may_be_values(mesh: AnyMesh, text: str) -> None:
-    """Programs have a dict or a shape at hand."""
+def test_a_mesh_may_be_a_value(mesh: AnyMesh, text: str) -> None:
+    """Programs may already have a dict or a shape."""
     assert mesh_text(mesh) == text

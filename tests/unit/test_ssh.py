@@ -1,4 +1,4 @@
-"""What controller and agent say to each other, and what goes to other hosts."""
+"""What the controller and its agents send each other, and what is sent to other hosts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.binary(max_size=60), FRAMES, st.lists(st.integers(0, 1000)))
-def test_frames_come_whole_however_they_are_cut(
+def test_frames_arrive_whole_however_they_are_cut(
     noise: bytes, frames: list[tuple[bytes, bytes]], cuts: list[int]
 ) -> None:
-    """And what the shell said before them is kept apart."""
+    """The shell's output before them is kept apart."""
     data = noise + greeting("abc") + b"".join(frame(*each) for each in frames)
     splitter = FrameSplitter("abc")
     found = [each for piece in _pieces(data, cuts) for each in splitter.feed(piece)]
@@ -39,7 +39,7 @@ def test_frames_come_whole_however_they_are_cut(
 
 
 def test_much_noise_is_not_kept() -> None:
-    """A host that prints for ever fills nothing, and is still found to answer."""
+    """If a host prints without end, memory stays bounded and its greeting is still found."""
     splitter = FrameSplitter("abc")
     for _ in range(100):
         assert not list(splitter.feed(b"x" * 10_000))
@@ -49,10 +49,10 @@ def test_much_noise_is_not_kept() -> None:
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text())), st.lists(st.integers(0, 1000)))
-def test_lines_come_whole_however_they_are_cut(
+def test_lines_arrive_whole_however_they_are_cut(
     orders: list[dict[str, str]], cuts: list[int]
 ) -> None:
-    """Whatever is in them."""
+    """Whatever they contain."""
     splitter = LineSplitter()
     data = b"".join(order(words=each) for each in orders)
 
@@ -61,7 +61,7 @@ def test_lines_come_whole_however_they_are_cut(
 
 
 def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
-    """And the program's own words as they are."""
+    """The program's own arguments stay as they are."""
     options = ["--hosts", "a,b", "--mesh", "--hosts", "--report=x", "--status", "--ssh=ssh -v"]
     line = CommandLine(tuple(options), ("a.py", "--hosts", "c"), TAKES_VALUE)
 
@@ -75,8 +75,8 @@ def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
     ]
 
 
-def test_what_goes_to_other_hosts() -> None:
-    """What frameworks read, what was asked for, and nothing that is a host's own."""
+def test_what_is_sent_to_other_hosts() -> None:
+    """Variables that frameworks read, those asked for, and none that belongs to one host."""
     env = {
         "PATH": "/bin", "PYTHONPATH": "/p", "NCCL_DEBUG": "INFO", "MESHRUN_STATUS": "1",
         "MESHRUN_HOSTS": "a,b", "MESHRUN_SECRET_FILE": "/s", "PET_NODE_RANK": "1", "HOME": "/h",
@@ -91,28 +91,28 @@ def test_what_goes_to_other_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("LOST", "--export LOST: the variable is not set"),
         ("KEY=abc", "--export expects variable names, found `KEY=...`"),
     ],
 )
-def test_a_variable_that_cannot_go(name: str, told: str) -> None:
-    """A value is not repeated, as it may be secret."""
+def test_a_variable_that_cannot_be_exported(name: str, message: str) -> None:
+    """The error does not repeat a value, which may be secret."""
     with pytest.raises(UsageError) as caught:
         exported({}, [name])
 
-    assert caught.value.message == told
+    assert caught.value.message == message
     assert "abc" not in str(caught.value)
 
 
 def test_chosen_slots_are_devices() -> None:
-    """Of every kind of accelerator; without a choice nothing is said."""
+    """Without a choice, no variable is set."""
     assert devices_of(Host("a", 4)) == {}
     assert devices_of(Host("a", 4, (0, 2)))["CUDA_VISIBLE_DEVICES"] == "0,2"
 
 
-def test_ssh_is_given_little() -> None:
+def test_ssh_gets_few_options() -> None:
     """The user's own configuration decides the rest."""
     words = ssh_command(["ssh", "-F", "x"], Host("ada@a"), agent_command("/usr/bin/python"), 10)
 
@@ -123,7 +123,7 @@ def test_ssh_is_given_little() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "why", "hint"),
+    ("code", "output", "why", "hint"),
     [
         (127, "sh: 1: exec: /p: not found", "it cannot run /p: sh: 1: exec: /p: not found", "same"),
         (255, "@@@\n@ CHANGED @\nHost key verification failed.", "ssh failed: @ CHANGED @ / ",
@@ -140,16 +140,16 @@ def test_ssh_is_given_little() -> None:
         (137, "bash: killed", "the process that ssh started exited with code 137", "test"),
     ],
 )  # fmt: skip
-def test_why_there_is_no_agent(code: int, said: str, why: str, hint: str) -> None:
-    """In words of whoever knew, without ornaments."""
-    refusal = describe_end("a", "ada@a", code, said, "/p")
+def test_why_there_is_no_agent(code: int, output: str, why: str, hint: str) -> None:
+    """In the words of ssh or the shell, without ornaments."""
+    refusal = describe_end("a", "ada@a", code, output, "/p")
 
     assert refusal.why.startswith(why)
     assert hint in (refusal.hint or "")
 
 
-def test_an_agent_of_this_machine_needs_no_ssh() -> None:
-    """So it is the agent that was killed."""
+def test_an_agent_on_this_machine_needs_no_ssh() -> None:
+    """So the error says that the agent was killed, not ssh."""
     refusal = describe_end("a", "a", -9, "", "/p", starter="")
 
     assert refusal.why == "its agent was killed by SIGKILL"

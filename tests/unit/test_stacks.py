@@ -1,4 +1,4 @@
-"""What faulthandler writes, read and merged."""
+"""Dumps of faulthandler, parsed and merged."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def dump_here() -> str:
         return file.read().decode()
 
 
-def test_the_main_thread_is_told_from_the_others() -> None:
-    """Whoever asks; frames are innermost first."""
+def test_the_main_thread_is_distinguished_from_the_others() -> None:
+    """Frames are innermost first."""
     waiting = threading.Event()
     other = threading.Thread(target=waiting.wait, daemon=True)
     other.start()
@@ -40,14 +40,14 @@ def test_the_main_thread_is_told_from_the_others() -> None:
 
     assert found is not None
     assert [frame.function for frame in found.main[:2]] == [
-        "dump_here", "test_the_main_thread_is_told_from_the_others",
+        "dump_here", "test_the_main_thread_is_distinguished_from_the_others",
     ]  # fmt: skip
     assert any("wait" in stack[0].function for stack in found.others)
     assert found.fatal is None
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"])
-def test_a_crash_is_told_with_the_thread_that_crashed(name: str, tmp_path: Path) -> None:
+def test_a_crash_has_the_stack_of_the_thread_that_crashed(name: str, tmp_path: Path) -> None:
     """Even if it is not the main one."""
     program = tmp_path / "crash.py"
     program.write_text(
@@ -66,8 +66,8 @@ def test_a_crash_is_told_with_the_thread_that_crashed(name: str, tmp_path: Path)
     assert found.main[0] == Frame(str(program), "4", "crash")
 
 
-def test_nothing_is_no_dump() -> None:
-    """Nor is what somebody else wrote."""
+def test_text_that_is_not_a_dump() -> None:
+    """Empty, or written by something else."""
     assert parse_dump("") is None
     assert parse_dump('hello\n  File "a.py", line 3 in f\n') is None
 
@@ -85,8 +85,8 @@ IN_COLLECTIVE = (
 )
 
 
-def test_a_stack_is_told_by_the_call_that_the_user_made() -> None:
-    """And not by a decorator around it; paths are from the folder of the launch."""
+def test_a_stack_is_named_after_the_call_that_the_user_made() -> None:
+    """Not after a decorator around it; paths are relative to the launch's folder."""
     assert headline(IN_COLLECTIVE, "/home/me") == "all_reduce at train.py:41"
     assert headline(IN_COLLECTIVE[2:], "/home/me") == "train.py:41 in step"
     assert headline(IN_COLLECTIVE[:2], "/home/me") == (
@@ -100,8 +100,8 @@ def test_a_stack_is_told_by_the_call_that_the_user_made() -> None:
     ]
 
 
-def test_an_import_is_told_as_one(tmp_path: Path) -> None:
-    """In a traceback, which leaves out how modules are found, and in a dump, which does not."""
+def test_an_import_is_reported_as_one() -> None:
+    """In a traceback, which leaves out importlib's frames, and in a dump, which does not."""
     library = frame("/env/lib/site-packages/library/__init__.py", 7, "<module>")
     finds = [frame("<frozen importlib._bootstrap>", line, "_find_and_load") for line in (1, 2)]
     mine = frame("/home/me/train.py", 3, "<module>")
@@ -117,16 +117,16 @@ def test_deep_stacks_are_cut_at_their_outer_end() -> None:
     assert lines[0] == "... 960 more frames"
 
 
-def test_equal_places_are_merged_the_most_first() -> None:
-    """By the main thread alone."""
+def test_equal_places_are_merged_the_most_common_first() -> None:
+    """Only main threads are compared."""
     here, there = Dump(IN_COLLECTIVE), Dump(IN_COLLECTIVE[2:], others=(IN_COLLECTIVE,))
     merged = merge({3: here, 0: there, 1: here, 2: Dump(IN_COLLECTIVE, others=((),))})
 
     assert [ranks for ranks, _ in merged] == [(1, 2, 3), (0,)]
 
 
-def test_an_exception_came_from_the_users_file() -> None:
-    """The innermost one of those; "" where none is the user's."""
+def test_the_place_of_an_exception_is_in_the_users_file() -> None:
+    """It is the innermost frame in the user's files, or "" if there is none."""
     text = (
         "Traceback (most recent call last):\n"
         '  File "/home/me/train.py", line 60, in <module>\n'
@@ -159,8 +159,8 @@ def test_a_call_outside_the_users_files_is_not_named(tmp_path: Path) -> None:
         "    except Exception:\n"
         "        print(traceback.format_exc(), end='----')\n"
     )
-    told = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
-    places = [user_place(text, str(tmp_path)) for text in told.stdout.split("----")[:-1]]
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    places = [user_place(text, str(tmp_path)) for text in ran.stdout.split("----")[:-1]]
 
     assert places == [
         "train.py:5 in <lambda>", "train.py:3 in read", "train.py:7 in <lambda>",
@@ -169,8 +169,8 @@ def test_a_call_outside_the_users_files_is_not_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 brought exception groups")
-def test_a_group_of_exceptions_came_from_the_users_file(tmp_path: Path) -> None:
-    """Where the group was raised, and not one of its parts."""
+def test_the_place_of_an_exception_group_is_in_the_users_file(tmp_path: Path) -> None:
+    """It is where the group was raised, not one of its parts."""
     program = tmp_path / "train.py"
     program.write_text(
         "def part():\n"
@@ -181,10 +181,10 @@ def test_a_group_of_exceptions_came_from_the_users_file(tmp_path: Path) -> None:
         "    part = error\n"
         "raise ExceptionGroup('several', [part])\n"
     )
-    told = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
 
-    assert f'File "{program}", line 2, in part' in told.stderr
-    assert user_place(told.stderr, str(tmp_path)) == "train.py:7 in <module>"
+    assert f'File "{program}", line 2, in part' in ran.stderr
+    assert user_place(ran.stderr, str(tmp_path)) == "train.py:7 in <module>"
 
 
 # ---- signals to processes ------------------------------------------------------------------
@@ -208,10 +208,10 @@ while True:
          SignalState.UNHANDLED, True),
     ],
 )  # fmt: skip
-def test_the_kernel_tells_what_a_process_does_with_a_signal(
+def test_the_kernel_reports_what_a_process_does_with_a_signal(
     setup: str, state: SignalState, handled: bool
 ) -> None:
-    """Before it is sent."""
+    """Before the signal is sent."""
     command = [sys.executable, "-c", PROGRAM.format(setup=setup)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -234,19 +234,21 @@ def test_the_kernel_tells_what_a_process_does_with_a_signal(
     assert signal_state(process.pid, signal.SIGUSR1) is SignalState.GONE
 
 
-def test_who_listens_is_asked_where_the_kernel_tells_nothing_of_signals(
+def test_only_ranks_that_listen_are_asked_if_the_kernel_does_not_report_signals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As gVisor's does not; the signal would end a process that has no handler."""
-    told = processes.read_status
+    """As in gVisor; the signal would end a process that has no handler."""
+    read_status = processes.read_status
 
     def without_signals(path: str) -> dict[str, str]:
-        return {name: value for name, value in told(path).items() if not name.startswith("Sig")}
+        return {
+            name: value for name, value in read_status(path).items() if not name.startswith("Sig")
+        }
 
     monkeypatch.setattr(processes, "read_status", without_signals)
-    said: list[str] = []
+    lines: list[str] = []
     reactor = Reactor()
-    stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, said.extend)
+    stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, lines.extend)
     code = (
         "import sys, time\nfrom meshrun.worker.stack_handler import enable_stack_dumps\n"
         "if sys.argv[2] == '0': enable_stack_dumps(int(sys.argv[1]))\n"
@@ -265,7 +267,7 @@ def test_who_listens_is_asked_where_the_kernel_tells_nothing_of_signals(
         assert signal_state(ranks[0].pid, signal.SIGUSR1) is SignalState.UNKNOWN
         assert handles_signal(ranks[0].pid, signal.SIGUSR1)
         stacks.ask({rank: each.pid for rank, each in enumerate(ranks)})
-        while not said:
+        while not lines:
             reactor.turn()
         assert [each.poll() for each in ranks] == [None, None]
     finally:
@@ -275,5 +277,5 @@ def test_who_listens_is_asked_where_the_kernel_tells_nothing_of_signals(
         stacks.close()
         reactor.close()
 
-    assert said[0] == "rank 0: <module> at <string>:4"
-    assert any("rank 1: is not running Python that meshrun started" in line for line in said)
+    assert lines[0] == "rank 0: <module> at <string>:4"
+    assert any("rank 1: is not running Python that meshrun started" in line for line in lines)

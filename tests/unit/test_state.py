@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from dataclasses import replace
 
@@ -47,7 +48,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*STARTED, exited(0, 0, 1), exited(1, 0, 1), exited(2, 0, 1)],
         [FINISH],
     ),
-    "the first failure ends the rest": ([*STARTED, exited(1, 9, 5)], [term(0, 2)]),
+    "the first failure stops the rest": ([*STARTED, exited(1, 9, 5)], [term(0, 2)]),
     "an exception counts before its process has ended": (
         [*STARTED, raised(1, 5), exited(1, 1 << 8, 6)],
         [term(0, 2)],
@@ -62,8 +63,8 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
          exited(1, 15, 6), exited(2, 15, 6)],
         [term(0, 1, 2), FINISH],
     ),
-    "one that finds nothing does not": ([*STARTED, CHECKED], []),
-    "a second failure ends nobody again": (
+    "a check that finds nothing does not": ([*STARTED, CHECKED], []),
+    "a second failure stops no rank again": (
         [*STARTED, exited(1, 9, 5), exited(0, 1 << 8, 5.1)],
         [term(0, 2)],
     ),
@@ -91,7 +92,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*STARTED, signalled(signal.SIGINT, 5)],
         [Signal(ranks=(0, 1, 2), signum=signal.SIGINT)],
     ),
-    "a reader that went away asks ranks to end": (
+    "a reader that has closed stdout stops the ranks": (
         [*STARTED, signalled(signal.SIGPIPE, 5)],
         [term(0, 1, 2)],
     ),
@@ -103,7 +104,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*STARTED, signalled(15, 5), signalled(15, 6), signalled(15, 6.1)],
         [term(0, 1, 2), kill(0, 1, 2)],
     ),
-    "signals after the third put nothing off": (
+    "signals after the third postpone nothing": (
         [
             *STARTED,
             *(signalled(15, at) for at in (5, 6, 6.1, 10, 11)),
@@ -116,12 +117,12 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [signalled(15, 1), READY, ZygoteUnsafe(reason="x")],
         [BY_FORCE],
     ),
-    "a rank that cannot be made ends the launch": (
+    "a rank that cannot be started ends the launch": (
         [*STARTED[:2], StartFailed(rank=2, error="EAGAIN", at_ns=5 * S), exited(0, 15, 6),
          exited(1, 15, 6)],
         [term(0, 1), FINISH],
     ),
-    "no rank can be made at all": (
+    "no rank can be started at all": (
         [StartFailed(rank=0, error="EAGAIN", at_ns=5 * S)],
         [FINISH],
     ),
@@ -134,7 +135,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*STARTED, RankFinished(rank=0, at_ns=S), exited(2, 9, 2)],
         [term(0, 1), OpenGate()],
     ),
-    "the store's end ends the launch": (
+    "a lost store ends the launch": (
         [*STARTED, LOST_STORE],
         [term(0, 1, 2)],
     ),
@@ -147,15 +148,15 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_history(name: str) -> None:
-    """A launch in such a history takes these actions and no others."""
+    """The launch takes these actions and no others."""
     events, expected = HISTORIES[name]
     _, taken = play(events)
 
     assert taken == expected
 
 
-def test_one_signal_to_every_node_is_one() -> None:
-    """A node that learns of another's first signal keeps its grace; a second of its own counts."""
+def test_one_signal_to_every_node_counts_once() -> None:
+    """A node that knows of another's keeps its grace period after its own; a second one counts."""
     state = State(
         shutdown_timeout_s=30.0,
         ranks={rank: RankState() for rank in range(3)},
@@ -173,7 +174,7 @@ def test_one_signal_to_every_node_is_one() -> None:
 
 @pytest.mark.parametrize(("signum", "until_s"), [(15, 35), (1, 35), (2, 8), (13, 8)])
 def test_a_first_signal_while_ranks_stop_leaves_them_their_time(signum: int, until_s: int) -> None:
-    """Who sends it does not know that they stop; Ctrl-C comes from somebody who sees it."""
+    """Its sender does not know that they are stopping; somebody who presses Ctrl-C sees it."""
     state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
     failed = [*STARTED, exited(1, 1 << 8, 5), signalled(signum, 6)]
     for event in failed:
@@ -184,8 +185,8 @@ def test_a_first_signal_while_ranks_stop_leaves_them_their_time(signum: int, unt
     assert again.deadline_ns == min(until_s, 9) * S
 
 
-def test_a_sigterm_that_slurm_repeats_is_one() -> None:
-    """Ranks keep their grace then, and Ctrl-C still counts."""
+def test_a_sigterm_that_slurm_repeats_counts_once() -> None:
+    """Ranks keep their grace period, and Ctrl-C still counts."""
     state = State(
         shutdown_timeout_s=30.0,
         ranks={rank: RankState() for rank in range(3)},
@@ -199,7 +200,7 @@ def test_a_sigterm_that_slurm_repeats_is_one() -> None:
     assert not state.killed
 
     state = replace(state, deadline_ns=35 * S, signals=(signal.SIGINT,))
-    for at in (8, 9):  # after Ctrl-C, the first is one more
+    for at in (8, 9):  # after Ctrl-C, only the first counts
         state, _ = step(state, signalled(signal.SIGTERM, at))
     assert state.signals == (signal.SIGINT, signal.SIGTERM)
     assert state.deadline_ns == 10 * S
@@ -208,7 +209,7 @@ def test_a_sigterm_that_slurm_repeats_is_one() -> None:
 def test_stepping_never_changes_the_state_it_was_given() -> None:
     """States are values; a watcher may keep them."""
     state, _ = play(STARTED)
-    before = replace(state)
+    before = copy.deepcopy(state)
     step(state, exited(1, 9, 5))
 
     assert state == before

@@ -43,7 +43,7 @@ NO_MODULE = [
 ]
 
 RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
-    "a failure starts all again": (
+    "a failure restarts all ranks": (
         1,
         [*STARTED, *LOST_ONE, CLEARED],
         [term(0, 2), CLEAR, StartAll(generation=1)],
@@ -53,7 +53,7 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
         [*STARTED, *LOST_ONE, CLEARED, *STARTED, *LOST_ONE],
         [term(0, 2), CLEAR, StartAll(generation=1), term(0, 2), FINISH],
     ),
-    "after which all may end well": (
+    "after which all may succeed": (
         3,
         [*STARTED, *LOST_ONE, CLEARED, *STARTED, *(exited(r, 0, 9) for r in range(3))],
         [term(0, 2), CLEAR, StartAll(generation=1), FINISH],
@@ -63,22 +63,22 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
         [*STARTED, signalled(15, 5), *(exited(r, 15, 6) for r in range(3))],
         [term(0, 1, 2), FINISH],
     ),
-    "a signal between two generations ends it": (
+    "a signal between two generations ends the launch": (
         3,
         [*STARTED, *LOST_ONE, signalled(15, 6.5), CLEARED],
         [term(0, 2), CLEAR, BY_FORCE],
     ),
-    "a node that must not be used is not, though its ranks are ended already": (
+    "a node that must not be used again is not, even if its ranks are already stopping": (
         3,
         [*STARTED, raised(1, 5), EXCLUDED, *(exited(r, 15, 6) for r in range(3))],
         [term(0, 2), FINISH],
     ),
-    "a zygote that does not clear up is ended by force": (
+    "a zygote that does not clean up is ended by force": (
         3,
         [*STARTED, *LOST_ONE, passed(6 + ZYGOTE_GRACE_S)],
         [term(0, 2), CLEAR, BY_FORCE],
     ),
-    "a rank that could not be started may be another time": (
+    "a rank that could not be started is tried again": (
         1,
         [
             *STARTED[:2],
@@ -89,22 +89,22 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
         ],
         [term(0, 1), CLEAR, StartAll(generation=1)],
     ),
-    "a lost store is started again": (
+    "a lost store is a failure like any other": (
         1,
         [*STARTED, LOST_STORE, *(exited(r, 15, 6) for r in range(3))],
         [term(0, 1, 2), CLEAR],
     ),
-    "a module that is not there is tried once more, and no more": (
+    "a missing module is tried once more only": (
         9,
         [*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *NO_MODULE],
         [term(0, 2), CLEAR, StartAll(generation=1), term(0, 2), FINISH],
     ),
-    "another error in between is another matter": (
+    "another error after it is tried again": (
         9,
         [*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *LOST_ONE],
         [term(0, 2), CLEAR, StartAll(generation=1), term(0, 2), CLEAR],
     ),
-    "a zygote that is killed is replaced": (
+    "a killed zygote is replaced": (
         1,
         [READY, *STARTED, KILLED_ZYGOTE, READY],
         [NOW, StartZygote(), StartAll(generation=1)],
@@ -114,37 +114,37 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
         [*STARTED, KILLED_ZYGOTE, READY, *STARTED, KILLED_ZYGOTE],
         [StartZygote(), StartAll(generation=1)],
     ),
-    "while it imports, too": (
+    "also while it imports": (
         1,
         [KILLED_ZYGOTE, READY],
         [StartZygote(), StartAll(generation=1)],
     ),
-    "and however it ends": (
+    "however it ends": (
         1,
         [GONE, READY],
         [StartZygote(), StartAll(generation=1)],
     ),
-    "between two generations that is no failure of its own": (
+    "between two generations that is not another failure": (
         1,
         [*STARTED, *LOST_ONE, KILLED_ZYGOTE, READY],
         [term(0, 2), CLEAR, StartZygote(), StartAll(generation=1)],
     ),
-    "nor is it replaced there after a signal": (
+    "it is not replaced there after a signal": (
         1,
         [*STARTED, *LOST_ONE, signalled(15, 6.5), KILLED_ZYGOTE],
         [term(0, 2), CLEAR, BY_FORCE],
     ),
-    "a zygote that is killed once the launch is stopped is not replaced": (
+    "a zygote that is killed while the launch stops is not replaced": (
         9,
         [*STARTED, signalled(15, 5), KILLED_ZYGOTE],
         [term(0, 1, 2)],
     ),
-    "nor once all is done": (
+    "nor once all ranks have succeeded": (
         9,
         [*STARTED, *(exited(rank, 0, 9) for rank in range(3)), KILLED_ZYGOTE],
         [FINISH],
     ),
-    "a program that cannot be read is not tried again": (
+    "a program that cannot be parsed is not tried again": (
         9,
         [ProgramBroken(text="SyntaxError", exit_code=1), GONE],
         [],
@@ -154,7 +154,7 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
 
 @pytest.mark.parametrize("name", RESTARTS)
 def test_restarts(name: str) -> None:
-    """A launch with so many restarts left takes these actions and no others."""
+    """With this many restarts, the launch takes these actions and no others."""
     max_restarts, events, expected = RESTARTS[name]
     _, taken = play(events, max_restarts)
 
@@ -162,7 +162,7 @@ def test_restarts(name: str) -> None:
 
 
 def test_a_useless_restart_is_explained() -> None:
-    """The state says why nothing is tried any more."""
+    """The state holds the reason for giving up."""
     state, _ = play([*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *NO_MODULE], 9)
 
     assert state.no_restart == (
@@ -170,8 +170,8 @@ def test_a_useless_restart_is_explained() -> None:
     )
 
 
-def test_a_zygote_that_does_not_clear_up_is_not_the_cause() -> None:
-    """It was ended for that; what had failed before is."""
+def test_a_zygote_that_does_not_clean_up_is_not_the_cause() -> None:
+    """It was ended for that; the earlier failure is the cause."""
     failed = [exited(rank, 9 << 8, 5) for rank in range(3)]
     state, _ = play([*STARTED, *failed, passed(6 + ZYGOTE_GRACE_S), KILLED_ZYGOTE], 1)
     result = build_result(

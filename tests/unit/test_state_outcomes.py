@@ -1,4 +1,4 @@
-"""What comes of a launch: the exit code and the cause of each history."""
+"""The outcome of a launch: the exit code and the cause for each history."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def result_of(*events: Event) -> LaunchResult:
     return build_result(state, layout, hosts=["node"], timings=Timings(began_ns=0))
 
 
-PEER_GONE = "[..] Connection closed by peer [127.0.0.1]:3"
-ALL_WELL = [exited(rank, 0, 1) for rank in range(3)]
+LOST_PEER = "[..] Connection closed by peer [127.0.0.1]:3"
+ALL_SUCCEED = [exited(rank, 0, 1) for rank in range(3)]
 
 OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
-    "all well": ([*ALL_WELL, GONE], 0, None),
+    "all succeed": ([*ALL_SUCCEED, GONE], 0, None),
     "own exit code": ([exited(1, 7 << 8, 5), exited(0, 15, 6), exited(2, 15, 6), GONE], 7, 1),
     "a signal is 128 + n": ([exited(2, 11, 5), exited(0, 15, 6), exited(1, 15, 6), GONE], 139, 2),
     "the exception is older than the exit": (
@@ -45,38 +45,38 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
         1,
         2,
     ),
-    "peers' lost connections come first and are no cause": (
-        [raised(0, 5.00, PEER_GONE), raised(2, 5.001, PEER_GONE), exited(1, 9, 5.002),
+    "peers' lost connections come first and are not the cause": (
+        [raised(0, 5.00, LOST_PEER), raised(2, 5.001, LOST_PEER), exited(1, 9, 5.002),
          exited(0, 1 << 8, 5.1), exited(2, 1 << 8, 5.1), GONE],
         137,
         1,
     ),
     "only lost connections: the first of them": (
-        [raised(0, 5.0, PEER_GONE), exited(0, 1 << 8, 5.1), exited(1, 15, 6), exited(2, 15, 6),
+        [raised(0, 5.0, LOST_PEER), exited(0, 1 << 8, 5.1), exited(1, 15, 6), exited(2, 15, 6),
          GONE],
         1,
         0,
     ),
-    "dying of our SIGKILL is no cause": (
+    "death by meshrun's SIGKILL is not the cause": (
         [exited(1, 3 << 8, 5), passed(35), exited(0, 9, 36), exited(2, 9, 36), GONE],
         3,
         1,
     ),
-    "our SIGTERM meets a rank that is ending of its exception": (
+    "meshrun's SIGTERM meets a rank that is ending by its exception": (
         [raised(2, 5), raised(1, 4.999), exited(1, 15, 5.1), exited(2, 1 << 8, 5.2),
          exited(0, 15, 6), GONE],
         1,
         1,
     ),
-    "obeying late is no cause": (
-        [raised(0, 5, PEER_GONE), exited(0, 1 << 8, 5.1), exited(1, 5 << 8, 6), exited(2, 15, 6),
+    "a late exit on request is not the cause": (
+        [raised(0, 5, LOST_PEER), exited(0, 1 << 8, 5.1), exited(1, 5 << 8, 6), exited(2, 15, 6),
          GONE],
         1,
         0,
     ),
-    "a rank that left before its peers missed it": (
+    "a rank that left before its peers noticed": (
         [
-            RankLeaves(rank=1, at_ns=4 * S), raised(0, 5, PEER_GONE), exited(1, 3 << 8, 6),
+            RankLeaves(rank=1, at_ns=4 * S), raised(0, 5, LOST_PEER), exited(1, 3 << 8, 6),
             exited(0, 1 << 8, 6), exited(2, 15, 6), GONE,
         ],
         3,
@@ -84,7 +84,7 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
     ),
     "a rank that exited on request": (
         [
-            raised(0, 5, PEER_GONE), RankLeaves(rank=1, at_ns=6 * S), exited(1, 3 << 8, 6),
+            raised(0, 5, LOST_PEER), RankLeaves(rank=1, at_ns=6 * S), exited(1, 3 << 8, 6),
             exited(0, 1 << 8, 6), exited(2, 15, 6), GONE,
         ],
         1,
@@ -108,7 +108,7 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
         1,
     ),
     "a store that is lost after its ranks had noticed": (
-        [raised(0, 5, PEER_GONE), LOST_STORE, *(exited(r, 1 << 8, 6) for r in range(3)), GONE],
+        [raised(0, 5, LOST_PEER), LOST_STORE, *(exited(r, 1 << 8, 6) for r in range(3)), GONE],
         71,
         0,
     ),
@@ -117,7 +117,6 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
 
 @pytest.mark.parametrize("name", OUTCOMES)
 def test_outcome(name: str) -> None:
-    """Such an end has this exit code and this rank as its cause."""
     events, exit_code, cause = OUTCOMES[name]
     result = result_of(*events)
 
@@ -126,7 +125,7 @@ def test_outcome(name: str) -> None:
 
 
 def test_a_broken_program_ends_with_its_own_code() -> None:
-    """Nothing was started, and python's text is kept."""
+    """No rank was started, and Python's message is kept."""
     state, _ = play([ProgramBroken(text="SyntaxError", exit_code=1), GONE])
     layout = solve_layout(parse_mesh("dp=3"))
     result = build_result(state, layout, hosts=["node"], timings=Timings(began_ns=0))
@@ -134,7 +133,7 @@ def test_a_broken_program_ends_with_its_own_code() -> None:
     assert (result.exit_code, result.broken_program) == (1, "SyntaxError")
 
 
-def test_a_rank_that_cannot_start_is_the_machines_trouble() -> None:
+def test_a_rank_that_cannot_start_is_a_host_error() -> None:
     """The error names the rank and what the system said."""
     failed = StartFailed(rank=2, error="Resource temporarily unavailable", at_ns=S)
     state, _ = play([*STARTED[:2], failed, exited(0, 15, 6), exited(1, 15, 6), GONE])
@@ -150,7 +149,7 @@ def test_a_rank_that_cannot_start_is_the_machines_trouble() -> None:
     ("wait_status", "hint"), [(9, "dmesg"), (6, "output above"), (1 << 8, "output above")]
 )
 def test_only_sigkill_points_at_the_out_of_memory_killer(wait_status: int, hint: str) -> None:
-    """A zygote that aborts, or that raises, printed why."""
+    """A zygote that aborts or raises has printed why."""
     result = result_of(replace(KILLED_ZYGOTE, wait_status=wait_status))
 
     assert result.trouble is not None

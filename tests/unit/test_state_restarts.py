@@ -1,4 +1,4 @@
-"""When ranks are started again, after how long, and when no more: histories of generations."""
+"""When ranks restart, after how long, and when they no longer do: histories of generations."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ S = 1_000_000_000
 
 @dataclass(frozen=True)
 class End:
-    """How a generation ends, which came so far."""
+    """How a generation ends, and the step it reached."""
 
     step: int | None
     how: str = "SIGKILL"
-    """A signal's name, ``hang``, or words that are raised; ``words@41`` in line 41."""
+    """A signal's name, ``hang``, or the message of an exception; ``message@41`` in line 41."""
     ran_s: float = 1.0
 
 
 def events_of(end: End, now_s: float) -> list[Event]:
-    """Return what happens in a generation of one rank that starts now."""
+    """Return the events of a generation of one rank that starts now."""
     began_ns, at_ns = int(now_s * S), int((now_s + end.ran_s) * S)
     events: list[Event] = [
         RankStarted(rank=0, pid=100, at_ns=began_ns),
@@ -81,7 +81,7 @@ def events_of(end: End, now_s: float) -> list[Event]:
 
 
 def play(ends: list[End]) -> tuple[list[float], str | None]:
-    """Return how long each restart was waited for, and why there was no other, if there was not."""
+    """Return the wait before each restart, and why there was no other, if so."""
     state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=10**6)
     state, _ = step(state, ZygoteReady(at_ns=0, import_ns=0))
     now_s, waits = 0.0, []
@@ -106,18 +106,18 @@ def play(ends: list[End]) -> tuple[list[float], str | None]:
 
 AT_120 = "3 failures in a row at step 120"
 HISTORIES: dict[str, tuple[list[End], list[float], str | None]] = {
-    "after progress at once": ([End(5), End(6), End(7), End(8)], [0, 0, 0, 0], None),
-    "without progress at once first, then later and later": (
+    "after progress, at once": ([End(5), End(6), End(7), End(8)], [0, 0, 0, 0], None),
+    "without progress, at once first, then after longer and longer waits": (
         [End(5), *(End(5 - n) for n in range(9))],
         [0, 0, 1, 2, 4, 8, 16, 32, 60, 60],
         None,
     ),
-    "progress makes good what was before": (
+    "progress resets the wait": (
         [End(5), End(4), End(3), End(6), End(2), End(1)],
         [0, 0, 1, 0, 0, 1],
         None,
     ),
-    "a start that says nothing came no further": (
+    "a start that reports no step made no progress": (
         [End(5), End(None, ran_s=90), End(None, ran_s=95)],
         [0, 0, 1],
         None,
@@ -127,7 +127,7 @@ HISTORIES: dict[str, tuple[list[End], list[float], str | None]] = {
         [0, 0, 0],
         f"{AT_120}: ValueError (/job/train.py:41 in main)",
     ),
-    "numbers in its words make no other failure": (
+    "other numbers in its message make no other failure": (
         [End(120, "sample 7 at 0x7f@41"), End(120, "sample 8 at 0xa0@41"),
          End(120, "sample 88 at 0x00@41")],
         [0, 0],
@@ -138,38 +138,42 @@ HISTORIES: dict[str, tuple[list[End], list[float], str | None]] = {
         [0, 0, 1, 2],
         None,
     ),
-    "other words are another failure": (
+    "another message is another failure": (
         [End(120, "no@41"), End(120, "never@41"), End(120, "no@41")],
         [0, 0, 1],
         None,
     ),
-    "on the way to that step it is the same failure too": (
+    "before that step it is the same failure, too": (
         [End(120, "no@41"), End(110, "no@41"), End(120, "no@41")],
         [0, 0],
         "3 failures in a row that did not get past step 120: ValueError (/job/train.py:41 in main)",
     ),
-    "a signal's place is its step": (
+    "a signal at the same step is the same failure": (
         [End(120), End(120), End(120)],
         [0, 0],
         f"{AT_120}: was killed by SIGKILL",
     ),
-    "signals at any step come from outside": (
+    "signals at different steps come from outside": (
         [End(120), End(110), End(115), End(101)],
         [0, 0, 1, 2],
         None,
     ),
-    "nor is another signal the same": ([End(120), End(120, "SIGSEGV"), End(120)], [0, 0, 1], None),
-    "a hang is a failure like others": (
+    "another signal is another failure": (
+        [End(120), End(120, "SIGSEGV"), End(120)],
+        [0, 0, 1],
+        None,
+    ),
+    "a hang is a failure like any other": (
         [End(120, "hang"), End(120, "hang"), End(120, "hang")],
         [0, 0],
         f"{AT_120}: no rank made progress for 64.0 s",
     ),
-    "a program that says nothing is started on": (
+    "a program that reports no step is restarted without limit": (
         [End(None, "no@41", ran_s=600)] * 5,
         [0] * 5,
         None,
     ),
-    "later and later if it ends within seconds": (
+    "after longer and longer waits if it ends within seconds": (
         [End(None, "no@41")] * 5,
         [0, 1, 2, 4, 8],
         None,
@@ -179,7 +183,7 @@ HISTORIES: dict[str, tuple[list[End], list[float], str | None]] = {
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_restarts_of_a_history(name: str) -> None:
-    """Generations that end so are followed by others after these waits, and then by none."""
+    """Generations that end like this are followed by others after these waits, then by none."""
     ends, waits, why_not = HISTORIES[name]
 
     assert play(ends) == (waits, why_not)
@@ -195,14 +199,14 @@ ENDS = st.builds(
 
 @given(st.lists(ENDS, max_size=12))
 def test_ranks_that_make_progress_restart_at_once(ends: list[End]) -> None:
-    """And nobody waits for more than a minute; who says nothing is never given up."""
+    """No wait exceeds a minute, and ranks that report no step are never given up."""
     waits, why_not = play(ends)
     best = -1
     for end, wait in zip(ends, waits, strict=False):
-        got_on = end.step is not None and end.step > best
+        progressed = end.step is not None and end.step > best
         best = max(best, end.step if end.step is not None else -1)
         assert 0 <= wait <= 60
-        assert not (got_on and wait)
+        assert not (progressed and wait)
     if why_not is not None:
         last = ends[len(waits) - 2 : len(waits) + 1]
         assert {end.how for end in last} == {last[0].how}
@@ -225,7 +229,7 @@ def waiting(nodes: NodesState | None = None) -> State:
 
 
 def follow(state: State, *events: Event) -> list[Action]:
-    """Return what a launch does from here on."""
+    """Return the actions with which a launch responds to these events."""
     taken: list[Action] = []
     for event in events:
         state, actions = step(state, event)
@@ -234,14 +238,14 @@ def follow(state: State, *events: Event) -> list[Action]:
 
 
 def test_a_signal_ends_the_wait() -> None:
-    """Nothing is started when its time has come."""
-    told = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
+    """Nothing starts when the wait would have ended."""
+    signalled = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
 
-    assert follow(waiting(), told, TimePassed(at_ns=10 * S)) == [EndZygote(by_force=True)]
+    assert follow(waiting(), signalled, TimePassed(at_ns=10 * S)) == [EndZygote(by_force=True)]
 
 
 def test_ranks_that_have_ended_do_not_hang() -> None:
-    """One may end well while it is asked where it is, and then nothing is wrong."""
+    """One may succeed while it is being asked where it is, and then nothing is wrong."""
     events = events_of(End(5), 0.0)
     events[-1] = RankExited(rank=0, pid=100, wait_status=0, at_ns=S)
     state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, phase=Phase.WAITING)
@@ -251,8 +255,8 @@ def test_ranks_that_have_ended_do_not_hang() -> None:
     assert (state.hung, state.stopping) == (None, False)
 
 
-def test_a_zygote_that_is_lost_meanwhile_is_a_failure_more() -> None:
-    """And another one imports while the next restart is waited for, as long as one is left."""
+def test_a_zygote_that_is_lost_meanwhile_is_another_failure() -> None:
+    """If a restart is left, another zygote imports during the wait for it."""
     state, _ = step(waiting(), lost := ZygoteGone(wait_status=9, at_ns=5 * S))
 
     assert follow(waiting(), lost) == [StartZygote()]
@@ -265,7 +269,7 @@ def test_a_zygote_that_is_lost_meanwhile_is_a_failure_more() -> None:
     assert step(replace(waiting(), max_restarts=2), lost)[0].over
 
 
-def test_nodes_wait_each_for_itself() -> None:
+def test_each_node_waits_by_itself() -> None:
     """All know the same failures, so a node that learns of another's end has nothing to stop."""
     causes = waiting().causes
     met = NodesState(phase=NodesPhase.RUNNING)
@@ -283,16 +287,16 @@ def test_nodes_wait_each_for_itself() -> None:
     ) == [EndGeneration(grace_s=2.0), Report(what="idle")]
 
 
-def test_a_signal_to_one_waiting_node_is_told_to_all() -> None:
-    """It is the launch's end, not this node's alone."""
-    told = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
-    taken = follow(waiting(NodesState(phase=NodesPhase.RUNNING)), told)
+def test_a_signal_to_one_waiting_node_is_reported_to_all() -> None:
+    """It ends the launch, not this node alone."""
+    signalled = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
+    taken = follow(waiting(NodesState(phase=NodesPhase.RUNNING)), signalled)
 
     assert taken == [Report(what="failed"), EndZygote(by_force=True)]
     assert not [each for each in taken if isinstance(each, Signal)]
 
 
-def test_time_that_is_skipped_makes_nothing_due() -> None:
+def test_skipped_time_makes_nothing_due() -> None:
     """Neither the next start nor the end of the grace period."""
     waits, ends = waiting(), replace(waiting(), begin_ns=None, stop=Stop.ASKED, deadline_ns=30 * S)
 

@@ -1,4 +1,4 @@
-"""A status as lines: what fits where, and what a rank is said to be at."""
+"""A status as lines: what fits, and the phase of each rank."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 def draw(
     mesh: str, columns: int, rows: int, *, odd: dict[int, RankPhase] | None = None
 ) -> list[str]:
-    """Return the plain lines for a mesh whose ranks run, but for some odd ones."""
+    """Return the plain lines for a mesh whose ranks run, except for some odd ones."""
     spec = parse_mesh(mesh)
     layout = Layout(mesh=spec, nproc_per_node=(math.prod(spec.sizes),))
     ranks = tuple(
@@ -41,7 +41,7 @@ def draw(
 @pytest.mark.parametrize("rows", [20, 30, 60])
 @pytest.mark.parametrize("mesh", ["dp=2,tp=4", "pp=2,dp=4,tp=8", "pp=4,dp=32,tp=8"])
 def test_it_stays_small(mesh: str, rows: int, columns: int) -> None:
-    """Never wider than the window, nor more than a third of it."""
+    """Never wider than the window, nor higher than a third of it."""
     lines = draw(mesh, columns, rows, odd={3: "failed", 5: "joining"})
 
     assert max(len(line.rstrip()) for line in lines) <= columns
@@ -49,7 +49,7 @@ def test_it_stays_small(mesh: str, rows: int, columns: int) -> None:
 
 
 def test_a_grid_has_the_last_dim_as_its_columns() -> None:
-    """Every rank's CPU stands in the row and column of its coordinate."""
+    """Each rank's CPU use is in the row and column of its coordinate."""
     _, header, *body = draw("dp=2,tp=4", 100, 30)
 
     assert header.split() == ["tp0", "tp1", "tp2", "tp3"]
@@ -60,11 +60,11 @@ def test_a_grid_has_the_last_dim_as_its_columns() -> None:
     ]
 
 
-def test_ranks_of_one_state_share_a_line_where_the_grid_does_not_fit() -> None:
-    """A thousand ranks are as many lines as they have states, the worst first."""
-    coordinator, *body = draw("pp=4,dp=32,tp=8", 100, 30, odd={1023: "joining", 0: "failed"})
+def test_ranks_of_one_state_share_a_line_if_the_grid_does_not_fit() -> None:
+    """A thousand ranks take one line per state, the worst first."""
+    summary, *body = draw("pp=4,dp=32,tp=8", 100, 30, odd={1023: "joining", 0: "failed"})
 
-    assert coordinator == "-- 1 failed, 1 joining, 1022 running, " + coordinator[38:]
+    assert summary == "-- 1 failed, 1 joining, 1022 running, " + summary[38:]
     assert [line.split()[0] for line in body] == ["failed", "joining", "running"]
     assert "pp0 dp0 tp0" in body[0]
     assert "pp3 dp31 tp7" in body[1]
@@ -72,7 +72,7 @@ def test_ranks_of_one_state_share_a_line_where_the_grid_does_not_fit() -> None:
 
 
 def exited(status: int) -> RankExited:
-    """Return how a rank ended."""
+    """Return the exit of a rank with this wait status."""
     return RankExited(rank=0, pid=7, wait_status=status, at_ns=9)
 
 
@@ -98,8 +98,9 @@ RAISED = RankRaised(rank=0, at_ns=8, kind="E", message="", traceback="", shown=F
         (RankState(pid=7, exited=exited(15), told_to_end_ns=3), {"stop": Stop.ASKED}, "ended"),
     ],
 )
-def test_what_a_rank_is_at(known: RankState, changes: dict[str, object], phase: RankPhase) -> None:
-    """Each state has its word."""
+def test_the_phase_of_a_rank(
+    known: RankState, changes: dict[str, object], phase: RankPhase
+) -> None:
     state = State(shutdown_timeout_s=30.0, ranks={0: known}, **changes)  # type: ignore[arg-type]
 
     assert phase_of(known, state, has_mesh=True) == phase

@@ -1,4 +1,4 @@
-"""What launchers of a step of Slurm tell the meshrun that waits for srun."""
+"""What the launchers of a Slurm step report to the meshrun that waits for srun."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from meshrun.protocol.step_end import StepEnds, report_end
 STEP = "meshrun-1f"
 
 
-def told(capfd: pytest.CaptureFixture[str], *ends: tuple[int, bool, bool]) -> bytes:
-    """Return what launchers print who end with a code, the first one or not, all over or not."""
+def reported(capfd: pytest.CaptureFixture[str], *ends: tuple[int, bool, bool]) -> bytes:
+    """Return what launchers print that end with a code, the first or not, all over or not."""
     for code, is_first, is_over in ends:
         report_end(STEP, code, is_first=is_first, is_over=is_over)
     return capfd.readouterr().err.encode()
 
 
 def test_reports_of_a_step_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    """However it comes; what only begins like it is printed."""
-    lines = told(capfd, (7, True, True), (0, False, False))
+    """However the output is split; text that only begins like a report is shown."""
+    lines = reported(capfd, (7, True, True), (0, False, False))
     other = b"\x1emeshrun-2 11 9\x1e\n"
     shown = [b"a\n", b"b \x1e c\n", other, b"end \x1e"]
     text = lines.join(shown)
@@ -43,7 +43,7 @@ def test_reports_of_a_step_are_not_shown(capfd: pytest.CaptureFixture[str]) -> N
         ([], 2, 2),
         ([], 0, None),
     ],
-    ids=["a node was lost", "it failed", "no first node", "well", "killed", "none", "all lost"],
+    ids=["a lost node", "it failed", "no first node", "success", "killed", "no report", "all lost"],
 )
 def test_the_first_node_decides(
     capfd: pytest.CaptureFixture[str],
@@ -51,9 +51,9 @@ def test_the_first_node_decides(
     of_srun: int,
     code: int | None,
 ) -> None:
-    """Without it the others and srun, whose 0 alone says nothing."""
-    heard = StepEnds(STEP)
-    assert heard.feed(told(capfd, *ends)) == b""
+    """Without its report, the others and srun decide; srun's 0 alone means nothing."""
+    seen = StepEnds(STEP)
+    assert seen.feed(reported(capfd, *ends)) == b""
 
-    assert heard.code(of_srun) == code
-    assert heard.is_over == any(is_over for _, _, is_over in ends)
+    assert seen.code(of_srun) == code
+    assert seen.is_over == any(is_over for _, _, is_over in ends)
