@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
+from meshrun.host.host_names import first_label
 
 
 def hosts_in(path: str | None, read: Callable[[str], str]) -> tuple[str, ...]:
@@ -18,8 +19,8 @@ def hosts_in(path: str | None, read: Callable[[str], str]) -> tuple[str, ...]:
 
 def place_of(hostname: str, hosts: Sequence[str]) -> int | None:
     """Return the index of this host, comparing the first labels of names; ``None`` if absent."""
-    labels = [host.partition(".")[0].lower() for host in hosts]
-    own = hostname.partition(".")[0].lower()
+    labels = [first_label(host) for host in hosts]
+    own = first_label(hostname)
     return labels.index(own) if own in labels else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from meshrun.host.host_names import first_label
 from meshrun.host.interfaces import is_loopback
 
 _LOCAL = ("localhost", "localhost.localdomain")
@@ -33,15 +34,24 @@ def classify_endpoint(
     facing = tuple(each for each in own if not is_loopback(each))
     if not facing and host in (*_LOCAL, *own):
         facing = own
+    is_elsewhere = not all(is_loopback(each) for each in addresses) and not own
+    is_named_so = is_same_name(host, own_name) and not (
+        is_elsewhere and _has_other_domain(host, own_name)
+    )
     return Endpoint(
         host=host,
         addresses=tuple(addresses),
         own=own,
         facing=facing,
-        is_ours=bool(own) or is_same_name(host, own_name),
+        is_ours=bool(own) or is_named_so,
     )
 
 
 def is_same_name(host: str, other: str) -> bool:
     """Return whether two names denote one machine, with or without their domain."""
-    return host.partition(".")[0] == other.partition(".")[0]
+    return first_label(host) == first_label(other)
+
+
+def _has_other_domain(host: str, other: str) -> bool:
+    one, two = f"{host.lower()}.", f"{other.lower()}."
+    return not (one.startswith(two) or two.startswith(one))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from meshrun.errors import UsageError
+from meshrun.host.host_names import first_label
 from meshrun.protocol.printable import lines, one_line
 from meshrun.rendezvous.messages import Join
 from meshrun.wording import count
@@ -124,8 +125,8 @@ class ExpectedNodes:
             return [
                 self.hosts[rank] if rank < len(self.hosts) else f"node {rank}" for rank in ranks
             ]
-        present = {_short(host) for host in self._names()}
-        missing = [host for host in self.hosts if _short(host) not in present]
+        present = {first_label(host) for host in self._names()}
+        missing = [host for host in self.hosts if first_label(host) not in present]
         return missing if len(missing) == self.left else []
 
     @property
@@ -224,10 +225,6 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
 def _shown(name: str, value: str) -> str:
     shown = one_line(name)
     return f"{shown} is {one_line(value)}" if value else f"{shown} is not set"
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]
 
 
 def list_names(names: list[str]) -> str:

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshrun.cluster import ClusterFacts, Surroundings, Task, derive_port, detect_cluster
+from meshrun.cluster.job_shell import place_of
 from meshrun.errors import UsageError
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
@@ -313,6 +314,15 @@ def test_the_main_node_of_aws_batch_has_no_address() -> None:
     facts = detect({**AWS_BATCH, "AWS_BATCH_JOB_NODE_INDEX": "1", address: ""})
 
     assert (facts.node_rank, facts.head, facts.port) == (0, (), derive_port("b6ecbc5e-1b9f/1"))
+
+
+def test_a_host_is_found_among_those_of_a_job() -> None:
+    """By its name with or without a domain, or by its whole address."""
+    assert [place_of(own, ("n1", "n2.site")) for own in ("N1.site", "n2", "n3")] == [0, 1, None]
+    assert [place_of(own, ("10.0.0.1", "10.0.0.2")) for own in ("10.0.0.2", "10.0.0.3")] == [
+        1,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(

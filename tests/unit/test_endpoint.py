@@ -22,6 +22,10 @@ def seen(host: str, *addresses: str) -> Endpoint:
         (seen("here", "127.0.1.1"), True, ()),  # from Debian's hosts file: no one else reaches it
         (seen("here", "127.0.1.1", "10.0.0.1"), True, ("10.0.0.1",)),
         (seen("here.cluster"), True, ()),
+        (seen("Here", "127.0.1.1"), True, ()),
+        (seen("here", "10.0.0.2"), True, ()),  # as on a host that others reach by another address
+        (seen("here.lan", "127.0.1.1"), True, ()),
+        (seen("here.lan", "10.0.0.2"), False, ()),  # a namesake in another domain
         (seen("there", "10.0.0.2"), False, ()),
         (seen("there"), False, ()),
         (seen("alias", "10.0.0.1"), True, ("10.0.0.1",)),
@@ -42,10 +46,11 @@ def test_an_endpoint_is_ours_or_not(
 
 @pytest.mark.parametrize(
     ("host", "other", "same"),
-    [("a", "a.b", True), ("a.c", "a.b", True), ("a", "ab", False), ("a.b", "c.b", False)],
-)
+    [("a", "a.b", True), ("a.c", "a.b", True), ("a", "ab", False), ("a.b", "c.b", False),
+     ("Node0", "node0.lan", True), ("10.0.0.1", "10.0.0.2", False), ("fd00::1", "fd00::2", False)],
+)  # fmt: skip
 def test_names_with_and_without_a_domain(host: str, other: str, same: bool) -> None:
-    """The first part decides."""
+    """The first part decides, in upper or lower case; an address has only one."""
     assert is_same_name(host, other) is same
 
 

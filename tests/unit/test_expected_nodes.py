@@ -200,10 +200,15 @@ def test_different_arguments_are_noted(
         (4, [info("b")], (), "2 of 4 nodes joined (node0, b); 2 missing"),
         (4, [info("n3.lan")], ("node0", "n2", "n3", "n10"),
          "2 of 4 nodes joined; missing: n2, n10"),
+        (4, [info("N3.lan")], ("Node0", "n2", "n3", "n10"),
+         "2 of 4 nodes joined; missing: n2, n10"),
+        (4, [info("10.0.0.3")], ("node0", "10.0.0.2", "10.0.0.3", "10.0.0.4"),
+         "2 of 4 nodes joined; missing: 10.0.0.2, 10.0.0.4"),
         (12, [], (), "1 of 12 nodes joined; missing: node 1, node 2, node 3, node 4, node 5,"
          " node 6, node 7, node 8 and 3 more"),
     ],
-    ids=["none joined", "by rank", "no ranks", "by host, short or long", "many"],
+    ids=["none joined", "by rank", "no ranks", "by host, short or long", "in capitals",
+         "by address", "many"],
 )  # fmt: skip
 def test_who_is_missing(nnodes: int, joined: list[Join], hosts: tuple[str, ...], text: str) -> None:
     """By the scheduler's names, or else by rank, or else only their number."""
