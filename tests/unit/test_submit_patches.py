@@ -30,7 +30,7 @@ def changed(text: str) -> dict[str, Any]:
 
 
 def in_order(value: Any) -> Any:
-    """Return a document whose entries of lists are sorted where only their names tell them."""
+    """Return a document with its lists sorted, to compare it with one in another order."""
     if isinstance(value, dict):
         return {name: in_order(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -89,7 +89,7 @@ spec:
 
 @pytest.mark.parametrize("patch", [WHOLE, REPLACED], ids=["whole", "replaced"])
 def test_a_patch_does_what_kustomize_does(tmp_path: Path, patch: str) -> None:
-    """Whose result is that of the API server's own code, in another order."""
+    """kustomize uses the API server's own code; only the order of lists differs."""
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl")
     named = yaml.safe_load(patch)
@@ -106,8 +106,8 @@ def test_a_patch_does_what_kustomize_does(tmp_path: Path, patch: str) -> None:
     assert [in_order(changed(patch))] == [in_order(each) for each in theirs]
 
 
-def test_the_example_of_all_is_valid() -> None:
-    """So the patch above shows what an API server takes."""
+def test_the_whole_example_is_valid() -> None:
+    """So an API server accepts the patch above."""
     validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
     validate.validate(changed(WHOLE.replace("values: [3]", "values: [3], containerName: meshrun")),
                       "1.33", strict=True)  # fmt: skip
@@ -115,7 +115,7 @@ def test_the_example_of_all_is_valid() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_patch_changes_pods_of_every_kind(kind: str) -> None:
-    """Wherever they are described; those of a TrainJob are its runtime's."""
+    """Wherever they are described; a TrainJob's runtime describes its pods."""
     text = "{kind: Pod, spec: {containers: [{name: meshrun, env: [{name: A, value: 'yes'}]}]}}"
     if kind == "trainjob":
         with pytest.raises(UsageError, match="the pods of a TrainJob are described by its runtime"):
@@ -127,8 +127,8 @@ def test_one_patch_changes_pods_of_every_kind(kind: str) -> None:
     assert container["env"][1]["value"] == "yes"
 
 
-def test_patches_follow_each_other() -> None:
-    """Documents without a kind are for the job, others for what they name; comments stay."""
+def test_patches_are_applied_in_order() -> None:
+    """Documents without a kind change the job, others the kind they name; comments stay."""
     first = (
         "spec: {activeDeadlineSeconds: 1}\n---\nkind: Service\nmetadata: {labels: {a: b}}\n---\n"
     )
@@ -143,7 +143,7 @@ def test_patches_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("kind: Deployment", "for a Deployment, and the job has Service (v1), Job (batch/v1)"),
         ("{kind: Job, apiVersion: batch/v2}", "it is for a Job (batch/v2), and the job has"),
@@ -169,17 +169,17 @@ def test_patches_follow_each_other() -> None:
         ("[" * 100_000, "p.yaml: it is nested too deeply"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(text: str, told: str) -> None:
-    """With the file, what was found, and what to write instead."""
+def test_what_does_not_fit_is_refused(text: str, message: str) -> None:
+    """The error has the file, what was found, and what to write instead."""
     with pytest.raises(UsageError) as refused:
         changed(text)
 
     assert "--submit-patch p.yaml: " in str(refused.value)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_json_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """YAML does, and says which."""
+    """YAML does, and the error names it."""
     monkeypatch.setitem(sys.modules, "yaml", None)
 
     assert read_patches('{"spec": {}}', "p.json")[0].document == {"spec": {}}

@@ -1,4 +1,4 @@
-"""Scripts and manifests of jobs: every argument arrives as it was typed, and they are valid."""
+"""Scripts and manifests of jobs: they are valid, and every argument arrives as it was typed."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ ELASTIC = {
 
 
 def expand(word: str) -> str:
-    """Return what a container gets for a word of its command, with HOME set."""
+    """Return what Kubernetes makes of a word of a container's command, with HOME set."""
     return re.sub(r"\$(\$|\(HOME\))", lambda found: "$" if found[1] == "$" else "/root", word)
 
 
 def containers(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what has a command, wherever it is."""
+    """Return the objects that have a command, at any depth."""
     found: list[dict[str, Any]] = []
 
     def look(value: Any) -> None:
@@ -88,14 +88,14 @@ def containers(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_text_is_the_same_in_yaml(text: str) -> None:
-    """Whatever is in it."""
+    """Whatever it contains."""
     assert yaml.safe_load(f"- {quote(text)}") == [text]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(words=WORDS)
 def test_words_are_the_same_in_a_container(kind: str, words: list[str]) -> None:
-    """After YAML, and after Kubernetes has filled in variables."""
+    """After YAML, and after Kubernetes has expanded variables."""
     job = make_job(*words, "$(HOME)", "$$(HOME)", "$", image="a")
     documents = list(yaml.safe_load_all(render_manifest(job, kind)))
     (container,) = containers(documents)
@@ -107,7 +107,7 @@ def test_words_are_the_same_in_a_container(kind: str, words: list[str]) -> None:
 
 
 def test_words_are_the_same_in_a_script(tmp_path: Path) -> None:
-    """After bash, in folders with awkward names too."""
+    """After bash, also in folders with awkward names."""
     odd = [" ", "", "it's", '"', "$HOME", "`date`", "\\", "#", "a\nb", "*", "!x", "é", "-", "--"]
     folder = "/it's a $folder"
     script = render_sbatch(
@@ -129,7 +129,7 @@ def test_words_are_the_same_in_a_script(tmp_path: Path) -> None:
 
 
 def test_each_run_of_a_job_draws_a_secret(tmp_path: Path) -> None:
-    """And the script holds none."""
+    """The script contains none."""
     (tmp_path / "srun").write_text('#!/bin/sh\nprintf %s "$MESHRUN_SECRET"\n')
     (tmp_path / "srun").chmod(0o755)
     script = render_sbatch(make_job(), launcher=["python"], folder="/")
@@ -147,14 +147,14 @@ def test_each_run_of_a_job_draws_a_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "asked"),
+    ("code", "restarts", "requeues"),
     [(0, "", 0), (75, "", 1), (143, "", 0), (75, "40", 1), (69, "", 1), (69, "9", 1),
      (69, "10", 0), (1, "", 0), (78, "", 0)],
 )  # fmt: skip
 def test_a_job_that_was_preempted_or_lost_a_node_is_requeued(
-    tmp_path: Path, code: int, restarts: str, asked: int
+    tmp_path: Path, code: int, restarts: str, requeues: int
 ) -> None:
-    """By the exit code of srun, which is the job's otherwise; what may fail each time, 10 times."""
+    """srun's exit code decides, and is otherwise the job's; 10 times at most for a lost node."""
     for name, text in {"srun": f"exit {code}", "scontrol": 'echo "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -165,8 +165,8 @@ def test_a_job_that_was_preempted_or_lost_a_node_is_requeued(
              "SLURM_RESTART_COUNT": restarts},
     )  # fmt: skip
 
-    assert ran.stdout == "requeue 7\n" * asked
-    assert ran.returncode == (0 if asked else code)
+    assert ran.stdout == "requeue 7\n" * requeues
+    assert ran.returncode == (0 if requeues else code)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_a_job_that_was_preempted_or_lost_a_node_is_requeued(
         ("-omine.txt", "--output=%x"),
     ],
 )
-def test_what_the_user_says_to_sbatch_counts(extra: str, gone: str) -> None:
-    """In whatever spelling, and ours is left out."""
+def test_what_the_user_says_to_sbatch_takes_precedence(extra: str, gone: str) -> None:
+    """In any spelling; meshrun's own option is left out."""
     ours = render_sbatch(make_job(), launcher=["python"], folder="/")
     theirs = render_sbatch(make_job(extras=(extra,)), launcher=["python"], folder="/")
 
@@ -197,13 +197,13 @@ def test_what_the_user_says_to_sbatch_counts(extra: str, gone: str) -> None:
      "--gpus-per-task 1"],
 )  # fmt: skip
 def test_what_contradicts_the_plan_is_refused(extra: str) -> None:
-    """As is what sbatch could not read."""
+    """As is what sbatch could not parse."""
     with pytest.raises(UsageError, match="--submit-arg"):
         render_sbatch(make_job(extras=(extra,)), launcher=["python"], folder="/")
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("asked", "hint"),
     [
         ("B:TERM@60", "hint: use --signal=TERM@60"),
         ("RB:USR1@60", "hint: use --signal=USR1@60"),
@@ -212,12 +212,12 @@ def test_what_contradicts_the_plan_is_refused(extra: str) -> None:
         (str(int(signal.SIGUSR2)), "hint: add --forward USR2"),
     ],
 )
-def test_a_signal_that_would_end_the_job_is_refused(asked: str, found: str) -> None:
-    """By itself, or with the shell of the script; one that is passed on is fine."""
+def test_a_signal_that_would_end_the_job_is_refused(asked: str, hint: str) -> None:
+    """It would end the launcher or the script's shell; one that is forwarded is fine."""
     for extra in (f"--signal={asked}", f"--signal {asked}"):
         with pytest.raises(UsageError) as refused:
             render_sbatch(make_job(extras=(extra,)), launcher=["python"], folder="/")
-        assert f"hint: {refused.value.hint}".startswith(found)
+        assert f"hint: {refused.value.hint}".startswith(hint)
     forwards = (signal.SIGUSR1, signal.SIGUSR2)
     for passed in ("TERM@60", "R:HUP", "USR1@60", "SIGUSR2", "CONT"):
         job = make_job(extras=(f"--signal={passed}",), forwarded_signals=forwards)
@@ -229,7 +229,7 @@ def test_a_signal_that_would_end_the_job_is_refused(asked: str, found: str) -> N
               "--gpus-per-node=all", "--gres=gpu:a100:2(S:0)"],
 )  # fmt: skip
 def test_enough_gpus_or_an_unknown_number_are_the_users_choice(extra: str) -> None:
-    """Only fewer than there are workers to use them contradict the plan."""
+    """Only fewer GPUs than workers contradict the plan."""
     script = render_sbatch(make_job(extras=(extra,)), launcher=["python"], folder="/")
 
     assert f"#SBATCH {extra}\n" in script
@@ -258,9 +258,9 @@ def test_enough_gpus_or_an_unknown_number_are_the_users_choice(extra: str) -> No
 def test_a_container_is_around_the_launcher(
     extras: tuple[str, ...], image: str | None, rest: str, srun: str
 ) -> None:
-    """And not around the script, which calls srun; it starts the image's meshrun.
+    """Not around the script, which calls srun; it runs the image's meshrun.
 
-    Where the user does not say where to start in there, it is the folder of the job.
+    The working directory is the job's folder, unless the user sets another.
     """
     job = make_job(extras=extras, image=image)
     script = render_sbatch(job, launcher=["/my/python", "start.py"], folder="/me")
@@ -272,7 +272,7 @@ def test_a_container_is_around_the_launcher(
 
 
 def test_a_folder_that_pyxis_cannot_mount() -> None:
-    """Its name has what separates mounts; it need not, for who says where to start."""
+    """Its name has a comma, which separates mounts; with another working directory it need not."""
     with pytest.raises(UsageError, match="cannot mount `/my,self`"):
         render_sbatch(make_job(image="a"), launcher=["meshrun"], folder="/my,self")
     job = make_job(image="a", extras=("--container-workdir=/code",))
@@ -281,8 +281,8 @@ def test_a_folder_that_pyxis_cannot_mount() -> None:
 
 
 @pytest.mark.parametrize("folder", ["/100%", "/back\\slash"])
-def test_a_folder_that_slurm_would_read_otherwise(folder: str) -> None:
-    """The job would start elsewhere, or write its output there; it may be told where to."""
+def test_a_folder_that_slurm_would_misread(folder: str) -> None:
+    """The job would start or write its output elsewhere, unless the user says where."""
     with pytest.raises(UsageError, match=r"`%` and .* special meaning"):
         render_sbatch(make_job(), launcher=["meshrun"], folder=folder)
 
@@ -290,7 +290,7 @@ def test_a_folder_that_slurm_would_read_otherwise(folder: str) -> None:
 
 
 def test_mounts_alone_are_no_container() -> None:
-    """A name of one may be the site's default: what is said of it goes to srun all the same."""
+    """The site may have a default container, so options for it still go to srun."""
     job = make_job(extras=("--container-mounts=/a:/b",))
     script = render_sbatch(job, launcher=["/my/python"], folder="/")
 
@@ -298,7 +298,7 @@ def test_mounts_alone_are_no_container() -> None:
 
 
 def test_output_is_where_the_user_says() -> None:
-    """As far as the pattern can be told."""
+    """As far as the pattern can be expanded."""
     folder = "/home/me"
 
     assert output_of("7", make_job(), folder) == "/home/me/train-7.out"
@@ -311,8 +311,8 @@ def test_output_is_where_the_user_says() -> None:
     assert option_names(["-p gpu -o x", "", "--time=1"]) == {"-p", "--output", "--time"}
 
 
-def test_options_are_said_again_wherever_they_came_from() -> None:
-    """Those of variables too, and none that is of the submission."""
+def test_options_are_repeated_wherever_they_came_from() -> None:
+    """Also from variables; options of the submission are not repeated."""
     values = {
         "mesh": "-1", "flatten": ("a=b+c", "d+e"), "verbose": True, "tee": "3", "submit": "slurm",
         "image": "x", "timings": False, "module": True,
@@ -326,8 +326,8 @@ def test_options_are_said_again_wherever_they_came_from() -> None:
 
 
 @given(st.text(), st.one_of(st.none(), st.text(min_size=1)))
-def test_a_name_is_one_for_every_scheduler(target: str, run_id: str | None) -> None:
-    """A label of DNS, with room for what is added."""
+def test_a_name_is_valid_for_every_scheduler(target: str, run_id: str | None) -> None:
+    """It is a DNS label, with room for suffixes."""
     name = job_name(run_id, target, suffix="0a1b2c")
 
     assert NAMES.fullmatch(name)
@@ -336,7 +336,7 @@ def test_a_name_is_one_for_every_scheduler(target: str, run_id: str | None) -> N
 
 
 def manifest(kind: str, **changes: Any) -> list[dict[str, Any]]:
-    """Return the documents of a manifest, its Secret too."""
+    """Return the documents of a manifest, including its Secret."""
     job = make_job(**changes, image="hub/train:3")
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u"}
     text = render_manifest(job, kind) + "---\n" + render_rest(job, kind, "x", owner)
@@ -344,7 +344,7 @@ def manifest(kind: str, **changes: Any) -> list[dict[str, Any]]:
 
 
 def policy_of(kind: str, **changes: Any) -> list[dict[str, Any]]:
-    """Return the rules by which the controller of a Job judges a pod that failed."""
+    """Return the rules by which a Job's controller judges a failed pod."""
     documents = manifest(kind, **changes)
     spec = next(each for each in documents if each["kind"] in ("Job", "JobSet"))["spec"]
     for replicated in spec.get("replicatedJobs", []):
@@ -361,13 +361,13 @@ def policy_of(kind: str, **changes: Any) -> list[dict[str, Any]]:
         (69, False, False), (137, True, False), (137, False, True), (1, False, True),
         (2, False, True), (78, False, True),
     ],
-    ids=["drained", "with one that was drained", "preempted", "with it", "lost a node",
+    ids=["drained", "beside a drained one", "preempted", "beside a preempted one", "lost a node",
          "drained and killed", "out of memory", "an exception", "a wrong command", "excluded"],
 )  # fmt: skip
 def test_a_pod_that_was_drained_fails_no_job(
     kind: str, code: int, is_disrupted: bool, fails: bool
 ) -> None:
-    """Nor do those of the other nodes, which end with it; by the first rule that fits."""
+    """Nor do those of the other nodes, which end with it; the first rule that fits decides."""
     is_elastic = kind not in KINDS
     name, changes = VARIATIONS[kind]
     rules = policy_of(name, **changes)
@@ -401,7 +401,7 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 )
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_manifests_are_valid(name: str, version: str) -> None:
-    """Against the schemas of Kubernetes, misspelt fields too; what others define, by its parts."""
+    """Against the strict schemas of Kubernetes; of custom resources, the Jobs and pods in them."""
     validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
     kind, changes = VARIATIONS[name]
     documents = manifest(kind, **changes)
@@ -430,8 +430,8 @@ def parts_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [each for each in VARIATIONS if each != "trainjob"])
-def test_what_the_api_server_checks_by_itself(name: str) -> None:
-    """Beyond its schemas: fields that need each other, names that have to exist, their length."""
+def test_what_the_api_server_checks_beyond_its_schemas(name: str) -> None:
+    """Fields that need each other, and names that have to exist."""
     kind, changes = VARIATIONS[name]
     for document in manifest(kind, **changes):
         for each in (document, *parts_of(document)):
@@ -478,7 +478,7 @@ def check_pod(pod: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_secrets_are_in_the_secret_alone(kind: str) -> None:
-    """Of exported variables the others are in the pod, as they are; nothing shows a secret."""
+    """Other exported variables are in the pod as they are; nothing shows a secret."""
     exported = (("HF_TOKEN", "hf_hush"), ("HF_HOME", "$(HOME)/$x"))
     job = make_job(exported=exported, image="a")
     *others, secret = manifest(kind, exported=exported)
@@ -500,7 +500,7 @@ def test_secrets_are_in_the_secret_alone(kind: str) -> None:
      (("127.0.0.1", 9400), "127.0.0.1 only"), (("0.0.0.0", 0), "a free port")],
 )  # fmt: skip
 def test_probes_ask_the_port_of_metrics(metrics: tuple[str, int] | None, why: str | None) -> None:
-    """Where something outside the pod can; liveness is patient with ranks that save."""
+    """If it is reachable from outside the pod; the liveness probe waits for ranks that save."""
     job = make_job(metrics=metrics, shutdown_timeout_s=600.0)
     (container,) = containers(manifest("kubernetes", metrics=metrics, shutdown_timeout_s=600.0))
     alive = container.get("livenessProbe")
@@ -514,22 +514,22 @@ def test_probes_ask_the_port_of_metrics(metrics: tuple[str, int] | None, why: st
 
 
 MODELS = {"jobset": "JobsetV1alpha2JobSet", "trainjob": "TrainerV1alpha1TrainJob"}
-"""The generated model of what each kind makes, by its API group and version; LeaderWorkerSet's is
-in no package."""
+"""The generated model of each kind, named after its API group and version; no package has
+LeaderWorkerSet's."""
 
 
 def is_valid(kind: str, document: dict[str, Any]) -> bool:
-    """Whether a document fits its kind's own schema, and none of its fields is unknown there."""
+    """Whether a document fits its kind's own schema, which knows all of its fields."""
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api")
     try:
         read = getattr(models, MODELS[kind]).from_dict(document)
-    except (ValueError, AttributeError):  # AttributeError: a text where an object has to be
+    except (ValueError, AttributeError):  # AttributeError: text in place of an object
         return False
     return bool(read.to_dict() == document)
 
 
 def fields(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield every field below a value as the object that has it and its name."""
+    """Yield every field below a value: the object that has it, and its name."""
     for name, below in list(value.items() if isinstance(value, dict) else enumerate(value)):
         if isinstance(value, dict):
             yield value, name
@@ -561,11 +561,11 @@ LEADER_WORKER_SET = {
         },
     },
 }
-"""What of its definition is used; its pods are checked as such."""
+"""The part of its definition that is used; its pods are checked by Kubernetes' schemas."""
 
 
 def test_a_leader_worker_set_fits_its_definition() -> None:
-    """Which no package brings; its pods restart, as those of a StatefulSet have to."""
+    """Its pods restart, as those of a StatefulSet have to."""
     jsonschema = pytest.importorskip("jsonschema", reason="needs kubernetes-validate")
     document = manifest("leaderworkerset")[0]
     jsonschema.validate(document, LEADER_WORKER_SET)
@@ -577,7 +577,7 @@ def test_a_leader_worker_set_fits_its_definition() -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_custom_resources_fit_their_own_schemas(kind: str) -> None:
-    """Every one of their fields is known there, and of the right type."""
+    """Every field is known there and has the right type."""
     document = manifest(kind, shutdown_timeout_s=90.0)[0]
     group, _, version = document["apiVersion"].partition("/")
 
@@ -588,8 +588,8 @@ def test_custom_resources_fit_their_own_schemas(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_field_that_is_wrong_does_not_fit(kind: str) -> None:
-    """Misspelt, or of another type, wherever it stands; resources have names of their own."""
+def test_a_wrong_field_does_not_fit(kind: str) -> None:
+    """Misspelt, or of another type, at any depth, except resources, whose names are free."""
     document = manifest(kind)[0]
     tried = 0
     for parent, name in list(fields(document)):

@@ -1,4 +1,4 @@
-"""Processes that the kernel holds: named, since they cannot be ended."""
+"""Processes that the kernel holds cannot be killed, and are reported."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ print(ended.killed, ended.count, ended.survivors == (child.pid,))
 """
 
 
-def test_what_outlives_sigkill_is_returned() -> None:
-    """The wait for it has an end."""
-    told = subprocess.run([sys.executable, "-c", _HELD], capture_output=True, text=True, check=True)
+def test_what_survives_sigkill_is_returned() -> None:
+    """After a limited wait."""
+    ran = subprocess.run([sys.executable, "-c", _HELD], capture_output=True, text=True, check=True)
 
-    assert told.stdout == "0 1 True\n"
+    assert ran.stdout == "0 1 True\n"
 
 
-def test_survivors_are_named_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """By the zygote, and by the launcher that got them from it."""
+def test_survivors_are_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Even if a second event names one again."""
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     plan = build_plan(build_request(Options({}, {}, {}), program), facts)
@@ -48,9 +48,9 @@ def test_survivors_are_named_once(capfd: pytest.CaptureFixture[str]) -> None:
     watch = StartProgress(plan, Console())
     watch.see(LeftoversEnded(count=2, survivors=[7, 5]), state)
     watch.see(LeftoversEnded(count=0, survivors=[5, 9]), state)
-    told = capfd.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
 
-    assert told[0] == "meshrun: killed 2 processes that the ranks left behind"
-    assert told[1].startswith("meshrun: processes 5, 7 survived SIGKILL: ")
-    assert told[2].startswith("meshrun: process 9 survived SIGKILL")
-    assert len(told) == 3
+    assert lines[0] == "meshrun: killed 2 processes that the ranks left behind"
+    assert lines[1].startswith("meshrun: processes 5, 7 survived SIGKILL: ")
+    assert lines[2].startswith("meshrun: process 9 survived SIGKILL")
+    assert len(lines) == 3

@@ -76,7 +76,7 @@ def test_every_rank_once_in_its_color(mesh: str, nnodes: int) -> None:
 
 @pytest.mark.parametrize(("mesh", "nnodes"), LAYOUTS)
 def test_groups_that_cross_are_counted(mesh: str, nnodes: int) -> None:
-    """The legend says of each dim what the layout says of its groups one by one."""
+    """The legend's numbers are those of the layout's groups, counted one by one."""
     plan = layout(mesh, nnodes)
     legend = texts(draw(plan))
     for dim in summarize(plan):
@@ -96,14 +96,14 @@ def test_uneven_nodes_are_counted_too() -> None:
 
 
 def test_a_line_of_nodes_draws_every_group() -> None:
-    """Those that cross nodes in a stroke of their own."""
+    """Those that cross nodes have a stroke of their own."""
     picture = draw(layout("dp=2,tp=4", 2))
 
     assert titled(picture, "in") == ["tp: ranks 0, 1, 2, 3", "tp: ranks 4, 5, 6, 7"]
     assert titled(picture, "over") == [f"dp: ranks {rank}, {rank + 4}" for rank in range(4)]
 
 
-def test_rows_of_nodes_bundle_what_crosses() -> None:
+def test_rows_of_nodes_bundle_groups_that_cross() -> None:
     """Groups on the same nodes are one line."""
     picture = draw(layout("pp=2,dp=4,tp=8", 8))
 
@@ -128,7 +128,7 @@ def test_a_grid_of_nodes_outlines_the_groups_of_rank_0() -> None:
 
 @pytest.mark.parametrize(("mesh", "nnodes"), [("dp=8,tp=8", 1), ("4x4x4", 1), ("4x16x8", 64)])
 def test_outlines_of_two_dims_differ_in_more_than_thickness(mesh: str, nnodes: int) -> None:
-    """In color, in shape, or in their dashes."""
+    """In color, shape or dashes."""
     picture = draw(layout(mesh, nnodes))
     light = (next(picture.iter(f"{SVG}style")).text or "").partition(svg_style.DARK_QUERY)[0]
     rules = re.findall(r"\.meshrun (?:\.marks )?\.([\w.]+)\{([^}]*)\}", light)
@@ -144,8 +144,8 @@ def test_outlines_of_two_dims_differ_in_more_than_thickness(mesh: str, nnodes: i
     assert len({*looks}) == len(looks) > 1
 
 
-def test_it_has_a_page() -> None:
-    """What knows no media query, or draws on black, has a light page below dark words."""
+def test_the_picture_has_a_background() -> None:
+    """A viewer without media queries, or on black, shows dark text on a light background."""
     picture = draw(layout("dp=8,tp=8"))
     style = next(picture.iter(f"{SVG}style")).text or ""
     light, _, dark = style.partition(svg_style.DARK_QUERY)
@@ -178,12 +178,12 @@ def boxes_of_text(picture: ET.Element) -> Iterator[tuple[float, float, float, fl
 
 
 def test_the_width_of_a_text_is_exact() -> None:
-    """So that no rounding, which Python 3.12 does in another way, moves a picture's lines."""
+    """So no rounding, which differs in Python 3.12, moves a picture's lines."""
     assert svg_style.width_of("a line, a word, it will do", 1) == 13.6
 
 
 @pytest.mark.parametrize(("mesh", "nnodes"), [*LAYOUTS, ("a_rather_long_name_of_a_dim=2,tp=4", 2)])
-def test_no_text_lies_on_another(mesh: str, nnodes: int) -> None:
+def test_no_text_overlaps_another(mesh: str, nnodes: int) -> None:
     """Nor is any cut off at the edge."""
     picture = draw(layout(mesh, nnodes))
     boxes = sorted(boxes_of_text(picture))
@@ -215,7 +215,7 @@ def test_no_text_lies_on_another(mesh: str, nnodes: int) -> None:
 def test_domains_are_frames_around_their_nodes(
     mesh: str | None, nnodes: int, workers: int, size: int
 ) -> None:
-    """Each has the boxes of its nodes in it, and nothing of another."""
+    """Each contains its nodes' boxes and no other."""
     plan = Layout.parse(mesh, nnodes=nnodes, nproc_per_node=workers, domain_size=size)
     picture = draw(plan)
     width, height = float(picture.get("width", "")), float(picture.get("height", ""))
@@ -253,7 +253,7 @@ def test_any_name_is_escaped() -> None:
     assert texts(picture)[0].startswith('<a href="x">&=2,\ufffd\ufffd\'=2: 4 ranks')
 
 
-def test_the_picture_needs_nothing_else() -> None:
+def test_the_picture_loads_nothing_else() -> None:
     text = render_svg(layout("pp=2,dp=4,tp=8", 8), color_dim=0)
 
     assert re.findall(r"https?://[^\"]*", text) == ["http://www.w3.org/2000/svg"]
@@ -267,7 +267,7 @@ def test_the_same_layout_is_the_same_text() -> None:
     assert render_svg(plan, color_dim=0) == render_svg(plan, color_dim=0)
 
 
-def test_it_says_in_words_what_it_shows() -> None:
+def test_the_picture_says_in_words_what_it_shows() -> None:
     picture = draw(layout("tp=4,dp=2", 2))
 
     assert picture[0].text == "tp=4,dp=2: 8 ranks on 2 nodes \u00d7 4 workers"
@@ -283,7 +283,7 @@ def test_without_a_mesh_ranks_have_one_color() -> None:
 
 @pytest.mark.parametrize("nnodes", [1, 2048])
 def test_a_large_plan_says_what_is_left_out(nnodes: int) -> None:
-    """It stays small."""
+    """The picture stays small."""
     plan = layout("dp=2048,tp=8", nnodes)
     text = render_svg(plan, color_dim=0)
 
@@ -310,11 +310,11 @@ SEEN = {
     "no green": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
     "no blue": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
 }
-"""What is left of a color without a kind of cone (Machado, Oliveira and Fernandes, 2009)."""
+"""How a color is seen without one kind of cone (Machado, Oliveira and Fernandes, 2009)."""
 
 
 def perceived(fill: str, eye: str) -> tuple[float, ...]:
-    """Return a color as OKLab has it, where equal distances look equal."""
+    """Return a color in OKLab, where equal distances look equal."""
     linear = [
         c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
         for c in (int(fill[at : at + 2], 16) / 255 for at in (1, 3, 5))
@@ -331,7 +331,7 @@ def perceived(fill: str, eye: str) -> tuple[float, ...]:
 
 @pytest.mark.parametrize("eye", SEEN)
 def test_colors_differ_for_every_eye(eye: str) -> None:
-    """By at least three times what is just seen, which is 0.02."""
+    """By at least three times the difference that is just noticeable, which is 0.02."""
     seen = [perceived(fill, eye) for fill in svg_style.CATEGORIES]
 
     for (one_at, one), (other_at, other) in combinations(enumerate(seen), 2):
@@ -359,7 +359,7 @@ SVG_RUN = ("--dry-run", "--format", "svg")
 
 
 def test_the_picture_of_the_docs_is_the_one_that_is_drawn(folder: Path) -> None:
-    """UPDATE_GOLDEN=1 of the golden tests does not write this one: the command below does."""
+    """UPDATE_GOLDEN=1 does not update this picture; the command below does."""
     ours = run_meshrun(*SVG_RUN, "-o", "x.svg", "--mesh", "dp=2,tp=4", "--nnodes", "2", "train.py")
 
     assert (ours.returncode, ours.stdout, ours.stderr) == (0, "", "")
@@ -381,7 +381,7 @@ def test_color_dim(folder: Path) -> None:
         (None, "dp", "--color-dim dp requires --mesh", "--mesh dp=8"),
     ],
 )
-def test_a_dim_that_is_not_there(mesh: str | None, asked: str, found: str, hint: str) -> None:
+def test_a_dim_that_does_not_exist(mesh: str | None, asked: str, found: str, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
         choose_color_dim(layout(mesh), asked)
 
@@ -396,7 +396,7 @@ def test_the_default_dim_is_the_slowest_with_several_indexes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "told"),
+    ("args", "code", "message"),
     [
         ((*SVG_RUN, "--color-dim", "ep", "--mesh", "dp=2"), 2, "has no dim `ep`"),
         (("-n", "-o", "none/x.svg"), 2, "`none` does not exist"),
@@ -407,18 +407,16 @@ def test_the_default_dim_is_the_slowest_with_several_indexes() -> None:
         (("-n", "--format", "svgz"), 2, "--format must be text, json or svg"),
     ],
 )
-def test_what_cannot_be_done_is_said(
-    args: tuple[str, ...], code: int, told: str, folder: Path
-) -> None:
+def test_impossible_requests(args: tuple[str, ...], code: int, message: str, folder: Path) -> None:
     """Nothing is printed and no file is left behind."""
     ours = run_meshrun(*args, "train.py")
 
     assert (ours.returncode, ours.stdout) == (code, "")
-    assert told in ours.stderr
+    assert message in ours.stderr
     assert [path.name for path in folder.iterdir()] == ["train.py"]
 
 
-def test_what_stood_in_the_file_is_kept_on_an_error(folder: Path) -> None:
+def test_the_files_content_is_kept_on_an_error(folder: Path) -> None:
     (folder / "x.svg").write_text("old")
 
     run_meshrun(*SVG_RUN, "-o", "x.svg", "--color-dim", "ep", "--mesh", "dp=2", "train.py")
@@ -428,7 +426,7 @@ def test_what_stood_in_the_file_is_kept_on_an_error(folder: Path) -> None:
 
 @pytest.mark.parametrize("output_format", ["text", "json", "svg"])
 def test_a_dry_run_of_any_format_goes_to_a_file(output_format: str, folder: Path) -> None:
-    """It holds what stdout would have had, and a link and permissions stay."""
+    """The file has what stdout would have; a link and permissions stay."""
     args = ("-n", "--format", output_format, "--mesh", "dp=2", "train.py")
     (folder / "kept").write_text("old")
     (folder / "kept").chmod(0o640)

@@ -55,7 +55,7 @@ def test_a_step_is_an_integer(sent_steps: list[int | None]) -> None:
 
 
 def test_no_launcher_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under torchrun, or a plain python."""
+    """As under torchrun or plain Python."""
     monkeypatch.setattr(module, "to_launcher", module._ToLauncher())
     module.progress(1)
 

@@ -1,4 +1,4 @@
-"""What is read of a machine: its CPUs, and the node of each accelerator."""
+"""What is read of a machine: its CPUs, and the NUMA node of each accelerator."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.machines import Machine, put
 
 
 def test_a_machine_is_read(tmp_path: Path) -> None:
-    """Cores and caches are known by their lowest CPU, also where that is not allowed."""
+    """Cores and caches are numbered by their lowest CPU, even if that one may not be used."""
     machine = Machine(
         sockets=2, caches_per_node=2, cores_per_cache=2, threads=2, hidden=frozenset({4})
     )
@@ -29,8 +29,8 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
     assert by_index[12] == Cpu(index=12, node=1, socket=1, core=4, cache=4)
 
 
-def test_a_machine_that_says_nothing_is_one_node(tmp_path: Path) -> None:
-    """Every CPU is a core, all share a cache, and accelerators are near."""
+def test_a_machine_without_information_is_one_node(tmp_path: Path) -> None:
+    """Every CPU is a core, all share a cache, and accelerators are on the node."""
     topology = read_topology(tmp_path, {0, 1}, ["0000:1a:00.0", None])
 
     assert topology.cpus == tuple(Cpu(index=i, node=0, socket=0, core=i, cache=0) for i in (0, 1))
@@ -38,7 +38,7 @@ def test_a_machine_that_says_nothing_is_one_node(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_taken_from_the_node(tmp_path: Path) -> None:
-    """Its socket and its cache; and a CPU of no node is on the first."""
+    """The node stands for the socket and the cache; a CPU of no node is on the first."""
     put(tmp_path / "devices/system/node/node2/cpulist", "0-1")
     put(tmp_path / "devices/system/node/node3/cpulist", "2-3")
     put(tmp_path / "devices/system/node/node4/cpulist", "")
@@ -57,7 +57,7 @@ def test_what_is_missing_is_taken_from_the_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sockets", "node"), [(1, 0), (2, None)])
 def test_an_accelerator_of_unknown_node(sockets: int, node: int | None, tmp_path: Path) -> None:
-    """It is on the only node; where there are several, its rank is spread as without one."""
+    """It is on the only node; if there are several, its rank is placed as without one."""
     machine = Machine(sockets=sockets, gpu_nodes=(-1, -1))
     machine.write(tmp_path)
 

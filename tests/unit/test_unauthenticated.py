@@ -1,4 +1,4 @@
-"""Who has connected to node 0 and said nothing yet."""
+"""Connections to node 0 that have not authenticated yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 @contextmanager
 def no_more_descriptors() -> Iterator[None]:
-    """Have this process refused any further descriptor."""
+    """Let this process open no further descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
@@ -27,8 +27,8 @@ def no_more_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
-    """It says so once, does not turn in circles meanwhile, and loses nobody."""
+def test_a_launcher_out_of_descriptors_accepts_connections_later() -> None:
+    """It reports this once, does not spin meanwhile, and loses no connection."""
     notes: list[str] = []
     with Reactor() as reactor, listen_on("127.0.0.1", 0) as listener:
 

@@ -1,4 +1,4 @@
-"""What processes and GPUs use, as it is counted."""
+"""CPU time and memory of processes and GPUs."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ child.wait()
 
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does nothing, with a child that works and holds 64 MiB."""
+    """Give an idle process whose child is busy and holds 64 MiB."""
     with subprocess.Popen([sys.executable, "-c", _PARENT], start_new_session=True) as process:
         yield process
         os.killpg(process.pid, signal.SIGKILL)
@@ -38,16 +38,16 @@ def test_descendants_count(parent: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_stopped_process_is_seen(parent: subprocess.Popen[bytes]) -> None:
-    """SIGSTOP shows, and SIGCONT takes it back."""
+    """From SIGSTOP to SIGCONT."""
     assert not usage_of_trees([parent.pid])[parent.pid].stopped
     parent.send_signal(signal.SIGSTOP)
     wait_until(lambda: usage_of_trees([parent.pid])[parent.pid].stopped, lambda: "stopped")
     parent.send_signal(signal.SIGCONT)
-    wait_until(lambda: not usage_of_trees([parent.pid])[parent.pid].stopped, lambda: "going on")
+    wait_until(lambda: not usage_of_trees([parent.pid])[parent.pid].stopped, lambda: "running")
 
 
-def test_a_process_that_is_gone_uses_nothing() -> None:
-    """A rank that ended between two looks is no error."""
+def test_a_process_that_has_ended_uses_nothing() -> None:
+    """A rank that ends between two samples is not an error."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
 
@@ -55,7 +55,7 @@ def test_a_process_that_is_gone_uses_nothing() -> None:
 
 
 def test_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What NVML says of a GPU, without what an older driver counts too; nothing of a lost one."""
+    """As NVML reports it; an older driver includes reserved memory; a lost GPU has none."""
     cards = [card("GPU-1", 1, used=5 << 30, reserved=1 << 29), None]
     gpus = [Gpu(entry="0", uuid="GPU-1"), Gpu(entry="1"), Gpu(entry="2", uuid="GPU-3")]
     found = []
@@ -68,5 +68,4 @@ def test_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_driver_there_is_no_memory_of_gpus() -> None:
-    """No machine needs one."""
     assert GpuMemory([Gpu(entry="0", uuid="GPU-1")]).used_bytes(0) is None

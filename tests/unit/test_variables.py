@@ -18,7 +18,7 @@ NAME = re.compile(r"\bMESHRUN_[A-Z_]*[A-Z]\b")
 
 
 def from_variables(env: dict[str, str]) -> Options:
-    """Return options that variables alone give, as the command line reads them."""
+    """Return the options that these variables alone set, as the command line reads them."""
     rows = [row for row in Options.rows() if row.variable in env]
     texts: dict[str, Any] = {
         row.name: (env[row.variable],) if row.repeats else env[row.variable] for row in rows
@@ -27,12 +27,12 @@ def from_variables(env: dict[str, str]) -> Options:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "hint"),
     [
         ("MESHRUN_MISH", "; did you mean MESHRUN_MESH?"),
         ("MESHRUN_MAX_RESTARTS", "; did you mean PET_MAX_RESTARTS?"),
         ("MESHRUN_MAX_RESTART", "; did you mean PET_MAX_RESTARTS?"),
-        ("MESHRUN_NPROC_PER_NODE", "; did you mean PET_NPROC_PER_NODE?"),  # of ranks alone
+        ("MESHRUN_NPROC_PER_NODE", "; did you mean PET_NPROC_PER_NODE?"),  # one of ranks only
         ("MESHRUN_NUM_NODES", "; did you mean PET_NNODES?"),
         ("MESHRUN_SECRETFILE", "; did you mean MESHRUN_SECRET_FILE?"),
         ("MESHRUN_SUBMIT", "; --submit has no variable, pass it on the command line"),
@@ -51,33 +51,33 @@ def from_variables(env: dict[str, str]) -> Options:
         ("meshrun_mish", None),
     ],
 )
-def test_a_name_that_does_not_resolve_is_reported(name: str, said: str | None) -> None:
-    """Others have names that begin with PET, which have to look like an option's to be told."""
-    told = list(unknown_variables({name: "1", "PATH": "/bin"}))
+def test_an_unknown_name_is_reported(name: str, hint: str | None) -> None:
+    """Names with PET_ may be another program's, so only those like an option's are reported."""
+    found = list(unknown_variables({name: "1", "PATH": "/bin"}))
 
-    assert told == ([] if said is None else [f"unknown environment variable {name}{said}"])
+    assert found == ([] if hint is None else [f"unknown environment variable {name}{hint}"])
 
 
-def test_a_launch_inside_a_rank_tells_none() -> None:
+def test_a_launch_inside_a_rank_reports_none() -> None:
     """The outer launch has reported the user's, and set the others."""
     env = {"MESHRUN_MISH": "2", "MESHRUN_RUN_ID": "x", "MESHRUN_GENERATION": "0"}
     assert list(unknown_variables(env)) == []
 
 
-def test_variables_of_a_kubernetes_service_are_not_told() -> None:
+def test_variables_of_a_kubernetes_service_are_not_reported() -> None:
     """Each pod has those of all services, whatever their names."""
     ours = {"MESHRUN_UI_SERVICE_HOST", "MESHRUN_UI_SERVICE_PORT_HTTP", "MESHRUN_UI_PORT_80_TCP"}
     assert list(unknown_variables(dict.fromkeys(ours, "1"))) == []
-    told = list(unknown_variables(dict.fromkeys({*ours, "MESHRUN_MASTER_PORT"}, "1")))
-    assert told == [
+    found = list(unknown_variables(dict.fromkeys({*ours, "MESHRUN_MASTER_PORT"}, "1")))
+    assert found == [
         "unknown environment variable MESHRUN_MASTER_PORT; did you mean PET_MASTER_PORT?"
     ]
 
 
-def test_variables_that_a_package_declares_are_not_told(
+def test_variables_that_a_package_declares_are_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By entry points, which are not loaded."""
+    """In entry points, which are not loaded."""
     info = tmp_path / "acme-1.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text("[meshrun.variables]\nMESHRUN_ACME = not_there\n")
@@ -88,7 +88,7 @@ def test_variables_that_a_package_declares_are_not_told(
 
 
 def test_the_options_that_no_variable_sets_are_documented() -> None:
-    """Whoever sets one for all launches learns from the page that it cannot be."""
+    """So users can look up which options cannot be set for all launches."""
     page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
     named = page.partition("are read from the command line only:")[2].partition("`--dry-run`")[0]
 
@@ -98,7 +98,7 @@ def test_the_options_that_no_variable_sets_are_documented() -> None:
 
 
 def test_every_variable_of_the_code_is_known_or_documented() -> None:
-    """A new one is either an option's, one for users, one between launchers, or one of a rank."""
+    """It belongs to an option, to users, between launchers, or to ranks."""
     page = (ROOT / "docs" / "reference" / "environment.md").read_text()
     documented = {*NAME.findall(page)}
     known = {str(row.variable) for row in Options.rows()} | {*USER_VARIABLES} | BETWEEN_LAUNCHERS
@@ -145,7 +145,7 @@ def test_a_bad_value_is_an_error_even_where_it_is_not_used(
     ],
 )
 def test_an_error_shows_the_variable_behind_an_option(message: str, behind: str) -> None:
-    """An option that is named, or else a text that is quoted."""
+    """It is found by the option that the error names, or else by the text that it quotes."""
     assert (
         from_variables({"MESHRUN_NAMES": "a,b", "MESHRUN_SHOW": "zz"}).variables_behind(message)
         == behind

@@ -1,4 +1,4 @@
-"""Every call of VeDeviceMesh has one in meshrun, which gives the right answer on many nodes."""
+"""Every call of VeDeviceMesh has a counterpart in meshrun that is right on any nodes."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def tp(rank: int) -> int:
     return rank % 2
 
 
-def where(rank: int) -> list[int]:
+def coordinate(rank: int) -> list[int]:
     return [pp(rank), dp(rank), tp(rank)]
 
 
 def alike(rank: int, *dims: Callable[[int], int]) -> list[int]:
-    """Return the ranks that are where ``rank`` is on these dims."""
+    """Return the ranks that have the same index as ``rank`` along these dims."""
     return [other for other in range(WORLD) if all(dim(other) == dim(rank) for dim in dims)]
 
 
-def everybody(rank: int) -> list[int]:
+def all_ranks(rank: int) -> list[int]:
     return [*range(WORLD)]
 
 
 RIGHT: dict[str, Callable[[int], Any]] = {
-    'init_device_mesh("cuda", (2, 2, 2))': everybody,
-    "init_device_mesh(check_uniqueness=True)": everybody,
-    "get()": everybody,
-    "get(**kwargs)": everybody,
-    "get_coordinate()": where,
-    "get_strategy_coordinate()": where,
-    "get_strategy_coordinate(rank)": lambda rank: where((rank + 3) % WORLD),
+    'init_device_mesh("cuda", (2, 2, 2))': all_ranks,
+    "init_device_mesh(check_uniqueness=True)": all_ranks,
+    "get()": all_ranks,
+    "get(**kwargs)": all_ranks,
+    "get_coordinate()": coordinate,
+    "get_strategy_coordinate()": coordinate,
+    "get_strategy_coordinate(rank)": lambda rank: coordinate((rank + 3) % WORLD),
     'lookup_rank("dp")': dp,
     "get_pipeline_parallel_rank()": pp,
     "get_data_parallel_rank()": dp,
@@ -107,7 +107,6 @@ def plain(value: Any) -> Any:
 
 
 def test_the_page_has_every_method() -> None:
-    """Nobody has to search for one that is not there."""
     named = {re.split(r"\W", theirs, maxsplit=1)[0] for theirs in rows()}
 
     assert named == METHODS | OF_ITS_DEVICE_MESH
@@ -116,7 +115,7 @@ def test_the_page_has_every_method() -> None:
 
 @pytest.mark.parametrize("nodes", [(8,), (4, 4), (5, 3), (2, 2, 2, 2), (1,) * 8], ids=str)
 def test_the_layouts_answers_are_right_on_any_nodes(nodes: tuple[int, ...]) -> None:
-    """Also where nodes have fewer workers than devices, or unlike numbers of them."""
+    """Also if nodes have fewer workers than devices, or different numbers of them."""
     mesh = parse_mesh(MESH)
     slots = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
     asked = {theirs: ours for theirs, ours in rows().items() if "layout" in ours}
@@ -135,7 +134,7 @@ def test_the_layouts_answers_are_right_on_any_nodes(nodes: tuple[int, ...]) -> N
 @pytest.mark.torch
 @pytest.mark.nightly
 def test_every_call_is_right_in_real_ranks() -> None:
-    """The meshes and groups, too, and what the launcher told all ranks is the same."""
+    """Including meshes and groups; every rank has the same layout."""
     asked = rows()
     ours = run_meshrun(
         "--mesh", MESH, "--device", "cpu", "--no-prefix", PROGRAMS / "evaluate.py",
@@ -148,7 +147,7 @@ def test_every_call_is_right_in_real_ranks() -> None:
 
     assert ours.returncode == 0, ours.stderr
     found = sorted(json.loads(line) for line in ours.stdout.splitlines())
-    assert [values[0] for values in found] == everybody(0)
+    assert [values[0] for values in found] == all_ranks(0)
     for rank, values in enumerate(found):
         assert dict(zip(asked, values[1:], strict=True)) == {
             theirs: right[theirs](rank) for theirs in asked

@@ -32,7 +32,7 @@ ENVIRONMENT = {"HF_HOME": "/a", "TORCH_LOGS": "x", "LD_PRELOAD": "y", "OTHER": "
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Server, Requirements, Path]:
-    """A server and a launch that it is right for; a file that it has loaded, and the program."""
+    """Give a server, a launch that may use it, and the launch's program."""
     (program := tmp_path / "program.py").write_text("import transformers")
     server = Server(
         pid=1,
@@ -98,7 +98,7 @@ def test_each_part_of_the_key(
 def test_a_library_that_changes(
     pair: tuple[Server, Requirements, Path], tmp_path: Path, how: str
 ) -> None:
-    """Or whose state nobody knows any more."""
+    """Or whose state is no longer known."""
     (library := tmp_path / "library.py").write_text("1")
     server, _, _ = pair
     place = Place(str(tmp_path / "place"))
@@ -130,7 +130,7 @@ def test_a_library_that_changes(
 def test_a_folder_of_the_users_that_is_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str, is_other: bool
 ) -> None:
-    """What a program writes there is no change, unless it can be imported."""
+    """A file that a program writes there is no change, unless it can be imported."""
     (tmp_path / "train.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     files = {str(tmp_path): loaded_files({})[str(tmp_path)]}
@@ -149,7 +149,7 @@ def test_a_folder_of_the_users_that_is_on_the_path(
     "source", ["import transformers, peft", "", "import transformers\nset('HF_HOME')", "(", "\0"]
 )
 def test_a_program_that_changes(pair: tuple[Server, Requirements, Path], source: str) -> None:
-    """Its imports, and the variables that it names; what is no longer Python is another."""
+    """In its imports or in the variables that it names, or so that it is no longer Python."""
     server, wanted, program = pair
     program.write_text(source)
     unlike = find_mismatch(server, wanted)
@@ -157,7 +157,7 @@ def test_a_program_that_changes(pair: tuple[Server, Requirements, Path], source:
     assert unlike.is_permanent
     assert str(program) in unlike.reason
     without = replace(server, extra=[], base=[*server.base, "transformers"])
-    assert find_mismatch(without, wanted) is None  # what torch alone imports is there in any run
+    assert find_mismatch(without, wanted) is None  # torch alone imports it, in any run
 
 
 def test_words(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_words(tmp_path: Path) -> None:
     assert words_of(str(tmp_path / "none.py"), READ) is None
 
 
-def test_what_a_charge_carries_survives() -> None:
-    """Texts that are not UTF-8 too, and all numbers."""
+def test_what_a_zygotes_spec_carries_survives() -> None:
+    """Including text that is not UTF-8."""
     inherited = read_inherited({"A": "b\udcff"})
     spec = ZygoteSpec(kind="module", target="t", args=["\udcfe"], mark="m", inherited=inherited)
     assert decode(encode(spec)) == spec
@@ -181,7 +181,7 @@ def test_what_a_charge_carries_survives() -> None:
 
 
 def test_what_is_learnt(tmp_path: Path) -> None:
-    import threadpoolctl  # which ranks import where they have more than one core each
+    import threadpoolctl  # which ranks import if they have more than one core each
 
     from tests import kit
 
@@ -201,7 +201,7 @@ def test_what_is_learnt(tmp_path: Path) -> None:
     write_learnt(str(tmp_path / "taken"), learnt)
     place = Place(str(tmp_path / "place"))
     (tmp_path / "place" / "why").mkdir()
-    with pytest.raises(IsADirectoryError):  # as where the disk is full
+    with pytest.raises(IsADirectoryError):  # as if the disk is full
         place.leave_reason("any")
     place.close()
     assert [path.name for path in tmp_path.glob("**/*.*")] == []

@@ -1,4 +1,4 @@
-"""When a start stalls and when nobody gets on, with a clock and CPU times of our own."""
+"""When a start stalls and when ranks hang, with a simulated clock and simulated CPU times."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ S = 1_000_000_000
 
 
 class World:
-    """Two ranks, processes 10 and 11, whose CPU time is what the test says."""
+    """Two ranks, processes 10 and 11, whose CPU time the test sets."""
 
     def __init__(self) -> None:
         self.now_ns = 0
         self.cpu = {10: 0.0, 11: 0.0}
-        self.looks = 0
+        self.checks = 0
         ranks = {rank: RankState(pid=10 + rank, ready_ns=0) for rank in (0, 1)}
         self.state = State(shutdown_timeout_s=1, ranks=ranks)
 
@@ -31,11 +31,11 @@ class World:
         return self.now_ns
 
     def seconds(self, pids: Iterable[int]) -> dict[int, float]:
-        self.looks += 1
+        self.checks += 1
         return {pid: self.cpu[pid] for pid in pids}
 
     def pass_time(self, dog: Watchdog, seconds: float, *, cpu: float = 0.0) -> float | None:
-        """Look whenever the watchdog wants to; rank 1 uses a share of a core meanwhile."""
+        """Check whenever the watchdog is due; rank 1 uses this share of a core meanwhile."""
         until_ns = self.now_ns + int(seconds * S)
         while True:
             at_ns = dog.next_check_ns(self.state)
@@ -57,7 +57,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-def test_time_that_is_skipped_counts_for_no_limit(world: World) -> None:
+def test_skipped_time_counts_for_no_limit(world: World) -> None:
     """Ranks that were stopped with the launcher neither hang nor stall."""
     watch, start = dog(world, hang_s=10), dog(world, start_s=10)
     starting = replace(world.state, ranks={0: RankState(pid=10)})
@@ -76,13 +76,12 @@ def dog(world: World, *, hang_s: float = 0.0, start_s: float = 0.0) -> Watchdog:
     return Watchdog(start_timeout_s=start_s, hang_timeout_s=hang_s, cpu_seconds=world.seconds)
 
 
-def test_it_looks_at_nothing_unless_asked(world: World) -> None:
-    """Which costs nothing."""
+def test_it_checks_nothing_unless_asked(world: World) -> None:
     idle = dog(world)
 
     assert world.pass_time(idle, 10_000) is None
     assert idle.next_check_ns(world.state) is None
-    assert world.looks == 0
+    assert world.checks == 0
 
 
 @pytest.mark.parametrize(
@@ -100,8 +99,8 @@ def test_cpu_time_counts_as_work_from_two_percent_on(
         assert 60 <= idle_s < 70
 
 
-def test_a_print_counts_and_so_does_a_beat(world: World) -> None:
-    """Each restarts the time; after a first beat only beats do, for that rank."""
+def test_output_counts_as_progress_and_so_does_a_heartbeat(world: World) -> None:
+    """Each restarts the timeout; after a rank's first heartbeat only heartbeats do."""
     watch = dog(world, hang_s=60)
     for _ in range(3):
         assert world.pass_time(watch, 50) is None
@@ -116,15 +115,14 @@ def test_a_print_counts_and_so_does_a_beat(world: World) -> None:
     assert idle_s is not None
 
 
-def test_ranks_that_have_ended_are_not_waited_for(world: World) -> None:
-    """Nor is anything that is being ended."""
+def test_ranks_that_are_being_stopped_do_not_hang(world: World) -> None:
     watch = dog(world, hang_s=60)
     world.state = replace(world.state, stop=Stop.ASKED)
 
     assert world.pass_time(watch, 300) is None
 
 
-def test_a_start_that_stalls_is_told_once(world: World) -> None:
+def test_a_start_that_stalls_is_reported_once(world: World) -> None:
     """And again in the next generation."""
     watch = dog(world, start_s=5)
     world.state = replace(world.state, ranks={0: RankState(pid=10), 1: RankState()})
@@ -155,7 +153,7 @@ def test_a_start_that_failed_does_not_stall(world: World) -> None:
 def test_a_rank_that_spins_in_a_collective_makes_no_progress(
     world: World, places: list[str], *, hangs: bool
 ) -> None:
-    """Its CPU time counts only if it has come further since the look before."""
+    """Its CPU time counts only if it has got further since the previous check."""
     dog = Watchdog(start_timeout_s=0, hang_timeout_s=8, cpu_seconds=world.seconds)
     idle_s = None
     for second in range(40):
@@ -166,7 +164,7 @@ def test_a_rank_that_spins_in_a_collective_makes_no_progress(
 
 
 def test_a_rank_that_no_longer_answers_is_not_taken_to_spin(world: World) -> None:
-    """It may compute and hold the interpreter's lock."""
+    """It may be computing and holding the GIL."""
     dog = Watchdog(start_timeout_s=0, hang_timeout_s=8, cpu_seconds=world.seconds)
     dog.note_wait(1, "a")
     dog.note_wait(1, "a")

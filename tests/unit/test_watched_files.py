@@ -1,4 +1,4 @@
-"""Files that are watched, and what is a change of one."""
+"""Which changes of watched files count."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from meshrun.host.watched_files import WatchedFiles
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 
-here = pytest.mark.skipif(importlib.util.find_spec("watchfiles") is None, reason="no watchfiles")
+needs_watchfiles = pytest.mark.skipif(
+    importlib.util.find_spec("watchfiles") is None, reason="no watchfiles"
+)
 
 
-def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it is missing."""
+def test_without_watchfiles_the_hint_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     request = LaunchRequest(program=Program(kind="script", target="train.py"))
     with pytest.raises(HostError) as caught:
@@ -31,9 +32,9 @@ def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == "pip install 'meshrun[watch]'"
 
 
-@here
+@needs_watchfiles
 def test_other_content_is_a_change(tmp_path: Path) -> None:
-    """Not another time, nor the same text again; one that goes or comes back is one."""
+    """Not another mtime or the same text again; a file that disappears or returns has changed."""
     one, other = tmp_path / "one.py", tmp_path / "package" / "other.py"
     other.parent.mkdir()
     for path in (one, other):
@@ -62,9 +63,9 @@ def test_other_content_is_a_change(tmp_path: Path) -> None:
     assert files.beside() == {str(one), str(other), str(tmp_path / "third.py")}
 
 
-@here
+@needs_watchfiles
 def test_a_file_that_changed_before_it_was_known(tmp_path: Path) -> None:
-    """A rank has read it as it was."""
+    """A rank has read the earlier content."""
     path = tmp_path / "one.py"
     path.write_text("x = 1")
     files = WatchedFiles()

@@ -1,4 +1,4 @@
-"""Other spellings of the same options."""
+"""How a command line is split into options and the program, and how options are spelled."""
 
 import pytest
 import typer
@@ -62,19 +62,19 @@ def test_options_are_spelled_out(given: str, meant: str) -> None:
         ("--modul=1 --mish=2 --nnode=x --mesh 2", "--module --nnodes=x --mesh 2"),
     ],
 )
-def test_what_can_be_read_of_a_line_that_cannot(given: str, known: str) -> None:
-    """Unknown options and what may be their values are left out."""
+def test_what_can_be_parsed_of_a_line_that_cannot(given: str, known: str) -> None:
+    """Unknown options, and what may be their values, are left out."""
     assert " ".join(spell_out_known(given.split(), OPTIONS)) == known
 
 
 def test_an_ambiguous_abbreviation_is_refused() -> None:
-    """The error names what it could be."""
+    """The error names the candidates."""
     with pytest.raises(UsageError, match="ambiguous option `--m`: `--mesh` or `--module`"):
         spell_out(["--m", "2"], OPTIONS)
 
 
 def test_torchruns_abbreviations_keep_their_meaning() -> None:
-    """What was unique there is no question here, whatever options meshrun adds."""
+    """One that is unique there is not ambiguous here, whatever options meshrun adds."""
     options = {"--tee": True, "--timeout": True, "--timings": False}
 
     assert spell_out(["--t", "3", "x.py"], options, {"--tee"}) == ["--tee", "3", "x.py"]
@@ -100,7 +100,7 @@ PROGRAMS = ["a.py", "a.py b --hosts c -- d", "-- -a.py -b", "-- a.py -- b", "pkg
 def test_the_program_begins_where_the_parser_says(
     options: str, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is made of it: commands made of a command line read as it does."""
+    """Commands that are built from a command line are parsed alike."""
     monkeypatch.setenv("PYTHON_EXEC", "/usr/bin/other")
     line = read([*options.split(), *program.split()])
     words = program.split()
@@ -126,7 +126,7 @@ def test_the_program_begins_where_the_parser_says(
     ],
 )
 def test_a_switch_with_a_value_is_refused(word: str, hint: str) -> None:
-    """What was meant is said, as a plan in a format of several."""
+    """The hint says what was probably meant, such as a plan in another format."""
     with pytest.raises(UsageError, match=r"--[a-z-]+ takes no value, found `\w+`") as caught:
         read([word, "--mesh", "2", "a.py"])
 
@@ -154,8 +154,8 @@ def read(words: list[str]) -> CommandLine:
         ("--learning-rate", "see `meshrun --help`"),
     ],
 )
-def test_an_option_that_is_none_is_refused(word: str, hint: str) -> None:
-    """Those of other launchers are known by their names."""
+def test_an_option_that_does_not_exist_is_refused(word: str, hint: str) -> None:
+    """Those of other launchers are recognized by their names."""
     with pytest.raises(UsageError, match="no such option: -") as caught:
         spell_out([word, "2", "a.py"], OPTIONS)
 
@@ -173,7 +173,7 @@ def test_an_option_that_is_none_is_refused(word: str, hint: str) -> None:
     ],
 )
 def test_options_among_the_arguments(args: str, found: list[str]) -> None:
-    """Those that few programs have themselves; what many have is not asked about."""
+    """Those that few programs have themselves; options that many programs have are left alone."""
     assert misplaced(args.split(), OPTIONS) == found
 
 
