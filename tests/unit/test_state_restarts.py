@@ -14,7 +14,6 @@ from meshrun.lifecycle.actions import (
     EndGeneration,
     EndZygote,
     Report,
-    Signal,
     StartAll,
     StartZygote,
     WakeAt,
@@ -293,7 +292,6 @@ def test_a_signal_to_one_waiting_node_is_reported_to_all() -> None:
     taken = follow(waiting(NodesState(phase=NodesPhase.RUNNING)), signalled)
 
     assert taken == [Report(what="failed"), EndZygote(by_force=True)]
-    assert not [each for each in taken if isinstance(each, Signal)]
 
 
 def test_skipped_time_makes_nothing_due() -> None:
