@@ -1,4 +1,4 @@
-"""The program of ranks of which one dies: ``fail_program.py again|signalled DPxTP FILE``.
+"""The program of ranks, one of which dies: ``fail_program.py again|signalled DPxTP FILE``.
 
 Each rank appends lines ``EVENT RANK NANOSECONDS`` to FILE, in monotonic time, one write per line.
 """
@@ -31,7 +31,7 @@ def note(event: str) -> None:
 
 
 def on_signal(*_: object) -> None:
-    """Note when the launcher's signal came; exit a little later, as exiting keeps a core busy."""
+    """Note the time of the launcher's signal; exit a little later, as exiting keeps a core busy."""
     note("signalled")
     if sys.argv[1] == "signalled":
         time.sleep(0.2)

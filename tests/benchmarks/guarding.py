@@ -1,4 +1,4 @@
-"""Measurements of what must be quick when something is wrong: cleaning up, reports, stacks."""
+"""Measurements of what must be quick when something is wrong: cleanup, reports, stacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RANKS = 8
 _MANY = 64
 _END_TAKES_S = 10.0
 _SETTLE_S = 2.0
-"""How long ranks get to block after they have reported that they are about to."""
+"""How long ranks may take to block after they have reported that they are about to."""
 _GRACE_S = 1.0
 
 
@@ -46,7 +46,7 @@ def killed(runs: int | None) -> str:
         ended = sorted(seconds for seconds in took if seconds is not None)
         figures = [f"{ended[at]:.3f}" for at in (len(ended) // 2, 0, -1)] if ended else ["-"] * 3
         rows.append((name, f"{sum(each < 1 for each in ended)} of {count}", *figures))
-    header = ("who is killed", "all ended within 1 s", "median, s", "min", "max")
+    header = ("what is killed", "all ended within 1 s", "median, s", "min", "max")
     return render_table("SIGKILL, 8 ranks with 2 loader workers each", header, rows)
 
 

@@ -171,7 +171,7 @@ def _fitting(way: Callable[[int], OnNode]) -> int:
 
 
 def _memory(on_node: OnNode, count: int) -> int:
-    """Return the memory that so many nodes use in bytes, counting shared pages once."""
+    """Return the memory in bytes that ``count`` nodes use, counting shared pages once."""
 
     def stays(node: int) -> Command:
         command = on_node(node)
@@ -191,15 +191,15 @@ class _Launched:
         self.to_mesh_s = 0.0
 
     def wait_ready(self, ranks: int) -> int:
-        """Wait until so many ranks have used their mesh; return when the last one did (ns)."""
+        """Wait until this many ranks have used their mesh; return when the last one did (ns)."""
         deadline = time.monotonic() + _WITHIN_S
         while True:
             ended = [each.poll() for each in self._launchers]
             times = re.findall(r"ready (\d+)\n", self._read("printed"))
             if len(times) >= ranks:
                 return max(map(int, times))
-            are_over = None not in ended or any(code not in (None, 0, -9) for code in ended)
-            if time.monotonic() > deadline or are_over:
+            is_over = None not in ended or any(code not in (None, 0, -9) for code in ended)
+            if time.monotonic() > deadline or is_over:
                 errors = self._read("errors")[-2000:]
                 raise NotMeasured(f"{len(times)} of {ranks} ranks, exit codes {ended}:\n{errors}")
             time.sleep(0.02)

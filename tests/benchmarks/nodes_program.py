@@ -1,8 +1,8 @@
 """The program of ranks on several nodes: ``nodes_program.py mesh|stop|stay|lost DPxTP FOLDER``.
 
-Ranks create the mesh, use it once, and print the time. With ``mesh`` they then exit, with the
-others they stay: with ``stop`` until the last rank exits with 3, once FOLDER/go exists; with
-``lost`` they keep using the mesh.
+Ranks create the mesh, use it once, and print the time. With ``mesh`` they then exit; otherwise
+they stay: with ``stop`` until the last rank exits with 3, once FOLDER/go exists; with ``lost`` they
+keep using the mesh.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def output(runs: int | None) -> str:
     return "\n".join(
         (
             _output(runs, 100, "8 ranks print 200 MB, -t 3, 100 lines at once"),
-            _output(runs, 1, "8 ranks print 200 MB, -t 3, a print a line"),
+            _output(runs, 1, "8 ranks print 200 MB, -t 3, one print per line"),
         )
     )
 
@@ -51,7 +51,7 @@ def _output(runs: int | None, at_once: int, title: str) -> str:
             samples["cat"].append(_cat(Path(folder, "meshrun.out")))
     table = render_samples(title, "MB/s", samples, digits=0)
     rows = list(whole.items())
-    return f"{table}\n{render_table('What came through', ('command', 'lines'), rows)}"
+    return f"{table}\n{render_table('Lines that arrived', ('command', 'lines'), rows)}"
 
 
 def slow(runs: int | None) -> str:
@@ -64,7 +64,7 @@ def slow(runs: int | None) -> str:
                 command = meshrun("meshrun", *words, _PROGRAM, "1000", held.path, "100")
                 peak, lines = _read_slowly(command, held)
             rows.append((name, f"{peak / _MIB:.0f}", f"{lines:,}"))
-    header = ("1 GB, read slowly", "launcher's most memory, MiB (RSS)", "lines read")
+    header = ("1 GB, read slowly", "launcher's peak memory, MiB (RSS)", "lines read")
     return render_table("A slow reader", header, rows)
 
 
@@ -108,7 +108,7 @@ def _read_all(command: Command, ranks: int, held: object, taken: Path) -> float:
 
 
 def _check(taken: Path, ranks: int, lines: int) -> str:
-    """Return how many lines arrived whole and separate, and in order where numbered."""
+    """Return how many lines arrived whole and separate, and in order if they are numbered."""
     last = dict.fromkeys(range(ranks), -1)
     whole = glued = 0
     with open(taken, "rb") as file:
@@ -127,7 +127,7 @@ def _check(taken: Path, ranks: int, lines: int) -> str:
 
 
 def _cat(path: Path) -> float:
-    """Return how many MB a second ``cat`` sends through a pipe to the same kind of reader."""
+    """Return how many MB per second ``cat`` sends through a pipe to the same kind of reader."""
     size = path.stat().st_size
     began = time.perf_counter()
     with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as process:
@@ -139,7 +139,7 @@ def _cat(path: Path) -> float:
 
 
 def _read_slowly(command: Command, held: object) -> tuple[int, int]:
-    """Return the launcher's peak memory and the number of lines, read at about 100 MB a second."""
+    """Return the launcher's peak memory and the line count, read at about 100 MB per second."""
     peak = lines = 0
     with _started(command) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Runs a command, observes it through /proc, and leaves no processes behind."""
+"""Run a command, observe it through /proc, and leave no processes behind."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def idle_ranks(command: Command, ranks: int, held_by: Gate) -> Iterator[psutil.P
         ready += line.count(b"ready")  # two ranks may share a line under torchrun
     yield psutil.Process(process.pid)
     held_by.open()
-    process.stdout.read()  # else a launcher that prints a lot would never exit
+    process.stdout.read()  # otherwise a launcher that prints a lot would never exit
     process.stdout.close()
     code = process.wait()
     _end_leftovers(command.name)

@@ -35,7 +35,7 @@ def reduce_once() -> None:
 def idle_until_gate_closes() -> None:
     """Sleep in the kernel until the benchmark closes its end of a pipe or exits.
 
-    It is opened in a way that a gate whose other end is already gone reads as closed.
+    It is opened such that a gate whose other end has already been closed reads as closed.
     """
     gate = os.open(sys.argv[3], os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(gate, True)

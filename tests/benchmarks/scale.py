@@ -42,7 +42,7 @@ _STEADY_S = 20.0
 _NODE_TIMEOUT_S = 30.0
 _RETRY_S = 0.5
 _AT_ONCE = 200
-"""Connections that a process opens before it handles what arrived."""
+"""Connections that a process opens before it handles what has arrived."""
 
 
 class Participants:
@@ -53,7 +53,7 @@ class Participants:
         self.reactor = Reactor()
         self._hub = Hub(self.reactor, print)
         self._every_s = beat_s(nodes, _NODE_TIMEOUT_S)
-        self.heard: dict[str, set[int]] = {}
+        self.received: dict[str, set[int]] = {}
         self.connections: dict[int, Connection] = {}
         self.reconnects = 0
 
@@ -80,9 +80,9 @@ class Participants:
     def _on_ready(self, number: int) -> None:
         link = self.connections[number]
         for message in link.receive():
-            self.heard.setdefault(type(message).__name__, set()).add(number)
+            self.received.setdefault(type(message).__name__, set()).add(number)
         self._hub.update(link)
-        if link.closed is not None and number not in self.heard.get("Welcome", ()):
+        if link.closed is not None and number not in self.received.get("Welcome", ()):
             self.reconnects += 1
             self.reactor.call_later(_RETRY_S, partial(self._connect, number))
 
@@ -93,11 +93,11 @@ class Participants:
 
     def wait_for(self, name: str) -> None:
         everyone = len(self.numbers)
-        self.reactor.run_until(lambda: len(self.heard.get(name, ())) >= everyone)
+        self.reactor.run_until(lambda: len(self.received.get(name, ())) >= everyone)
 
     def cut(self) -> None:
         """Lose all connections at once, then reconnect."""
-        self.heard.clear()
+        self.received.clear()
         for number, link in list(self.connections.items()):
             self._hub.close(link, "cut")
             self.reactor.call_later(random.random() * _RETRY_S, partial(self._connect, number))
@@ -107,7 +107,7 @@ class Participants:
         link = self.connections[number]
         link.send(Failed(generation=0, outcome=NodeOutcome(headline="rank 8 failed")))
         self._hub.update(link)
-        self.heard.setdefault("End", set()).add(number)
+        self.received.setdefault("End", set()).add(number)
 
 
 def play_participants(numbers: range, nodes: int, port: int, pipe: Pipe) -> None:
@@ -186,7 +186,7 @@ def play_coordinator(nodes: int, listener: socket.socket, pipe: Pipe) -> None:
 
 
 def measure(nodes: int) -> dict[str, float]:
-    """Return the time, CPU time and memory that so many nodes take."""
+    """Return the time, CPU time and memory that this many nodes take."""
     listener = listen_on("127.0.0.1", 0)
     port = listener.getsockname()[1]
     head, theirs = multiprocessing.Pipe()

@@ -96,7 +96,7 @@ def standing(runs: int | None) -> str:
 
 
 def _pytest_s(text: str, count: int) -> float | None:
-    """Return how long pytest takes to start and run so many tests; ``None`` if they fail."""
+    """Return how long pytest takes to start and run ``count`` tests; ``None`` if they fail."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "test_it.py").write_text(text.replace("COUNT", str(count)))
         Path(folder, "pytest.ini").write_text("[pytest]\n")
