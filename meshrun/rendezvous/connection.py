@@ -82,6 +82,8 @@ class Connection:
         """Whether the peer is a launcher of another launch, or with another secret."""
         self.began_ns = self.received_ns = time.monotonic_ns()
         """When it was connected, and when the last whole message arrived."""
+        self.has_received = False
+        """Whether any message has arrived."""
         self._idle_ns: int | None = None
         self._idle_at_ns = self.received_ns
         """How long the peer's ranks had been idle at which time."""
@@ -268,7 +270,7 @@ class Connection:
             self._continue_handshake(bytes(line))
         messages = [decode(text) for text in self._reader.feed(received)]
         if messages:
-            self.received_ns = time.monotonic_ns()
+            self.has_received, self.received_ns = True, time.monotonic_ns()
         for message in messages:
             if isinstance(message, Beat):
                 self._take_beat(message)

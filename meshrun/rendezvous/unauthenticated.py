@@ -14,9 +14,13 @@ from meshrun.errors import MeshrunError
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.handshake import CoordinatorHandshake
 from meshrun.rendezvous.hub import Hub
-from meshrun.rendezvous.messages import Beat, Message, Refused
+from meshrun.rendezvous.messages import Beat, Message, Parting, Refused
 
 _PROOF_WITHIN_S = 10.0
+_NO_JOIN = (
+    f"its first long message did not arrive within {_PROOF_WITHIN_S:g} s; check that the network"
+    " carries large packets (the MTU)"
+)
 _MOST = 512
 """How many unauthenticated connections may be open; another one replaces one of them or waits in
 the kernel's queue."""
@@ -81,6 +85,9 @@ class Unauthenticated:
         """Close connections that do not authenticate in time; called at each heartbeat."""
         for number, connection in list(self._connections.items()):
             if _age_s(connection) > _PROOF_WITHIN_S:
+                if connection.is_open and not connection.has_received:
+                    self._report(connection.their_address, f"has connected, but {_NO_JOIN}")
+                    connection.send(Parting(why=_NO_JOIN))
                 self._drop(number, "it did not identify itself")
         self._listen()
 

@@ -226,6 +226,21 @@ def _authenticated(parties: Parties) -> tuple[socket.socket, FrameWriter]:
     return connection, FrameWriter(key, "participant")
 
 
+@pytest.mark.parametrize("begins", [b"", b"\x00\x00"], ids=["nothing", "a part"])
+def test_a_first_message_that_does_not_arrive_is_reported(parties: Parties, begins: bytes) -> None:
+    """The network may lose all large packets; both sides report it, and others are admitted."""
+    coordinator = parties.coordinator(2)
+    connection, _ = _authenticated(parties)
+    connection.sendall(begins)
+    parties.pass_s(12)
+    right = parties.participant(info("node1"))
+    parties.until(lambda: right.received(Met))
+
+    why = "its first long message did not arrive within 10 s; check that the network carries large"
+    assert [why in note for note in coordinator.notes].count(True) == 1
+    assert why.encode() in connection.recv(4096)
+
+
 def test_a_crowd_of_participants_does_not_wait_for_a_heartbeat(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
