@@ -1,6 +1,6 @@
 """A rank of a launch whose nodes join and leave: elastic.py FOLDER.
 
-Print where the rank is, then meet all others in collectives until FOLDER/go exists. Rank 0 raises
+Print where the rank is, then run collectives with all others until FOLDER/go exists. Rank 0 raises
 once FOLDER/raise exists, and removes it.
 """
 

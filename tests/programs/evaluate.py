@@ -1,4 +1,4 @@
-"""Print the value of each expression on the command line; of a mesh, its ranks."""
+"""Print the value of each expression on the command line; for a mesh, its ranks."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Train, and have one rank fail in the way given by the arguments: ``failing.py 2 raise``.
+"""Train, and let one rank fail in the way given by the arguments: ``failing.py 2 raise``.
 
 The others continue to the next collective and wait there.
 """

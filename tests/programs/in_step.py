@@ -1,4 +1,4 @@
-"""Meet in collectives until FOLDER/go exists on rank 0's node."""
+"""Run collectives until FOLDER/go exists on rank 0's node."""
 
 import os
 import sys

@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 import meshrun.__main__
-import meshrun.app  # once for all
+import meshrun.app  # imported once for all forks
 import meshrun.cli.command
 import meshrun.cli.read
 import meshrun.cli.run

@@ -1,6 +1,6 @@
 """Rank 0 leaves a process that inherits its descriptors: left_behind.py FOLDER HOW LEAVING.
 
-The other rank waits until rank 0 has ended and that process has answered, and then needs rank 0.
+The other rank waits until rank 0 has ended and that process has answered, then needs rank 0 again.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""DataLoader workers of the given start methods, beside the mesh."""
+"""Use DataLoader workers of the given start methods beside the mesh."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Connect to the store as scripts do: by the variables, and by its address."""
+"""Connect to the store as scripts do: through the variables, and by its address."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The last rank reports steps and ends in a given way, for which the others wait.
+"""The last rank reports steps and ends in a given way, while the others wait for its end.
 
 steps.py 1-5:raise 3-9:end: a word per generation, and the last one for all that follow. A way is
 "end", a signal's name, an exit code, or the message of an exception.

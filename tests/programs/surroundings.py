@@ -17,7 +17,7 @@ def status():
     with open("/proc/self/status") as file:
         pairs = (line.partition(":") for line in file)
         found = {name: value.split() for name, _, value in pairs if name in STATUS}
-    ignored = int(found["SigIgn"][0], 16)  # glibc's two internal ones are after posix_spawn()
+    ignored = int(found["SigIgn"][0], 16)  # glibc's two internal ones, after posix_spawn()
     return {**found, "SigIgn": hex(ignored & ~(0b11 << 31))}
 
 

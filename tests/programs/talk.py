@@ -1,4 +1,4 @@
-"""Call collectives all the time until FILE exists: talk.py FILE."""
+"""Call collectives without pause until FILE exists: talk.py FILE."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
-"""Ranks that meet in a collective, print a line, and then do what the arguments say.
+"""Call a collective, print a line, and then do what the arguments say.
 
-together.py [stay] [raise=RANK] [exit=RANK:CODE] [once]
+together.py [stay] [save] [raise=RANK] [exit=RANK:CODE] [once]
 """
 
 import os

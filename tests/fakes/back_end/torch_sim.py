@@ -1,8 +1,8 @@
-"""A back end outside torch that torch loads by itself: devices of the type `sim`, simulated.
+"""A back end outside torch that torch loads by itself: simulated devices of the type `sim`.
 
-There are SIM_DEVICES of them, 2 unless that is set. Like a real driver, theirs is of no use to a
-fork of the process that has initialized it. SIM_LIBRARY names `sim.cpp`, compiled: then they have
-memory and kernels, and are set with torch.accelerator alone.
+There are SIM_DEVICES of them, 2 by default. Like a real driver, theirs is of no use to a fork of
+the process that has initialized it. If SIM_LIBRARY names the compiled `sim.cpp`, they have memory
+and kernels, and are set with torch.accelerator alone.
 """
 
 import os
@@ -17,7 +17,7 @@ from torch.utils.backend_registration import (
 
 
 class Driver:
-    """What counts the devices."""
+    """Counts the devices."""
 
     def __init__(self):
         self._initialized_in = None
@@ -42,7 +42,7 @@ class Driver:
 
 
 class Sim(Driver):
-    """Devices without a library, of which one is the current one."""
+    """Devices without a library, one of which is the current one."""
 
     def __init__(self):
         super().__init__()

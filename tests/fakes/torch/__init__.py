@@ -20,7 +20,7 @@ if path := os.environ.get("FAKE_TORCH_WAITS"):
 
 
 def hold(place):
-    """Say in the folder that this place is reached; go on once there is a file `go` in it."""
+    """Report in the folder that this place is reached; continue once it contains a file `go`."""
     folder = os.environ.get("FAKE_TORCH_HOLDS_IN")
     now = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if folder is None or os.environ["FAKE_TORCH_HOLDS_AT"] != f"{place} {now}":
@@ -30,7 +30,7 @@ def hold(place):
         file.write(str(os.getpid()))
     os.rename(f"{name}~", name)
     while not (os.access(f"{folder}/go", os.F_OK) or time.sleep(0.002)):
-        pass  # in one line of Python: whoever looks at the stack finds the same one each time
+        pass  # the loop is on one line, so every dump of the stack shows the same
 
 
 hold("importing")

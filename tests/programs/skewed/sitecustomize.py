@@ -1,4 +1,4 @@
-"""Shift the time of day of a process with this on its path by SKEW_S seconds."""
+"""Shift the time of day by SKEW_S seconds in a process with this folder on its path."""
 
 import datetime
 import os
