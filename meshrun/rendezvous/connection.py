@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import random
 import socket
+import termios
 import time
 
 from meshrun.host.interfaces import address_of
@@ -115,6 +117,19 @@ class Connection:
     def wants_to_write(self) -> bool:
         """Whether data waits for room in the kernel's buffer."""
         return bool(self._out) and self.closed is None
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the peer's machine has received all that was sent, or the connection is closed.
+
+        A closed socket may not deliver the rest: data from the peer resets it.
+        """
+        if self.closed is not None or self._out:
+            return self.closed is not None
+        try:
+            return fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)) == bytes(4)
+        except OSError:  # the kernel cannot tell
+            return True
 
     @property
     def own_address(self) -> str:

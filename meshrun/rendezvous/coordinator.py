@@ -140,6 +140,12 @@ class Coordinator:
             case _:
                 self._round.send(message)
 
+    @property
+    def all_delivered(self) -> bool:
+        """Whether the other nodes have received all messages; silent ones are not waited for."""
+        nodes = (*self._connections.values(), *self._spares.values())
+        return all(connection.is_delivered for connection in nodes)
+
     def _send_all(self, message: Message) -> None:
         text = encode(message)
         for connection in (*self._connections.values(), *self._spares.values()):

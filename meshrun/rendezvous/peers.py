@@ -119,6 +119,11 @@ class Peers:
             return self._negotiation is None or self._negotiation.all_notified
         return isinstance(self._side, Coordinator) or self._side.all_notified
 
+    @property
+    def all_delivered(self) -> bool:
+        """Whether all others have received the result of the launch, if this node sends it."""
+        return not isinstance(self._side, Coordinator) or self._side.all_delivered
+
     def start_negotiation(self) -> None:
         """Start torch's rendezvous, if there is one and its endpoint is known."""
         if self._negotiation is not None and self._side is None:

@@ -96,7 +96,8 @@ class Nodes:
         self.hosts: tuple[str, ...] = (self._host,)
         """Host names in node order, once the nodes have met."""
         self._linger: Linger | None = None
-        self._signals_before = 0
+        self._signals_before: int | None = None
+        """How many signals had arrived when it began to linger."""
 
     def carry_out(
         self,
@@ -144,12 +145,17 @@ class Nodes:
         self.peers.send(Where(why=why))
 
     def lingers(self, state: State, layout: Layout) -> bool:
-        """Return whether to wait, to notify others why this launch ended before all had met."""
+        """Return whether to wait until the others know how or why this launch ended."""
         known = state.nodes
-        if known is None or known.is_met or known.over is not None:
+        if known is None:
             return False
-        if self._linger is None:
+        if self._signals_before is None:
             self._signals_before = len(state.signals)
+        if len(state.signals) != self._signals_before:
+            return False
+        if known.is_met or known.over is not None:
+            return not self.peers.all_delivered  # the network may be cut, and heal
+        if self._linger is None:
             decision = decide(state, layout, self.hosts, "it")
             if known.failed is None:
                 code = decision.exit_code or RendezvousError.exit_code
@@ -159,7 +165,7 @@ class Nodes:
             stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
             stay_s = max(stay_s, self.peers.least_stay_s)
             self._linger = Linger(self.peers, decision.headline, stay_s, self._note, self._reactor)
-        return len(state.signals) == self._signals_before and not self._linger.is_over
+        return not self._linger.is_over
 
     def close(self) -> None:
         """Send what is queued, and close the connections."""

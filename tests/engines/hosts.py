@@ -119,6 +119,10 @@ class Hosts:
         """Drop only the packets that one host sends to another."""
         self._ip(self._holder(host), f"route add blackhole {self.addresses[other]}/32")
 
+    def deliver_towards(self, host: int, other: int) -> None:
+        """Undo ``lose_towards``."""
+        self._ip(self._holder(host), f"route del blackhole {self.addresses[other]}/32")
+
     def drop(self, host: int, which: str) -> None:
         """Drop the incoming packets of a host that match an nftables rule.
 

@@ -78,6 +78,46 @@ def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> N
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize("ends", ["healed", "interrupted", "lost"])
+def test_the_first_node_stays_until_others_know_the_result(
+    make_hosts: MakeHosts, tmp_path: Path, ends: str
+) -> None:
+    """Its packets are lost from just before the end of the launch, while it still hears others."""
+    hosts = make_hosts(2)
+    program = tmp_path / "fails.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "print('began', flush=True)\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        "sys.exit(3 * int(os.environ['RANK']))"
+    )
+    timeout = ["--node-timeout", "4" if ends == "lost" else "40"]
+    launches = launch_on(
+        hosts, *AT[:4], *timeout, "--nproc-per-node", "1", program, tmp_path / "go"
+    )
+    for launch in launches:
+        launch.wait_for("began")
+    hosts.lose_towards(0, 1)
+    (tmp_path / "go").touch()
+    launches[1].wait_for("rank 1 exited with code 3")
+    if ends != "lost":
+        pause(6)
+        assert launches[0].process.poll() is None, launches[0].text
+    if ends == "interrupted":
+        launches[0].send(signal.SIGINT)
+        launches[0].end()
+    if ends != "lost":
+        hosts.deliver_towards(0, 1)
+
+    codes = end_all(launches)
+    assert codes[0] == 3, launches[0].text
+    if ends != "interrupted":  # after that, whichever packet comes first decides
+        assert codes[1] == (3 if ends == "healed" else 69), launches[1].text
+    all_gone(hosts)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_launcher_that_stands_still_for_a_moment_loses_no_node(
     make_hosts: MakeHosts, tmp_path: Path, host: int
