@@ -40,7 +40,7 @@ def draw(
 @pytest.mark.parametrize("columns", [60, 100, 200])
 @pytest.mark.parametrize("rows", [20, 30, 60])
 @pytest.mark.parametrize("mesh", ["dp=2,tp=4", "pp=2,dp=4,tp=8", "pp=4,dp=32,tp=8"])
-def test_it_stays_small(mesh: str, rows: int, columns: int) -> None:
+def test_the_panel_stays_small(mesh: str, rows: int, columns: int) -> None:
     """Never wider than the window, nor higher than a third of it."""
     lines = draw(mesh, columns, rows, odd={3: "failed", 5: "joining"})
 

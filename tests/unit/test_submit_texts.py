@@ -170,7 +170,7 @@ def test_a_job_that_was_preempted_or_lost_a_node_is_requeued(
 
 
 @pytest.mark.parametrize(
-    ("extra", "gone"),
+    ("extra", "replaced"),
     [
         ("--gres=gpu:a100:4", "--gpus-per-node"),
         ("-G 8", "--gpus-per-node"),
@@ -180,13 +180,13 @@ def test_a_job_that_was_preempted_or_lost_a_node_is_requeued(
         ("-omine.txt", "--output=%x"),
     ],
 )
-def test_what_the_user_says_to_sbatch_takes_precedence(extra: str, gone: str) -> None:
+def test_what_the_user_says_to_sbatch_takes_precedence(extra: str, replaced: str) -> None:
     """In any spelling; meshrun's own option is left out."""
     ours = render_sbatch(make_job(), launcher=["python"], folder="/")
     theirs = render_sbatch(make_job(extras=(extra,)), launcher=["python"], folder="/")
 
-    assert f"#SBATCH {gone}" in ours
-    assert f"#SBATCH {gone}" not in theirs
+    assert f"#SBATCH {replaced}" in ours
+    assert f"#SBATCH {replaced}" not in theirs
     assert f"#SBATCH {extra}\n" in theirs
 
 

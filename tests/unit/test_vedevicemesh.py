@@ -46,7 +46,7 @@ def coordinate(rank: int) -> list[int]:
     return [pp(rank), dp(rank), tp(rank)]
 
 
-def alike(rank: int, *dims: Callable[[int], int]) -> list[int]:
+def peers(rank: int, *dims: Callable[[int], int]) -> list[int]:
     """Return the ranks that have the same index as ``rank`` along these dims."""
     return [other for other in range(WORLD) if all(dim(other) == dim(rank) for dim in dims)]
 
@@ -73,21 +73,21 @@ RIGHT: dict[str, Callable[[int], Any]] = {
     "ndim": lambda _: 3,
     "shape": lambda _: [2, 2, 2],
     "get_local_rank()": lambda rank: rank,
-    "get_pipeline_parallel_mesh()": lambda rank: alike(rank, dp, tp),
-    "get_data_parallel_mesh()": lambda rank: alike(rank, pp, tp),
-    "get_tensor_parallel_mesh()": lambda rank: alike(rank, pp, dp),
-    "_get_data_parallel_mesh()": lambda rank: alike(rank, pp, tp),
-    "_get_tensor_parallel_mesh()": lambda rank: alike(rank, pp, dp),
-    '__getitem__("dp")': lambda rank: alike(rank, pp, tp),
-    "get_global_pipeline_parallel_meshes()": lambda _: [alike(0, pp), alike(4, pp)],
-    "get_global_tensor_parallel_meshes()": lambda _: [alike(r, pp, dp) for r in (0, 2, 4, 6)],
+    "get_pipeline_parallel_mesh()": lambda rank: peers(rank, dp, tp),
+    "get_data_parallel_mesh()": lambda rank: peers(rank, pp, tp),
+    "get_tensor_parallel_mesh()": lambda rank: peers(rank, pp, dp),
+    "_get_data_parallel_mesh()": lambda rank: peers(rank, pp, tp),
+    "_get_tensor_parallel_mesh()": lambda rank: peers(rank, pp, dp),
+    '__getitem__("dp")': lambda rank: peers(rank, pp, tp),
+    "get_global_pipeline_parallel_meshes()": lambda _: [peers(0, pp), peers(4, pp)],
+    "get_global_tensor_parallel_meshes()": lambda _: [peers(r, pp, dp) for r in (0, 2, 4, 6)],
     "is_first_stage()": lambda rank: pp(rank) == 0,
     "is_last_stage()": lambda rank: pp(rank) == 1,
-    "get_data_parallel_dim_groups()": lambda rank: alike(rank, pp, tp),
-    "get_tensor_parallel_dim_groups()": lambda rank: alike(rank, pp, dp),
-    'get_submesh(["dp", "tp"])': lambda rank: alike(rank, pp),
-    'get_all_submesh("tp")': lambda _: [alike(r, pp, dp) for r in (0, 2, 4, 6)],
-    'get_dim_groups("dp")': lambda rank: alike(rank, pp, tp),
+    "get_data_parallel_dim_groups()": lambda rank: peers(rank, pp, tp),
+    "get_tensor_parallel_dim_groups()": lambda rank: peers(rank, pp, dp),
+    'get_submesh(["dp", "tp"])': lambda rank: peers(rank, pp),
+    'get_all_submesh("tp")': lambda _: [peers(r, pp, dp) for r in (0, 2, 4, 6)],
+    'get_dim_groups("dp")': lambda rank: peers(rank, pp, tp),
     "get_mapping_rank(other)": lambda rank: [rank // 2],
 }
 

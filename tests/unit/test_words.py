@@ -74,7 +74,7 @@ def test_an_ambiguous_abbreviation_is_refused() -> None:
 
 
 def test_torchruns_abbreviations_keep_their_meaning() -> None:
-    """One that is unique there is not ambiguous here, whatever options meshrun adds."""
+    """One that is unique in torchrun is not ambiguous here, whatever options meshrun adds."""
     options = {"--tee": True, "--timeout": True, "--timings": False}
 
     assert spell_out(["--t", "3", "x.py"], options, {"--tee"}) == ["--tee", "3", "x.py"]
