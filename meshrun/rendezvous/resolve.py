@@ -32,23 +32,15 @@ class NameResolver:
     ) -> None:
         self._config, self._hub, self._found, self._fail = config, hub, found, fail
         self._deadline = self._hub.deadline(config.timeout_s)
-        self._why = ""
-        self._retry = hub.reactor.call_at(None, self._try_again, skips=False)
-        self._look_up()
+        self._why = "the name service has not answered yet"
+        self._lookup: Lookup | None = None
+        self._tries = hub.reactor.every(_RETRY_S, self._try)
 
-    def _look_up(self) -> None:
-        host = (self._config.host or "").strip("[]")
-        self._lookup = Lookup(host, self._hub.reactor, self._looked_up)
-
-    def _looked_up(self, addresses: list[str], why: str) -> None:
-        self._why = why
-        if not self._found(addresses, why):
-            self._retry.restart(_RETRY_S)
-
-    def _try_again(self) -> None:
-        """Look the name up again, and note the wait; or give up."""
+    def _try(self) -> None:
+        """Look the name up unless a lookup is still running, and note the wait; or give up."""
         config, waited_s = self._config, self._deadline.waited_s
         if self._deadline.is_over:
+            self.close()
             self._fail(
                 RendezvousError(
                     f"the name `{config.host}` does not resolve after {waited_s:.0f} s:"
@@ -61,7 +53,14 @@ class NameResolver:
             self._hub.note(
                 f"waiting for the name `{config.host}` to resolve: {self._why} ({self._deadline})"
             )
-        self._look_up()
+        if self._lookup is None:
+            host = (config.host or "").strip("[]")
+            self._lookup = Lookup(host, self._hub.reactor, self._looked_up)
+
+    def _looked_up(self, addresses: list[str], why: str) -> None:
+        self._lookup, self._why = None, why
+        if self._found(addresses, why):
+            self.close()
 
     def send(self, message: Message) -> None:
         """Do nothing: the other nodes are still unknown."""
@@ -76,5 +75,6 @@ class NameResolver:
 
     def close(self) -> None:
         """Stop the lookup."""
-        self._retry.cancel()
-        self._lookup.close()
+        self._tries.cancel()
+        if self._lookup is not None:
+            self._lookup.close()

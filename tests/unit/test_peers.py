@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -264,6 +267,24 @@ def test_torchs_rendezvous_starts_again_in_a_new_process(launchers: list[Launche
     first.peers.receive(replace(FOUND, nnodes=1))
     first.peers.start_negotiation()
     assert len(first.orders) == 2
+
+
+def test_a_name_service_that_never_answers_is_reported(
+    launchers: list[Launcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver may hang; the time limit applies, and the lookup is stopped."""
+    monkeypatch.setattr("meshrun.host.lookup.look_up", lambda _: signal.pause())
+    launchers.append(first := Launcher("a", host="node0", port=free_port(), timeout_s=0.2))
+    until([first], MeetingFailed)
+
+    error = first.received(MeetingFailed).error
+    assert re.fullmatch(
+        r"the name `node0` does not resolve after \d+ s: the name service has not answered yet",
+        error.message,
+    )
+    assert "--rdzv-endpoint ADDRESS:PORT" in error.hint
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_a_node_that_is_not_first_connects_to_the_endpoint(launchers: list[Launcher]) -> None:
