@@ -216,8 +216,16 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
 
     def report(error: MeshrunError) -> None:
         path = error_file(folder)
-        with suppress(OSError), open(path, "w", opener=open_private) as file:  # the caller is gone
-            file.write(render_error_json(error))
+        try:
+            with open(path, "w", opener=open_private) as file:
+                file.write(render_error_json(error))
+        except OSError:  # the disk is full, or the caller is gone
+            with suppress(OSError):
+                os.unlink(path)
+            from meshrun.host.stderr import say
+            from meshrun.report.message import render_error
+
+            say(render_error(error))
 
     def leave(*_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let the exit handlers finish

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 
@@ -39,8 +40,9 @@ class Caller:
             return ""
 
     def note_met(self) -> None:
-        """Report that all nodes have joined."""
-        open(os.path.join(self.folder, MET), "w", opener=open_private).close()
+        """Report that all nodes have joined, if the disk is not full: this matters for signals."""
+        with contextlib.suppress(OSError):
+            open(os.path.join(self.folder, MET), "w", opener=open_private).close()
 
 
 def end_of_call(number: int) -> bytes:

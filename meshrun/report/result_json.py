@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -41,6 +43,8 @@ def write_report(result: LaunchResult, path: str) -> None:
             with open(path, "w", opener=open_private) as file:
                 file.write(text)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # its reader would take half a report for invalid data
             raise HostError(f"cannot write `{path}`: {error.strerror}") from error
     else:
         try:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from tests.kit import ROOT, command, wait_until
 pytestmark = pytest.mark.torch
 
 
-def hide(sshd: Sshd, host: int, path: Path | str) -> None:
-    """Make a folder look empty on one host."""
-    done = sshd.hosts.run(host, ["mount", "-t", "tmpfs", "none", path])
+def hide(sshd: Sshd, host: int, path: Path | str, *options: str) -> None:
+    """Make a folder look empty on one host; ``options`` are those of its new file system."""
+    done = sshd.hosts.run(host, ["mount", "-t", "tmpfs", *options, "none", path])
     assert done.returncode == 0, done.stderr
 
 
@@ -199,4 +200,39 @@ def test_a_program_that_is_nowhere(make_sshd: MakeSshd) -> None:
 
     assert run.end() == 2, run.text
     assert run.text.count("can't open file '/nowhere.py'") == 1
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize(("inodes", "code"), [(2, 0), (4, 71)])
+def test_a_full_disk_on_a_host_is_named(make_sshd: MakeSshd, inodes: int, code: int) -> None:
+    """With room for the agent's folder only, its launcher uses another temporary folder."""
+    sshd = make_sshd(2)
+    hide(sshd, 1, tempfile.gettempdir(), "-o", f"nr_inodes={inodes}")
+    run = launch(sshd, "--nproc-per-node", "1", "--no-python", "echo", "done")
+
+    assert run.end() == code, run.text
+    if code:
+        last = run.text.splitlines()[-1]
+        assert "error: on node1, cannot create" in last, run.text
+        assert last.endswith("No space left on device"), run.text
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("fake_torch")
+def test_an_error_is_printed_if_a_full_disk_cannot_hold_it(
+    make_sshd: MakeSshd, tmp_path: Path
+) -> None:
+    """A launcher otherwise writes why it cannot launch to a file in its agent's folder."""
+    sshd = make_sshd(2)
+    (folder := tmp_path / "programs").mkdir()
+    (program := folder / "a.py").write_text("print('hello')")
+    hide(sshd, 1, folder)
+    hide(sshd, 1, tempfile.gettempdir(), "-o", "nr_inodes=2")
+    run = launch(sshd, "--nproc-per-node", "1", program)
+
+    assert run.end() == 2, run.text
+    assert f"error: can't open file '{program}'" in run.text
     all_gone(sshd)
