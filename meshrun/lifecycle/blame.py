@@ -45,11 +45,13 @@ def judge(state: State) -> list[Verdict]:
     state = replace(state, ranks=state.all_ranks)
     verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
     verdicts.sort(key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
+    cause: list[Verdict] = []
     if verdicts and verdicts[0].distance == _CONSEQUENT:
-        verdicts[:0] = _first_to_leave(state, min(verdict.at_ns for verdict in verdicts))
+        cause = _first_to_leave(state, min(verdict.at_ns for verdict in verdicts))
     elif verdicts and verdicts[0].distance > _CONSEQUENT:
-        verdicts[:0] = _first_to_hide_its_error(state)
-    return verdicts
+        cause = _first_to_hide_its_error(state)
+    # Such a rank may also have been killed, while it waited for the others to finish.
+    return [*cause, *(each for each in verdicts if each.rank not in {one.rank for one in cause})]
 
 
 def has_culprit(state: State) -> bool:

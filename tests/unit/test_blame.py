@@ -66,6 +66,11 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
         1,
         LEFT,
     ),
+    "a rank that finished early and was killed while it waited for the others": (
+        [finished(1, 50), lost(0, 100), lost(2, 101), ended(1, TERM, 105), ended(0, 256, 110)],
+        1,
+        LEFT,
+    ),
     "a rank that left silently, noticed a little late": (
         [lost(0, 100), lost(2, 101), ended(1, 0, 103, unasked=True), ended(0, 256, 110)],
         1,
@@ -101,9 +106,10 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_the_cause_comes_first(name: str) -> None:
-    """With its description; all other verdicts are consequences."""
+    """With its description; all other verdicts are consequences, one for each rank."""
     events, cause, description = HISTORIES[name]
     first, *others = judged(*events)
 
     assert (first.rank, describe_verdict(first)) == (cause, description)
     assert [other.rank for other in others if not other.is_consequence] == []
+    assert len({other.rank for other in others} | {cause}) == len(others) + 1
