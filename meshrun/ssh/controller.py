@@ -31,7 +31,7 @@ _OTHERS_REPORT_S = 1.0
 """How long the other launchers may take to report the error of the first that cannot launch."""
 _SAME_MOMENT_S = 1.0
 _GRACE_S = 10.0
-"""How long the other hosts may take to end after one has, beyond the ranks' and nodes' timeouts."""
+"""How long hosts may take to end after one has, or a signal, beyond ranks' and nodes' timeouts."""
 
 
 class Controller:
@@ -114,8 +114,9 @@ class Controller:
             before = frozenset(self._forwarded)
             self._pool.close(self._forward_signals)
         if self._lost:
-            if self._stop is not None and abs(self._stop[0] - self._lost_s) < _SAME_MOMENT_S:
-                raise Stopped(self._stop[1])  # every process here received it, so ssh did too
+            # At the same moment, every process here received it, so ssh did too.
+            if self._stop is not None and self._stop[0] < self._lost_s + _SAME_MOMENT_S:
+                raise Stopped(self._stop[1])
             may_restart = self._may_restart and not self._forwarded
             raise lost_error(self._lost, may_restart=may_restart)
         reporting = self._sessions if not self._is_elastic else [self._first]
@@ -124,6 +125,8 @@ class Controller:
         if self._console.reader_is_gone:
             return -signal.SIGPIPE
         ended = (self._first and self._first.ended) or 0
+        if ended == -signal.SIGKILL and self._stop is not None:
+            raise Stopped(self._stop[1])  # its agent killed it, as it did not stop
         if not ended and (late := (self._forwarded - before) & {*self._request.stop_signals}):
             return -min(late)  # the ranks had finished, but not the readers of their output
         # A launcher that a forwarded signal stopped exits with 128 + n.
@@ -185,7 +188,11 @@ class Controller:
                 continue
             self._forwarded.add(signum)
             if signum in self._request.stop_signals:
-                self._stop = self._stop or (time.monotonic(), signum)
+                if self._stop is None:
+                    self._stop = time.monotonic(), signum
+                    # The first host passes it on to the others, unless it cannot.
+                    limit_s = self._most_s_to_end
+                    self._pool.reactor.call_later(limit_s, partial(self._end_others, at_once=True))
                 self._pool.note_stop()
                 self._retry.close()
             for session in self._sessions:
@@ -296,13 +303,16 @@ class Controller:
         self._retry.close()
         if not self._is_closing:
             self._is_closing = True
-            grace_s = self._request.shutdown_timeout_s + self._request.node_timeout_s
-            self._pool.reactor.call_later(grace_s + _GRACE_S, self._give_up_waiting)
+            self._pool.reactor.call_later(self._most_s_to_end, self._give_up_waiting)
         if at_once and not self._ending:
             self._ending = True
             for session in self._sessions:
                 if not session.is_done:
                     session.send(end=self._why_ending())
+
+    @property
+    def _most_s_to_end(self) -> float:
+        return self._request.shutdown_timeout_s + self._request.node_timeout_s + _GRACE_S
 
     def _give_up_waiting(self) -> None:
         self._is_overdue = True

@@ -409,6 +409,26 @@ def test_a_frozen_agent_ends_with_its_connection(make_sshd: MakeSshd, host: int)
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+def test_ctrl_c_ends_a_launch_whose_first_host_is_frozen(
+    make_sshd: MakeSshd, tmp_path: Path, nnodes: str
+) -> None:
+    """That host cannot pass it on to the others; the loss of it afterwards is not the cause."""
+    sshd = make_sshd(2)
+    limits = ("--node-timeout", "3", "--shutdown-timeout", "1", "--nnodes", nnodes)
+    run = launch(sshd, *limits, "--nproc-per-node", "1", TICKS, tmp_path)
+    run.wait_for("tick 3\n", times=2)
+    (launcher,) = pids_of(sshd, 0, "meshrun launcher --report=")
+    os.kill(launcher, signal.SIGSTOP)
+    run.send(signal.SIGINT)
+
+    assert run.end() == -signal.SIGINT, run.text
+    assert run.text.endswith("meshrun: stopped by Ctrl-C, SIGINT\n"), run.text
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
 def test_a_frozen_controller_ends_all(make_sshd: MakeSshd) -> None:
     """Agents no longer hear from it; once resumed, it reports that as the cause."""
     sshd = make_sshd(2)
