@@ -252,7 +252,10 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
         if outcome.trouble is not None:
             return outcome.trouble.as_error()
     if (lost := nodes.lost) is not None and (nodes.is_coordinator or nodes.over is None):
-        return NodeLostError(str(lost), hint=_hint_of_loss(lost))
+        # After a third signal, node 0 does not wait for the others.
+        signum = nodes.signum
+        before = f"another node was stopped by {signal_name(signum)}; then " if signum else ""
+        return NodeLostError(f"{before}{lost}", hint=_hint_of_loss(lost))
     return None
 
 

@@ -456,6 +456,32 @@ def test_sigterm_on_one_node_ends_all_alike(
     assert end_all(launches) == [code, code], launches[0].text + launches[1].text
 
 
+@pytest.mark.nightly
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+def test_the_signal_is_named_by_nodes_that_the_first_did_not_wait_for(
+    make_hosts: MakeHosts, nnodes: str
+) -> None:
+    """At the third Ctrl-C it exits, while ranks of another node still ignore the first one."""
+    hosts = make_hosts(2)
+    where = ("--rdzv-backend", "c10d", "--nnodes", nnodes, "--rdzv-endpoint", "node0:29500")
+    ranks = ("--nproc-per-node", "1", "--shutdown-timeout", "5", PROGRAMS / "wait.py", "deaf")
+    launches = launch_on(hosts, *where, *ranks)
+    for launch in launches:
+        launch.wait_for("up")
+    for text in ("SIGINT: stopping", "SIGINT again: killing in", "SIGINT again: killing rank"):
+        launches[0].send(signal.SIGINT)
+        launches[0].wait_for(text)
+
+    assert end_all(launches) == [-signal.SIGINT, 69]
+    last = launches[1].text.rstrip().splitlines()[-1]
+    assert last.startswith(
+        "error: another node was stopped by SIGINT; then node 0 (node0) was lost"
+    )
+    assert "reconnecting" not in launches[1].text
+    all_gone(hosts)
+
+
 def test_all_nodes_start_again_together(make_hosts: MakeHosts) -> None:
     """After a failure on one of them, in the same generation, with a fresh store."""
     hosts = make_hosts(2)
