@@ -1,9 +1,10 @@
 """A launch from request to result.
 
+``cli/run.py`` calls these functions, for the command line and for ``meshrun.launch()``.
 ``ask_cluster`` completes a request with the scheduler's facts, ``plan`` turns it into a value that
 a dry run prints, and ``launch`` carries out this plan: the supervisor starts the zygote, the zygote
 forks the workers, ``lifecycle`` decides after every event, ``rendezvous`` talks to the other
-nodes, and the console shows what the ranks print.
+nodes, and the console shows what the ranks print. ``supervisor/loop.py`` runs all of it.
 """
 
 from __future__ import annotations

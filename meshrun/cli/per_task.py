@@ -24,7 +24,7 @@ _NEEDS_LAUNCHER = (
 """Options of the mesh and the program that need a launcher."""
 
 
-def become_rank(options: Options, request: LaunchRequest) -> NoReturn:
+def run_task_as_rank(options: Options, request: LaunchRequest) -> NoReturn:
     """Run the program in this process, as the rank that the scheduler assigned to it.
 
     Raises:

@@ -113,9 +113,9 @@ def _launch(
 ) -> int:
     """Launch here, or on the hosts that the user or a scheduler names."""
     if options.per_task:
-        from meshrun.cli.per_task import become_rank
+        from meshrun.cli.per_task import run_task_as_rank
 
-        become_rank(options, request)
+        run_task_as_rank(options, request)
     cluster = None
     if not invocation.hosts_present:
         from meshrun import app
@@ -255,7 +255,7 @@ def _launch_here(
         if text := render_failure(unseen, reported_lost=progress.reported_lost, bare=bare):
             say(text)
     if invocation.step and not invocation.is_first_task:
-        code, is_over = _exit_code(request, result), bool(result.elsewhere)
+        code, is_over = _code_for_shell(request, result), bool(result.elsewhere)
         report_end(invocation.step, code, is_first=False, is_over=is_over)
     if plan.is_elastic and _is_later_task(cluster):
         return 0  # srun returns the worst code of all nodes; the first node's is the launch's
@@ -274,11 +274,12 @@ def _is_reported_elsewhere(result: LaunchResult, invocation: Invocation) -> bool
 def _end_with(request: LaunchRequest, result: LaunchResult) -> int:
     """Return the exit code of a launch, or end by the signal that ended it."""
     if result.signum is None or result.preempted or request.exit_codes == "torchrun":
-        return _exit_code(request, result)
+        return _code_for_shell(request, result)
     return end_by_signal(result.signum)
 
 
-def _exit_code(request: LaunchRequest, result: LaunchResult) -> int:
+def _code_for_shell(request: LaunchRequest, result: LaunchResult) -> int:
+    """Return the exit code of the launch, or torchrun's."""
     return int(result.exit_code != 0) if request.exit_codes == "torchrun" else result.exit_code
 
 

@@ -12,8 +12,9 @@ from meshrun.protocol.raised import describe_raised, lost_connection
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LEFT_EARLY, describe_exit, split_wait_status
 
-_CONSEQUENT = 2
-"""Distance of a rank that lost its connection to a peer; ranks that obeyed are farther away."""
+_OWN, _SOON_AFTER, _CONSEQUENT, _OBEYED = range(4)
+"""Distances from the cause: of a rank that failed by itself, that failed just after it was asked to
+end, that lost its connection to a peer, and that ended as it was asked to."""
 _NOTICED_WITHIN_NS = 100_000_000
 """How long after its peers' errors a rank's death may be noticed; later, it only obeyed."""
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
@@ -21,7 +22,7 @@ _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, sign
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How one rank failed, and how far that is from being the cause; 0 is closest."""
+    """How one rank failed, and how far that is from being the cause."""
 
     rank: int
     at_ns: int
@@ -29,7 +30,7 @@ class Verdict:
     signum: int | None = None
     raised: RankRaised | None = None
     asked_to_end: bool = False
-    distance: int = 0
+    distance: int = _OWN
 
     @property
     def is_consequence(self) -> bool:
@@ -175,13 +176,13 @@ def _distance(state: State, verdict: Verdict) -> int:
     is_interrupted = raised is not None and raised.kind == "KeyboardInterrupt"
     obeyed = _is_ours(state, ended_by) or is_interrupted
     if verdict.asked_to_end and obeyed:
-        return 3
+        return _OBEYED
     if raised and lost_connection(raised):
         return _CONSEQUENT
     if not verdict.asked_to_end:
-        return 0
+        return _OWN
     asked_ns = state.ranks[verdict.rank].told_to_end_ns or 0
-    return 1 if verdict.at_ns - asked_ns < _NOTICED_WITHIN_NS else 3
+    return _SOON_AFTER if verdict.at_ns - asked_ns < _NOTICED_WITHIN_NS else _OBEYED
 
 
 def _is_ours(state: State, signum: int | None) -> bool:

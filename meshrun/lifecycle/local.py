@@ -347,7 +347,9 @@ def _signalled(state: State, event: SignalArrived) -> Step:
 
 
 def _stop_for_signal(state: State, event: SignalArrived) -> Step:
-    """Ask the ranks to stop at the first signal, kill them soon after the second, now at the third.
+    """Ask the ranks to stop at the first signal; kill them soon after the second, now at the third.
+
+    ``_time_passed`` kills them once the time after the second is over.
 
     A first SIGINT or SIGPIPE that finds the ranks already stopping counts as the second: somebody
     is waiting, or nobody reads the output. Other signals do not, as schedulers send them to all

@@ -319,12 +319,12 @@ class Coordinator:
     def _lose(self, number: int, why: str) -> None:
         connection = self._connections.pop(number)
         self._hub.close(connection, why)
-        rank, host = self._nodes.rank(number), self._nodes.infos[number].host
+        node_rank, host = self._nodes.node_rank(number), self._nodes.infos[number].host
         self._nodes.remove(number)
         if self._over:
             return
         at_ns, is_silent = time.monotonic_ns(), connection.is_silent
-        lost = NodeLost(node_rank=rank, host=host, why=why, at_ns=at_ns, is_silent=is_silent)
+        lost = NodeLost(node_rank=node_rank, host=host, why=why, at_ns=at_ns, is_silent=is_silent)
         self._loss = str(lost)
         if not self._config.is_elastic:
             self._end_for(self._loss)

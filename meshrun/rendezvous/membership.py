@@ -74,7 +74,7 @@ class Membership:
         """The numbers of nodes that take part, in node order."""
         return [number for number in self._places if number is not None]
 
-    def rank(self, number: int) -> int:
+    def node_rank(self, number: int) -> int:
         """Return the node rank of a node that takes part."""
         return self._rank_of[number]
 
@@ -117,7 +117,7 @@ class Membership:
 
     def can_do_without(self, number: int) -> bool:
         """Return whether the launch can continue without a node that takes part."""
-        place = self.rank(number)
+        place = self.node_rank(number)
         self._places[place] = None
         try:
             self.choose()

@@ -209,7 +209,7 @@ class Monitor:
             self.ask(self._describe_stall(self._state))
         if self.watchdog.must_ask_waits(self._state):
             self.collectives.send(WAITS, self._state.alive)
-        if self._then is None and (idle_s := self.watchdog.idle_s(self._state)) is not None:
+        if self._then is None and (idle_s := self.watchdog.hung_for_s(self._state)) is not None:
             hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
             self.ask(f"no rank has made progress for {idle_s:.1f} s", then=hung)
         self.update(self._state)

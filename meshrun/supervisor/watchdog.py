@@ -102,8 +102,8 @@ class Watchdog:
         self._reported_stall = True
         return True
 
-    def idle_s(self, state: State) -> float | None:
-        """Return how long no rank has made progress, if that is too long; otherwise ``None``."""
+    def hung_for_s(self, state: State) -> float | None:
+        """Decide whether the ranks hang: return how long none has made progress, or ``None``."""
         if not self._is_due(state) or not _all_began(state):
             return None
         now_ns = time.monotonic_ns()

@@ -127,7 +127,7 @@ class Workers:
     def start_next(self) -> None:
         """Start the next rank, now that the zygote has answered an order."""
         if self._waiting:
-            self._start_rank(self._waiting.popleft())
+            self._order_rank(self._waiting.popleft())
 
     def _start_zygote(self) -> ZygoteClient:
         request = self.plan.request
@@ -155,7 +155,7 @@ class Workers:
         self._reactor.add_reader(zygote.reports, self._on_reports)
         return zygote
 
-    def _start_rank(self, rank: RankPlan) -> None:
+    def _order_rank(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
         # The zygote was started without the user's thread variables.
         environment = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}

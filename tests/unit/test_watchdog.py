@@ -46,7 +46,7 @@ class World:
             at_ns = max(at_ns, self.now_ns)
             self.cpu[11] += cpu * (at_ns - self.now_ns) / S
             self.now_ns = at_ns
-            if (idle_s := dog.idle_s(self.state)) is not None:
+            if (idle_s := dog.hung_for_s(self.state)) is not None:
                 return idle_s
 
 
