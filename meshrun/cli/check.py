@@ -21,6 +21,7 @@ from meshrun.plan.request import LaunchRequest
 _PROGRAM = "meshrun.worker.check_ranks"
 _MODES = ("quick", "full")
 _FOUND_EXIT_CODE = 1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def read_check_program(options: Options, words: tuple[str, ...]) -> Program:
@@ -84,10 +85,14 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
 
     with ExitStack() as held:
         atexit.register(held.close)  # if a signal ends the launch, it ends this process too
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in _SIGNALS:
             if signal.getsignal(signum) is signal.SIG_DFL:  # until the launch has its own handlers
                 signal.signal(signum, _end_by)
-        path = os.path.join(held.enter_context(private_folder()), "measured")
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the folder is held
+        try:
+            path = os.path.join(held.enter_context(private_folder()), "measured")
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.environ[RESULT_FILE] = path
         code = launch()
         if code or not os.path.exists(path):

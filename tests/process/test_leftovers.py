@@ -136,7 +136,8 @@ def test_a_check_that_is_stopped_leaves_no_folder(
     monkeypatch.setenv("FAKE_TORCH_HOLDS_AT", "importing 0")
     with start_meshrun("--check", "--mesh", "dp=2", "--device", "cpu", folder=tmp_path) as running:
         if is_early:
-            wait_until(folders, lambda: running.stderr)
+            while not folders():  # without pauses, to find it as soon as it exists
+                assert running.process.poll() is None, running.stderr
         else:
             wait_until((held / "at.0.zygote").exists, lambda: running.stderr)
         running.signal(signal.SIGTERM)
