@@ -159,6 +159,7 @@ def test_nodes_meet_through_a_plug_in(make_hosts: MakeHosts, tmp_path: Path) -> 
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_an_unknown_back_end_is_reported(make_hosts: MakeHosts) -> None:
     """Before anything starts."""
     hosts = make_hosts(1)

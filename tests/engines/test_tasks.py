@@ -26,6 +26,7 @@ MESH_LINES = [
 ]
 
 
+@pytest.mark.nightly
 def test_srun_is_enough_for_a_mesh(slurm: Slurm) -> None:
     """On two hosts whose own names resolve to loopback."""
     options = ["--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit"]

@@ -122,6 +122,7 @@ def test_a_preload_that_fails_is_reported_once(fake_torch: Path) -> None:
     assert ours.stdout == ""
 
 
+@pytest.mark.nightly
 def test_a_preload_that_executes_another_program_ends_the_launch(
     fake_torch: Path, tmp_path: Path
 ) -> None:

@@ -298,6 +298,7 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert output.count("the test destroyed the process group; later tests get new ranks") == 1
 
 
+@pytest.mark.nightly
 def test_outcomes_are_the_same_as_without_ranks(tmp_path: Path) -> None:
     """Including subtests and pytest's cache, which ranks do not overwrite."""
     (tmp_path / "test_alike.py").write_text(ALIKE)
