@@ -5,6 +5,7 @@
 a dry run prints, and ``launch`` carries out this plan: the supervisor starts the zygote, the zygote
 forks the workers, ``lifecycle`` decides after every event, ``rendezvous`` talks to the other
 nodes, and the console shows what the ranks print. ``supervisor/loop.py`` runs all of it.
+``worker/bootstrap.py`` is what a rank does before the program.
 """
 
 from __future__ import annotations

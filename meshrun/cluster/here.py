@@ -1,4 +1,4 @@
-"""Detection for this process: the only module of the package that reads its surroundings."""
+"""Detection for this process: the only module of ``cluster`` that reads its surroundings."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
 def _node_lost(state: State, event: NodeLost) -> Step:
     known = _nodes(state)
     may_return = known.is_elastic and known.link is not Link.CUT_OFF and known.signum is None
-    if may_return and not state.signals:  # the coordinator, to which this node may reconnect
+    if may_return and not state.signals:  # an elastic launch reports only a lost coordinator
         alone = replace(state, nodes=replace(known, link=Link.RETURNING))
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)

@@ -1,7 +1,8 @@
 """Whether ranks restart after a failure, when, and why not. Pure.
 
 ``local`` calls ``decide_restart`` on a single node. On several nodes the coordinator does, in
-``other_nodes``, once nothing is left on any of them.
+``other_nodes``, once nothing is left on any of them; after a change of the nodes of an elastic
+launch it begins another generation without asking here.
 """
 
 from __future__ import annotations

@@ -89,12 +89,13 @@ def test_a_message_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Drain:
+        generation: messages.Generation
         why: Line
 
     monkeypatch.setitem(messages._TYPES, "Drain", Drain)
     Drain.__module__ = __name__
-    text = messages.encode(Drain(why="maintenance\x1b[2J"))  # type: ignore[arg-type]
+    text = messages.encode(Drain(generation=0, why="maintenance\x1b[2J"))  # type: ignore[arg-type]
 
-    assert messages.decode(text) == Drain(why=r"maintenance\x1b[2J")
+    assert messages.decode(text) == Drain(generation=0, why=r"maintenance\x1b[2J")
     with pytest.raises(messages.MessageError):
         messages.decode(text.replace(b"why", b"who"))
