@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, TypeVar, 
 
 from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
-from meshrun.host.folder import open_private
+from meshrun.host.folder import open_private, write_private
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_stale, writing_to
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh, mesh_text
@@ -215,13 +215,9 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
             remove_if_stale(folder)
 
     def report(error: MeshrunError) -> None:
-        path = error_file(folder)
         try:
-            with open(path, "w", opener=open_private) as file:
-                file.write(render_error_json(error))
+            write_private(error_file(folder), render_error_json(error))
         except OSError:  # the disk is full, or the caller is gone
-            with suppress(OSError):
-                os.unlink(path)
             from meshrun.host.stderr import say
             from meshrun.report.message import render_error
 

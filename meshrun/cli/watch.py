@@ -16,7 +16,7 @@ from meshrun.cli.invocation import Invocation
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, ProgramError, UsageError
-from meshrun.host.folder import open_private
+from meshrun.host.folder import open_private, write_private
 from meshrun.host.leftovers import private_folder
 from meshrun.host.stderr import note, say
 from meshrun.host.title import set_title
@@ -118,9 +118,8 @@ class _Watch:
                 self._add(noted.take())
                 if not is_stopping and (changed := self._files.changed()):
                     is_stopping = True
-                    path = os.path.join(folder, WHY)
-                    with suppress(OSError), open(path, "w", opener=open_private) as why:
-                        why.write(_describe(changed))
+                    with suppress(OSError):
+                        write_private(os.path.join(folder, WHY), _describe(changed))
                     process.terminate()
             self._add(noted.take())
             _report_error(folder)

@@ -107,11 +107,34 @@ def open_private(path: str, flags: int) -> int:
     Raises:
         OSError: If it cannot be opened, is a link, or is in another user's folder.
     """
+    with _own_folder_of(path) as folder:
+        return folder.open(path, flags)
+
+
+def write_private(path: str, text: str) -> None:
+    """Write a text to a file in a private folder, or leave no file there if the disk is full.
+
+    Raises:
+        OSError: As for :func:`open_private`, or if it cannot be written.
+    """
+    with _own_folder_of(path) as folder:
+        descriptor = folder.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            with open(descriptor, "w") as file:
+                file.write(text)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.basename(path), dir_fd=folder.fileno())
+            raise
+
+
+@contextlib.contextmanager
+def _own_folder_of(path: str) -> Iterator[Folder]:
     folder = Folder(os.path.dirname(path))
     try:
         if not folder.is_ours:
             raise PermissionError(errno.EPERM, "its folder belongs to another user", path)
-        return folder.open(path, flags)
+        yield folder
     finally:
         folder.close()
 

@@ -40,7 +40,10 @@ class Caller:
             return ""
 
     def note_met(self) -> None:
-        """Report that all nodes have joined, if the disk is not full: this matters for signals."""
+        """Report that all nodes have joined, so that signals come only through the first node.
+
+        On a full disk this is omitted: they then also come directly.
+        """
         with contextlib.suppress(OSError):
             open(os.path.join(self.folder, MET), "w", opener=open_private).close()
 

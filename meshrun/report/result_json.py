@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from meshrun import errors
 from meshrun.errors import HostError, MeshrunError, SpecError, UsageError
-from meshrun.host.folder import open_private
+from meshrun.host.folder import write_private
 from meshrun.host.leftovers import is_in_private
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.checked import ExitCode
@@ -40,11 +38,8 @@ def write_report(result: LaunchResult, path: str) -> None:
     text = f"{render_result_json(result)}\n"
     if is_in_private(path):  # the caller's, which others might have replaced in its TMPDIR
         try:
-            with open(path, "w", opener=open_private) as file:
-                file.write(text)
+            write_private(path, text)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(path)  # its reader would take half a report for invalid data
             raise HostError(f"cannot write `{path}`: {error.strerror}") from error
     else:
         try:

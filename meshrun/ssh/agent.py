@@ -16,7 +16,7 @@ from functools import partial
 from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
-from meshrun.host.folder import open_private
+from meshrun.host.folder import open_private, write_private
 from meshrun.host.interfaces import interface_of, is_loopback, outward_address
 from meshrun.host.leftovers import private_folder
 from meshrun.host.machine_id import boot_id, own_namespaces
@@ -197,9 +197,8 @@ class Agent:
         elif not self._is_ending:
             self._is_ending = True
             self._reactor.call_later(self._order["grace_s"] + _AFTER_GRACE_S, self._launcher.kill)
-            path = os.path.join(self._folder, WHY)
-            with contextlib.suppress(OSError), open(path, "w", opener=open_private) as file:
-                file.write(why)
+            with contextlib.suppress(OSError):
+                write_private(os.path.join(self._folder, WHY), why)
             send_signal(self._launcher.pid, signal.SIGTERM)
 
     # ---- the launcher -----------------------------------------------------------------------

@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from meshrun.errors import HostError, UsageError
-from meshrun.host.folder import Folder, make_folder, open_private, who_else_may_write
+from meshrun.host.folder import Folder, make_folder, open_private, who_else_may_write, write_private
 from meshrun.host.leftovers import private_folder, remove_if_stale
 from meshrun.host.reactor import Reactor
 from meshrun.host.whole_file import check_target, write_whole
@@ -192,9 +193,30 @@ def test_a_private_file_is_in_this_user_s_folder(tmp_path: Path) -> None:
     for path in (mine / "link", tmp_path / "to_mine" / "other", theirs / "file"):
         with pytest.raises(OSError, match=r"Too many levels|Not a directory|another user"):
             open_private(str(path), os.O_WRONLY | os.O_CREAT)
+        with pytest.raises(OSError, match=r"Too many levels|Not a directory|another user"):
+            write_private(str(path), "new")
 
     assert precious.read_text() == "kept"
     assert (os.listdir(theirs), sorted(os.listdir(mine))) == ([], ["file", "link"])
+
+
+def test_a_private_file_is_whole_or_absent(tmp_path: Path) -> None:
+    """On a full disk too, here a limit on the size of files; half of it would be invalid."""
+    program = (
+        "import resource, sys\n"
+        "from meshrun.host.folder import write_private\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "write_private(sys.argv[1], 'x' * 100)\n"
+        "write_private(sys.argv[2], 'x' * 101)\n"
+    )
+    paths = [tmp_path / "whole", tmp_path / "too long"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *paths], capture_output=True, text=True, check=False
+    )
+
+    assert "File too large" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+    assert paths[0].read_text() == "x" * 100
 
 
 @pytest.mark.parametrize(
