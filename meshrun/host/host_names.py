@@ -1,9 +1,19 @@
-"""Names of hosts. Pure."""
+"""Names and addresses of hosts. Pure."""
 
 from __future__ import annotations
+
+from ipaddress import ip_address
+
+
+def is_address(host: str) -> bool:
+    """Return whether a string is an address rather than a name."""
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def first_label(host: str) -> str:
     """Return a host's name without its domain and in lower case; an address as it is."""
-    is_address = ":" in host or host.replace(".", "").isdecimal()
-    return host if is_address else host.partition(".")[0].lower()
+    return host if is_address(host) else host.partition(".")[0].lower()

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+from meshrun.host.host_names import is_address
+
 _NOWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
 _GVISOR = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
@@ -78,15 +80,6 @@ def interface_variables(interface: str | None) -> dict[str, str]:
 def _is_gvisor() -> bool:
     system = os.uname()
     return "gvisor" in system.release or system.version == _GVISOR
-
-
-def is_address(host: str) -> bool:
-    """Return whether a string is an address rather than a name."""
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def is_unspecified(address: str) -> bool:

@@ -34,16 +34,14 @@ def classify_endpoint(
     facing = tuple(each for each in own if not is_loopback(each))
     if not facing and host in (*_LOCAL, *own):
         facing = own
-    is_elsewhere = not all(is_loopback(each) for each in addresses) and not own
-    is_named_so = is_same_name(host, own_name) and not (
-        is_elsewhere and _has_other_domain(host, own_name)
-    )
+    is_elsewhere = not own and any(not is_loopback(each) for each in addresses)
+    is_namesake = is_elsewhere and _has_other_domain(host, own_name)
     return Endpoint(
         host=host,
         addresses=tuple(addresses),
         own=own,
         facing=facing,
-        is_ours=bool(own) or is_named_so,
+        is_ours=bool(own) or (is_same_name(host, own_name) and not is_namesake),
     )
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
-from meshrun.host.interfaces import is_address, outward_address, own_addresses, with_interface_of
+from meshrun.host.host_names import is_address
+from meshrun.host.interfaces import outward_address, own_addresses, with_interface_of
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,

@@ -11,7 +11,8 @@ import os
 import socket
 
 from meshrun.errors import MeshrunError
-from meshrun.host.interfaces import is_address, sockaddr_of
+from meshrun.host.host_names import is_address
+from meshrun.host.interfaces import sockaddr_of
 from meshrun.host.sockets import listen_on
 from meshrun.rendezvous.hub import Hub
 

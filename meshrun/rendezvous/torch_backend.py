@@ -19,7 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshrun.errors import RendezvousError
-from meshrun.host.interfaces import is_address, is_unspecified, own_address_towards
+from meshrun.host.host_names import is_address
+from meshrun.host.interfaces import is_unspecified, own_address_towards
 from meshrun.host.title import set_title
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec

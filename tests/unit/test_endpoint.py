@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.host.interfaces import is_address
+from meshrun.host.host_names import is_address
 from meshrun.rendezvous.endpoint import Endpoint, classify_endpoint, is_same_name
 
 OWN = {"127.0.0.1", "::1", "127.0.1.1", "10.0.0.1", "fe80::1"}
