@@ -46,13 +46,15 @@ def judge(state: State) -> list[Verdict]:
     state = replace(state, ranks=state.all_ranks)
     verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
     verdicts.sort(key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
-    cause: list[Verdict] = []
+    cause = None
     if verdicts and verdicts[0].distance == _CONSEQUENT:
         cause = _first_to_leave(state, min(verdict.at_ns for verdict in verdicts))
     elif verdicts and verdicts[0].distance > _CONSEQUENT:
         cause = _first_to_hide_its_error(state)
-    # Such a rank may also have been killed, while it waited for the others to finish.
-    return [*cause, *(each for each in verdicts if each.rank not in {one.rank for one in cause})]
+    if cause is None:
+        return verdicts
+    # It may also have been killed, while it waited for the others to finish.
+    return [cause, *(verdict for verdict in verdicts if verdict.rank != cause.rank)]
 
 
 def has_culprit(state: State) -> bool:
@@ -60,8 +62,8 @@ def has_culprit(state: State) -> bool:
     return any(not verdict.is_consequence for verdict in judge(state))
 
 
-def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
-    """Return the rank whose program ended before others lost a connection, if there is one.
+def _first_to_leave(state: State, before_ns: int) -> Verdict | None:
+    """Return a verdict on the rank whose program ended before others lost a connection, if any.
 
     A program that calls ``os._exit(0)`` reports nothing, so its end is noticed a little late.
     """
@@ -72,12 +74,12 @@ def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
             left.append((known.finished_ns, rank))
         elif ended is not None and ended.wait_status == 0 and ended.unasked:
             left.append((ended.at_ns - _NOTICED_WITHIN_NS, rank))
-    left = [(at_ns, rank) for at_ns, rank in left if at_ns < before_ns]
-    return [Verdict(rank=rank, at_ns=at_ns, exit_code=0) for at_ns, rank in sorted(left)[:1]]
+    at_ns, rank = min(left, default=(before_ns, 0))
+    return Verdict(rank=rank, at_ns=at_ns, exit_code=0) if at_ns < before_ns else None
 
 
-def _first_to_hide_its_error(state: State) -> list[Verdict]:
-    """Return the rank for whose exception the others were stopped, though it exited with 0.
+def _first_to_hide_its_error(state: State) -> Verdict | None:
+    """Return a verdict on a rank that exited with 0, though its exception stopped the others.
 
     An exit handler may call ``os._exit(0)``.
     """
@@ -89,7 +91,7 @@ def _first_to_hide_its_error(state: State) -> list[Verdict]:
         and known.exited.wait_status == 0
         and (known.told_to_end_ns is None or known.raised.at_ns < known.told_to_end_ns)
     ]
-    return sorted(found, key=lambda verdict: verdict.at_ns)[:1]
+    return min(found, key=lambda verdict: verdict.at_ns, default=None)
 
 
 def describe_verdict(verdict: Verdict) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -185,16 +184,14 @@ def _check_program(first: Join, info: Join) -> None:
 
 def note_different_arguments(first: Join, others: Iterable[Join]) -> str:
     """Return a note if nodes pass other arguments to the program than the first one, or ""."""
-    different = [
-        difference
-        for info in others
-        for _, difference in itertools.islice(_program_differences(first, info), 1)
-    ]
+    firsts = (next(_program_differences(first, info), None) for info in others)
+    different = [found for found in firsts if found is not None]
     if not different:
         return ""
+    _, difference = different[0]
     more = f" ({len(different):,} nodes differ from it)" if different[1:] else ""
     return (
-        f"{different[0]}, the first node{more}; if this is intended, pass"
+        f"{difference}, the first node{more}; if this is intended, pass"
         " --allow-different-programs on each"
     )
 

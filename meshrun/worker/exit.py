@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from types import ModuleType
 
 from meshrun.host.users_files import is_users_file
@@ -93,16 +94,12 @@ class Ending:
             self._reporter.report(RankLeaves)  # before peers notice
         sys.setswitchinterval(3600.0)  # no daemon thread runs while its globals vanish
         threading.excepthook = lambda _: None
-        with contextlib.suppress(MemoryError):
-            _flush_files()
-        with contextlib.suppress(MemoryError):
-            if is_rank and self._learn_to:
-                write_learnt(self._learn_to, learn(sys.modules, self._environment, os.environ))
-        if is_rank:  # a fork would wait forever for the groups' threads, which it does not have
-            with contextlib.suppress(MemoryError):
-                _drop_exit_handlers(self._handler)
-            with contextlib.suppress(MemoryError):
-                _free_program(self._kept_modules)
+        _if_memory_allows(_flush_files)
+        if is_rank:
+            _if_memory_allows(self._write_learnt)
+            # A fork would wait forever for the groups' threads, which it does not have.
+            _if_memory_allows(_drop_exit_handlers, self._handler)
+            _if_memory_allows(_free_program, self._kept_modules)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         destroyed.hold()
         if is_rank and status == 0 and (destroyed or _has_process_group()):
@@ -112,6 +109,10 @@ class Ending:
             os.kill(os.getpid(), signal.SIGINT)
         os._exit(status)
 
+    def _write_learnt(self) -> None:
+        if self._learn_to:
+            write_learnt(self._learn_to, learn(sys.modules, self._environment, os.environ))
+
     def _wait_for_peers(self) -> None:
         """Keep connections open until all ranks of this node have finished, or for a few seconds.
 
@@ -120,6 +121,11 @@ class Ending:
         """
         self._reporter.report(RankFinished)
         select.select([self._gate_fd], [], [], PEERS_TAKE_S)
+
+
+def _if_memory_allows(step: Callable[..., object], *args: object) -> None:
+    with contextlib.suppress(MemoryError):
+        step(*args)
 
 
 class _EarlierHandlers:

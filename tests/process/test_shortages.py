@@ -211,17 +211,25 @@ def test_descriptors_that_a_parent_left_open(free: int, fake_torch: object) -> N
     assert (empty, hint) == ("", "hint: raise the limit with `ulimit -n`")
 
 
+def run_refusing(
+    folder: Path, refused: str, error: str, program: str = "echo.py"
+) -> subprocess.CompletedProcess[str]:
+    """Launch a program after a module is preloaded with which ``refused`` raises an error."""
+    (folder / "refuses.py").write_text(
+        "import errno, os, socket, torch.distributed\n"
+        "def system(number): return OSError(number, os.strerror(number))\n"
+        f"def refuse(*_, **__): raise {error}\n"
+        f"{refused} = refuse\n"
+    )
+    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{folder}"}
+    return run_meshrun("--preload", "refuses", PROGRAMS / program, env=env)
+
+
 def test_a_fork_that_fails_early_does_not_act_as_a_second_zygote(
     fake_torch: object, tmp_path: Path
 ) -> None:
     """It prints why and exits; only the zygote reports to the launcher."""
-    (tmp_path / "refuses.py").write_text(
-        "import errno, os\n"
-        "def refuse(*_): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))\n"
-        "os.dup2 = refuse\n"
-    )
-    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
-    ours = run_meshrun("--preload", "refuses", PROGRAMS / "echo.py", env=env)
+    ours = run_refusing(tmp_path, "os.dup2", "system(errno.EMFILE)")
 
     assert ours.returncode == 71, ours.stderr
     assert "meshrun: cannot start: Too many open files\n" in ours.stderr
@@ -232,13 +240,7 @@ def test_a_fork_that_fails_early_does_not_act_as_a_second_zygote(
 @pytest.mark.parametrize("call", ["socket.recv_fds", "os.pipe"])
 def test_a_zygote_without_memory(call: str, fake_torch: object, tmp_path: Path) -> None:
     """The error says so, without a traceback of meshrun."""
-    (tmp_path / "refuses.py").write_text(
-        "import errno, os, socket\n"
-        "def refuse(*_): raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))\n"
-        f"{call} = refuse\n"
-    )
-    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
-    ours = run_meshrun("--preload", "refuses", PROGRAMS / "echo.py", env=env)
+    ours = run_refusing(tmp_path, call, "system(errno.ENOMEM)")
     first, *_, error = ours.stderr.splitlines()
 
     assert ours.returncode == 71, ours.stderr
@@ -251,13 +253,8 @@ def test_a_zygote_without_memory(call: str, fake_torch: object, tmp_path: Path) 
 
 def test_a_store_that_cannot_start_a_thread(fake_torch: object, tmp_path: Path) -> None:
     """As at pids.max of a cgroup: one line says why the process that hosts it exited."""
-    (tmp_path / "refuses.py").write_text(
-        "import torch.distributed\n"
-        "def refuse(*_, **__): raise RuntimeError('Resource temporarily unavailable')\n"
-        "torch.distributed.TCPStore = refuse\n"
-    )
-    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
-    ours = run_meshrun("--preload", "refuses", PROGRAMS / "wait.py", env=env)
+    error = "RuntimeError('Resource temporarily unavailable')"
+    ours = run_refusing(tmp_path, "torch.distributed.TCPStore", error, "wait.py")
     *before, error = ours.stderr.splitlines()
 
     assert ours.returncode == 71, ours.stderr
