@@ -16,14 +16,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun.cluster import ClusterFacts
+from meshrun.cluster.here import detect_here, is_rank, with_starter
 from meshrun.errors import MeshrunError, UsageError
+from meshrun.host.cores import count_cores
+from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
-from meshrun.plan.find_cluster import find_cluster
-from meshrun.plan.look_at_host import count_devices, look_at_host, note_limits
-from meshrun.plan.plan import LaunchPlan, build_plan
+from meshrun.host.outside_devices import count_with_torch
+from meshrun.plan.nic_affinity import note_no_nics
+from meshrun.plan.plan import LaunchPlan, build_plan, depends_on_count
 from meshrun.plan.rendezvous_config import check_backend
 from meshrun.plan.request import LaunchRequest
-from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster
+from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
 from meshrun.supervisor.decline import decline, declining, inherit_listener
 
 if TYPE_CHECKING:
@@ -51,6 +54,27 @@ def ask_cluster(
         raise
 
 
+def find_cluster(
+    request: LaunchRequest, *, is_child: bool = False
+) -> tuple[ClusterFacts | None, bool]:
+    """Return the scheduler's facts, and whether a launch here can start launchers on its nodes.
+
+    In a rank there are none: its variables describe the launch that it belongs to.
+
+    Args:
+        request: What the user requested.
+        is_child: Whether a caller of launch() waits for the result of this process.
+
+    Raises:
+        UsageError: If a variable of the scheduler cannot be parsed.
+    """
+    if is_rank() or request.remote is not None:
+        return None, False
+    knows_where = request.rendezvous.has_address or request.rendezvous.standalone
+    found = detect_here(collective=not knows_where and request.nnodes != 1)
+    return (found, False) if found is None or is_child else with_starter(found)
+
+
 def plan(
     request: LaunchRequest,
     *,
@@ -70,8 +94,21 @@ def plan(
         UsageError: If the request is inconsistent, with the numbers.
     """
     check_backend(request.rendezvous.backend)
-    facts = count_devices(request, facts or look_at_host(request, with_links=not check_host))
-    return note_limits(build_plan(request, facts, check_host=check_host), cluster)
+    if facts is None:
+        facts = detect_host(
+            with_topology=request.numa_binding is not None,
+            with_links=not check_host,
+            with_nics=not check_host or request.nic_affinity,
+            with_domain=bool(request.intra_domain),
+        )
+    if (kind := depends_on_count(request)) is not None:
+        facts = count_with_torch(facts, kind, request.own_preload)
+    planned = build_plan(request, facts, check_host=check_host)
+    workers = planned.layout.nproc_per_node[planned.node_rank]
+    bound, cores = count_cores()
+    few_cores = note_few_cores(cluster, workers=workers, bound=bound, cores=cores)
+    notes = (*request.notes, *few_cores, *note_no_nics(planned))
+    return replace(planned, request=replace(planned.request, notes=notes))
 
 
 def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> LaunchPlan:

@@ -9,9 +9,8 @@ from typing import NoReturn
 from meshrun.cli.options import MESH, PROGRAM, Options
 from meshrun.cluster import ClusterFacts, Task
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.plan.find_cluster import find_cluster
+from meshrun.layout.environment import format_layout
 from meshrun.plan.group_options import format_group_options
-from meshrun.plan.layout_env import format_layout
 from meshrun.plan.request import LaunchRequest
 from meshrun.start import own_command
 from meshrun.supervisor.program_file import check_program
@@ -35,7 +34,7 @@ def run_task_as_rank(options: Options, request: LaunchRequest) -> NoReturn:
     from meshrun.mesh.scheduler_task import join_as
 
     _check(options)
-    facts, _ = find_cluster(request)
+    facts, _ = app.find_cluster(request)
     task = facts.task if facts is not None else None
     if facts is None or task is None:
         found = f"{facts.system}, {facts.evidence}" if facts else "no scheduler"

@@ -189,11 +189,11 @@ def _show_plan(request: LaunchRequest, options: Options) -> None:
     from meshrun.report.check_node import check_gpus
     from meshrun.report.plan_output import print_plan
 
-    for text in request.notes:
-        note(text)
     request, cluster = app.ask_cluster(request)
     check_hosts(request, options)
     plan = app.plan(request, check_host=False, cluster=cluster)
+    for text in plan.request.notes:
+        note(text)
     if options.is_typed(Options.color_dim) and options.format != "svg":
         raise UsageError("--color-dim requires --format svg")
     print_plan(

@@ -10,7 +10,6 @@ from meshrun.cli.read import build_request, read_program, with_hosts
 from meshrun.cli.words import CommandLine
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.plan.find_cluster import find_cluster
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_to_cluster
@@ -37,7 +36,7 @@ def detect(request: LaunchRequest) -> Detected:
     """Detect the scheduler and plan a launch, without starting anything."""
     facts: ClusterFacts | None = None
     try:
-        facts, may_step = find_cluster(request)
+        facts, may_step = app.find_cluster(request)
         request = fit_to_cluster(request, facts, may_step=may_step)
         planned = app.plan(request, check_host=False, cluster=facts)
     except MeshrunError as error:

@@ -12,12 +12,12 @@ from typing import Any
 
 from meshrun.errors import MeshError
 from meshrun.layout import Layout, parse_derived, solve_layout
+from meshrun.layout.environment import read_count, read_number
 from meshrun.layout.spec import parse_mesh
 from meshrun.mesh.build import BuiltMesh, build_mesh, set_timeout, this_process
 from meshrun.mesh.current_layout import current_layout
 from meshrun.mesh.scheduler_task import join_task, launch_environment
 from meshrun.plan.group_options import GroupOptions, parse_group_options
-from meshrun.plan.layout_env import read_count, read_number
 
 _WAYS_OUT = (
     "launch the program with `meshrun --mesh dp=2,tp=4 ...`, set MESHRUN_MESH=dp=2,tp=4 under"

@@ -7,8 +7,8 @@ import os
 from meshrun.errors import LayoutError, MeshError, UsageError
 from meshrun.layout import Layout
 from meshrun.layout.axes import rest_of
+from meshrun.layout.environment import not_a_launch, read_layout
 from meshrun.mesh.scheduler_task import launch_environment
-from meshrun.plan.layout_env import not_a_launch, read_layout
 
 _DATA_DIMS = ("dp", "data", "batch", "fsdp", "replicate", "shard", "ddp", "hsdp")
 _DATA_PREFIX = "dp_"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshrun.host.interfaces import interface_variables
+from meshrun.layout.environment import format_layout
 from meshrun.plan.group_options import format_group_options
-from meshrun.plan.layout_env import format_layout
 from meshrun.plan.nic_affinity import nic_variables
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.request import STOP_SIGNALS

@@ -191,23 +191,20 @@ def _if_stale(facts: ClusterFacts) -> str:
 
 
 def note_few_cores(
-    request: LaunchRequest, facts: ClusterFacts | None, *, workers: int, bound: int, cores: int
-) -> LaunchRequest:
-    """Return the request with a note if the scheduler binds workers to too few cores.
+    facts: ClusterFacts | None, *, workers: int, bound: int, cores: int
+) -> tuple[str, ...]:
+    """Return a note if the scheduler binds workers to too few cores.
 
     Args:
-        request: The request.
         facts: The scheduler's facts; ``None`` without a scheduler.
         workers: Number of workers on this node.
         bound: Number of cores that this process, and so its workers, are bound to.
         cores: Number of cores of this machine.
     """
     if facts is None or facts.shell is not None or bound >= min(workers, cores):
-        return request
+        return ()
     shared = f"{count(workers, 'worker')} to {bound} of {count(cores, 'core')}"
-    line = f"{facts.system} binds {shared}: {facts.more_cores.format(workers=workers)}"
-    notes = (*request.rendezvous.notes, line)
-    return replace(request, rendezvous=replace(request.rendezvous, notes=notes))
+    return (f"{facts.system} binds {shared}: {facts.more_cores.format(workers=workers)}",)
 
 
 def _in_shell(

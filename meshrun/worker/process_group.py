@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from meshrun.errors import InternalError
 from meshrun.host.descriptors import without_output
 from meshrun.host.name_service import names_from_files_only
+from meshrun.layout.environment import read_layout
 from meshrun.mesh.build import build_mesh, set_timeout, this_process
 from meshrun.mesh.build_here import read_group_options, select_device
 from meshrun.mesh.late_settings import record_settings
-from meshrun.plan.layout_env import read_layout
 from meshrun.protocol.from_zygote import RankJoined
 from meshrun.worker.reporter import Reporter
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from meshrun.errors import LayoutError
 from meshrun.layout import Layout
 from meshrun.layout.domains import domains_of, shorten_domains, split_nodes
+from meshrun.layout.environment import format_layout, read_layout
 from meshrun.layout.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
-from meshrun.plan.layout_env import format_layout, read_layout
 
 NAMES = "abcd"
 MOST_RANKS = 12

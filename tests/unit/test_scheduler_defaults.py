@@ -436,9 +436,7 @@ def test_workers_that_share_fewer_cores_than_there_are(
     facts: ClusterFacts | None, workers: int, bound: int, notes: tuple[str, ...]
 ) -> None:
     """The note says how to get more of them from the scheduler."""
-    noted = note_few_cores(request(), facts, workers=workers, bound=bound, cores=4)
-
-    assert noted.rendezvous.notes == notes
+    assert note_few_cores(facts, workers=workers, bound=bound, cores=4) == notes
 
 
 def test_a_scheduler_that_repeats_sigterm() -> None:
