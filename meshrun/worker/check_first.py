@@ -72,16 +72,29 @@ def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> V
         os.close(receiver)
         _run_fork(order, settings, reporter, sender)
     os.close(sender)
+    # This rank may be asked to end because its peers have missed the fork, before it has itself.
+    before = signal.signal(signal.SIGTERM, partial(_end_as_fork, fork))
     with open(receiver, "rb") as file:
         text = file.read()
+    signal.signal(signal.SIGTERM, before)
     _, status = os.waitpid(fork, 0)
     if os.WIFSIGNALED(status):
-        with suppress(OSError):  # that of SIGKILL cannot be changed
-            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
-        os.kill(rank, os.WTERMSIG(status))
+        _end_by_signal(os.WTERMSIG(status))
     kinds: dict[str, type[Any]] = {"Verdict": Verdict, "Raised": Raised}
     found: Verdict | Raised = unpack(text, kinds)
     return found
+
+
+def _end_as_fork(fork: int, signum: int, _frame: object) -> None:
+    """End by the signal that has killed the fork, or by the one that arrived."""
+    ended, status = os.waitpid(fork, os.WNOHANG)
+    _end_by_signal(os.WTERMSIG(status) if ended and os.WIFSIGNALED(status) else signum)
+
+
+def _end_by_signal(signum: int) -> None:
+    with suppress(OSError):  # that of SIGKILL cannot be changed
+        signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
 
 
 def _run_fork(

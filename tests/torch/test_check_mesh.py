@@ -11,10 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+from tests.kit import PROGRAMS, Running, run_meshrun, start_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
 MESH = ("--check", "--mesh", "dp=2", "--device", "cpu")
+_CHECK_FIRST = ("--check-first", "--mesh", "dp=2", "--device", "cpu", PROGRAMS / "describe.py")
 
 
 def test_what_is_measured(tmp_path: Path) -> None:
@@ -89,24 +90,40 @@ def test_what_is_slow_by_chance_is_measured_again(tmp_path: Path, products: int,
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, 137), (signal.SIGINT, 130)])
 def test_a_check_that_is_interrupted(tmp_path: Path, signum: signal.Signals, code: int) -> None:
     """A rank ends in the same way as its check; Ctrl-C ends all, without a traceback."""
-    words = ("--check-first", "--mesh", "dp=2", "--device", "cpu", PROGRAMS / "describe.py")
-    with start_meshrun(*words, folder=tmp_path) as run:
-        checks: list[psutil.Process] = []
-
-        def look() -> bool:
-            below = psutil.Process(run.process.pid).children(recursive=True)
-            with suppress(psutil.NoSuchProcess):  # a process has ended
-                checks[:] = [p for p in below if "check of rank 1" in " ".join(p.cmdline())]
-            return bool(checks)
-
-        wait_until(look, lambda: run.stderr)
+    with start_meshrun(*_CHECK_FIRST, folder=tmp_path) as run:
+        check = _check_of_rank_1(run)
         if signum == signal.SIGKILL:
-            checks[0].kill()
+            check.kill()
         else:
             run.signal(signum)
         assert run.wait() == code, run.stderr
     assert "Traceback" not in run.stderr
     assert run.stdout == ""
+
+
+@pytest.mark.nightly
+def test_a_check_that_is_missed_by_another_rank_first(tmp_path: Path) -> None:
+    """A rank that is asked to end before it has noticed the death of its check is the cause."""
+    with start_meshrun(*_CHECK_FIRST, folder=tmp_path) as run:
+        check = _check_of_rank_1(run)
+        check.parent().suspend()
+        check.kill()
+        assert run.wait() == 137, run.stderr
+    assert "rank 1 [dp1] was killed by SIGKILL" in run.stderr
+
+
+def _check_of_rank_1(run: Running) -> psutil.Process:
+    """Wait for the fork in which rank 1 measures, and return it."""
+    checks: list[psutil.Process] = []
+
+    def look() -> bool:
+        below = psutil.Process(run.process.pid).children(recursive=True)
+        with suppress(psutil.NoSuchProcess):  # a process has ended
+            checks[:] = [p for p in below if "check of rank 1" in " ".join(p.cmdline())]
+        return bool(checks)
+
+    wait_until(look, lambda: run.stderr)
+    return checks[0]
 
 
 @pytest.mark.nightly
