@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
@@ -94,25 +94,34 @@ def derive_port(job_id: str) -> int:
     return _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
 
 
-def facts_of_hosts(
-    system: str, evidence: str, job_id: str, hosts: tuple[str, ...], node_rank: int
+def facts_of_node(
+    system: str,
+    evidence: str,
+    job_id: str | None,
+    node_rank: int,
+    nnodes: int | None = None,
+    *,
+    hosts: tuple[str, ...] = (),
+    head: Iterable[str | None] | None = None,
 ) -> ClusterFacts:
-    """Return the facts of a host if the system lists all hosts and has no port of its own.
+    """Return the facts of a node if the system starts one process on each and chooses no port.
 
     Args:
         system: Name of the system.
         evidence: How it was recognized.
-        job_id: An id of the job, the same on every host.
-        hosts: The hosts in node order; the first is node 0.
-        node_rank: Index of this host.
+        job_id: An id of the job, the same on every node.
+        node_rank: Index of this node.
+        nnodes: Number of nodes; by default that of ``hosts``, if any.
+        hosts: The hosts in node order.
+        head: Names or addresses of node 0, without those that are empty; by default the first host.
     """
     return ClusterFacts(
         system=system,
         evidence=evidence,
         job_id=job_id,
-        nnodes=len(hosts),
+        nnodes=nnodes or len(hosts) or None,
         node_rank=node_rank,
         hosts=hosts,
-        head=hosts[:1],
-        port=derive_port(job_id),
+        head=hosts[:1] if head is None else tuple(filter(None, head)),
+        port=derive_port(job_id) if job_id else None,
     )

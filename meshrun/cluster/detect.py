@@ -5,36 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from meshrun.cluster.aws_batch import detect_aws_batch
-from meshrun.cluster.azure_ml import detect_azure_ml
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
-from meshrun.cluster.determined import detect_determined
-from meshrun.cluster.dstack import detect_dstack
-from meshrun.cluster.flux import detect_flux
-from meshrun.cluster.gridengine import detect_gridengine
-from meshrun.cluster.hydra import detect_hydra, detect_pmi
-from meshrun.cluster.job_shell import place_of
+from meshrun.cluster.job_shell import (
+    detect_gridengine,
+    detect_jsrun,
+    detect_lsf,
+    detect_pbs,
+    place_of,
+)
 from meshrun.cluster.kubernetes import (
     detect_indexed_job,
     detect_leader_worker_set,
     detect_pytorch_job,
+    detect_tpu,
     detect_trainer,
+    detect_volcano,
 )
-from meshrun.cluster.lsf import detect_jsrun, detect_lsf
-from meshrun.cluster.mvapich import detect_mvapich
-from meshrun.cluster.openmpi import detect_openmpi, detect_prrte
-from meshrun.cluster.pals import detect_pals
-from meshrun.cluster.pbs import detect_pbs
-from meshrun.cluster.ray_worker import detect_ray
-from meshrun.cluster.sagemaker import detect_sagemaker
-from meshrun.cluster.skypilot import detect_skypilot
+from meshrun.cluster.mpi import (
+    detect_flux,
+    detect_hydra,
+    detect_mvapich,
+    detect_openmpi,
+    detect_pals,
+    detect_pmi,
+    detect_prrte,
+)
+from meshrun.cluster.platforms import (
+    detect_aws_batch,
+    detect_azure_ml,
+    detect_determined,
+    detect_dstack,
+    detect_ray,
+    detect_sagemaker,
+    detect_skypilot,
+    detect_vertex,
+)
 from meshrun.cluster.slurm import detect_shell, detect_step
-from meshrun.cluster.tpu import detect_tpu
-from meshrun.cluster.vertex import detect_vertex
-from meshrun.cluster.volcano import detect_volcano
 from meshrun.errors import UsageError
 
 Detector = Callable[[Surroundings], ClusterFacts | None]
+"""Returns the facts of this process, or ``None`` if its system did not start it; raises a
+``UsageError`` if a variable is invalid, or only some are set of those that are set together."""
 
 DETECTORS: tuple[Detector, ...] = (
     detect_jsrun,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
-from meshrun.cluster.read_variables import are_set, read_index, read_number
+from meshrun.cluster.cluster_facts import (
+    ClusterFacts,
+    Surroundings,
+    facts_of_node,
+)
+from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
 
 _TRAINER = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR",
             "PET_MASTER_PORT")  # fmt: skip
@@ -71,9 +75,6 @@ def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
 def detect_leader_worker_set(here: Surroundings) -> ClusterFacts | None:
     """Return the facts of a pod in a group of a LeaderWorkerSet.
 
-    Raises:
-        UsageError: If a variable is invalid, or only some are set.
-
     Source:
         LeaderWorkerSet's documentation, labels and environment variables.
     """
@@ -84,15 +85,8 @@ def detect_leader_worker_set(here: Surroundings) -> ClusterFacts | None:
     if nnodes is None or node_rank is None or not leader:
         are_set(env, "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")
         return None
-    return ClusterFacts(
-        system="LeaderWorkerSet",
-        evidence=f"worker {node_rank} of {nnodes} (LWS_WORKER_INDEX)",
-        job_id=leader,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        head=(leader,),
-        port=derive_port(leader),
-    )
+    evidence = f"worker {node_rank} of {nnodes} (LWS_WORKER_INDEX)"
+    return facts_of_node("LeaderWorkerSet", evidence, leader, node_rank, nnodes, head=(leader,))
 
 
 def detect_indexed_job(here: Surroundings) -> ClusterFacts | None:
@@ -118,12 +112,73 @@ def detect_indexed_job(here: Surroundings) -> ClusterFacts | None:
         head = (*(f"{first}.{each}" for each in domains), first)
         attempt = env.get("JOBSET_RESTART_ATTEMPT")
         job_id = f"{job}/{attempt}" if attempt else job
-    return ClusterFacts(
-        system="JobSet" if jobset else "Kubernetes Indexed Job",
-        evidence=f"index {node_rank} (JOB_COMPLETION_INDEX)",
-        job_id=job_id,
-        nnodes=None,
-        node_rank=node_rank,
-        head=head,
-        port=derive_port(job_id) if job_id else None,
-    )
+    system = "JobSet" if jobset else "Kubernetes Indexed Job"
+    evidence = f"index {node_rank} (JOB_COMPLETION_INDEX)"
+    return facts_of_node(system, evidence, job_id, node_rank, head=head)
+
+
+_VOLCANO_LAUNCH = ("MASTER", "WORKER")
+"""Tasks that together form one launch, in node order; any other task is a launch of its own."""
+
+
+def detect_volcano(here: Surroundings) -> ClusterFacts | None:
+    """Return the facts of a pod of a job.
+
+    The pod's name shows its task; ``VC_TASK_INDEX`` is its index within the task.
+
+    Source:
+        Volcano's plug-ins: ``env`` for ``VC_TASK_INDEX``, ``svc`` for ``VC_<TASK>_HOSTS``,
+        ``pytorch`` for which tasks form one launch.
+    """
+    env = here.env
+    if read_number(env, "VC_TASK_INDEX") is None:
+        return None
+    own = here.hostname.partition(".")[0]
+    tasks = {
+        name.removeprefix("VC_").removesuffix("_HOSTS"): tuple(env[name].split(","))
+        for name in env
+        if name.startswith("VC_") and name.endswith("_HOSTS") and env[name]
+    }
+    task = next((task for task in tasks if own in map(_label, tasks[task])), None)
+    if task is None:
+        return None
+    index = list(map(_label, tasks[task])).index(own)
+    if str(index) != env["VC_TASK_INDEX"]:
+        raise invalid(env, "VC_TASK_INDEX", f"{index}, the place of {own} in VC_{task}_HOSTS")
+    together = _VOLCANO_LAUNCH if task in _VOLCANO_LAUNCH else (task,)
+    hosts = tuple(host for name in together for host in tasks.get(name, ()))
+    node_rank = list(map(_label, hosts)).index(own)
+    job_id = hosts[0]
+    evidence = f"pod {index} of task {task.lower()} (VC_TASK_INDEX, VC_{task}_HOSTS)"
+    return facts_of_node("Volcano", evidence, job_id, node_rank, hosts=hosts)
+
+
+def _label(host: str) -> str:
+    return host.strip().partition(".")[0]
+
+
+def detect_tpu(here: Surroundings) -> ClusterFacts | None:
+    """Return the facts of a pod of a TPU slice.
+
+    Source:
+        GKE's documentation, "About TPUs in GKE", ``TPU_WORKER_ID`` and ``TPU_WORKER_HOSTNAMES``;
+        "Multislice" for ``MEGASCALE_*``.
+    """
+    env = here.env
+    if not are_set(env, "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"):
+        return None
+    names = env["TPU_WORKER_HOSTNAMES"].split(",")
+    hosts = tuple(host for name in names if (host := name.strip().partition(":")[0]))
+    if len(hosts) < len(names):
+        raise invalid(env, "TPU_WORKER_HOSTNAMES", "names, separated by commas")
+    worker = read_index(env, len(hosts), "TPU_WORKER_ID") or 0
+    slices, own = read_number(env, "MEGASCALE_NUM_SLICES", least=1) or 1, 0
+    head = hosts[:1]
+    if slices > 1:
+        are_set(env, "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS")
+        own = read_index(env, slices, "MEGASCALE_SLICE_ID") or 0
+        head = (env["MEGASCALE_COORDINATOR_ADDRESS"].partition(":")[0],)
+    nnodes = len(hosts) * slices
+    evidence = f"worker {worker} of {len(hosts)} (TPU_WORKER_ID)"
+    node_rank, known = own * len(hosts) + worker, hosts if slices == 1 else ()
+    return facts_of_node("TPU slice", evidence, head[0], node_rank, nnodes, hosts=known, head=head)
