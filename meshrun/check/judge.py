@@ -66,16 +66,10 @@ class Finding:
 
 def dim_rows(measured: Measured, layout: Layout) -> list[DimRow]:
     """Return a row for each operation and size, in the order of measurement."""
-    seconds: dict[tuple[str, str, int], dict[int, float]] = {}
-    for rank in measured.ranks:
-        for each in rank.collectives:
-            seconds.setdefault((each.dim, each.op, each.bytes), {})[rank.rank] = each.seconds
     rows = []
-    for (dim, op, length), by_rank in seconds.items():
-        groups = [tuple(group) for group in _groups(layout, dim)]
-        slowest = {group: max(by_rank[rank] for rank in group) for group in groups}
-        worst = max(groups, key=lambda group: slowest[group])
-        times = sorted(slowest.values())
+    for (dim, op, length), seconds in _group_seconds(measured, layout).items():
+        worst = max(seconds, key=seconds.__getitem__)
+        times = sorted(seconds.values())
         rows.append(
             DimRow(
                 dim=dim,
@@ -93,15 +87,23 @@ def group_rates(
     measured: Measured, layout: Layout, dim: str, length: int
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Yield each group of a dim with its bus bandwidth in an all_reduce of ``length`` bytes."""
-    seconds = {
-        rank.rank: each.seconds
-        for rank in measured.ranks
-        for each in rank.collectives
-        if (each.dim, each.op, each.bytes) == (dim, "all_reduce", length)
-    }
-    for group in map(tuple, _groups(layout, dim)):
-        slowest = max(seconds[rank] for rank in group)
-        yield group, _bus("all_reduce", length, len(group), slowest)
+    for group, seconds in _group_seconds(measured, layout)[dim, "all_reduce", length].items():
+        yield group, _bus("all_reduce", length, len(group), seconds)
+
+
+def _group_seconds(
+    measured: Measured, layout: Layout
+) -> dict[tuple[str, str, int], dict[tuple[int, ...], float]]:
+    """Return the time of each group's slowest rank, by dim, operation and size."""
+    by_rank: dict[tuple[str, str, int], dict[int, float]] = {}
+    for rank in measured.ranks:
+        for each in rank.collectives:
+            by_rank.setdefault((each.dim, each.op, each.bytes), {})[rank.rank] = each.seconds
+    found: dict[tuple[str, str, int], dict[tuple[int, ...], float]] = {}
+    for key, seconds in by_rank.items():
+        groups = layout.groups(layout.dim_labels.index(key[0]))
+        found[key] = {tuple(group): max(seconds[rank] for rank in group) for group in groups}
+    return found
 
 
 def _bus(op: str, length: int, members: int, seconds: float) -> float:
@@ -279,11 +281,6 @@ def _too_little_memory(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
                 text=f"the GPU of rank {rank.rank} on {rank.host} has {size(free)} of"
                 f" {size(whole)} free"
             )
-
-
-def _groups(layout: Layout, dim: str) -> Iterable[Sequence[int]]:
-    index = layout.dim_labels.index(dim)
-    return layout.groups(index)
 
 
 def _ranks(group: Sequence[int]) -> str:

@@ -96,21 +96,20 @@ def detect_cluster(here: Surroundings, plug_ins: Iterable[Detector] = ()) -> Clu
         UsageError: If a variable of the innermost system is invalid, or that system started only
             this process while an outer one started several.
     """
-    found: ClusterFacts | None = None
-    around: list[ClusterFacts] = []
+    systems: list[ClusterFacts] = []
     for detect in (*plug_ins, *DETECTORS):
         recorded = _RecordingEnv(here.env)
-        recording = here._replace(env=recorded)
-        facts = detect(recording) if found is None else _or_none(detect, recording)
-        if facts is None:
-            continue
-        facts = replace(facts, variables=recorded.found())
-        if found is None:
-            found = facts
-        else:
-            around.append(facts)
-    if found is None:
+        try:
+            facts = detect(here._replace(env=recorded))
+        except UsageError:
+            if not systems:
+                raise
+            continue  # an outer system is not used
+        if facts is not None:
+            systems.append(replace(facts, variables=recorded.found()))
+    if not systems:
         return None
+    found, *around = systems
     _check_alone(found, around)
     notes = [f"{outer.system}: {outer.evidence}, around {found.system}" for outer in around]
     return _with_hosts(replace(found, notes=(*found.notes, *notes)), around, here.hostname)
@@ -135,14 +134,6 @@ class _RecordingEnv(Mapping[str, str]):
     def found(self) -> tuple[tuple[str, str], ...]:
         """Return the variables that were read and are set."""
         return tuple((name, self._env[name]) for name in self._names if self._env.get(name))
-
-
-def _or_none(detect: Detector, here: Surroundings) -> ClusterFacts | None:
-    """Return the facts of an outer system, ignoring its errors as it is not used."""
-    try:
-        return detect(here)
-    except UsageError:
-        return None
 
 
 def _check_alone(found: ClusterFacts, around: list[ClusterFacts]) -> None:
