@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from meshrun.cli.option import Option
@@ -18,7 +21,7 @@ from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.stderr import note
 from meshrun.plan.masking import Mask
-from meshrun.plan.parse import parse_choice
+from meshrun.plan.parse import parse_choice, split_words
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.packing import read_json
@@ -30,7 +33,6 @@ from meshrun.submit.manifests import KINDS, render_manifest, render_rest, render
 from meshrun.submit.patch import Patch, read_patches
 from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import output_of, render_sbatch
-from meshrun.submit.send import run_with_input
 from meshrun.submit.slurm_options import names_container, options_in
 from meshrun.supervisor.program_file import check_folder
 
@@ -53,19 +55,14 @@ _APPLY = ("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """A variable that a pod can have, unlike the functions that bash exports."""
 _ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if not kind.why_fixed))
-_NODES_FIND_EACH_OTHER = "the nodes of a job find each other"
-_SCHEDULER_CHOOSES = "the scheduler chooses a job's hosts"
+_RENDEZVOUS: tuple[Option[Any], ...] = (
+    *(Options.node_rank, Options.rdzv_endpoint, Options.rdzv_backend),
+    *(Options.master_addr, Options.local_addr, Options.standalone),
+)
 _INCOMPATIBLE: Mapping[Option[Any], str] = {
-    Options.node_rank: _NODES_FIND_EACH_OTHER,
-    Options.rdzv_endpoint: _NODES_FIND_EACH_OTHER,
-    Options.rdzv_backend: _NODES_FIND_EACH_OTHER,
-    Options.master_addr: _NODES_FIND_EACH_OTHER,
-    Options.local_addr: _NODES_FIND_EACH_OTHER,
-    Options.standalone: _NODES_FIND_EACH_OTHER,
-    Options.hosts: _SCHEDULER_CHOOSES,
-    Options.hostfile: _SCHEDULER_CHOOSES,
-    Options.debug_rank: "a job has no terminal",
-    Options.interactive: "a job has no terminal",
+    **dict.fromkeys(_RENDEZVOUS, "the nodes of a job find each other"),
+    **dict.fromkeys((Options.hosts, Options.hostfile), "the scheduler chooses a job's hosts"),
+    **dict.fromkeys((Options.debug_rank, Options.interactive), "a job has no terminal"),
     Options.watch: "a job runs once",
 }
 """Options that make no sense for a job, and why."""
@@ -103,7 +100,7 @@ def _submit_to_slurm(job: Job, options: Options) -> None:
         print_text(script, options.output)
         return
     hints = {"gres": _GRES_HINT, "node configuration": _RESOURCES_HINT}
-    printed = run_with_input(["sbatch", "--parsable"], script, hints=hints)
+    printed = _run_with_input(["sbatch", "--parsable"], script, hints=hints)
     job_id = printed.splitlines()[-1].partition(";")[0]
     print_text(f"{job_id}\n", None)
     output_file = output_of(job_id, job, folder)
@@ -120,7 +117,7 @@ def _submit_to_kubernetes(kind: str, job: Job, options: Options) -> None:
     hint = (
         f"`kubectl delete` the existing `{job.name}`, or leave out --rdzv-id for a name of its own"
     )
-    created = run_with_input(
+    created = _run_with_input(
         ["kubectl", "create", "-f", "-", "-o", "json"],
         render_workload(job, kind),
         extras=job.extras,
@@ -130,12 +127,48 @@ def _submit_to_kubernetes(kind: str, job: Job, options: Options) -> None:
     # Objects of an earlier job of that name may still exist. The secret is never printed.
     rest = render_rest(job, kind, secrets.token_hex(32), owner)
     try:
-        printed = run_with_input(_APPLY, rest, extras=job.extras)
+        printed = _run_with_input(_APPLY, rest, extras=job.extras)
     except HostError:
         workload = render_workload(job, kind)
-        run_with_input(["kubectl", "delete", "-f", "-"], workload, extras=job.extras)
+        _run_with_input(["kubectl", "delete", "-f", "-"], workload, extras=job.extras)
         raise
     print_text(f"{title} created\n{printed}\n", None)
+
+
+def _run_with_input(
+    command: Sequence[str],
+    text: str,
+    *,
+    extras: Sequence[str] = (),
+    hints: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Run sbatch or kubectl with ``text`` on its stdin; return what it printed.
+
+    Args:
+        command: The words of the command.
+        text: The script or manifest.
+        extras: The user's additional options, each a text of one or more words.
+        hints: Hints by a text that an error message contains.
+
+    Raises:
+        UsageError: If the user's options cannot be split into words.
+        HostError: If the command is not installed, or fails.
+    """
+    added = [word for extra in extras for word in split_words(extra, "--submit-arg")]
+    name = command[0]
+    if shutil.which(name) is None:
+        raise HostError(
+            f"{name} is not installed on this machine",
+            hint=f"write the job with --dry-run -o FILE, and run {name} where it is installed",
+        )
+    done = subprocess.run(
+        [*command, *added], input=text, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        hint = next((hint for part, hint in hints.items() if part in reason), None)
+        raise HostError(f"{name} refused the job: {reason}", hint=hint)
+    return done.stdout.strip()
 
 
 def _created(text: str) -> tuple[dict[str, Any], str]:

@@ -64,7 +64,9 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
     """
     nnodes = request.nnodes or 1
     nodes = _node_options(nnodes)
-    _check(request)
+    # Mistakes that are visible here are reported once, rather than on every node.
+    check_program(request.program)
+    check_elsewhere(request, UNKNOWN_HOST)
     note(f"Slurm, job {job}: starting a launcher on each of {nnodes} nodes with srun")
     # The step may use everything that the job has on each node: otherwise, some clusters bind a
     # task to one core. What the job specifies about its tasks concerns other steps.
@@ -439,12 +441,6 @@ def _node_options(nnodes: int) -> list[str]:
             " --ntasks-per-node=1 meshrun ...",
         )
     return [f"--het-group=0-{size - 1}"]
-
-
-def _check(request: LaunchRequest) -> None:
-    """Report mistakes that are visible here once, rather than on every node."""
-    check_program(request.program)
-    check_elsewhere(request, UNKNOWN_HOST)
 
 
 def _environment() -> dict[str, str]:
