@@ -88,10 +88,9 @@ class _Command(TyperCommand):
         options = _read_options(
             Options, self.make_context("meshrun", known, resilient_parsing=True, obj=ctx.obj)
         )
-        if not (options.dry_run or options.submit):
-            from meshrun.cli.run import notify_other_nodes
+        from meshrun.cli.run import notify_other_nodes
 
-            notify_other_nodes(options, _as_meshrun_error(error))
+        notify_other_nodes(options, _as_meshrun_error(error))
 
 
 def _read_options(table: type[_Table], context: Any) -> _Table:
@@ -164,7 +163,7 @@ def _information(table: type[Options], options: Options, line: CommandLine) -> s
 
         text = render_completion(options.print_completion, table)
     elif options.install_completion:
-        from meshrun.cli.install_completion import install_completion
+        from meshrun.cli.completion import install_completion
 
         text = install_completion(table, os.environ)
     elif options.report_bug:

@@ -16,7 +16,7 @@ from meshrun.cli.options import Options
 from meshrun.cli.parsers import text_of_file, unknown_fields
 from meshrun.cli.variables import IN_RANK, check_variables, unknown_variables
 from meshrun.errors import SpecError, UsageError
-from meshrun.layout import Flatten, View, parse_derived
+from meshrun.layout import parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
@@ -130,7 +130,8 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
     grace = options.env.get(_GRACE_VARIABLE)
     grace_s = parse_seconds(grace, _GRACE_VARIABLE) if grace else Options.shutdown_timeout.default
     stop_signals, unknown = options.signals_to_handle or (STOP_SIGNALS, ())
-    flattens, views = _derived(options)
+    _need_mesh(options, Options.flatten, Options.view, Options.intra_node, Options.intra_domain)
+    flattens, views = parse_derived(options.flatten, options.view)
     nnodes, least_nodes = _nodes(options)
     _require(options, Options.node_history, Options.max_node_failures)
     _require(options, Options.stragglers, Options.straggler_time)
@@ -140,8 +141,8 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         mesh=_mesh(options),
         flattens=flattens,
         views=views,
-        intra_node=_of_mesh(options, Options.intra_node),
-        intra_domain=_of_mesh(options, Options.intra_domain),
+        intra_node=options.intra_node,
+        intra_domain=options.intra_domain,
         domain_size=options.domain_size,
         renumber=_renumber(options),
         nnodes=nnodes,
@@ -310,16 +311,6 @@ def _check_first(options: Options, program: Program) -> tuple[str, ...]:
             hint="run meshrun --check quick before the launch",
         )
     return ",".join(requirement.text for requirement in options.require), *options.check_path
-
-
-def _derived(options: Options) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
-    _need_mesh(options, Options.flatten, Options.view)
-    return parse_derived(options.flatten, options.view)
-
-
-def _of_mesh(options: Options, row: Option[tuple[str, ...]]) -> tuple[str, ...]:
-    _need_mesh(options, row)
-    return options.value(row)
 
 
 def _need_mesh(options: Options, *rows: Option[Any]) -> None:

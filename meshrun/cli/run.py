@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,16 +54,18 @@ def run(options: Options, line: CommandLine, invocation: Invocation) -> int:
         from meshrun.cli.where import show_where
 
         return show_where(options, line)
-    is_launch = not options.dry_run and options.submit is None
-    with _notifying_other_nodes(options) if is_launch else nullcontext():
+    try:
         check_other_options(options)
         read = read_check_program if options.check else read_program
         program = read(options, line.program)
         request = with_hosts(build_request(options, program), options)
         check_requirements(options, request)
-        if is_launch:
+        if _is_launch(options):
             _check_dry_run(options)
             _check_host(request, options.report)
+    except MeshrunError as error:
+        notify_other_nodes(options, error)
+        raise
     if request.console.is_json:
         from meshrun.console.json_lines import as_json_message
 
@@ -89,6 +90,10 @@ def run(options: Options, line: CommandLine, invocation: Invocation) -> int:
         _show_plan(request, options)
         return 0
     return _start(request, options, line, invocation)
+
+
+def _is_launch(options: Options) -> bool:
+    return not options.dry_run and options.submit is None
 
 
 def _start(
@@ -172,15 +177,6 @@ def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterato
             is_known = name[2:] in source or name[2:].replace("-", "_") in source
         if not is_known:
             yield f"passing {name} to the program; put options of meshrun before the program"
-
-
-@contextmanager
-def _notifying_other_nodes(options: Options) -> Iterator[None]:
-    try:
-        yield
-    except MeshrunError as error:
-        notify_other_nodes(options, error)
-        raise
 
 
 def _show_plan(request: LaunchRequest, options: Options) -> None:
@@ -297,6 +293,8 @@ def _is_later_task(cluster: ClusterFacts | None) -> bool:
 
 def notify_other_nodes(options: Options, error: MeshrunError) -> None:
     """Tell the other nodes that this one's options are invalid, if they say where to reach them."""
+    if not _is_launch(options):
+        return
     try:
         request = build_rendezvous_request(options)
     except MeshrunError:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.cli.completion import render_completion
-from meshrun.cli.install_completion import install_completion
+from meshrun.cli.completion import install_completion, render_completion
 from meshrun.cli.options import Options
 from meshrun.errors import HostError, UsageError
 from tests.terminal import Terminal
