@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from meshrun.errors import InternalError, RendezvousError
 from meshrun.plan.parse import format_nnodes
@@ -143,7 +144,7 @@ class Connector:
             nonce=session.nonce,
             version=self._version,
             path=[
-                os.path.abspath(path)
+                str(Path(path).absolute())
                 for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
                 if path
             ],

@@ -49,7 +49,7 @@ def check_program(program: Program) -> None:
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "__main__.py")):
             raise ProgramError(
-                f"can't find '__main__' module in '{os.path.abspath(path)}'",
+                f"can't find '__main__' module in '{Path(path).absolute()}'",
                 exit_code=1,
                 hint="pass a file in it, or add a `__main__.py` to it",
             )
@@ -67,9 +67,9 @@ def check_program(program: Program) -> None:
             begins = file.readline(_LONGEST_SHEBANG)
     except OSError as error:
         raise ProgramError(
-            f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",
+            f"can't open file '{Path(path).absolute()}': [Errno {error.errno}] {error.strerror}",
             exit_code=2,
-            hint=_link_target(path) or _nearest_file(path),
+            hint=_hint_for(path),
         ) from error
     if begins.startswith(b"\x7fELF"):
         raise ProgramError(
@@ -181,15 +181,14 @@ def _check_command(name: str) -> None:
     )
 
 
-def _link_target(path: str) -> str | None:
-    """Return a hint with the target of a symbolic link, if the path is one."""
-    return f"it is a symbolic link to `{os.readlink(path)}`" if os.path.islink(path) else None
-
-
-def _nearest_file(path: str) -> str | None:
-    """Return a hint with a file of a similar name, if the folder has one."""
+def _hint_for(path: str) -> str | None:
+    """Return what may be meant by a path that cannot be opened."""
     from difflib import get_close_matches
 
+    if path == "-":
+        return "pass /dev/stdin for a program on standard input"
+    if os.path.islink(path):
+        return f"it is a symbolic link to `{os.readlink(path)}`"
     folder = os.path.dirname(path) or "."
     if os.path.isfile(f"{path}.py"):
         return f"did you mean `{path}.py`?"
@@ -198,4 +197,4 @@ def _nearest_file(path: str) -> str | None:
         near = get_close_matches(os.path.basename(path), names, n=1, cutoff=0.7)
     except OSError:
         return None
-    return f"did you mean `{os.path.normpath(os.path.join(folder, near[0]))}`?" if near else None
+    return f"did you mean `{Path(folder, near[0])}`?" if near else None

@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
@@ -60,7 +61,7 @@ class RunFolder:
         self._held = -1
         if logs.log_dir not in (None, os.devnull) and plugin is None:
             self._folder = _make_run_folder(
-                os.path.abspath(logs.log_dir or ""), run_folder_prefix(run_id, host)
+                str(Path(logs.log_dir or "").absolute()), run_folder_prefix(run_id, host)
             )
             self.path = self._folder.path
 

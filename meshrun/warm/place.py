@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from meshrun.host.folder import Folder, who_else_may_write
 from meshrun.host.processes import started_at
@@ -181,7 +182,7 @@ class Place:
 
     def learnt(self, program: Program) -> str:
         """Return the file for what a run of a program by this interpreter imports."""
-        target = program.target if program.kind == "module" else os.path.abspath(program.target)
+        target = program.target if program.kind == "module" else Path(program.target).absolute()
         key = f"{this_interpreter()} {program.kind} {target}"
         name = hashlib.blake2b(os.fsencode(key), digest_size=8).hexdigest()
         return f"{self.path}/learnt-{name}"

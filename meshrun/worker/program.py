@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 
 from meshrun.plan.rank_program import Program
 from meshrun.worker.early_settings import EarlySettings, read_early_settings
@@ -66,7 +67,7 @@ def read_program(program: Program) -> Source:
     is_compiled = program.target.endswith(".pyc")
     if program.kind == "command" or is_compiled or is_archive(program.target):
         return Source()
-    path = os.path.abspath(program.target)
+    path = str(Path(program.target).absolute())  # `link/..` stays: it is not the folder of `link`
     with open(path, "rb") as file:
         tree = _parse(file.read(), path)
     return Source(

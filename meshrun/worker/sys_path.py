@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from meshrun.plan.rank_program import Program
 
@@ -30,7 +31,7 @@ def first_path(program: Program) -> str | None:
     if program.kind == "command" or is_ours:
         return None
     if program.kind == "script" and is_archive(program.target):
-        return os.path.abspath(program.target)
+        return str(Path(program.target).absolute())
     if getattr(sys.flags, "safe_path", False):
         return None
     if program.kind == "module":

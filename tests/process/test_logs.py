@@ -34,6 +34,19 @@ def test_redirected_streams_go_only_to_files(fake_torch: object, tmp_path: Path)
     assert text_of(tmp_path / "logs", "attempt_0/1/stderr.log") == "err 1\n"
 
 
+def test_a_log_dir_over_a_link_is_the_one_that_the_system_means(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """`link/..` is the folder above the link's target."""
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("far/away")
+    ours = run_meshrun("-r", "3", "--log-dir", "link/../logs", ECHO, cwd=tmp_path)
+
+    assert ours.returncode == 0, ours.stderr
+    assert not (tmp_path / "logs").exists()
+    assert text_of(tmp_path / "far" / "logs", "attempt_0/0/stdout.log") == "out 0\n"
+
+
 def test_teed_streams_go_to_both(fake_torch: object, tmp_path: Path) -> None:
     """-t selects local ranks and streams; the rest is only printed."""
     ours = run_meshrun(

@@ -22,7 +22,11 @@ def python(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("how", ["absolute", "relative", "link", "module", "directory", "zip"])
+@pytest.mark.parametrize(
+    "how",
+    ["absolute", "relative", "dots", "link", "over a link", "module", "directory", "zip",
+     "zip over a link"],
+)  # fmt: skip
 def test_a_program_finds_itself_as_under_python(
     how: str, method: str, tmp_path: Path, fake_torch: Path
 ) -> None:
@@ -34,10 +38,18 @@ def test_a_program_finds_itself_as_under_python(
     (folder / "app").mkdir()
     shutil.copy(PROGRAMS / "describe.py", folder / "app" / "__main__.py")
     shutil.make_archive(str(folder / "app"), "zip", folder / "app")
+    # `way/..` is `other`, not `folder`
+    (folder / "other" / "deep").mkdir(parents=True)
+    (folder / "way").symlink_to("other/deep")
+    shutil.copy(PROGRAMS / "describe.py", folder / "other")
+    shutil.copy(folder / "app.zip", folder / "other" / "other.zip")
     words = {
         "absolute": [str(folder / "describe.py")],
         "relative": ["describe.py"],
+        "dots": ["app/../describe.py"],
         "link": ["link.py"],
+        "over a link": ["way/../describe.py"],
+        "zip over a link": ["way/../other.zip"],
         "module": ["-m", "describe"],
         "directory": ["app"],
         "zip": ["app.zip"],
@@ -300,6 +312,10 @@ def test_a_program_from_a_pipe_is_read_once(fake_torch: Path, tmp_path: Path) ->
     with subprocess.Popen(["sh", "-c", f"echo 'print(__file__)' > {tmp_path}/pipe"]):
         ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", tmp_path / "pipe")
     assert ours.stdout == f"{tmp_path}/pipe\n" * 2, ours.stderr
+
+    dash = run_meshrun("-", input="print(1)")
+    assert dash.returncode == 2
+    assert "hint: pass /dev/stdin for a program on standard input" in dash.stderr
 
     shell = run_meshrun("/dev/fd/9", around=["sh", "-c", 'exec 9</dev/null; exec "$@"', "sh"])
     assert shell.returncode == 2
