@@ -216,7 +216,7 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
 
     def report(error: MeshrunError) -> None:
         try:
-            write_private(error_file(folder), render_error_json(error))
+            write_private(_error_file(folder), render_error_json(error))
         except OSError:  # the disk is full, or the caller is gone
             from meshrun.host.stderr import say
             from meshrun.report.message import render_error
@@ -305,7 +305,7 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
     Raises:
         MeshrunError: The launcher's error, if it could not launch.
     """
-    if (error := _read(error_file(folder), parse_error_json)) is not None:
+    if (error := read_error(folder)) is not None:
         raise error
     if (result := _read(os.path.join(folder, _REPORT), parse_result_json)) is not None:
         return result
@@ -331,7 +331,7 @@ def check_options(flags: Sequence[str]) -> None:
         command, variables = launcher_command(folder, words, ["-"])
         env, null = {**os.environ, **variables}, subprocess.DEVNULL
         code = subprocess.call(command, env=env, stdin=null, stdout=null, stderr=null)
-        if code or os.path.exists(error_file(folder)):
+        if code or os.path.exists(_error_file(folder)):
             read_result(folder, code, began_ns=began_ns)
 
 
@@ -381,6 +381,10 @@ def _listed(values: AnyWords) -> list[str]:
     return [values] if isinstance(values, str) else [os.fspath(value) for value in values]
 
 
-def error_file(folder: str) -> str:
-    """Return the file to which a launcher writes why it cannot launch."""
+def read_error(folder: str) -> MeshrunError | None:
+    """Return why a launcher could not launch, if it has written that to its caller's folder."""
+    return _read(_error_file(folder), parse_error_json)
+
+
+def _error_file(folder: str) -> str:
     return os.path.join(folder, "error.json")

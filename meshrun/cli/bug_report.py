@@ -12,11 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from meshrun import __version__
 from meshrun.cli.options import Options
-from meshrun.cli.read import build_request, read_program, with_hosts
 from meshrun.cli.words import CommandLine
 from meshrun.errors import MeshrunError
 from meshrun.plan.masking import MASK, Mask, is_secret
-from meshrun.plan.rank_program import Program
 from meshrun.wording import count, size
 
 _PACKAGES = ("torch", "numpy", "typer", "rich", "psutil", "threadpoolctl", "cloudpickle")
@@ -82,11 +80,9 @@ def _detected_and_plan(options: Options, line: CommandLine) -> tuple[str, str]:
     from meshrun.report.message import render_error
     from meshrun.report.plan_output import print_plan
 
-    detected, program = "", Program(kind="script", target="")
+    detected = ""
     try:
-        if line.program:
-            program = read_program(options, line.program)
-        found = detect(with_hosts(build_request(options, program), options))
+        found = detect(options, line)
         detected = render_detected(found)
         if found.error is not None:
             raise found.error

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from meshrun.api.launch import error_file
+from meshrun.api.launch import read_error
 from meshrun.cli.invocation import Invocation
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
@@ -26,7 +26,6 @@ from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, WHY
 from meshrun.protocol.result import signal_name
 from meshrun.protocol.stacks import current_folder
 from meshrun.report.message import render_error
-from meshrun.report.result_json import parse_error_json
 from meshrun.start import own_command
 from meshrun.supervisor.program_file import check_folder, file_of
 from meshrun.supervisor.signals import SignalQueue
@@ -196,10 +195,8 @@ def _report_error(folder: str) -> None:
     Raises:
         MeshrunError: Instead, if it is not about the program, so that no change of it helps.
     """
-    if not os.path.exists(error_file(folder)):
-        return
-    with open(error_file(folder), opener=open_private) as file:
-        error = parse_error_json(file.read())
-    if not isinstance(error, ProgramError):
+    error = read_error(folder)
+    if error is not None and not isinstance(error, ProgramError):
         raise error
-    say(render_error(error))
+    if error is not None:
+        say(render_error(error))

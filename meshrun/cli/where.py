@@ -11,7 +11,6 @@ from meshrun.cli.words import CommandLine
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_to_cluster
 from meshrun.rendezvous.secret import read_secret
 from meshrun.report.detected import Detected, render_detected, render_detected_json
@@ -22,18 +21,22 @@ def show_where(options: Options, line: CommandLine) -> int:
     """Print what is detected and what would be started, and return the exit code of a launch."""
     if options.format == "svg":
         raise UsageError("--where cannot draw a picture", hint="use --format text or json")
-    program = (
-        read_program(options, line.program) if line.program else Program(kind="script", target="")
-    )
-    request = with_hosts(build_request(options, program), options)
-    found = detect(request)
+    found = detect(options, line)
     render = render_detected_json if options.format == "json" else render_detected
     print_text(f"{render(found)}\n", options.output)
     return found.error.exit_code if found.error is not None else 0
 
 
-def detect(request: LaunchRequest) -> Detected:
-    """Detect the scheduler and plan a launch, without starting anything."""
+def detect(options: Options, line: CommandLine) -> Detected:
+    """Detect the scheduler and plan a launch, without starting anything.
+
+    Raises:
+        UsageError: If the command line does not describe a launch.
+    """
+    program = (
+        read_program(options, line.program) if line.program else Program(kind="script", target="")
+    )
+    request = with_hosts(build_request(options, program), options)
     facts: ClusterFacts | None = None
     try:
         facts, may_step = app.find_cluster(request)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
@@ -106,7 +107,7 @@ def detect_cluster(here: Surroundings, plug_ins: Iterable[Detector] = ()) -> Clu
                 raise
             continue  # an outer system is not used
         if facts is not None:
-            systems.append(replace(facts, variables=recorded.found()))
+            systems.append(replace(facts, variables=tuple(recorded.found.items())))
     if not systems:
         return None
     found, *around = systems
@@ -115,25 +116,19 @@ def detect_cluster(here: Surroundings, plug_ins: Iterable[Detector] = ()) -> Clu
     return _with_hosts(replace(found, notes=(*found.notes, *notes)), around, here.hostname)
 
 
-class _RecordingEnv(Mapping[str, str]):
+class _RecordingEnv(UserDict[str, str]):
     """An environment that records which variables are read."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._env, self._names = env, dict[str, None]()
+        super().__init__(env)
+        self.found: dict[str, str] = {}
+        """The variables that were read and are set."""
 
     def __getitem__(self, name: str) -> str:
-        self._names[name] = None
-        return self._env[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._env)
-
-    def __len__(self) -> int:
-        return len(self._env)
-
-    def found(self) -> tuple[tuple[str, str], ...]:
-        """Return the variables that were read and are set."""
-        return tuple((name, self._env[name]) for name in self._names if self._env.get(name))
+        value = super().__getitem__(name)
+        if value:
+            self.found[name] = value
+        return value
 
 
 def _check_alone(found: ClusterFacts, around: list[ClusterFacts]) -> None:
