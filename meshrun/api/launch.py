@@ -353,8 +353,6 @@ def _unreported(code: int, timings: Timings) -> LaunchResult:
     return LaunchResult(
         exit_code=trouble.exit_code if trouble else 0,
         signum=signum,
-        failures=(),
-        broken_program=None,
         trouble=trouble,
         timings=timings,
     )

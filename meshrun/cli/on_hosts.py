@@ -65,25 +65,12 @@ def launch_on_hosts(request: LaunchRequest, line: CommandLine, *, report: str | 
             note("restarting with the remaining hosts")
         finally:
             result = controller.report and parse_result_json(controller.report)
+            now = Timings(began_ns=time.monotonic_ns(), ended_ns=time.monotonic_ns())
+            if signum and not result:
+                result = LaunchResult(exit_code=128 + signum, signum=signum, timings=now)
             if lost is not None:
-                result = replace(
-                    result or _empty_result(), exit_code=lost.exit_code, signum=None, trouble=lost
-                )
-            elif signum:
-                result = result or replace(_empty_result(), exit_code=128 + signum, signum=signum)
+                found = result or LaunchResult(exit_code=lost.exit_code, timings=now)
+                result = replace(found, exit_code=lost.exit_code, signum=None, trouble=lost)
             if report is not None and result:
                 leave_report(result, report)
     return end_as(returncode)
-
-
-def _empty_result() -> LaunchResult:
-    """Return the result of a launch that node 0 has not reported on."""
-    now_ns = time.monotonic_ns()
-    return LaunchResult(
-        exit_code=1,
-        signum=None,
-        failures=(),
-        broken_program=None,
-        trouble=None,
-        timings=Timings(began_ns=now_ns, ended_ns=now_ns),
-    )

@@ -87,13 +87,13 @@ class LaunchResult:
 
     exit_code: int
     """0 only if every rank returned 0 and nothing stopped the launch."""
-    signum: int | None
+    signum: int | None = None
     """The signal that stopped the launcher, or ``None``."""
-    failures: tuple[RankFailure, ...]
+    failures: tuple[RankFailure, ...] = ()
     """Ranks that failed, the cause first."""
-    broken_program: str | None
+    broken_program: str | None = None
     """What ``python`` would have printed, if the program failed before any rank started."""
-    trouble: MeshrunError | None
+    trouble: MeshrunError | None = None
     """The error that stopped meshrun itself, or ``None``."""
     timings: Timings
     restarts: int = 0
