@@ -17,13 +17,17 @@ from meshrun.errors import UsageError
 from tests.kit import command, run_meshrun
 from tests.kubernetes_api import api_server
 
-NOTES = """\
+COMMAND = """\
 import json, sys
-with open(__file__ + ".json", "w") as file:
-    json.dump({"argv": sys.argv[1:], "stdin": sys.stdin.read()}, file)
-print(PRINTS)
-sys.exit(CODE)
+with open(__file__ + ".json", "a") as file:
+    file.write(json.dumps({"argv": sys.argv[1:], "stdin": sys.stdin.read()}) + "\\n")
+said, code = ANSWERS.get(sys.argv[1], (sys.argv[1], 0))
+print(said)
+sys.exit(code)
 """
+MADE = json.dumps(
+    {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train", "uid": "u-1"}}
+)
 
 
 @pytest.fixture
@@ -35,22 +39,22 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
-def make_command(folder: Path, name: str, prints: str, code: int = 0) -> None:
-    """Create a command that records its arguments and stdin."""
-    text = NOTES.replace("PRINTS", repr(prints)).replace("CODE", str(code))
+def make_command(folder: Path, name: str, answers: dict[str, tuple[str, int]]) -> None:
+    """Create a command that records each call, and answers by its first word."""
+    text = COMMAND.replace("ANSWERS", repr(answers))
     (folder / name).write_text(f"#!{sys.executable}\n{text}")
     (folder / name).chmod(0o755)
 
 
-def recorded(folder: Path, name: str) -> tuple[list[str], str]:
-    """Return the recorded arguments and stdin of a command."""
-    found = json.loads((folder / f"{name}.json").read_text())
-    return found["argv"], found["stdin"]
+def calls(folder: Path, name: str) -> list[tuple[list[str], str]]:
+    """Return the arguments and stdin of each call of a command."""
+    lines = (folder / f"{name}.json").read_text().splitlines()
+    return [(each["argv"], each["stdin"]) for each in map(json.loads, lines)]
 
 
 def test_sbatch_gets_the_script_that_a_dry_run_shows(folder: Path) -> None:
     """Only the job's number is printed to stdout, without the cluster's name if sbatch adds it."""
-    make_command(folder, "sbatch", "41;cluster")
+    make_command(folder, "sbatch", {"--parsable": ("41;cluster", 0)})
     words = ["--submit", "slurm", "--nnodes", "2", "--mesh", "2", "train.py", "--lr", "1"]
     shown = run_meshrun("-n", *words)
     kept = run_meshrun("-n", "-o", "job.sh", *words)
@@ -58,44 +62,16 @@ def test_sbatch_gets_the_script_that_a_dry_run_shows(folder: Path) -> None:
 
     assert (sent.returncode, sent.stdout) == (0, "41\n")
     assert sent.stderr == f"meshrun: submitted Slurm job 41, train; output: {folder}/train-41.out\n"
-    assert recorded(folder, "sbatch") == (["--parsable"], shown.stdout)
+    assert calls(folder, "sbatch") == [(["--parsable"], shown.stdout)]
     assert (kept.stdout, (folder / "job.sh").read_text()) == ("", shown.stdout)
 
     named = run_meshrun("--submit-arg", "-J 'my job'", *words)
     assert named.stderr.endswith(f"job 41, my job; output: {folder}/my job-41.out\n")
 
 
-KUBECTL = """\
-import json, sys
-with open(__file__ + ".json", "a") as file:
-    file.write(json.dumps({"argv": sys.argv[1:], "stdin": sys.stdin.read()}) + "\\n")
-verb = sys.argv[1]
-said, code = ANSWERS.get(verb, (verb, 0))
-print(said)
-sys.exit(code)
-"""
-MADE = json.dumps(
-    {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train", "uid": "u-1"}}
-)
-
-
-def kubectl(folder: Path, **answers: tuple[str, int]) -> None:
-    """Create a kubectl that records each call, and answers by its verb."""
-    answers = {"create": (MADE, 0), **answers}
-    text = KUBECTL.replace("ANSWERS", repr(answers))
-    (folder / "kubectl").write_text(f"#!{sys.executable}\n{text}")
-    (folder / "kubectl").chmod(0o755)
-
-
-def calls(folder: Path) -> list[tuple[list[str], str]]:
-    """Return the arguments and stdin of each call of kubectl."""
-    lines = (folder / "kubectl.json").read_text().splitlines()
-    return [(each["argv"], each["stdin"]) for each in map(json.loads, lines)]
-
-
 def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
     """A Service, and a Secret that is new each time and never shown; --submit-arg is split."""
-    kubectl(folder, apply=("service/train created", 0))
+    make_command(folder, "kubectl", {"create": (MADE, 0), "apply": ("service/train created", 0)})
     words = ["--submit", "kubernetes", "--image", "a", "--submit-arg", "-n ml", "--rdzv-id",
              "train", "--export", "HF_*,*SECRET,BASH_*", "--metrics", ":9400",
              "train.py"]  # fmt: skip
@@ -111,7 +87,7 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
     )
     results = [(ours.returncode, ours.stdout, ours.stderr) for ours in submitted]
     assert results == [(0, printed, why)] * 2
-    (create, job), (apply, rest), _, (_, other) = calls(folder)
+    (create, job), (apply, rest), _, (_, other) = calls(folder, "kubectl")
     assert create == ["create", "-f", "-", "-o", "json", "-n", "ml"]
     assert apply == ["apply", "--server-side", "--force-conflicts", "-f", "-", "-n", "ml"]
     assert shown.endswith(job)
@@ -145,12 +121,12 @@ def test_an_error_of_kubectl_is_passed_on(
     folder: Path, answers: dict[str, tuple[str, int]], message: str, verbs: list[str]
 ) -> None:
     """With a hint, and a job that is only half created is deleted."""
-    kubectl(folder, **answers)
+    make_command(folder, "kubectl", {"create": (MADE, 0), **answers})
     ours = run_meshrun("--submit", "kubernetes", "--image", "a", "--rdzv-id", "train", "train.py")
 
     assert ours.returncode == 71
     assert message in ours.stderr
-    assert [argv[0] for argv, _ in calls(folder)] == verbs
+    assert [argv[0] for argv, _ in calls(folder, "kubectl")] == verbs
 
 
 def test_the_real_kubectl_sends_the_job_and_what_it_owns(folder: Path) -> None:
@@ -237,7 +213,7 @@ def test_launch_cannot_submit(folder: Path) -> None:
 
 def test_only_the_command_line_starts_srun_in_a_shell_of_a_job(folder: Path) -> None:
     """launch() waits for a process of its own, so it raises an error that says what to run."""
-    make_command(folder, "srun", "")
+    make_command(folder, "srun", {})
     job = {"SLURM_JOB_ID": "7"}
     words = ["--nnodes", "2", "--nproc-per-node", "1", "train.py"]
     with pytest.raises(UsageError, match="--nnodes 2 in a Slurm shell") as refused:
@@ -248,7 +224,7 @@ def test_only_the_command_line_starts_srun_in_a_shell_of_a_job(folder: Path) -> 
     assert refused.value.hint == (
         "start one launcher per node: srun --ntasks-per-node=1 meshrun ..."
     )
-    assert recorded(folder, "srun")[0][-len(words) :] == words
+    assert calls(folder, "srun")[0][0][-len(words) :] == words
     # srun's exit code 0 does not prove that the launchers ran, and this srun started none.
     assert ours.returncode == 69, ours.stderr
     assert "srun exited with 0, but no launcher has reported" in ours.stderr
