@@ -24,7 +24,7 @@ from meshrun.check.measured import Measured
 from meshrun.layout import Layout
 from meshrun.report.svg import HEAD, boxes, cell, page
 from meshrun.report.svg_geometry import MARGIN, Sheet, arrange
-from meshrun.report.svg_style import PLAIN, RAMP_STEPS, number, rect, style_sheet, text, width_of
+from meshrun.report.svg_style import PLAIN, RAMP_STEPS, number, rect, text, width_of
 from meshrun.wording import count
 
 _ROW = 18.0
@@ -33,7 +33,8 @@ _SWATCH = 14.0
 _SPREAD = 1.5
 """The least ratio of speeds that a color scale covers, so that similar speeds look similar."""
 _RED = "red: less than half of the usual bandwidth, on one link or on all of a node or rank"
-_STYLE = ".meshrun .slow,.meshrun .slow rect{fill:none;stroke:#e5484d;stroke-width:2.5}"
+_STYLE = """
+<style>.meshrun .slow,.meshrun .slow rect{fill:none;stroke:#e5484d;stroke-width:2.5}</style>"""
 _Places = Mapping[int, tuple[float, float, float, float]]
 """Left, top, width and height."""
 
@@ -95,10 +96,7 @@ def render_check_svg(measured: Measured, layout: Layout, findings: Sequence[Find
         top += _ROW
         right = max(right, MARGIN + width_of(line, 11))
     width = max(right, MARGIN + width_of(head, 18)) + MARGIN
-    body = "\n".join(drawn)
-    used = [name for name in map(_step_class, range(RAMP_STEPS)) if f" {name}" in body]
-    styles = f"{style_sheet(used)}\n<style>{_STYLE}</style>"
-    return page(head, ". ".join(lines), body, size=(width, top + MARGIN), styles=styles)
+    return page(head, ". ".join(lines), drawn, size=(width, top + MARGIN), more_styles=_STYLE)
 
 
 def _links(measured: Measured, layout: Layout) -> _Map:
@@ -209,8 +207,4 @@ def _key(shown: _Map, y: float) -> tuple[list[str], float]:
 
 
 def _step(part: float) -> str:
-    return _step_class(round(part * (RAMP_STEPS - 1)))
-
-
-def _step_class(step: int) -> str:
-    return f"r{step}"
+    return f"r{round(part * (RAMP_STEPS - 1))}"

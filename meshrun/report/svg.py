@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
 from meshrun.errors import UsageError
@@ -14,20 +15,18 @@ from meshrun.report.svg_geometry import (
     TRACK,
     Box,
     Cells,
-    DimSummary,
     Lane,
     Line,
     Sheet,
     arrange,
     bundle_heads,
-    summarize,
 )
 from meshrun.report.svg_style import (
     CATEGORIES,
+    PLAIN,
     color_class,
     coordinate_text,
     corners,
-    domain_label,
     dot,
     line,
     node_label,
@@ -52,6 +51,7 @@ _LEGEND_ROW = 20.0
 _SAMPLE = 34.0
 _NTH = ("", " second", " third")
 """Classes that distinguish the outlines of several dims."""
+_OUTLINED = "outlined: the groups of rank 0"
 
 
 def choose_color_dim(layout: Layout, requested: str | None) -> int | None:
@@ -98,55 +98,58 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
         >>> render_svg(Layout(mesh=None, nproc_per_node=(2,)))[:4]
         '<svg'
     """
-    dims = summarize(layout)
-    has_key = color_dim is not None
-    sheet = arrange(layout, HEAD + (_KEY if has_key else 0) + 8)
-    classes = {rank: _class(layout, rank, color_dim) for rank in sheet.cells.corners}
-    head = _headline(layout)
-    notes = _omissions(layout, sheet)
-    legend_width, legend_height = _legend_size(layout, sheet, dims)
-    legend_top = sheet.bottom + 28
-    below = legend_top + legend_height
-    last_line = below + len(notes) * _LEGEND_ROW - _LEGEND_ROW if dims or notes else sheet.bottom
-    width = MARGIN + max(
+    sheet = arrange(layout, HEAD + (0 if color_dim is None else _KEY) + 8)
+    key, key_right = ([], 0.0) if color_dim is None else _color_key(layout, color_dim)
+    is_grid = sheet.arrangement == "grid"
+    head, notes = _headline(layout), _omissions(layout, sheet)
+    dims = [_describe(layout, dim) for dim in range(len(layout.sizes))]
+    remarks = [_OUTLINED, *notes] if is_grid and _outline_styles(layout) else notes
+    top = sheet.bottom + 28
+    below = top + len(dims) * _LEGEND_ROW
+    last_line = below + (len(remarks) - 1) * _LEGEND_ROW if dims or remarks else sheet.bottom
+    right = max(
         sheet.right,
+        key_right,
         MARGIN + width_of(head, 16 * _BOLD),
-        MARGIN + legend_width,
-        *(MARGIN + width_of(note, 11) for note in notes),
+        *(MARGIN + width_of(dim, 12) + _SAMPLE + 10 for dim in dims),
+        *(MARGIN + width_of(remark, 11) for remark in remarks),
     )
-    key: list[str] = []
-    if color_dim is not None:
-        key, key_width = _color_key(layout, color_dim)
-        width = max(width, key_width + MARGIN)
-    used = {*classes.values(), *_key_classes(layout, color_dim)}
     body = [
         *key,
         *_frames(sheet),
         *boxes(sheet),
-        *(_links(layout, sheet) if sheet.arrangement != "grid" else ()),
-        *_cells(layout, sheet, classes),
-        *(_links(layout, sheet) if sheet.arrangement == "grid" else ()),
-        *_legend(layout, sheet, dims, legend_top),
-        *(text(MARGIN, below + row * _LEGEND_ROW, note, "soft") for row, note in enumerate(notes)),
+        *(() if is_grid else _lines(layout, sheet)),
+        *_cells(layout, sheet, color_dim),
+        *(_outlines(layout, sheet) if is_grid else ()),
+        *_legend(layout, sheet, dims, top),
+        *(text(MARGIN, below + row * _LEGEND_ROW, it, "soft") for row, it in enumerate(remarks)),
     ]
-    description = ". ".join([head, *map(str, dims), *notes])
-    size = width, last_line + MARGIN
-    return page(head, f"{description}.", "\n".join(body), size=size, styles=style_sheet(used))
+    description = ". ".join([head, *dims, *notes])
+    return page(head, f"{description}.", body, size=(right + MARGIN, last_line + MARGIN))
 
 
-def page(head: str, description: str, body: str, *, size: tuple[float, float], styles: str) -> str:
+def page(
+    head: str,
+    description: str,
+    body: Sequence[str],
+    *,
+    size: tuple[float, float],
+    more_styles: str = "",
+) -> str:
     """Return an SVG with a heading; ``size`` is rounded up to whole pixels."""
     width, height = map(ceil, size)
+    elements = "\n".join(body)
+    colors = re.findall(r'<g class="cell (\w+)"', elements)
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="meshrun" role="img"'
             f' width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
             f"<title>{words(head)}</title>",
             f"<desc>{words(description)}</desc>",
-            styles,
+            style_sheet(colors) + more_styles,
             '<rect class="page" width="100%" height="100%"/>',  # some viewers have a black page
             text(MARGIN, HEAD - 8, head, "head"),
-            body,
+            elements,
             "</svg>\n",
         )
     )
@@ -164,10 +167,14 @@ def _headline(layout: Layout) -> str:
     )
 
 
-def _class(layout: Layout, rank: int, color_dim: int | None) -> str:
-    if color_dim is None:
-        return color_class(None, 0)
-    return color_class(layout.coordinate(rank)[color_dim], layout.sizes[color_dim])
+def _describe(layout: Layout, dim: int) -> str:
+    """Return a dim's row of the legend."""
+    size = layout.sizes[dim]
+    groups = count(layout.world_size // size, "group")
+    text = f"{layout.dim_labels[dim]}: {layout.count_crossing(dim):,} of {groups} cross nodes"
+    if layout.nodes_per_domain:
+        text += f", {layout.count_crossing(dim, 'domains'):,} cross domains"
+    return text if size > 1 else f"{text} (of one rank)"
 
 
 def _omissions(layout: Layout, sheet: Sheet) -> list[str]:
@@ -193,13 +200,6 @@ def _key_indexes(size: int) -> list[int]:
         return list(range(size))
     shown = min(size, _RAMP_SWATCHES)
     return [round(step * (size - 1) / (shown - 1)) for step in range(shown)]
-
-
-def _key_classes(layout: Layout, color_dim: int | None) -> set[str]:
-    if color_dim is None:
-        return set()
-    size = layout.sizes[color_dim]
-    return {color_class(index, size) for index in _key_indexes(size)}
 
 
 def _color_key(layout: Layout, dim: int) -> tuple[list[str], float]:
@@ -232,7 +232,7 @@ def _color_key(layout: Layout, dim: int) -> tuple[list[str], float]:
 def _frames(sheet: Sheet) -> Iterator[str]:
     for frame in sheet.frames:
         yield rect(frame.x, frame.y, frame.width, frame.height, ' class="frame" rx="10"')
-        yield text(frame.x + 8, frame.y + 14, domain_label(frame.domain), "soft")
+        yield text(frame.x + 8, frame.y + 14, f"domain {frame.domain}", "soft")
 
 
 def boxes(sheet: Sheet, titles: Mapping[int, str] | None = None) -> Iterator[str]:
@@ -245,7 +245,7 @@ def boxes(sheet: Sheet, titles: Mapping[int, str] | None = None) -> Iterator[str
         yield text(box.x + 8, box.y + middle, node_label(box.node), "soft")
 
 
-def _cells(layout: Layout, sheet: Sheet, classes: dict[int, str]) -> Iterator[str]:
+def _cells(layout: Layout, sheet: Sheet, color_dim: int | None) -> Iterator[str]:
     yield "<g>" if sheet.cells.detailed else '<g class="small">'
     for box in sheet.boxes:
         for rank in box.ranks:
@@ -254,8 +254,11 @@ def _cells(layout: Layout, sheet: Sheet, classes: dict[int, str]) -> Iterator[st
             where = ", ".join(f"{name}={index}" for name, index in pairs)
             title = f"rank {rank}: node {box.node}, local rank {layout.local_rank(rank)}"
             title += f"; {where}" if where else ""
+            color = PLAIN
+            if color_dim is not None:
+                color = color_class(coordinate[color_dim], layout.sizes[color_dim])
             corner, detail = sheet.cells.corners[rank], coordinate_text(coordinate)
-            yield cell(sheet.cells, corner, classes[rank], title, label=rank, detail=detail)
+            yield cell(sheet.cells, corner, color, title, label=rank, detail=detail)
     yield "</g>"
 
 
@@ -277,71 +280,53 @@ def cell(
     )
 
 
-# ---- groups and the legend -------------------------------------------------------------------
+# ---- the legend ----------------------------------------------------------------------------
 
 
-def _links(layout: Layout, sheet: Sheet) -> Iterator[str]:
-    """Yield the groups, as this arrangement shows them."""
-    if sheet.arrangement == "line":
-        yield from _guides_down(sheet)
-        for lane in sheet.lanes:
-            yield from _lane(layout, sheet, lane)
-    elif sheet.arrangement == "rows":
-        for box in sheet.boxes:
-            for lane in sheet.lanes:
-                yield from _lane(layout, sheet, lane, box)
-        yield from _bundles(layout, sheet)
-    else:
-        yield from _outlines(layout, sheet)
-
-
-def _legend(layout: Layout, sheet: Sheet, dims: list[DimSummary], top: float) -> Iterator[str]:
-    """Yield a row for each dim: a sample of its groups, and how many cross nodes."""
+def _legend(layout: Layout, sheet: Sheet, dims: Sequence[str], top: float) -> Iterator[str]:
+    """Yield a row for each dim, fastest first: a sample of its groups, and how many cross nodes."""
     styles = _outline_styles(layout) if sheet.arrangement == "grid" else {}
-    for row, dim in enumerate(reversed(dims)):
+    for row, dim in enumerate(reversed(range(len(dims)))):
         y = top + row * _LEGEND_ROW
-        name = "over" if dim.crossing else "in"
-        if dim.dim in styles:
-            name = styles[dim.dim]
+        name = styles.get(dim, "over" if layout.count_crossing(dim) else "in")
+        if dim in styles:
             sample = _outline(name, MARGIN + 3, y - 11, 26, 14)
             yield f'<g class="marks"><g class="{name}">{sample}</g></g>'
-        elif dim.size == 1:
+        elif layout.sizes[dim] == 1:
             yield f'<g class="in">{dot(MARGIN + _SAMPLE / 2, y - 4)}</g>'
         elif sheet.arrangement != "grid":
             first, last = MARGIN + 3, MARGIN + _SAMPLE
             ends = dot(first, y - 4) + dot(last, y - 4)
             yield f'<g class="{name}">{line(first, y - 4, last, y - 4)}{ends}</g>'
-        yield text(MARGIN + _SAMPLE + 10, y, str(dim))
-    if styles:
-        y = top + len(dims) * _LEGEND_ROW
-        yield text(MARGIN, y, _OUTLINED, "soft")
-
-
-_OUTLINED = "outlined: the groups of rank 0"
-
-
-def _legend_size(layout: Layout, sheet: Sheet, dims: list[DimSummary]) -> tuple[float, float]:
-    """Return the width and height of the legend."""
-    rows = len(dims)
-    width = max((width_of(str(dim), 12) + _SAMPLE + 10 for dim in dims), default=0.0)
-    if sheet.arrangement == "grid" and _outline_styles(layout):
-        rows += 1
-        width = max(width, width_of(_OUTLINED, 11))
-    return width, rows * _LEGEND_ROW
+        yield text(MARGIN + _SAMPLE + 10, y, dims[dim])
 
 
 # ---- lines ---------------------------------------------------------------------------------
 
 
-def _guides_down(sheet: Sheet) -> Iterator[str]:
-    """Yield a line from each rank to its lowest dot, to guide the eye."""
-    ends: dict[int, float] = {}
-    for lane in sheet.lanes:
-        for one in lane.lines:
-            ends.update(dict.fromkeys(one.stops, lane.start + one.track * TRACK))
-    for rank, end in sorted(ends.items()):
-        x = sheet.middle(rank)
-        yield line(x, sheet.cells.corners[rank][1] + sheet.cells.height, x, end, "guide")
+def _lines(layout: Layout, sheet: Sheet) -> Iterator[str]:
+    """Yield every group as a line, all below one line of nodes, or below and beside rows."""
+    if sheet.arrangement == "line":
+        for rank, end in sorted(_farthest(sheet.lanes, TRACK).items()):
+            x = sheet.middle(rank)
+            yield line(x, sheet.cells.corners[rank][1] + sheet.cells.height, x, end, "guide")
+        for lane in sheet.lanes:
+            yield from _lane(layout, sheet, lane)
+    else:
+        for box in sheet.boxes:
+            for lane in sheet.lanes:
+                yield from _lane(layout, sheet, lane, box)
+        yield from _bundles(layout, sheet)
+
+
+def _farthest(lanes: Sequence[Lane], track: float) -> dict[int, float]:
+    """Return the place of the last line of each rank or node, to which a guide leads the eye."""
+    return {
+        stop: lane.start + one.track * track
+        for lane in lanes
+        for one in lane.lines
+        for stop in one.stops
+    }
 
 
 def _lane(layout: Layout, sheet: Sheet, lane: Lane, box: Box | None = None) -> Iterator[str]:
@@ -365,10 +350,7 @@ def _lane(layout: Layout, sheet: Sheet, lane: Lane, box: Box | None = None) -> I
 def _bundles(layout: Layout, sheet: Sheet) -> Iterator[str]:
     """Yield groups that cross nodes as lines beside the rows, one line for each set of nodes."""
     middles = {box.node: box.y + box.height / 2 for box in sheet.boxes}
-    ends: dict[int, float] = {}
-    for lane in sheet.bundles:
-        for one in lane.lines:
-            ends.update(dict.fromkeys(one.stops, lane.start + one.track * BUNDLE_TRACK))
+    ends = _farthest(sheet.bundles, BUNDLE_TRACK)
     for box in sheet.boxes:
         if box.node in ends:
             y = middles[box.node]

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, product
 from typing import Literal
 
 from meshrun.layout import Layout
 from meshrun.report.svg_style import coordinate_text, node_label, shorten, width_of
-from meshrun.wording import count, plural
+from meshrun.wording import plural
 
 MARGIN = 16.0
 TRACK = 9.0
@@ -37,27 +37,6 @@ _FEW_RANKS = 512
 _ASPECT = 1.5
 
 Arrangement = Literal["line", "rows", "grid"]
-
-
-@dataclass(frozen=True, slots=True)
-class DimSummary:
-    """A dim's row of the legend."""
-
-    dim: int
-    label: str
-    size: int
-    groups: int
-    crossing: int
-    """Groups with ranks on more than one node."""
-    crossing_domains: int | None = None
-    """Groups with ranks in more than one domain; ``None`` if no domains are known."""
-
-    def __str__(self) -> str:
-        few = "" if self.size > 1 else " (of one rank)"
-        groups = count(self.groups, "group")
-        domains = self.crossing_domains
-        more = "" if domains is None else f", {domains:,} cross domains"
-        return f"{self.label}: {self.crossing:,} of {groups} cross nodes{more}{few}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +193,8 @@ def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[Frame
 def _in_line(layout: Layout, top: float) -> Sheet:
     cells, domains = _cells(layout), _first_nodes(layout)
     in_slots = [layout.rank_in_slot(slot) for slot in range(layout.world_size)]
-    found = [(dim, lines_of_ranks(layout, dim, in_slots)) for dim in range(len(layout.sizes))]
-    x = MARGIN + _lane_label_width(layout, [dim for dim, lines in found if lines])
+    found = {dim: lines_of_ranks(layout, dim, in_slots) for dim in range(len(layout.sizes))}
+    x = MARGIN + _lane_label_width(layout, found)
     top += _LABEL if domains else 0
     boxes = []
     for node in range(layout.nnodes):
@@ -240,17 +219,15 @@ def _in_line(layout: Layout, top: float) -> Sheet:
     )
 
 
-def _lane_label_width(layout: Layout, dims: Sequence[int]) -> float:
-    labels = [shorten(layout.dim_labels[dim]) for dim in dims]
+def _lane_label_width(layout: Layout, found: Mapping[int, Sequence[Line]]) -> float:
+    labels = [shorten(layout.dim_labels[dim]) for dim, lines in found.items() if lines]
     return max((width_of(label, 12) + 10 for label in labels), default=0.0)
 
 
-def _stack_lanes(
-    found: Sequence[tuple[int, Sequence[Line]]], y: float
-) -> tuple[tuple[Lane, ...], float]:
+def _stack_lanes(found: Mapping[int, Sequence[Line]], y: float) -> tuple[tuple[Lane, ...], float]:
     """Return the lanes below each other, the fastest dim first, and their lower edge."""
     lanes = []
-    for dim, lines in reversed(found):
+    for dim, lines in sorted(found.items(), reverse=True):
         if lines:
             lanes.append(Lane(dim, tuple(lines), y + 10))
             y += 10 + (track_count(lines) - 1) * TRACK + 8
@@ -264,17 +241,15 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
     cells, domains = _cells(layout), _first_nodes(layout)
     dims = range(len(layout.sizes))
     nodes = [layout.ranks_of_node(node) for node in range(layout.nnodes)]
-    found = [
-        (dim, [line for ranks in nodes for line in lines_of_ranks(layout, dim, ranks)])
+    found = {
+        dim: [line for ranks in nodes for line in lines_of_ranks(layout, dim, ranks)]
         for dim in dims
-    ]
+    }
     bundles = [(dim, lines) for dim in dims if (lines := lines_of_nodes(layout, dim))]
     names = width_of(node_label(layout.nnodes - 1), 11) + 12
     around = _PAD if domains else 0
     left = MARGIN + around
-    cells_at = (
-        left + _PAD + max(names, _lane_label_width(layout, [dim for dim, lines in found if lines]))
-    )
+    cells_at = left + _PAD + max(names, _lane_label_width(layout, found))
     inner, height = cells.extent(max(layout.nproc_per_node), _IN_ROWS)
     lanes, box_height = _stack_lanes(found, _PAD + height)
     box_height += 3 if lanes else _PAD
@@ -431,21 +406,6 @@ def _nodes_to_draw(layout: Layout) -> tuple[list[int], int]:
 
 
 # ---- lines ---------------------------------------------------------------------------------
-
-
-def summarize(layout: Layout) -> list[DimSummary]:
-    """Return a summary of each dim, slowest first."""
-    return [
-        DimSummary(
-            dim,
-            label,
-            size,
-            layout.world_size // size,
-            layout.count_crossing(dim),
-            layout.count_crossing(dim, "domains") if layout.nodes_per_domain else None,
-        )
-        for dim, (label, size) in enumerate(zip(layout.dim_labels, layout.sizes, strict=True))
-    ]
 
 
 def lines_of_ranks(layout: Layout, dim: int, ranks: Sequence[int]) -> list[Line]:

@@ -73,10 +73,8 @@ _DARK = {
 DARK_QUERY = "@media (prefers-color-scheme:dark)"
 
 
-def color_class(index: int | None, size: int) -> str:
+def color_class(index: int, size: int) -> str:
     """Return the class of an index of a dim; a class has the same color in every picture."""
-    if index is None:
-        return PLAIN
     if size <= len(CATEGORIES):
         return f"c{index}"
     return f"r{round(index * (RAMP_STEPS - 1) / (size - 1))}"
@@ -157,11 +155,6 @@ def shorten(text: str) -> str:
 def node_label(node: int) -> str:
     """Return the label of a node."""
     return f"node {node}"
-
-
-def domain_label(domain: int) -> str:
-    """Return the label of a domain."""
-    return f"domain {domain}"
 
 
 def coordinate_text(coordinate: tuple[int, ...]) -> str:
