@@ -23,7 +23,7 @@ from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
 from meshrun.host.outside_devices import count_with_torch
 from meshrun.plan.nic_affinity import note_no_nics
-from meshrun.plan.plan import LaunchPlan, build_plan, depends_on_count
+from meshrun.plan.plan import LaunchPlan, build_plan, depends_on_count, depends_on_gpus
 from meshrun.plan.rendezvous_config import check_backend
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
@@ -96,6 +96,7 @@ def plan(
     check_backend(request.rendezvous.backend)
     if facts is None:
         facts = detect_host(
+            with_gpus=not check_host or depends_on_gpus(request),
             with_topology=request.numa_binding is not None,
             with_links=not check_host,
             with_nics=not check_host or request.nic_affinity,

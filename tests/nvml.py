@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -222,6 +223,15 @@ class NvmlInFile(FakeNvml):
 
     def __init__(self, path: str) -> None:
         self.path, self.lacks, self.open = path, "", 0
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        """Return a function that waits, or kills its process, if the file's folder says so."""
+        folder = os.path.dirname(os.environ["FAKE_NVML"])
+        if os.path.exists(os.path.join(folder, f"{name} crashes")):
+            os.abort()
+        while os.path.exists(os.path.join(folder, f"{name} hangs")):
+            time.sleep(0.05)
+        return super().__getattr__(name)
 
     @property
     def cards(self) -> Any:

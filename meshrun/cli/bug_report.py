@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from meshrun import __version__
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
-from meshrun.errors import MeshrunError
+from meshrun.errors import HostError, MeshrunError
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.wording import count, size
 
@@ -61,11 +61,16 @@ def _machine() -> Iterator[str]:
 
     libc = " ".join(platform.libc_ver())
     yield f"{platform.system()} {platform.release()} on {platform.machine()}, {libc}"
-    facts = detect_host()
+    facts = detect_host(with_gpus=False)
     memory = size(psutil.virtual_memory().total)
     yield f"{count(facts.usable_cores, 'usable core')}, {memory} of memory"
     yield f"torch is built for {facts.accelerator or 'cpu'}"
-    yield from (f"GPU {number}: {gpu.label}" for number, gpu in enumerate(facts.gpus))
+    try:
+        gpus = detect_host().gpus
+    except HostError as error:
+        yield error.message
+    else:
+        yield from (f"GPU {number}: {gpu.label}" for number, gpu in enumerate(gpus))
 
 
 def _environment(env: Mapping[str, str], mask: Mask) -> Iterator[str]:

@@ -25,6 +25,7 @@ _BUILDS: tuple[Build, ...] = ("hip", "cuda", "xpu")
 def detect_host(
     environment: Mapping[str, str] | None = None,
     *,
+    with_gpus: bool = True,
     with_topology: bool = False,
     with_links: bool = False,
     with_nics: bool = False,
@@ -33,7 +34,7 @@ def detect_host(
     """Return the facts about this machine that a plan needs, without side effects."""
     env = os.environ if environment is None else environment
     build = _build_of_torch()
-    vendor, gpus = visible_gpus(build, env)
+    vendor, gpus = visible_gpus(build, env) if with_gpus else (build, ())
     variables = visibility_variables(vendor, env)
     addresses = [gpu.address for gpu in gpus]
     return HostFacts(

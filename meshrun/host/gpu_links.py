@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 
+from meshrun.host.ask_driver import ask_driver
 from meshrun.host.machine import LEVELS, Gpu, GpuLinks
-from meshrun.host.nvml import Handle, Nvml, open_nvml
+from meshrun.host.nvml import Handle, Nvml
 
 MOST_NVLINKS = 36
 """Maximum number of NVLinks of a GPU, ``NVML_NVLINK_MAX_LINKS``."""
@@ -20,9 +22,7 @@ def read_domain(gpus: Sequence[Gpu]) -> str:
     Returns:
         The name; "" without a driver, or if the GPUs are in no domain or in several.
     """
-    with open_nvml() as nvml:
-        handles = [nvml.whole_gpu(gpu) for gpu in gpus] if nvml else []
-        found = {nvml.fabric(handle) if nvml and handle else "" for handle in handles}
+    found = ask_driver(partial(_domains, gpus=gpus))
     return found.pop() if len(found) == 1 else ""
 
 
@@ -34,22 +34,26 @@ def read_gpu_links(gpus: Sequence[Gpu]) -> GpuLinks | None:
     """
     if not gpus:
         return None
-    with open_nvml() as nvml:
-        if nvml is None:
-            return None
-        handles = [nvml.whole_gpu(gpu) for gpu in gpus]
-        return GpuLinks(
-            pairs=tuple(
-                tuple(_link(nvml, handles, first, second) for second in range(len(gpus)))
-                for first in range(len(gpus))
-            )
-        )
+    return ask_driver(partial(_links, gpus=gpus))
 
 
 def nvlink_state(nvml: Nvml, gpu: Handle, link: int) -> bool | None:
     """Return whether a link is up, ``None`` if the GPU has no such link."""
     state = nvml.number("nvmlDeviceGetNvLinkState", gpu, ctypes.c_uint(link))
     return None if state is None else bool(state)
+
+
+def _domains(nvml: Nvml | None, *, gpus: Sequence[Gpu]) -> set[str]:
+    handles = [nvml.whole_gpu(gpu) for gpu in gpus] if nvml else []
+    return {nvml.fabric(handle) if nvml and handle else "" for handle in handles}
+
+
+def _links(nvml: Nvml | None, *, gpus: Sequence[Gpu]) -> GpuLinks | None:
+    if nvml is None:
+        return None
+    handles, places = [nvml.whole_gpu(gpu) for gpu in gpus], range(len(gpus))
+    pairs = (tuple(_link(nvml, handles, one, other) for other in places) for one in places)
+    return GpuLinks(pairs=tuple(pairs))
 
 
 def _link(nvml: Nvml, gpus: Sequence[Handle | None], first: int, second: int) -> str:

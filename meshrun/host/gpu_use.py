@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,7 +43,7 @@ class GpuUse:
 
 
 def read_use(
-    nvml: Nvml, gpus: Sequence[Gpu], *, with_holders: bool = True, zygote: int = 0
+    nvml: Nvml, gpus: Sequence[Gpu], *, with_holders: bool = True, roots: Sequence[int] = ()
 ) -> list[GpuUse]:
     """Return the memory in use on each GPU that answers.
 
@@ -52,9 +51,8 @@ def read_use(
         nvml: The library.
         gpus: The GPUs.
         with_holders: Whether to list the processes, too.
-        zygote: A process whose descendants belong to this launch, like this process's; 0 for none.
+        roots: Processes that belong to this launch, with their descendants.
     """
-    roots = (os.getpid(), zygote) if zygote else (os.getpid(),)
     found = []
     for gpu in gpus:
         handle = nvml.gpu_of(gpu.uuid) if gpu.uuid else None

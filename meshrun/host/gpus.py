@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from meshrun.host.ask_driver import ask_driver
 from meshrun.host.machine import Gpu
-from meshrun.host.nvml import Handle, Nvml, open_nvml
+from meshrun.host.nvml import Handle, Nvml
 from meshrun.host.sysfs import numa_node, read_text
 from meshrun.host.visibility import CUDA, HIP, ROCR, XPU, Build
 
@@ -93,11 +94,16 @@ def _placed(gpus: Sequence[Gpu], sysfs: Path) -> tuple[Gpu, ...]:
 
 def _nvidia_gpus(dev: Path) -> list[Gpu]:
     """Return the GPUs that NVML lists for this container, or without NVML, the device nodes."""
-    with open_nvml() as nvml:
-        if nvml is not None:
-            return [_nvidia_gpu(nvml, index, gpu) for index, gpu in enumerate(nvml.gpus())]
+    if (found := ask_driver(_list_gpus)) is not None:
+        return found
     count = sum(1 for _ in dev.glob("nvidia[0-9]*"))
     return [Gpu(entry=str(index), index=index) for index in range(count)]
+
+
+def _list_gpus(nvml: Nvml | None) -> list[Gpu] | None:
+    if nvml is None:
+        return None
+    return [_nvidia_gpu(nvml, index, gpu) for index, gpu in enumerate(nvml.gpus())]
 
 
 def _nvidia_gpu(nvml: Nvml, index: int, gpu: Handle | None) -> Gpu:

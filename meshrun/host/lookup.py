@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
 from collections.abc import Callable
+from functools import partial
 
+from meshrun.host.aside import Aside
 from meshrun.host.interfaces import look_up
-from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 
 
 class Lookup:
-    """A lookup of a name in a forked child, as a resolver may take many seconds.
+    """A lookup of a name in a process of its own, as a resolver may take many seconds.
 
     Args:
         host: The name.
@@ -26,42 +23,25 @@ class Lookup:
         self, host: str, reactor: Reactor, answered: Callable[[list[str], str], object]
     ) -> None:
         self._reactor, self._answered = reactor, answered
-        self._read, write = os.pipe()
-        parent = os.getpid()
-        # Block signals, so that none is delivered to the child while it has our handlers.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                signal.set_wakeup_fd(-1)
-                die_with_parent(parent)
-                os.close(self._read)
-                os.write(write, _look_up(host))
-            finally:
-                os._exit(0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(write)
-        reactor.add_reader(self._read, self._take)
+        self._call: Aside[tuple[list[str], str]] | None = Aside(partial(_look_up, host))
+        reactor.add_reader(self._call, self._take)
 
     def _take(self) -> None:
-        text = b"".join(iter(lambda: os.read(self._read, 65536), b""))
-        self.close()
-        self._answered(*(json.loads(text) if text else ([], "the lookup was stopped")))
+        assert self._call is not None  # noqa: S101 - otherwise, no reader is registered
+        call, self._call = self._call, None
+        self._reactor.remove(call)
+        self._answered(*(call.take() or ([], "the lookup was stopped")))
 
     def close(self) -> None:
         """Stop the lookup if it is still running."""
-        if self._pid:
-            self._reactor.remove(self._read)
-            os.close(self._read)
-            with contextlib.suppress(OSError):
-                os.kill(self._pid, 9)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
-            self._pid = 0
+        if self._call is not None:
+            self._reactor.remove(self._call)
+            self._call.close()
+            self._call = None
 
 
-def _look_up(host: str) -> bytes:
+def _look_up(host: str) -> tuple[list[str], str]:
     try:
-        return json.dumps([look_up(host), ""]).encode()
+        return look_up(host), ""
     except (OSError, UnicodeError) as error:
-        return json.dumps([[], getattr(error, "strerror", None) or str(error)]).encode()
+        return [], getattr(error, "strerror", None) or str(error)

@@ -171,6 +171,15 @@ class Nvml:
         return handle if self.call(function, *arguments, ctypes.byref(handle)) else None
 
 
+def has_nvml() -> bool:
+    """Return whether the library is installed; does not call the driver."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
 def load_nvml() -> Nvml | None:
     """Return the initialized library; ``None`` without a working driver."""
     try:
@@ -200,7 +209,6 @@ def open_nvml() -> Iterator[Nvml | None]:
             nvml.call("nvmlShutdown")
 
 
-def read_driver_version() -> str:
+def read_driver_version(nvml: Nvml | None) -> str:
     """Return the version of NVIDIA's driver, "" without a driver."""
-    with open_nvml() as nvml:
-        return "" if nvml is None else nvml.text("nvmlSystemGetDriverVersion")
+    return "" if nvml is None else nvml.text("nvmlSystemGetDriverVersion")

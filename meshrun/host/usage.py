@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from meshrun.host.ask_driver import Driver
 from meshrun.host.machine import Gpu
-from meshrun.host.nvml import load_nvml
+from meshrun.host.nvml import Nvml
 
 
 @dataclass(slots=True)
@@ -54,14 +56,32 @@ def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:
     return {pid: used.cpu_s for pid, used in usage_of_trees(roots).items()}
 
 
-class GpuMemory:
-    """Memory in use on GPUs, from NVML if there is a driver."""
+def used_gpu_bytes(nvml: Nvml | None, *, gpus: Sequence[Gpu]) -> list[int | None]:
+    """Return the memory in use on each GPU by all processes; ``None`` if unknown."""
+    handles = [nvml.gpu_of(gpu.uuid) if nvml and gpu.uuid else None for gpu in gpus]
+    return [nvml.used_bytes(gpu) if nvml and gpu else None for gpu in handles]
 
-    def __init__(self, gpus: Sequence[Gpu]) -> None:
-        self._nvml = load_nvml() if gpus else None
-        self._gpus = [gpu.uuid and self._nvml and self._nvml.gpu_of(gpu.uuid) for gpu in gpus]
+
+class GpuMemory:
+    """The last reading of the memory in use on GPUs.
+
+    Args:
+        note: Prints a line; used if the driver does not answer.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._driver = Driver(note)
+        self._used: list[int | None] = []
+
+    def read(self, gpus: Sequence[Gpu]) -> None:
+        """Read the memory in use on ``gpus``, unless the driver hangs."""
+        answer = self._driver.ask(partial(used_gpu_bytes, gpus=gpus)) if gpus else None
+        self._used = answer or []
 
     def used_bytes(self, index: int) -> int | None:
         """Return the memory in use on a GPU by all processes; ``None`` if unknown."""
-        gpu = self._gpus[index] if index < len(self._gpus) else None
-        return self._nvml.used_bytes(gpu) if self._nvml and gpu else None
+        return self._used[index] if index < len(self._used) else None
+
+    def close(self) -> None:
+        """Stop waiting for the driver."""
+        self._driver.close()

@@ -69,6 +69,8 @@ class LaunchPlan:
     """Logical CPUs of each local rank; ``None`` without ``--numa-binding``."""
     host: HostFacts
     """This machine, with only the accelerators that the launch may use."""
+    whole_host: HostFacts
+    """This machine, with all its accelerators."""
     rendezvous: RendezvousConfig | None = None
     """Where the nodes meet; ``None`` for a single node."""
     node_rank: int = 0
@@ -181,6 +183,7 @@ def build_plan(
     """
     if request.remote is not None:
         facts = replace(facts, gpus=(), links=None)  # ranks run on other machines
+    whole_host = facts
     facts = choose_gpus(request.gpus, facts, check_host=check_host)
     nproc = _workers(request, facts)
     domain = facts.domain or ("" if request.domain_size else request.rendezvous.domain)
@@ -234,6 +237,7 @@ def build_plan(
         debugged=find_debugged(layout, request.debug_rank),
         bound_cpus=_bind(request, workers, facts, check_host),
         host=facts,
+        whole_host=whole_host,
         rendezvous=rendezvous,
         node_rank=(request.rendezvous.node_rank or 0) if rendezvous is not None else 0,
     )
@@ -271,7 +275,6 @@ def solve_request(
 
 def complete_plan(
     plan: LaunchPlan,
-    facts: HostFacts,
     *,
     node_rank: int,
     nproc_per_node: tuple[int, ...],
@@ -292,11 +295,18 @@ def complete_plan(
         nproc_per_node=counts,
         rendezvous=rendezvous,
     )
-    if not facts.accelerator_count:  # torch may have counted before
-        kind, found = plan.host.accelerator, plan.host.accelerator_count
-        facts = replace(facts, accelerator=kind, accelerator_count=found)
+    facts = replace(plan.whole_host, domain="")  # `nodes_per_domain` says more
     completed = build_plan(settled, facts, nodes_per_domain=nodes_per_domain)
     return replace(completed, roles=roles)
+
+
+def depends_on_gpus(request: LaunchRequest) -> bool:
+    """Return whether the plan depends on this machine's GPUs; that of a CPU mesh rarely does."""
+    if request.mesh is None or request.device != "cpu":
+        return True
+    is_near = request.numa_binding is not None or bool(request.intra_domain)
+    counts = isinstance(request.nproc_per_node, str)
+    return is_near or counts or request.gpus is not None or request.virtual_local_rank
 
 
 def depends_on_count(request: LaunchRequest) -> str | None:

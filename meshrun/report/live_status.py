@@ -12,6 +12,7 @@ from meshrun.host.usage import GpuMemory, Usage, usage_of_trees
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event
+from meshrun.protocol.result import LaunchResult
 from meshrun.report.rank_status import RankStatus, Status, phase_of
 from meshrun.report.status_view import StatusView, summarize
 from meshrun.supervisor.watcher import Watcher
@@ -29,6 +30,7 @@ class LiveStatus(Watcher):
 
     def __init__(self, plan: LaunchPlan, console: Console) -> None:
         self._console = console
+        self._gpus = GpuMemory(console.note)
         self.replan(plan)
         self._on_panel = console.can_show_panel
         default_s = _PANEL_INTERVAL_S if self._on_panel else _LINES_INTERVAL_S
@@ -41,7 +43,6 @@ class LiveStatus(Watcher):
     def replan(self, plan: LaunchPlan) -> None:
         """Replace the plan, for example once all nodes have joined."""
         self._plan, self._view = plan, StatusView(plan.layout)
-        self._gpus = GpuMemory(plan.used_gpus)
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Start to show the state."""
@@ -55,6 +56,10 @@ class LiveStatus(Watcher):
             self._timer.move(min(self._timer.at_ns or soon_ns, soon_ns))
         self._state = state
 
+    def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
+        """Stop waiting for the GPUs' driver."""
+        self._gpus.close()
+
     def _show(self) -> None:
         state, now_ns = self._state, time.monotonic_ns()
         if state.over:
@@ -63,6 +68,7 @@ class LiveStatus(Watcher):
             self._sample(state, now_ns)
             took_ns = time.monotonic_ns() - now_ns
             self._next_sample_ns = now_ns + max(self._interval_ns, _MIN_PAUSE * took_ns)
+            self._gpus.read(self._plan.used_gpus if self._used else ())
         self._timer.move(self._next_sample_ns)
         status = self._status(state, now_ns)
         if self._on_panel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 
 from meshrun.console.console import Console
@@ -36,14 +36,18 @@ class Metrics(Watcher):
     Args:
         plan: The launch.
         address: The address of this machine and the port to listen on.
+        note: Prints a line.
 
     Raises:
         UsageError: If this machine does not have the address.
         HostError: If the port is taken.
     """
 
-    def __init__(self, plan: LaunchPlan, address: tuple[str, int]) -> None:
+    def __init__(
+        self, plan: LaunchPlan, address: tuple[str, int], note: Callable[[str], None]
+    ) -> None:
         self._listener = _listen(*address)
+        self._gpus = GpuMemory(note)
         self.replan(plan)
         self._began_s = time.monotonic()
         self._restarts: Counter[str] = Counter()
@@ -64,7 +68,6 @@ class Metrics(Watcher):
     def replan(self, plan: LaunchPlan) -> None:
         """Replace the plan, for example once all nodes have joined."""
         self._plan = plan
-        self._gpus = GpuMemory(plan.used_gpus)
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Start to serve."""
@@ -87,6 +90,7 @@ class Metrics(Watcher):
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
         """Stop serving."""
         self._listener.close()
+        self._gpus.close()
 
     def _count(self, event: Event) -> None:
         now_s = time.monotonic()
@@ -152,6 +156,7 @@ class Metrics(Watcher):
         yield _gauge("rank_heartbeat_age_seconds", "Time since the last heartbeat.", ages)
         lateness = self._per_rank({rank: late.per_call_s for rank, late in self._late.items()})
         yield _gauge("rank_lateness_seconds", "How late a rank is at each collective.", lateness)
+        self._gpus.read(self._plan.used_gpus)
         used = {rank: self._gpus.used_bytes(layout.local_rank(rank)) for rank in state.ranks}
         known = self._per_rank({rank: size for rank, size in used.items() if size is not None})
         if known:
@@ -204,6 +209,6 @@ def _samples(value: float | tuple[Sample, ...]) -> tuple[Sample, ...]:
 
 def serve_metrics(plan: LaunchPlan, address: tuple[str, int], console: Console) -> Metrics:
     """Return a server of metrics, and print its address."""
-    metrics = Metrics(plan, address)
+    metrics = Metrics(plan, address, console.note)
     console.note(f"metrics are at {metrics.url}/metrics")
     return metrics

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from meshrun.errors import HostError
-from meshrun.host.gpu_health import read_health
-from meshrun.host.nvml import open_nvml, why_no_nvml
+from meshrun.host.ask_driver import ask_driver
+from meshrun.host.gpu_health import GpuHealth, read_health
+from meshrun.host.machine import Gpu
+from meshrun.host.nvml import Nvml, why_no_nvml
 from meshrun.host.xids import read_xids
 from meshrun.plan.gpu_check import find_gpu_problems, unfit_gpus
 from meshrun.plan.plan import LaunchPlan
@@ -22,20 +25,21 @@ def examine_gpus(plan: LaunchPlan, note: Callable[[str], None]) -> None:
     """
     gpus = plan.used_gpus
     where = f"{os.uname().nodename}: " if plan.layout.nnodes > 1 else ""
+    needs_none = plan.request.device == "cpu" and not gpus
+    health = [] if needs_none else ask_driver(partial(_read_health, gpus=gpus))
+    if health is None:
+        why, is_severe = ask_driver(lambda _: why_no_nvml())
+        if is_severe:
+            raise HostError(
+                f"--check-gpus: the NVIDIA driver does not work: {why}",
+                hint="reload it, or reboot the machine",
+            )
     if not gpus:
         note(f"{where}--check-gpus: this launch uses no GPU of this machine")
         return
-    with open_nvml() as nvml:
-        if nvml is None:
-            why, is_severe = why_no_nvml()
-            if is_severe:
-                raise HostError(
-                    f"--check-gpus: the NVIDIA driver does not work: {why}",
-                    hint="reload it, or reboot the machine",
-                )
-            note(f"{where}--check-gpus: {why}; no GPU was checked")
-            return
-        health = read_health(nvml, gpus)
+    if health is None:
+        note(f"{where}--check-gpus: {why}; no GPU was checked")
+        return
     xids = read_xids()
     if xids is None:
         note(f"{where}no permission to read the kernel log, so it was not searched for XIDs")
@@ -46,3 +50,7 @@ def examine_gpus(plan: LaunchPlan, note: Callable[[str], None]) -> None:
         raise unfit
     if not findings:
         note(f"{where}{count(len(gpus), 'GPU')} checked, nothing found")
+
+
+def _read_health(nvml: Nvml | None, *, gpus: Sequence[Gpu]) -> list[GpuHealth] | None:
+    return None if nvml is None else read_health(nvml, gpus)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from meshrun.host.aside import Aside
+from meshrun.host.ask_driver import Driver
 from meshrun.host.gpu_use import GpuUse, read_use
 from meshrun.host.machine import Gpu
-from meshrun.host.nvml import load_nvml
+from meshrun.host.nvml import Nvml, open_nvml
 from meshrun.host.reactor import Reactor
 from meshrun.plan.plan import LaunchPlan
 from meshrun.wording import size
@@ -26,14 +31,15 @@ class GpuWait:
     """
 
     def __init__(self, plan: LaunchPlan, reactor: Reactor, note: Callable[[str], None]) -> None:
-        self._limits, self._note = plan.request.gpu_memory_wait, note
-        self._nvml = None if self._limits is None else load_nvml()
+        self._limits, self._note, self._reactor = plan.request.gpu_memory_wait, note, reactor
+        self._driver = Driver(note)
         gpus = () if plan.device_type == "cpu" else plan.host.gpus
-        if self._limits is not None and not (self._nvml and read_use(self._nvml, gpus)):
+        if self._limits is not None and self._driver.ask(partial(_read_use, gpus=gpus)) == []:
             note("--gpu-memory-wait has no effect: NVML reports no GPU of this launch")
-        self._timer = reactor.call_at(None, self._check)
+            self._limits = None
         self._deadline = reactor.call_at(None, self._give_up)
         self._note_timer = reactor.call_at(None, self._note_wait)
+        self._until_free: Aside[None] | None = None
         self._gpus: Sequence[Gpu] = ()
         self._zygote = 0
         self._then: Callable[[], None] = lambda: None
@@ -46,43 +52,59 @@ class GpuWait:
             zygote: The process that starts them.
             then: Starts them.
         """
-        if self._limits is None:
+        if self._limits is None or not gpus:
             then()
             return
         self._gpus, self._zygote, self._then = gpus, zygote, then
         self._deadline.restart(self._limits.timeout_s)
         self._note_timer.restart(_SOON_S)
-        self._check()
+        self._until_free = Aside(partial(_wait_until_free, gpus, self._limits.limit_bytes))
+        self._reactor.add_reader(self._until_free, self._finish)
 
     def cancel(self) -> None:
         """Stop waiting, without a restart."""
-        for timer in (self._timer, self._deadline, self._note_timer):
-            timer.cancel()
+        self._deadline.cancel()
+        self._note_timer.cancel()
+        self._driver.close()
+        if self._until_free is not None:
+            self._reactor.remove(self._until_free)
+            self._until_free.close()
+            self._until_free = None
 
-    def _uses_above_limit(self, *, with_holders: bool) -> list[GpuUse]:
-        if self._nvml is None or self._limits is None:
-            return []
-        uses = read_use(self._nvml, self._gpus, with_holders=with_holders, zygote=self._zygote)
-        return [use for use in uses if use.used_bytes > self._limits.limit_bytes]
-
-    def _check(self) -> None:
-        if not self._uses_above_limit(with_holders=False):
-            self._finish()
-            return
-        self._timer.restart(_CHECK_EVERY_S)
+    def _why(self) -> list[str]:
+        """Return what the wait is for."""
+        assert self._limits is not None  # noqa: S101 - otherwise, there is no wait
+        roots = os.getpid(), self._zygote
+        uses = self._driver.ask(partial(_read_use, gpus=self._gpus, roots=roots))
+        if uses is None:
+            return [self._driver.trouble]
+        return [str(use) for use in uses if use.used_bytes > self._limits.limit_bytes]
 
     def _note_wait(self) -> None:
-        assert self._limits is not None  # noqa: S101 - otherwise, there is no wait
+        assert self._limits is not None  # noqa: S101
         limit = f"until at most {size(self._limits.limit_bytes)} are in use"
-        for use in self._uses_above_limit(with_holders=True):
-            self._note(f"waiting {limit}, for up to {self._limits.timeout_s:g} s: {use}")
+        for why in self._why():
+            self._note(f"waiting {limit}, for up to {self._limits.timeout_s:g} s: {why}")
 
     def _give_up(self) -> None:
         assert self._limits is not None  # noqa: S101
-        for use in self._uses_above_limit(with_holders=True):
-            self._note(f"restarting after {self._limits.timeout_s:g} s although {use}")
+        for why in self._why():
+            self._note(f"restarting after {self._limits.timeout_s:g} s although {why}")
         self._finish()
 
     def _finish(self) -> None:
         self.cancel()
         self._then()
+
+
+def _read_use(nvml: Nvml | None, *, gpus: Sequence[Gpu], roots: Sequence[int] = ()) -> list[GpuUse]:
+    return read_use(nvml, gpus, roots=roots) if nvml is not None else []
+
+
+def _wait_until_free(gpus: Sequence[Gpu], limit_bytes: int) -> None:
+    """Return once no GPU uses more memory, or without a driver; runs in a process of its own."""
+    with open_nvml() as nvml:
+        while nvml is not None and any(
+            use.used_bytes > limit_bytes for use in read_use(nvml, gpus, with_holders=False)
+        ):
+            time.sleep(_CHECK_EVERY_S)

@@ -11,6 +11,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from meshrun.errors import HostError, MeshrunError
+from meshrun.host.ask_driver import ask_driver
 from meshrun.host.nvml import read_driver_version
 from meshrun.host.reactor import Reactor
 from meshrun.layout import format_derived
@@ -120,7 +121,7 @@ def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
             "--max-restarts": str(request.max_restarts),
             "--nproc-per-node": _fixed_workers(plan),
             "--check-gpus": "yes" if request.check_gpus else "",
-            "the GPUs' driver": read_driver_version() if request.check_gpus else "",
+            "the GPUs' driver": ask_driver(read_driver_version) if request.check_gpus else "",
         },
         program=describe_program(plan.program, os.environ, key=secret) if compares else {},
     )

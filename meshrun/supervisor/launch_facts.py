@@ -7,7 +7,6 @@ import os
 import socket
 from dataclasses import replace
 
-from meshrun.host.detect_host import detect_host
 from meshrun.host.interfaces import interface_of
 from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.plan.plan import LaunchPlan, complete_plan
@@ -33,12 +32,8 @@ def facts_at_start(
 
 def complete(plan: LaunchPlan, facts: LaunchFacts, met: Met) -> tuple[LaunchPlan, LaunchFacts]:
     """Return plan and facts once the nodes have met."""
-    here = detect_host(
-        with_topology=plan.bound_cpus is not None, with_nics=plan.request.nic_affinity
-    )
     plan = complete_plan(
         plan,
-        here,
         node_rank=met.node_rank,
         nproc_per_node=met.nproc_per_node,
         nodes_per_domain=met.nodes_per_domain,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 
+from meshrun.host.ask_driver import Driver
 from meshrun.host.delays import Delays, read_delays
-from meshrun.host.nvml import open_nvml
+from meshrun.host.machine import Gpu
+from meshrun.host.nvml import Nvml
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import group_label, rank_name
@@ -47,6 +50,7 @@ class Stragglers:
         ask: Callable[[Iterable[int]], None],
     ) -> None:
         self.replan(plan)
+        self._driver = Driver(note)
         self._note, self._emit, self._ask_ranks = note, emit, ask
         limit_s = plan.request.straggler_time_s or 0.0
         self._limit_ns = int(limit_s * 1e9)
@@ -225,16 +229,14 @@ class Stragglers:
             yield from self._gpu(rank)
 
     def _gpu(self, rank: int) -> Iterator[str]:
-        index = self._plan.layout.local_rank(rank)
-        gpus = self._plan.host.gpus
-        with open_nvml() as nvml:
-            gpu = nvml.whole_gpu(gpus[index]) if nvml is not None and index < len(gpus) else None
-            if nvml is None or gpu is None:
-                return
-            mhz = nvml.number("nvmlDeviceGetClockInfo", gpu, _SM_CLOCK)
-            celsius = nvml.number("nvmlDeviceGetTemperature", gpu, _CORE_SENSOR)
-            if mhz is not None and celsius is not None:
-                yield f"its GPU runs at {mhz} MHz and {celsius} °C"
+        gpu = self._plan.rank(rank).gpu
+        if gpu is None:
+            return
+        mhz, celsius = self._driver.ask(partial(_clock_and_heat, gpu=gpu)) or (None, None)
+        if mhz is not None and celsius is not None:
+            yield f"its GPU runs at {mhz} MHz and {celsius} °C"
+        elif self._driver.trouble:
+            yield self._driver.trouble
 
     def _group(self, late: Late) -> str:
         return group_label(self._plan.layout, late.group, late.description)
@@ -243,3 +245,14 @@ class Stragglers:
         layout = self._plan.layout
         is_elsewhere = rank not in self._state.ranks
         return rank_name(layout, rank) + f" on node {layout.node_rank(rank)}" * is_elsewhere
+
+
+def _clock_and_heat(nvml: Nvml | None, *, gpu: Gpu) -> tuple[int | None, int | None]:
+    """Return the clock of a GPU in MHz, and its temperature in °C."""
+    found = nvml.whole_gpu(gpu) if nvml is not None else None
+    if nvml is None or found is None:
+        return None, None
+    return (
+        nvml.number("nvmlDeviceGetClockInfo", found, _SM_CLOCK),
+        nvml.number("nvmlDeviceGetTemperature", found, _CORE_SENSOR),
+    )

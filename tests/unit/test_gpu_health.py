@@ -165,13 +165,18 @@ def test_gpus_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HostError, match="library and its kernel module have different versions"):
         examine_gpus(plan, print)
 
+    idle = replace(plan, host=replace(plan.host, gpus=()))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(nvmlInit_v2=lambda: 9))
+    with pytest.raises(HostError, match="its kernel module is not loaded"):
+        examine_gpus(idle, print)  # it may be idle because no GPU was found
+
     def missing(name: str) -> None:
         raise OSError(name)
 
     notes: list[str] = []
     monkeypatch.setattr(ctypes, "CDLL", missing)
     examine_gpus(plan, notes.append)
-    examine_gpus(replace(plan, host=replace(plan.host, gpus=())), notes.append)
+    examine_gpus(idle, notes.append)
     assert notes == [
         "--check-gpus: libnvidia-ml.so.1 is not installed; no GPU was checked",
         "--check-gpus: this launch uses no GPU of this machine",

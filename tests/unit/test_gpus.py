@@ -493,7 +493,7 @@ def test_ranks_of_a_warm_server_belong_to_this_launch(driver: Any) -> None:
     assert nvml is not None
     above = [(process.pid, True) for process in outside.parents()[-1:]]  # none, if it is init
     for zygote, is_ours in ((0, False), (outside.pid, True), *above):
-        ((holder,),) = (use.holders for use in read_use(nvml, [gpu], zygote=zygote))
+        ((holder,),) = (use.holders for use in read_use(nvml, [gpu], roots=[zygote]))
         assert holder.is_ours is is_ours
 
 

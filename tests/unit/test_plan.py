@@ -202,7 +202,7 @@ def test_roles_are_counted_over_nodes(
     counts = changes.pop("nproc_per_node", (2, 2))
     asked = LaunchRequest(program=PROGRAM, nnodes=len(counts), nproc_per_node=counts, **changes)
     plan = build_plan(asked, facts())
-    plan = complete_plan(plan, facts(), node_rank=0, nproc_per_node=counts, roles=roles)
+    plan = complete_plan(plan, node_rank=0, nproc_per_node=counts, roles=roles)
 
     assert [plan.place_in_role(rank) for rank in range(len(expected))] == expected
 

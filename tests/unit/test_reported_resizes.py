@@ -81,7 +81,7 @@ def test_spare_workers_are_reported_once_nodes_have_met(
     state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, nodes=NodesState())
     watch.see(LaunchBegan(at_ns=1), state)
     for workers in ((2, 3), (2, 3), (2, 2), (3, 4)):
-        settled = complete_plan(plan, facts, node_rank=node_rank, nproc_per_node=workers)
+        settled = complete_plan(plan, node_rank=node_rank, nproc_per_node=workers)
         watch.replan(settled)
         watch.see(met(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)))
     lines = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]

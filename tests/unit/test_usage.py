@@ -61,11 +61,14 @@ def test_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for nvml in (FakeNvml(cards), FakeNvml(cards, lacks="MemoryInfo_v2")):
         monkeypatch.setattr(ctypes, "CDLL", lambda _, nvml=nvml: nvml)
-        memory = GpuMemory(gpus)
+        memory = GpuMemory(print)
+        memory.read(gpus)
         found.append([memory.used_bytes(index) for index in range(4)])
 
     assert found == [[5 << 30, None, None, None], [(5 << 30) + (1 << 29), None, None, None]]
 
 
 def test_without_a_driver_there_is_no_memory_of_gpus() -> None:
-    assert GpuMemory([Gpu(entry="0", uuid="GPU-1")]).used_bytes(0) is None
+    memory = GpuMemory(print)
+    memory.read([Gpu(entry="0", uuid="GPU-1")])
+    assert memory.used_bytes(0) is None
