@@ -210,7 +210,7 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
     check_texts(*words, *texts)
     in_image = options.image is not None or names_container(options.submit_arg)
     suffix = "" if is_slurm else secrets.token_hex(3)
-    sbatch_options = dict(options_in(options.submit_arg)) if is_slurm else {}
+    sbatch_options = options_in(options.submit_arg) if is_slurm else {}
     name = job_name(request.rendezvous.run_id, program.target, suffix=suffix)
     return Job(
         plan=plan,

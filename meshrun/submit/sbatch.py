@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from meshrun.errors import UsageError
 from meshrun.submit.job import Job
@@ -13,7 +13,6 @@ from meshrun.submit.slurm_options import (
     container_options,
     end_options,
     names_container,
-    option_names,
     options_in,
     split_containers,
 )
@@ -63,14 +62,14 @@ def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
     Raises:
         UsageError: If an option for sbatch contradicts the plan.
     """
-    user_options = option_names(job.extras)
+    user_options = options_in(job.extras)
     check_options(job)
     if {"%", "\\"} & {*folder} and "--chdir" not in user_options:
         raise UsageError(
             f"--submit: `%` and `\\` have a special meaning in the folder of a Slurm job: {folder}",
             hint="submit from another folder, or pass --submit-arg=--chdir=PATH",
         )
-    cores = "--cpus-per-task" in user_options or not user_options & set(_CORES)
+    cores = "--cpus-per-task" in user_options or user_options.keys().isdisjoint(_CORES)
     is_elastic = job.min_nodes is not None
     nodes = '"$SLURM_JOB_NUM_NODES"' if is_elastic else job.nnodes
     srun = f"srun --nodes={nodes} --ntasks-per-node=1"
@@ -97,7 +96,7 @@ def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
 
 def output_of(job_id: str, job: Job, folder: str) -> str:
     """Return the path of a job's output, with the common patterns expanded."""
-    user_options = dict(options_in(job.extras))
+    user_options = options_in(job.extras)
     pattern = user_options.get("--output", _output(user_options))
     for sign, value in (("%j", job_id), ("%A", job_id), ("%x", job.name)):
         pattern = pattern.replace(sign, value)
@@ -108,7 +107,7 @@ def _output(user_options: Iterable[str]) -> str:
     return "%x-%A_%a.out" if "--array" in user_options else "%x-%j.out"
 
 
-def _directives(job: Job, folder: str, user_options: set[str]) -> Iterator[str]:
+def _directives(job: Job, folder: str, user_options: Mapping[str, str]) -> Iterator[str]:
     groups: list[tuple[str, list[str]]] = [
         ("", [f"--job-name={job.name}", f"--chdir={_quote(folder)}"]),
         ("A requeued job appends to the same file.",
@@ -129,7 +128,9 @@ def _directives(job: Job, folder: str, user_options: set[str]) -> Iterator[str]:
             each
             for each in options
             if options is groups[-1][1]
-            or user_options.isdisjoint(_REPLACED_BY.get(name := each.partition("=")[0], (name,)))
+            or user_options.keys().isdisjoint(
+                _REPLACED_BY.get(name := each.partition("=")[0], (name,))
+            )
         ]
         if comment and kept:
             yield f"# {comment}"

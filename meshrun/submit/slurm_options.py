@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from meshrun.errors import UsageError
 from meshrun.plan.parse import split_words
@@ -33,26 +33,26 @@ def end_options(*, is_elastic: bool) -> list[str]:
     return ["--kill-on-bad-exit=0", *after_first_end]  # 1 would lose the other exit codes
 
 
-def option_names(extras: Iterable[str]) -> set[str]:
-    """Return the full names of the options in words for sbatch, such as ``-p gpu --time=4:00``."""
-    return {name for name, _ in options_in(extras)}
-
-
 def names_container(extras: Iterable[str]) -> bool:
     """Return whether words for sbatch name the image or bundle in which meshrun is to run."""
-    return not option_names(extras).isdisjoint(("--container-image", "--container"))
+    return not options_in(extras).keys().isdisjoint(("--container-image", "--container"))
 
 
-def options_in(extras: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (full name, value) of each option; the value is the next word if there is no ``=``."""
+def options_in(extras: Iterable[str]) -> dict[str, str]:
+    """Return the full names and values of options for sbatch, such as ``-p gpu --time=4:00``.
+
+    The value is the next word if there is no ``=``.
+    """
+    found: dict[str, str] = {}
     for text in extras:
         words = split_words(text, "--submit-arg")
         for word, following in zip(words, [*words, ""][1:], strict=True):
             name, equals, value = word.partition("=")
             if name.startswith("--"):
-                yield name, value if equals else following
+                found[name] = value if equals else following
             elif name.startswith("-"):
-                yield _SHORT.get(name[:2], name[:2]), word[2:] or following
+                found[_SHORT.get(name[:2], name[:2])] = word[2:] or following
+    return found
 
 
 def container_options(job: Job, folder: str) -> list[str]:
@@ -65,7 +65,7 @@ def container_options(job: Job, folder: str) -> list[str]:
         UsageError: If pyxis cannot mount the folder.
     """
     words = [word for _, words in map(split_containers, job.extras) for word in words]
-    user_options = dict(options_in(job.extras))
+    user_options = options_in(job.extras)
     if job.image is None and not names_container(job.extras):
         return words
     folder = posixpath.join(folder, user_options.get("--chdir", "")).rstrip("/")
@@ -120,8 +120,7 @@ def check_options(job: Job) -> None:
     Raises:
         UsageError: If one is not.
     """
-    extras = job.extras
-    user_options = dict(options_in(extras))
+    user_options = options_in(job.extras)
     if wrong := sorted(user_options.keys() & {*_SET_BY_PLAN}):
         raise UsageError(
             f"--submit-arg {wrong[0]} conflicts with the plan of {job.nnodes} nodes with one"
@@ -131,7 +130,7 @@ def check_options(job: Job) -> None:
     if "--signal" in user_options:
         _check_signal(user_options["--signal"], job.plan.request)
     _check_gpus(user_options, job)
-    for text in extras:
+    for text in job.extras:
         if "\n" in text or not text.startswith("-"):
             raise UsageError(
                 f"--submit-arg expects an sbatch option, found `{text}`",

@@ -27,7 +27,7 @@ from meshrun.submit.manifests import KINDS, render_manifest, render_rest
 from meshrun.submit.patch import Patch
 from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import output_of, render_sbatch
-from meshrun.submit.slurm_options import option_names
+from meshrun.submit.slurm_options import options_in
 from meshrun.submit.yaml import quote
 
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
@@ -308,7 +308,8 @@ def test_output_is_where_the_user_says() -> None:
     assert output_of("7", make_job(extras=("--output=a/%x",)), folder) == "/home/me/a/train"
     assert output_of("7", make_job(extras=("-D runs",)), folder) == "/home/me/runs/train-7.out"
     assert output_of("7", make_job(extras=("-D /runs",)), folder) == "/runs/train-7.out"
-    assert option_names(["-p gpu -o x", "", "--time=1"]) == {"-p", "--output", "--time"}
+    found = options_in(["-p gpu -o x", "", "--time=1"])
+    assert found == {"-p": "gpu", "--output": "x", "--time": "1"}
 
 
 def test_options_are_repeated_wherever_they_came_from() -> None:
