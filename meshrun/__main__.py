@@ -22,7 +22,7 @@ def main(_known_at_start: object = None) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.set_threshold(_FEW_COLLECTIONS)
     from meshrun.cli.command import run_command_line
-    from meshrun.cli.invocation import Invocation
+    from meshrun.protocol.caller import Invocation
 
     present, _, mark = os.environ.pop("MESHRUN_HOSTS_PRESENT", "").partition(" ")
     step, is_first_task = os.environ.pop("MESHRUN_STEP", ""), os.environ.get("SLURM_PROCID") == "0"

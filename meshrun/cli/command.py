@@ -15,7 +15,6 @@ from typer.core import TyperCommand
 
 from meshrun import __version__
 from meshrun.cli.end import call_at_end, end_by_signal, end_with
-from meshrun.cli.invocation import Invocation
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine, requested_help, spell_out, spell_out_known
@@ -24,6 +23,7 @@ from meshrun.host.descriptors import is_lost_output, open_standard_streams
 from meshrun.host.shortage import describe_shortage
 from meshrun.host.stderr import discard_output, patient, say
 from meshrun.plan.parse import parse_flag
+from meshrun.protocol.caller import Invocation
 from meshrun.protocol.step_end import report_end
 
 _Table = TypeVar("_Table", bound=Options)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshrun.cli.invocation import Invocation
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.host.title import set_title
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.caller import Invocation
 
 _INCOMPATIBLE: Mapping[Option[Any], str] = {
     Options.status: ": both need the terminal",

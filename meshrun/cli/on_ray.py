@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from meshrun.actors.bundles import read_placement, render_placement
 from meshrun.actors.ray_cluster import RayCluster
-from meshrun.cli.invocation import Invocation
 from meshrun.cli.options import Options
 from meshrun.cli.submit import check_job
 from meshrun.cli.words import CommandLine
@@ -18,6 +17,7 @@ from meshrun.host.visibility import CUDA, HIP, OUTSIDE_TORCH, ROCR, XPU
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_to_hosts
+from meshrun.protocol.caller import Invocation
 from meshrun.report.plan_output import print_text
 from meshrun.supervisor.program_file import check_program
 from meshrun.worker.function import PROGRAM

@@ -31,8 +31,8 @@ from meshrun.protocol.step_end import report_end
 from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
-    from meshrun.cli.invocation import Invocation
     from meshrun.cluster import ClusterFacts
+    from meshrun.protocol.caller import Invocation
 
 
 _MIN_DESCRIPTORS = 64

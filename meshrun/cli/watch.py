@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from meshrun.api.launch import read_error
-from meshrun.cli.invocation import Invocation
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, ProgramError, UsageError
@@ -22,7 +21,7 @@ from meshrun.host.stderr import note, say
 from meshrun.host.title import set_title
 from meshrun.host.watched_files import WatchedFiles
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, WHY
+from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, WHY, Invocation
 from meshrun.protocol.result import signal_name
 from meshrun.protocol.stacks import current_folder
 from meshrun.report.message import render_error

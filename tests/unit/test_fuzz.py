@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from meshrun.cli import command
-from meshrun.cli.invocation import Invocation
 from meshrun.errors import MeshrunError
 from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
@@ -27,6 +26,7 @@ from meshrun.mesh.build_here import layout_of, read_group_options
 from meshrun.mesh.current_layout import current_layout, data_shard
 from meshrun.plan.group_options import format_group_options, parse_group_options
 from meshrun.protocol import codec
+from meshrun.protocol.caller import Invocation
 
 NUMBERS = (
     *("", "0", "1", "2", "3", "4", "8", "-1", "-7", "007", "1e3", "0x2", "1_0", " 2 ", "+4", "2.5"),

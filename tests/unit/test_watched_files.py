@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.cli.invocation import Invocation
 from meshrun.cli.watch import watch_files
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError
 from meshrun.host.watched_files import WatchedFiles
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.caller import Invocation
 
 needs_watchfiles = pytest.mark.skipif(
     importlib.util.find_spec("watchfiles") is None, reason="no watchfiles"
