@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, overload
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from meshrun.errors import UsageError
 
@@ -15,6 +15,7 @@ COMMAND_LINE = "command line"
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False, repr=False)
 class Option(Generic[_T]):
     """A row of the table, and the descriptor that reads its value.
 
@@ -22,48 +23,41 @@ class Option(Generic[_T]):
     ``PET`` is ``--max-restarts`` and ``PET_MAX_RESTARTS``.
     """
 
-    takes_value = True
-    repeats = False
+    takes_value: ClassVar[bool] = True
+    repeats: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        parse: Callable[[str, str], _T],
-        default: _T,
-        metavar: str,
-        panel: str,
-        help: str,  # noqa: A002 - as for typer and argparse
-        *,
-        details: str = "",
-        brief: str = "",
-        suggested: tuple[str, ...] = (),
-        unset: str = "",
-        short: str = "",
-        family: str = "MESHRUN",
-        in_launch: bool = False,
-    ) -> None:
-        """Describe an option.
+    parse: Callable[[str, str], _T]
+    """Converts a text to a value; also takes the flag, which its ``UsageError`` names."""
+    default: _T
+    """The value if the option is not given."""
+    metavar: str
+    """Placeholder for the value in the help."""
+    panel: str
+    """Heading under which the help and the reference list the option."""
+    help: str
+    """One or two sentences for the help, the completion and the reference."""
+    _: KW_ONLY
+    details: str = ""
+    """Further Markdown for the reference and the help of this option."""
+    brief: str = ""
+    """A few words for the short help, which omits options without them."""
+    suggested: tuple[str, ...] = ()
+    """Values that a shell completes; by default those that the metavar lists."""
+    unset: str = ""
+    """What applies if the option is not given; by default ``default``."""
+    short: str = ""
+    """A flag of one letter, such as ``-n``."""
+    family: str = "MESHRUN"
+    """``MESHRUN``, ``PET`` for torchrun's own, or nothing to read no variable."""
+    in_launch: bool = False
+    """Whether ``meshrun.launch()`` has a parameter of that name."""
 
-        Args:
-            parse: Converts a text to a value; also takes the flag, which its ``UsageError`` names.
-            default: The value if the option is not given.
-            metavar: Placeholder for the value in the help.
-            panel: Heading under which the help and the reference list the option.
-            help: One or two sentences for the help, the completion and the reference.
-            details: Further Markdown for the reference and the help of this option.
-            brief: A few words for the short help, which omits options without them.
-            suggested: Values that a shell completes, unless the metavar lists them.
-            unset: What applies if the option is not given, unless ``default`` says it.
-            short: A flag of one letter, such as ``-n``.
-            family: ``MESHRUN``, ``PET`` for torchrun's own, or nothing to read no variable.
-            in_launch: Whether ``meshrun.launch()`` has a parameter of that name.
-        """
-        self.parse, self.default, self.metavar, self.panel = parse, default, metavar, panel
-        self.help, self.details, self.brief, self.short = help, details, brief, short
-        self.family, self.in_launch = family, in_launch
-        listed = metavar.split("|") if metavar.islower() and "|" in metavar else ()
-        self.suggested = suggested or tuple(listed)
+    def __post_init__(self) -> None:
+        if not self.suggested and self.metavar.islower() and "|" in self.metavar:
+            self.suggested = tuple(self.metavar.split("|"))
+        default = self.default
         shown = f"{default:g}" if isinstance(default, int | float) else default
-        self.unset = unset or (f"`{shown}`" if isinstance(shown, str) else "")
+        self.unset = self.unset or (f"`{shown}`" if isinstance(shown, str) else "")
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

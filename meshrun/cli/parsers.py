@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
+from functools import partial
 from string import Template
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -67,14 +68,10 @@ def binding(text: str, flag: str) -> BindingMode:
     return choice(*BINDING_MODES)(text, flag)
 
 
-def positive(text: str, flag: str) -> int:
-    """Return an integer of at least 1."""
-    return parse_integer(text, flag, least=1)
-
-
-def port(text: str, flag: str) -> int:
-    """Return a TCP port."""
-    return parse_integer(text, flag, most=65535)
+positive = partial(parse_integer, least=1)
+"""Returns an integer of at least 1."""
+port = partial(parse_integer, most=65535)
+"""Returns a TCP port."""
 
 
 def listen_address(text: str, flag: str) -> tuple[str, int]:
