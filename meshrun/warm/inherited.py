@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -15,9 +16,14 @@ from meshrun.host.processes import parent_of, read_status
 
 _OF_STATUS = (
     "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs",
-    "Seccomp", "Seccomp_filters", "Mems_allowed",
+    "Seccomp", "Seccomp_filters", "Mems_allowed", "THP_enabled",
 )  # fmt: skip
 _READ = ("cgroup", "attr/current", "personality")
+_WRITABLE = ("oom_score_adj", "coredump_filter", "timerslack_ns")
+_HEXADECIMAL = "coredump_filter"
+"""The kernel prints it without the ``0x`` that it expects."""
+_IOPRIO_GET = {"x86_64": 252, "aarch64": 31}
+"""The number of the system call; the C library has no function for it."""
 _LIMITS = tuple(sorted(name for name in dir(resource) if name.startswith("RLIMIT_")))
 _RESET_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 """Signals that ``subprocess`` resets and every interpreter then ignores."""
@@ -33,7 +39,8 @@ class Inherited:
     cpus: list[int]
     ignored: list[int]
     blocked: list[int]
-    oom_score_adj: str
+    files: dict[str, str]
+    """The content of files in ``/proc/self``."""
 
     def apply(self, folder: int) -> None:
         """Give this process the properties, as if it had inherited them.
@@ -50,7 +57,8 @@ class Inherited:
             which = getattr(resource, name)
             resource.setrlimit(which, (soft, resource.getrlimit(which)[1]))
         os.sched_setaffinity(0, self.cpus)
-        _write("oom_score_adj", self.oom_score_adj)
+        for name, text in self.files.items():
+            _write(name, text)
         for signum in signal.valid_signals() - _RESET_BY_PYTHON - {signal.SIGKILL, signal.SIGSTOP}:
             if signum in self.ignored:
                 signal.signal(signum, signal.SIG_IGN)
@@ -75,7 +83,7 @@ def read_inherited(environment: Mapping[str, str]) -> Inherited:
         cpus=sorted(os.sched_getaffinity(0)),
         ignored=[number for number in signal.valid_signals() if ignored >> (number - 1) & 1],
         blocked=[*signal.pthread_sigmask(signal.SIG_BLOCK, [])],
-        oom_score_adj=_read("oom_score_adj"),
+        files={name: _read(name) for name in _WRITABLE},
     )
 
 
@@ -99,6 +107,7 @@ def fixed_by_parent(pid: int = 0) -> dict[str, str]:
     root = os.stat(f"{place}/root/")
     found["root"] = f"{root.st_dev}:{root.st_ino}"
     found["nice value"] = str(os.getpriority(os.PRIO_PROCESS, pid))
+    found["I/O priority"] = _io_priority(pid)
     found["scheduler"] = f"{os.sched_getscheduler(pid)} {os.sched_getparam(pid).sched_priority}"
     found["memory policy"] = _memory_policy(place)
     for name in _LIMITS:
@@ -145,6 +154,17 @@ def _memory_policy(place: str) -> str:
     return ""
 
 
+def _io_priority(pid: int) -> str:
+    """Return the priority that ``ionice`` has set, as the kernel's number; "" without one.
+
+    Source:
+        ioprio_set(2): the class is in the bits from 13 on; without one, the rest has no meaning.
+    """
+    number = _IOPRIO_GET.get(os.uname().machine)
+    found = 0 if number is None else ctypes.CDLL(None).syscall(number, 1, pid)
+    return str(found) if found >> 13 > 0 else ""
+
+
 def _read(name: str, place: str = "/proc/self") -> str:
     with contextlib.suppress(OSError, ValueError), open(f"{place}/{name}") as file:
         return file.read().strip("\0\n")
@@ -154,4 +174,4 @@ def _read(name: str, place: str = "/proc/self") -> str:
 def _write(name: str, text: str) -> None:
     if text != _read(name):
         with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+            file.write(f"0x{text}" if name == _HEXADECIMAL else text)

@@ -184,7 +184,8 @@ def test_a_rank_has_the_same_surroundings_as_after_a_fresh_start(
     (folder := tmp_path / "elsewhere").mkdir()
     around = (
         "cd $1; shift; umask 027; ulimit -S -n 900; ulimit -S -c 0; trap '' USR1; "
-        'echo 7 > /proc/self/oom_score_adj; exec taskset -c 0 "$@"'
+        "cd /proc/self; echo 7 > oom_score_adj; echo 0x7f > coredump_filter; "
+        'echo 60000 > timerslack_ns; cd "$OLDPWD"; exec taskset -c 0 "$@"'
     )
 
     def surroundings(*options: str) -> dict[str, object]:
@@ -246,6 +247,13 @@ def test_another_environment_has_its_own_server(warm: Warm, tmp_path: Path) -> N
     assert server not in [found.server.pid for found in warm.servers()]
 
 
+_NO_HUGE_PAGES = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def test_another_priority_has_its_own_server(warm: Warm, tmp_path: Path) -> None:
     """So does anything else that a running process cannot change; the old server stays."""
     script = program(tmp_path, "import os, torch; print('nice', os.nice(0))")
@@ -257,6 +265,12 @@ def test_another_priority_has_its_own_server(warm: Warm, tmp_path: Path) -> None
     assert "fresh" not in warm.run(script, around=["nice", "-n", "5"]).stderr
     assert "fresh" not in warm.run(script).stderr
     assert server in [found.server.pid for found in warm.servers()]
+    for around, name in (
+        (["ionice", "-c", "3"], "I/O priority"),
+        ([sys.executable, "-c", _NO_HUGE_PAGES], "THP_enabled"),
+    ):
+        done = warm.run(script, around=around)
+        assert f"fresh, not from the warm server: it has a different {name}\n" in done.stderr
 
 
 def test_a_changed_library_ends_the_server(warm: Warm, tmp_path: Path) -> None:

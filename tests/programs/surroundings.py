@@ -47,7 +47,10 @@ print(
             "nice": os.nice(0),
             "cpus": sorted(os.sched_getaffinity(0)),
             "status": status(),
-            "adjustment": open("/proc/self/oom_score_adj").read(),
+            "files": {
+                name: open(f"/proc/self/{name}").read()
+                for name in ("oom_score_adj", "coredump_filter", "timerslack_ns")
+            },
             "handlers": {int(s): str(signal.getsignal(s)) for s in signal.valid_signals()},
             "stdin": sys.stdin.read(),
             "streams": [stream.encoding for stream in (sys.stdin, sys.stdout, sys.stderr)],
