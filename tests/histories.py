@@ -6,9 +6,9 @@ import signal
 from collections.abc import Iterable
 
 from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, Signal, WakeAt
+from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
 from meshrun.lifecycle.state import NodesState, State
-from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event, SignalArrived, TimePassed, ZygoteGone
 from meshrun.protocol.from_zygote import GenerationEnded, RankStarted, StoreEnded, ZygoteReady
 from meshrun.protocol.generation import RankState
@@ -81,6 +81,6 @@ def play(
     )
     taken: list[Action] = []
     for event in events:
-        state, actions = step(state, event)
+        state, actions = advance(state, event)
         taken.extend(action for action in actions if not isinstance(action, WakeAt))
     return state, taken

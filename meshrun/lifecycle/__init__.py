@@ -1,4 +1,4 @@
-"""What a launch does next: one pure state machine, step(state, event) -> (state, actions).
+"""What a launch does next: one pure state machine, advance(state, event) -> (state, actions).
 
 ``phases`` lists the phases and their transitions, which docs/explanation/lifecycle.md draws.
 ``local`` handles events on this node, ``other_nodes`` those on other nodes. ``restart`` decides

@@ -90,5 +90,5 @@ Action = (
     | Decide
 )
 
-Step = tuple[State, list[Action]]
+Transition = tuple[State, list[Action]]
 """What follows from an event: the next state, and what to do."""

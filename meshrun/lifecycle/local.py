@@ -16,7 +16,7 @@ from meshrun.lifecycle.actions import (
     Signal,
     StartAll,
     StartZygote,
-    Step,
+    Transition,
     WakeAt,
 )
 from meshrun.lifecycle.blame import has_culprit
@@ -68,17 +68,17 @@ _OF_ONE_NODE = (signal.SIGTERM, signal.SIGPIPE)
 _NS = 1_000_000_000
 
 
-def ignore(state: State, _: object) -> Step:
+def ignore(state: State, _: object) -> Transition:
     """Return the state as it is, after an event that only matters to watchers of the launch."""
     return state, []
 
 
-def _zygote_ready(state: State, _: ZygoteReady) -> Step:
+def _zygote_ready(state: State, _: ZygoteReady) -> Transition:
     is_first = state.phase is Phase.IMPORTING
     return start_if_due(replace(state, phase=Phase.WAITING) if is_first else state)
 
 
-def start_if_due(state: State) -> Step:
+def start_if_due(state: State) -> Transition:
     """Start the ranks if the zygote is ready and every node has joined."""
     is_missing_nodes = state.nodes is not None and not state.nodes.is_met
     if state.stopping or state.phase is not Phase.WAITING or is_missing_nodes:
@@ -91,21 +91,21 @@ def start_if_due(state: State) -> Step:
     return (state, start) if state.ranks else _open_gate_if_due(state, start)
 
 
-def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> Step:
+def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> Transition:
     return (state, []) if state.stopping else (state, [StartZygote(without_torch=True)])
 
 
-def _raised(state: State, event: RankRaised) -> Step:
+def _raised(state: State, event: RankRaised) -> Transition:
     return stop(_with_rank(state, event.rank, raised=event), event.at_ns, sparing=event.rank)
 
 
-def _start_failed(state: State, event: StartFailed) -> Step:
+def _start_failed(state: State, event: StartFailed) -> Transition:
     # Ranks ordered after it may still start; _started() stops them.
     stopped, actions = stop(replace(state, start_error=event), event.at_ns)
     return finish(stopped, actions, event.at_ns)
 
 
-def _store_ended(state: State, event: StoreEnded) -> Step:
+def _store_ended(state: State, event: StoreEnded) -> Transition:
     serves = state.nodes is None or state.nodes.is_coordinator
     if state.stopping and (state.signals or not serves or has_culprit(state)):
         return state, []  # it did not cause the end, and the ranks no longer need it
@@ -115,7 +115,7 @@ def _store_ended(state: State, event: StoreEnded) -> Step:
     return finish(stopped, [*leaves, *actions], event.at_ns)
 
 
-def _leave_if_possible(state: State) -> Step:
+def _leave_if_possible(state: State) -> Transition:
     """Leave the launch if the other nodes can continue without this one."""
     if state.nodes is None or not state.nodes.may_leave:
         return state, []
@@ -123,13 +123,13 @@ def _leave_if_possible(state: State) -> Step:
     return replace(state, nodes=nodes), [Report(what="leaves")]
 
 
-def _hung(state: State, event: Hung) -> Step:
+def _hung(state: State, event: Hung) -> Transition:
     if not state.alive:
         return state, []  # they exited while the launcher collected their stacks
     return stop(replace(state, hung=event), event.at_ns)
 
 
-def _excluded(state: State, event: NodeExcluded) -> Step:
+def _excluded(state: State, event: NodeExcluded) -> Transition:
     """Leave the launch if the others can continue without this node; otherwise, end it.
 
     A rank may have failed already: a restart would use this node again.
@@ -141,7 +141,7 @@ def _excluded(state: State, event: NodeExcluded) -> Step:
     return state, [*leaves, *actions]
 
 
-def _checked(state: State, event: Checked) -> Step:
+def _checked(state: State, event: Checked) -> Transition:
     """End the launch if something is wrong, unless the nodes to blame may be left out."""
     if not event.findings or (event.hosts and state.nodes is not None):
         return state, []  # ranks of those nodes report NodeExcluded
@@ -153,7 +153,7 @@ def _with_rank(state: State, rank: int, **changes: object) -> State:
     return replace(state, ranks={**state.ranks, rank: changed})
 
 
-def _started(state: State, event: RankStarted) -> Step:
+def _started(state: State, event: RankStarted) -> Transition:
     state = _with_rank(state, event.rank, pid=event.pid)
     state = replace(state, alive=state.alive | {event.rank})
     # RankRaised comes over another socket, and may arrive before RankStarted.
@@ -164,18 +164,18 @@ def _started(state: State, event: RankStarted) -> Step:
     return _signal_ranks(state, (event.rank,), signum, event.at_ns)
 
 
-def _beat(state: State, event: RankBeat) -> Step:
+def _beat(state: State, event: RankBeat) -> Transition:
     step = furthest(state.step, event.step)
     return (state if step == state.step else replace(state, step=step)), []
 
 
-def _finished(state: State, event: RankFinished) -> Step:
+def _finished(state: State, event: RankFinished) -> Transition:
     if not state.ranks[event.rank].finished:
         state = _with_rank(state, event.rank, finished_ns=event.at_ns)
     return _open_gate_if_due(state, [])
 
 
-def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
+def _open_gate_if_due(state: State, actions: list[Action]) -> Transition:
     """Let finished ranks exit once all have finished, or the ranks are stopping."""
     known = state.ranks.values()
     waiting = any(rank.finished and not rank.exited for rank in known)
@@ -190,7 +190,7 @@ def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
     return replace(state, gate=Gate.OPEN), [*actions, OpenGate()]
 
 
-def _exited(state: State, event: RankExited) -> Step:
+def _exited(state: State, event: RankExited) -> Transition:
     state = _with_rank(state, event.rank, pid=event.pid, exited=event)
     state = replace(state, alive=state.alive - {event.rank})
     actions: list[Action] = []
@@ -200,7 +200,7 @@ def _exited(state: State, event: RankExited) -> Step:
     return finish(state, actions, event.at_ns)
 
 
-def finish(state: State, actions: list[Action], at_ns: int) -> Step:
+def finish(state: State, actions: list[Action], at_ns: int) -> Transition:
     """Once no rank is left, restart the ranks or end the launch."""
     if not has_no_rank_left(state):
         return state, actions
@@ -214,22 +214,22 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     if state.nodes is not None and state.nodes.awaits_decision:
         end = EndGeneration(grace_s=grace_s)
     elif state.nodes is None and state.stopping:
-        state, is_next = _begin_restart(state, at_ns)
+        state, is_next = _plan_restart(state, at_ns)
         if is_next:
             end = EndGeneration(grace_s=grace_s)
     phase = Phase.ENDING if isinstance(end, EndZygote) else Phase.CLEARING
     return replace(state, phase=phase), [*actions, end, WakeAt(at_ns=deadline_ns)]
 
 
-def _begin_restart(state: State, at_ns: int) -> tuple[State, bool]:
-    """Return the state, to which a restart adds its cause, and whether the ranks restart."""
+def _plan_restart(state: State, at_ns: int) -> tuple[State, bool]:
+    """Return the state, with the reason if the ranks restart, and whether they do."""
     state, cause = decide_restart(state, at_ns)
     if cause is None:
         return state, False
     return replace(state, causes=(*state.causes, cause)), True
 
 
-def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step:
+def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Transition:
     """Start the next generation; on several nodes, report to the coordinator, which decides."""
     if state.phase is not Phase.CLEARING:
         return state, []
@@ -240,7 +240,7 @@ def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step
     return start_next_generation(state, event.at_ns)
 
 
-def start_next_generation(state: State, at_ns: int) -> Step:
+def start_next_generation(state: State, at_ns: int) -> Transition:
     """Start the ranks of the next generation, after a back-off if they make no progress.
 
     Only the zygote stays; if it is gone, another one replaces it.
@@ -275,7 +275,7 @@ def stop(
     sparing: int | None = None,
     signum: int = signal.SIGTERM,
     others_know: bool = False,
-) -> Step:
+) -> Transition:
     """Ask the ranks to stop, once, and set their deadline.
 
     The rank ``sparing`` is ending by itself. If ``others_know``, the coordinator is not notified.
@@ -294,7 +294,7 @@ def stop(
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
 
 
-def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> Step:
+def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> Transition:
     for rank in ranks:
         if state.ranks[rank].told_to_end_ns is None:
             state = _with_rank(state, rank, told_to_end_ns=at_ns)
@@ -302,7 +302,7 @@ def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int)
     return state, [Signal(ranks=ranks, signum=signum, whole_group=whole_group)] if ranks else []
 
 
-def _kill(state: State, at_ns: int) -> Step:
+def _kill(state: State, at_ns: int) -> Transition:
     state = replace(state, stop=Stop.KILLED)
     state, actions = _signal_ranks(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
@@ -310,7 +310,7 @@ def _kill(state: State, at_ns: int) -> Step:
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
 
 
-def _zygote_gone(state: State, event: ZygoteGone) -> Step:
+def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
     """End this generation, as nothing is left of it, unless it was ending already."""
     nodes, was_over = state.nodes, state.over
     state = replace(state, zygote_gone=event, alive=frozenset())
@@ -325,7 +325,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
     if nodes is None or not nodes.is_met:
-        state, is_next = (state, False) if was_ending else _begin_restart(state, event.at_ns)
+        state, is_next = (state, False) if was_ending else _plan_restart(state, event.at_ns)
         return start_next_generation(state, event.at_ns) if is_next else (state, [])
     if nodes.is_elastic and (nodes.is_idle or nodes.link is Link.RETURNING):
         return leave(mark_stopped(state), nodes, [], event.at_ns)
@@ -337,7 +337,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     return state, [*failed, *idle]
 
 
-def _signalled(state: State, event: SignalArrived) -> Step:
+def _signalled(state: State, event: SignalArrived) -> Transition:
     """Stop all nodes, or only this one if the signal concerns it alone and the rest can go on."""
     leaves: list[Action] = []
     if event.signum in _OF_ONE_NODE and not (state.signals or state.over):
@@ -346,7 +346,7 @@ def _signalled(state: State, event: SignalArrived) -> Step:
     return state, [*leaves, *actions]
 
 
-def _stop_for_signal(state: State, event: SignalArrived) -> Step:
+def _stop_for_signal(state: State, event: SignalArrived) -> Transition:
     """Ask the ranks to stop at the first signal; kill them soon after the second, now at the third.
 
     ``_time_passed`` kills them once the time after the second is over.
@@ -393,7 +393,7 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Step:
     return replace(state, phase=Phase.ENDING), [*reports, EndZygote(by_force=True)]
 
 
-def _time_passed(state: State, at_ns: int) -> Step:
+def _time_passed(state: State, at_ns: int) -> Transition:
     if state.begin_ns is not None and at_ns >= state.begin_ns and not state.stopping:
         return start_if_due(replace(state, begin_ns=None))
     if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
@@ -410,7 +410,7 @@ def _time_passed(state: State, at_ns: int) -> Step:
     return _kill(state, at_ns)
 
 
-STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
+HANDLERS: dict[type[Any], Callable[[State, Any], Transition]] = {
     LaunchBegan: ignore,
     ZygoteReady: _zygote_ready,
     ZygoteUnsafe: _zygote_unsafe,

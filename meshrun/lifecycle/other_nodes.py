@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report, Step
+from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report, Transition
 from meshrun.lifecycle.local import finish, ignore, start_if_due, start_next_generation, stop
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import (
@@ -41,7 +41,7 @@ def _nodes(state: State) -> NodesState:
     return state.nodes
 
 
-def _met(state: State, event: Met) -> Step:
+def _met(state: State, event: Met) -> Transition:
     known = _nodes(state)
     ranks = {rank: RankState() for rank in event.ranks}
     if known.is_met:  # the nodes have changed since
@@ -52,7 +52,7 @@ def _met(state: State, event: Met) -> Step:
     return start_if_due(replace(state, nodes=nodes, ranks=ranks, causes=event.causes))
 
 
-def _meeting_failed(state: State, event: MeetingFailed) -> Step:
+def _meeting_failed(state: State, event: MeetingFailed) -> Transition:
     known = _nodes(state)
     if known.failed is not None or state.over:
         return state, []
@@ -67,7 +67,7 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
     return finish(stopped, actions, event.at_ns)
 
 
-def _node_lost(state: State, event: NodeLost) -> Step:
+def _node_lost(state: State, event: NodeLost) -> Transition:
     known = _nodes(state)
     may_return = known.is_elastic and known.link is not Link.CUT_OFF and known.signum is None
     if may_return and not state.signals:  # an elastic launch reports only a lost coordinator
@@ -87,7 +87,7 @@ def _node_lost(state: State, event: NodeLost) -> Step:
     return finish(state, actions, event.at_ns)
 
 
-def _generation_aborted(state: State, event: GenerationAborted) -> Step:
+def _generation_aborted(state: State, event: GenerationAborted) -> Transition:
     signum = event.signum or signal.SIGTERM
     if event.resizes and _nodes(state).change is None:
         state = replace(state, nodes=replace(_nodes(state), change=event))
@@ -97,7 +97,7 @@ def _generation_aborted(state: State, event: GenerationAborted) -> Step:
     return finish(state, actions, event.at_ns)
 
 
-def _all_idle(state: State, event: AllIdle) -> Step:
+def _all_idle(state: State, event: AllIdle) -> Transition:
     """Decide for every node: restart the ranks, or end the launch."""
     if _nodes(state).phase in (NodesPhase.MEETING, NodesPhase.OVER):
         return state, []
@@ -114,14 +114,14 @@ def _all_idle(state: State, event: AllIdle) -> Step:
     return (state, [Decide(next_after=None)]) if cause is None else _regroup(state, cause)
 
 
-def _regroup(state: State, cause: Cause) -> Step:
+def _regroup(state: State, cause: Cause) -> Transition:
     """Restart the ranks, once there are enough nodes."""
     known = _nodes(state)
     nodes = replace(known, phase=NodesPhase.REGROUPING)
     return replace(state, nodes=nodes), [Decide(next_after=cause)]
 
 
-def _next_begins(state: State, event: NextBegins) -> Step:
+def _next_begins(state: State, event: NextBegins) -> Transition:
     state = replace(state, causes=(*state.causes, event.cause))
     if not _nodes(state).awaits_decision:
         return state, []
@@ -133,16 +133,16 @@ def _next_begins(state: State, event: NextBegins) -> Step:
     return state, [Report(what="failed"), *idle]
 
 
-def _others_finished(state: State, event: OthersFinished) -> Step:
+def _others_finished(state: State, event: OthersFinished) -> Transition:
     return finish(replace(state, gate=Gate.OPEN), [OpenGate()], event.at_ns)
 
 
-def _launch_over(state: State, event: LaunchOver) -> Step:
+def _launch_over(state: State, event: LaunchOver) -> Transition:
     state = replace(state, nodes=replace(_nodes(state), over=event, phase=NodesPhase.OVER))
     return end_zygote(state, event.at_ns)
 
 
-STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
+HANDLERS: dict[type[Any], Callable[[State, Any], Transition]] = {
     TimesRequested: ignore,
     TimesReported: ignore,
     Met: _met,

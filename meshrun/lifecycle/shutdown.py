@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from meshrun.lifecycle.actions import Action, Decide, EndZygote, Report, Step, WakeAt
+from meshrun.lifecycle.actions import Action, Decide, EndZygote, Report, Transition, WakeAt
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 
@@ -16,7 +16,7 @@ ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 5.0
 _NS = 1_000_000_000
 
 
-def end_zygote(state: State, at_ns: int) -> Step:
+def end_zygote(state: State, at_ns: int) -> Transition:
     """End the zygote, as no rank is left and none will be started."""
     if state.zygote_gone is not None or state.phase is Phase.ENDING:
         return state, []
@@ -25,7 +25,7 @@ def end_zygote(state: State, at_ns: int) -> Step:
     return replace(state, phase=Phase.ENDING, deadline_ns=deadline_ns), actions
 
 
-def leave(state: State, nodes: NodesState, actions: list[Action], at_ns: int) -> Step:
+def leave(state: State, nodes: NodesState, actions: list[Action], at_ns: int) -> Transition:
     """End this node's part; on the coordinator, end the launch if it waits for more nodes."""
     if nodes.is_coordinator:
         is_awaited = nodes.phase is NodesPhase.REGROUPING
@@ -40,7 +40,7 @@ def mark_stopped(state: State, **changes: Any) -> State:
     return replace(state, stop=stop, **changes)
 
 
-def report_idle(state: State) -> Step:
+def report_idle(state: State) -> Transition:
     """Report to the coordinator, once, that nothing of this generation is left here."""
     nodes = state.nodes
     if nodes is None or nodes.is_idle or not nodes.awaits_decision:

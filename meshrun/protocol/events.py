@@ -209,4 +209,4 @@ Event = (
     | RankLate
     | TimePassed
 )
-"""The events that ``lifecycle.step`` accepts."""
+"""The events that ``lifecycle.advance`` accepts."""

@@ -38,10 +38,10 @@ from meshrun.lifecycle.actions import (
     StartZygote,
     WakeAt,
 )
+from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.outcome import build_result, went_well
 from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import NodesState, State, skip_time, was_stopped
-from meshrun.lifecycle.step import step
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.caller import Caller
 from meshrun.protocol.codec import WireError
@@ -352,7 +352,7 @@ class Loop:
 
     def _handle(self, event: Event) -> None:
         was_stopping = self.state.stopping
-        self.state, actions = step(self.state, event)
+        self.state, actions = advance(self.state, event)
         self._terminal.on_event(event, self.state)
         if isinstance(event, RankReady):
             self._output.begin()

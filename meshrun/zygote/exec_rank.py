@@ -1,6 +1,6 @@
 """A rank that the zygote starts as a new interpreter (``--start-method exec``).
 
-ORDER_FD REPORT_FD GATE_FD STACKS_FD QUESTIONS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
+ORDER_FD REPORT_FD GATE_FD STACKS_FD REQUESTS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
 """
 
 from __future__ import annotations

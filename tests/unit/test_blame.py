@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.blame import Verdict, describe_verdict, judge
 from meshrun.lifecycle.state import State
-from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event
 from meshrun.protocol.from_zygote import RankFinished, RankStarted
 from meshrun.protocol.generation import RankState
@@ -50,7 +50,7 @@ def judged(*events: Event) -> list[Verdict]:
     """Return the verdicts on three ranks after these events."""
     state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
     for event in (*(RankStarted(rank=rank, pid=rank, at_ns=0) for rank in range(3)), *events):
-        state, _ = step(state, event)
+        state, _ = advance(state, event)
     return judge(state)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshrun.lifecycle.actions import Action, EndZygote
+from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.state import NodesState, State
-from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event, LaunchBegan, Met, NodeLost, ZygoteGone
 from meshrun.protocol.from_zygote import GenerationEnded, RankStarted, ZygoteReady
 from meshrun.protocol.rank_end import RankExited
@@ -20,7 +20,7 @@ def run(state: State, *events: Event) -> tuple[State, list[Action]]:
     """Return the state after some events, and all actions."""
     done: list[Action] = []
     for event in events:
-        state, actions = step(state, event)
+        state, actions = advance(state, event)
         done += actions
     return state, done
 

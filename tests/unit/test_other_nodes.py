@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.lifecycle.actions import Action, OpenGate, Signal, StartAll, StartZygote, WakeAt
+from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.phases import NodesPhase, Phase
 from meshrun.lifecycle.state import NodesState, State
-from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event, GenerationAborted, TimePassed
 from meshrun.protocol.from_zygote import ProgramBroken, StartFailed
 from tests.histories import (
@@ -247,8 +247,8 @@ def test_a_plan_that_fails_after_the_nodes_met_is_reported() -> None:
         nodes=NodesState(phase=NodesPhase.RUNNING),
         phase=Phase.WAITING,
     )
-    state, first = step(state, NOT_MET)
-    state, then = step(state, CLEARED)
+    state, first = advance(state, NOT_MET)
+    state, then = advance(state, CLEARED)
 
     assert [each for each in (*first, *then) if not isinstance(each, WakeAt)] == [
         FAILED, CLEAR, IDLE,
@@ -302,6 +302,6 @@ def test_no_participant_keeps_running_without_a_coordinator(events: list[Event])
 def _step_through(state: State, events: Iterable[Event]) -> tuple[State, list[Action]]:
     taken: list[Action] = []
     for event in events:
-        state, actions = step(state, event)
+        state, actions = advance(state, event)
         taken += actions
     return state, taken

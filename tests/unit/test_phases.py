@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.lifecycle.actions import StartAll
+from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.phases import (
     LINKS,
     NODES_PHASES,
@@ -22,7 +23,6 @@ from meshrun.lifecycle.phases import (
     diagram,
 )
 from meshrun.lifecycle.state import NodesState, State
-from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     AllIdle,
     Event,
@@ -116,7 +116,7 @@ def follow(state: State, events: list[Event]) -> None:
     for event in events:
         if getattr(event, "rank", 0) not in state.ranks:
             continue  # a rank of another node
-        after, actions = step(state, event)
+        after, actions = advance(state, event)
         pairs: list[tuple[Any, Any, Any]] = [
             (PHASES, state.phase, after.phase),
             (STOPS, state.stop, after.stop),

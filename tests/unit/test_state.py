@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from meshrun.lifecycle.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
+from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
 from meshrun.lifecycle.state import NodesState, State
-from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event, GenerationAborted
 from meshrun.protocol.from_zygote import (
     Checked,
@@ -164,10 +164,10 @@ def test_one_signal_to_every_node_counts_once() -> None:
     )
     histories = [*STARTED, GenerationAborted(why="node1 was stopped", signum=15, at_ns=5 * S)]
     for event in [*histories, signalled(15, 6)]:
-        state, _ = step(state, event)
+        state, _ = advance(state, event)
     once = state
-    twice, _ = step(once, signalled(15, 7))
-    other, _ = step(replace(once, signals=()), signalled(signal.SIGINT, 7))
+    twice, _ = advance(once, signalled(15, 7))
+    other, _ = advance(replace(once, signals=()), signalled(signal.SIGINT, 7))
 
     assert [each.deadline_ns for each in (once, twice, other)] == [35 * S, 9 * S, 9 * S]
 
@@ -178,8 +178,8 @@ def test_a_first_signal_while_ranks_stop_leaves_them_their_time(signum: int, unt
     state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
     failed = [*STARTED, exited(1, 1 << 8, 5), signalled(signum, 6)]
     for event in failed:
-        state, _ = step(state, event)
-    again, _ = step(state, signalled(signum, 7))
+        state, _ = advance(state, event)
+    again, _ = advance(state, signalled(signum, 7))
 
     assert state.deadline_ns == until_s * S
     assert again.deadline_ns == min(until_s, 9) * S
@@ -193,15 +193,15 @@ def test_a_sigterm_that_slurm_repeats_counts_once() -> None:
         sigterm_repeats=True,
     )
     for event in [*STARTED, *(signalled(15, at) for at in (5, 5.1, 5.2, 6))]:
-        state, _ = step(state, event)
-    interrupted, _ = step(state, signalled(signal.SIGINT, 7))
+        state, _ = advance(state, event)
+    interrupted, _ = advance(state, signalled(signal.SIGINT, 7))
 
     assert [each.deadline_ns for each in (state, interrupted)] == [35 * S, 9 * S]
     assert not state.killed
 
     state = replace(state, deadline_ns=35 * S, signals=(signal.SIGINT,))
     for at in (8, 9):  # after Ctrl-C, only the first counts
-        state, _ = step(state, signalled(signal.SIGTERM, at))
+        state, _ = advance(state, signalled(signal.SIGTERM, at))
     assert state.signals == (signal.SIGINT, signal.SIGTERM)
     assert state.deadline_ns == 10 * S
 
@@ -210,6 +210,6 @@ def test_stepping_never_changes_the_state_it_was_given() -> None:
     """States are values; a watcher may keep them."""
     state, _ = play(STARTED)
     before = copy.deepcopy(state)
-    step(state, exited(1, 9, 5))
+    advance(state, exited(1, 9, 5))
 
     assert state == before

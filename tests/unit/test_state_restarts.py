@@ -18,9 +18,9 @@ from meshrun.lifecycle.actions import (
     StartZygote,
     WakeAt,
 )
+from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State, skip_time
-from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
     GenerationAborted,
@@ -82,22 +82,22 @@ def events_of(end: End, now_s: float) -> list[Event]:
 def play(ends: list[End]) -> tuple[list[float], str | None]:
     """Return the wait before each restart, and why there was no other, if so."""
     state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=10**6)
-    state, _ = step(state, ZygoteReady(at_ns=0, import_ns=0))
+    state, _ = advance(state, ZygoteReady(at_ns=0, import_ns=0))
     now_s, waits = 0.0, []
     for end in ends:
         for event in events_of(end, now_s):
-            state, _ = step(state, event)
+            state, _ = advance(state, event)
         if state.no_restart is not None:
             return waits, state.no_restart
         now_s += end.ran_s + 1
-        state, actions = step(state, GenerationEnded(at_ns=int(now_s * S)))
+        state, actions = advance(state, GenerationEnded(at_ns=int(now_s * S)))
         wake = next((each.at_ns for each in actions if isinstance(each, WakeAt)), int(now_s * S))
         waits.append(wake / S - now_s)
         if wake > now_s * S:
             assert actions == [WakeAt(at_ns=wake)]
-            state, actions = step(state, TimePassed(at_ns=wake - 1))
+            state, actions = advance(state, TimePassed(at_ns=wake - 1))
             assert actions == []
-            state, actions = step(state, TimePassed(at_ns=wake))
+            state, actions = advance(state, TimePassed(at_ns=wake))
         assert actions == [StartAll(generation=len(waits))]
         now_s = wake / S
     return waits, None
@@ -231,7 +231,7 @@ def follow(state: State, *events: Event) -> list[Action]:
     """Return the actions with which a launch responds to these events."""
     taken: list[Action] = []
     for event in events:
-        state, actions = step(state, event)
+        state, actions = advance(state, event)
         taken += [action for action in actions if not isinstance(action, WakeAt)]
     return taken
 
@@ -249,14 +249,14 @@ def test_ranks_that_have_ended_do_not_hang() -> None:
     events[-1] = RankExited(rank=0, pid=100, wait_status=0, at_ns=S)
     state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, phase=Phase.WAITING)
     for event in [*events, Hung(idle_s=60.0, at_ns=2 * S)]:
-        state, _ = step(state, event)
+        state, _ = advance(state, event)
 
     assert (state.hung, state.stopping) == (None, False)
 
 
 def test_a_zygote_that_is_lost_meanwhile_is_another_failure() -> None:
     """If a restart is left, another zygote imports during the wait for it."""
-    state, _ = step(waiting(), lost := ZygoteGone(wait_status=9, at_ns=5 * S))
+    state, _ = advance(waiting(), lost := ZygoteGone(wait_status=9, at_ns=5 * S))
 
     assert follow(waiting(), lost) == [StartZygote()]
     assert (state.restarts, state.causes[-1].description) == (
@@ -265,7 +265,7 @@ def test_a_zygote_that_is_lost_meanwhile_is_another_failure() -> None:
     )
     ready = ZygoteReady(at_ns=6 * S, import_ns=S)
     assert follow(state, ready, TimePassed(at_ns=7 * S)) == [StartAll(generation=3)]
-    assert step(replace(waiting(), max_restarts=2), lost)[0].over
+    assert advance(replace(waiting(), max_restarts=2), lost)[0].over
 
 
 def test_each_node_waits_by_itself() -> None:
@@ -279,7 +279,7 @@ def test_each_node_waits_by_itself() -> None:
     begins = NextBegins(generation=2, cause=causes[1], at_ns=9 * S)
     others = GenerationAborted(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
 
-    assert step(before, begins)[1] == [WakeAt(at_ns=10 * S)]
+    assert advance(before, begins)[1] == [WakeAt(at_ns=10 * S)]
     assert follow(before, begins, TimePassed(at_ns=10 * S)) == [StartAll(generation=2)]
     assert follow(
         waiting(met), others, TimePassed(at_ns=10 * S), GenerationEnded(at_ns=11 * S)
@@ -300,5 +300,5 @@ def test_skipped_time_makes_nothing_due() -> None:
 
     assert follow(skip_time(waits, 100 * S), TimePassed(at_ns=109 * S)) == []
     assert follow(skip_time(waits, 100 * S), TimePassed(at_ns=110 * S)) == [StartAll(generation=2)]
-    assert not step(skip_time(ends, 100 * S), TimePassed(at_ns=129 * S))[0].killed
-    assert step(skip_time(ends, 100 * S), TimePassed(at_ns=130 * S))[0].killed
+    assert not advance(skip_time(ends, 100 * S), TimePassed(at_ns=129 * S))[0].killed
+    assert advance(skip_time(ends, 100 * S), TimePassed(at_ns=130 * S))[0].killed
