@@ -40,17 +40,17 @@ class SpecError(UsageError):
     Args:
         text: The whole text as the user wrote it.
         position: Index in ``text`` of the first wrong character.
-        length: How many characters are wrong, at least 1.
+        wrong: The wrong part of ``text``; "" for one character or its end.
         option: The option that ``text`` is the value of, if any.
     """
 
     def __init__(
         self,
         message: str,
-        *,
         text: str,
         position: int,
-        length: int = 1,
+        wrong: str = "",
+        *,
         hint: str | None = None,
         option: str = "",
     ) -> None:
@@ -58,7 +58,7 @@ class SpecError(UsageError):
         self.option = option
         self.text = text
         self.position = position
-        self.length = max(1, length)
+        self.length = max(1, len(wrong))
 
     def __str__(self) -> str:
         parts = [self.message, self.marked]

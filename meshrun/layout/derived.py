@@ -101,14 +101,8 @@ def parse_view(text: str) -> View:
     try:
         mesh = parse_mesh(body)
     except SpecError as error:
-        raise SpecError(
-            error.message,
-            text=text,
-            position=at + error.position,
-            length=error.length,
-            hint=error.hint,
-            option="--view",
-        ) from None
+        error.text, error.position, error.option = text, at + error.position, "--view"
+        raise
     if mesh.bounds is not None:
         raise _error("a view cannot have a range", text, at, body, "write `-1` for a size to infer")
     if mesh.mesh_dim_names is None:
@@ -260,14 +254,9 @@ def _check_name(text: str, at: int, name: str, hint: str) -> None:
 
 def _error(message: str, text: str, at: int, wrong: str, hint: str | None = None) -> SpecError:
     is_view = hint is _VIEW_HINT or ":" in text or "view" in message
-    return SpecError(
-        message,
-        text=text,
-        position=at,
-        length=len(wrong),
-        hint=hint or (_VIEW_HINT if is_view else _FLATTEN_HINT),
-        option="--view" if is_view else "--flatten",
-    )
+    hint = hint or (_VIEW_HINT if is_view else _FLATTEN_HINT)
+    option = "--view" if is_view else "--flatten"
+    return SpecError(message, text, at, wrong, hint=hint, option=option)
 
 
 def _shortened(axis: Axis, world_size: int) -> str:

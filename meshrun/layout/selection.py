@@ -209,11 +209,4 @@ class _Parser:
         return "`" + ",".join(f"{match[1]}={match[2]}" for match in re.finditer(pair, item)) + "`"
 
     def _error(self, message: str, at: int, wrong: str, hint: str) -> SpecError:
-        return SpecError(
-            message,
-            text=self._text,
-            position=at,
-            length=len(wrong),
-            hint=hint,
-            option=self._option,
-        )
+        return SpecError(message, self._text, at, wrong, hint=hint, option=self._option)

@@ -132,13 +132,11 @@ def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
         True
     """
     if not text.strip():
-        raise SpecError("the mesh is empty", text=text, position=0, hint=_SIZES_HINT)
+        raise SpecError("the mesh is empty", text, 0, hint=_SIZES_HINT)
     if "=" in text or _NAMED_WITH_COLON.search(text):
         if names is not None:
             message = "both --mesh and --names name the dims"
-            raise SpecError(
-                message, text=names, position=0, length=len(names), hint="remove --names"
-            )
+            raise SpecError(message, names, 0, names, hint="remove --names")
         return _parse_named(text)
     sizes = _parse_sizes(text)
     parsed = None if names is None else _parse_names(names, len(sizes.found), text)
@@ -158,12 +156,7 @@ def _parse_named(text: str) -> MeshSpec:
     sizes = _Sizes(text)
     for position, item in items_of(text, ","):
         if not item:
-            raise SpecError(
-                "missing dim",
-                text=text,
-                position=min(position, len(text)),
-                hint=_SIZES_HINT,
-            )
+            raise SpecError("missing dim", text, min(position, len(text)), hint=_SIZES_HINT)
         name, equals, size = item.partition("=")
         if not equals:
             raise _not_a_pair(text, position, item)
@@ -178,16 +171,16 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
     if colon:
         return SpecError(
             "expected `=` between a dim and its size, found `:`",
-            text=text,
-            position=position + len(name),
+            text,
+            position + len(name),
             hint=_meant(text) or f"write `{name or 'dp'}={size or 2}`",
         )
     is_size = _SIZE.fullmatch(item) is not None
     return SpecError(
         f"dim of size {item} has no name" if is_size else f"`{item}` has no size",
-        text=text,
-        position=position,
-        length=len(item),
+        text,
+        position,
+        item,
         hint="name each dim, as in `dp=2,tp=4`, or none of them, as in `2x4`"
         if is_size
         else f"write `{(item if _NAME.fullmatch(item) else 'dp')}=2`, or `-1` to infer it",
@@ -219,19 +212,15 @@ def _parse_sizes(text: str) -> _Sizes:
         named, sized = ",".join(f"{name}=2" for name in names), "x".join("2" for _ in names)
         raise SpecError(
             f"`{text}` has no size" if len(names) == 1 else f"`{text}` has names but no sizes",
-            text=text,
-            position=0,
-            length=len(text),
+            text,
+            0,
+            text,
             hint=f"write `{named}`, or `--mesh {sized} --names {','.join(names)}`; `-1` infers"
             " a size",
         )
     if "," in text:
-        raise SpecError(
-            "expected `x` between sizes, found `,`",
-            text=text,
-            position=text.index(","),
-            hint=_meant(text) or _SIZES_HINT,
-        )
+        message, hint = "expected `x` between sizes, found `,`", _meant(text) or _SIZES_HINT
+        raise SpecError(message, text, text.index(","), hint=hint)
     sizes = _Sizes(text)
     for position, item in items_of(text, "x"):
         sizes.read(position, item)
@@ -243,14 +232,9 @@ def _parse_names(text: str, number: int, sizes_text: str) -> tuple[str, ...]:
     for position, item in items_of(text, ","):
         names.append(_check_name(text, position, item, names))
     if len(names) != number:
-        dims = count(number, "dim")
-        raise SpecError(
-            f"mesh `{sizes_text}` has {dims}, but --names has {len(names)}",
-            text=text,
-            position=0,
-            length=len(text),
-            hint="pass one name per dim, in the order of the sizes",
-        )
+        message = f"mesh `{sizes_text}` has {count(number, 'dim')}, but --names has {len(names)}"
+        hint = "pass one name per dim, in the order of the sizes"
+        raise SpecError(message, text, 0, text, hint=hint)
     return tuple(names)
 
 
@@ -260,15 +244,10 @@ def _check_name(text: str, position: int, name: str, before: list[str]) -> str:
         wrong_at = position + (good.end() if good else 0)
         message = f"`{name}` is not a valid dim name" if name else "missing dim name"
         hint = _meant(text) or _NAMES_HINT
-        raise SpecError(message, text=text, position=wrong_at, hint=hint)
+        raise SpecError(message, text, wrong_at, hint=hint)
     if name in before:
-        raise SpecError(
-            f"dim `{name}` is named twice",
-            text=text,
-            position=position,
-            length=len(name),
-            hint="give each dim its own name, as in `dp=2,tp=4`",
-        )
+        hint = "give each dim its own name, as in `dp=2,tp=4`"
+        raise SpecError(f"dim `{name}` is named twice", text, position, name, hint=hint)
     return name
 
 
@@ -317,4 +296,4 @@ class _Sizes:
         return int(digits)
 
     def _error(self, message: str, position: int, item: str, hint: str) -> SpecError:
-        return SpecError(message, text=self._text, position=position, length=len(item), hint=hint)
+        return SpecError(message, self._text, position, item, hint=hint)
