@@ -72,10 +72,6 @@ class ElasticEvents(Watcher):
                 self._record("ASSIGN_WORKER_RANKS", state, duration_ms=0.0)
             self._record("START", state, rank=event.rank)
 
-    def replan(self, plan: LaunchPlan) -> None:
-        """Replace the plan, for example once all nodes have joined."""
-        self.plan = plan
-
     def end(self, state: State, result: LaunchResult) -> None:
         """Record how each worker and the launch ended."""
         if self._generation is None:

@@ -269,10 +269,6 @@ class EventLog(Watcher):
         if record is not None:
             self._write(record)
 
-    def replan(self, plan: LaunchPlan) -> None:
-        """Replace the plan, for example once all nodes have joined."""
-        self.plan = plan
-
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
         """Write the last line."""
         rank = result.failures[0].rank if result.failures else None

@@ -14,7 +14,7 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event
 from meshrun.protocol.result import LaunchResult
 from meshrun.report.rank_status import RankStatus, Status, phase_of
-from meshrun.report.status_view import StatusView, summarize
+from meshrun.report.status_view import draw_panel, summarize
 from meshrun.supervisor.watcher import Watcher
 
 _NS = 1_000_000_000
@@ -40,10 +40,6 @@ class LiveStatus(Watcher):
         self._used: dict[int, Usage] = {}
         self._cores: dict[int, float] = {}
 
-    def replan(self, plan: LaunchPlan) -> None:
-        """Replace the plan, for example once all nodes have joined."""
-        self._plan, self._view = plan, StatusView(plan.layout)
-
     def begin(self, reactor: Reactor, state: State) -> None:
         """Start to show the state."""
         self._state = state
@@ -68,13 +64,14 @@ class LiveStatus(Watcher):
             self._sample(state, now_ns)
             took_ns = time.monotonic_ns() - now_ns
             self._next_sample_ns = now_ns + max(self._interval_ns, _MIN_PAUSE * took_ns)
-            self._gpus.read(self._plan.used_gpus if self._used else ())
+            self._gpus.read(self.plan.used_gpus if self._used else ())
         self._timer.move(self._next_sample_ns)
         status = self._status(state, now_ns)
         if self._on_panel:
             with suppress(OSError):  # the terminal hung up
                 size = os.get_terminal_size(2)
-                self._console.set_panel(self._view.panel(status, size.columns - 1, size.lines))
+                lines = draw_panel(self.plan.layout, status, size.columns - 1, size.lines)
+                self._console.set_panel(lines)
         else:
             self._console.note(f"status: {summarize(status)}")
 
@@ -90,7 +87,7 @@ class LiveStatus(Watcher):
         self._used, self._sampled_ns = used, now_ns
 
     def _status(self, state: State, now_ns: int) -> Status:
-        has_mesh = self._plan.layout.mesh is not None
+        has_mesh = self.plan.layout.mesh is not None
         ranks = []
         for rank, known in state.ranks.items():
             phase = phase_of(known, state, has_mesh=has_mesh)
@@ -104,7 +101,7 @@ class LiveStatus(Watcher):
                     phase="stopped" if used.stopped else phase,
                     cpu=self._cores.get(known.pid or 0),
                     memory_bytes=used.memory_bytes,
-                    gpu_bytes=self._gpus.used_bytes(self._plan.layout.local_rank(rank)),
+                    gpu_bytes=self._gpus.used_bytes(self.plan.layout.local_rank(rank)),
                 )
             )
         return Status(

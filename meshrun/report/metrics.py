@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
+from typing import Literal
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError, UsageError
@@ -64,10 +65,6 @@ class Metrics(Watcher):
         """The URL of the server."""
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-    def replan(self, plan: LaunchPlan) -> None:
-        """Replace the plan, for example once all nodes have joined."""
-        self._plan = plan
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Start to serve."""
@@ -128,39 +125,39 @@ class Metrics(Watcher):
         return Response("use /metrics, /healthz or /readyz\n", "404 Not Found")
 
     def _families(self) -> Iterator[Family]:
-        state, layout, now_s = self._state, self._plan.layout, time.monotonic()
+        state, layout, now_s = self._state, self.plan.layout, time.monotonic()
         mesh = str(layout.mesh) if layout.mesh else ""
-        info = {"version": version("meshrun"), "mesh": mesh, "node_rank": self._plan.node_rank}
-        yield _gauge("info", "The launch; the value is always 1.", ((info, 1),))
-        yield _gauge("uptime_seconds", "Time since the launch began.", now_s - self._began_s)
-        yield _gauge("nodes", "Nodes of the launch.", layout.nnodes)
-        yield _gauge(
+        info = {"version": version("meshrun"), "mesh": mesh, "node_rank": self.plan.node_rank}
+        yield _family("info", "The launch; the value is always 1.", ((info, 1),))
+        yield _family("uptime_seconds", "Time since the launch began.", now_s - self._began_s)
+        yield _family("nodes", "Nodes of the launch.", layout.nnodes)
+        yield _family(
             "generation", "Number of times that the ranks were restarted.", state.generation
         )
         reasons = tuple(({"reason": why}, n) for why, n in sorted(self._restarts.items()))
-        yield _counter("restarts", "Restarts after failures.", reasons)
-        yield _counter("node_losses", "Nodes that were lost.", self._lost_nodes)
+        yield _family("restarts", "Restarts after failures.", reasons, kind="counter")
+        yield _family("node_losses", "Nodes that were lost.", self._lost_nodes, kind="counter")
         phases = Counter(
             phase_of(known, state, has_mesh=layout.mesh is not None)
             for known in state.ranks.values()
         )
         counts = tuple(({"state": phase}, phases[phase]) for phase in _PHASES)
-        yield _gauge("ranks", "Ranks of this node by state.", counts)
+        yield _family("ranks", "Ranks of this node by state.", counts)
         if state.best_step is not None:
-            yield _gauge("step", "The highest step that a rank reported.", state.best_step)
+            yield _family("step", "The highest step that a rank reported.", state.best_step)
         if (rate := self._steps_per_second(now_s)) is not None:
-            yield _gauge("steps_per_second", "Steps per second in the last minute.", rate)
+            yield _family("steps_per_second", "Steps per second in the last minute.", rate)
         steps = self._per_rank(self._steps)
-        yield _gauge("rank_step", "The highest step of each rank.", steps)
+        yield _family("rank_step", "The highest step of each rank.", steps)
         ages = self._per_rank({rank: now_s - at_s for rank, at_s in self._beats.items()})
-        yield _gauge("rank_heartbeat_age_seconds", "Time since the last heartbeat.", ages)
+        yield _family("rank_heartbeat_age_seconds", "Time since the last heartbeat.", ages)
         lateness = self._per_rank({rank: late.per_call_s for rank, late in self._late.items()})
-        yield _gauge("rank_lateness_seconds", "How late a rank is at each collective.", lateness)
-        self._gpus.read(self._plan.used_gpus)
+        yield _family("rank_lateness_seconds", "How late a rank is at each collective.", lateness)
+        self._gpus.read(self.plan.used_gpus)
         used = {rank: self._gpus.used_bytes(layout.local_rank(rank)) for rank in state.ranks}
         known = self._per_rank({rank: size for rank, size in used.items() if size is not None})
         if known:
-            yield _gauge("gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", known)
+            yield _family("gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", known)
 
     def _steps_per_second(self, now_s: float) -> float | None:
         if len(self._history) < 2:
@@ -170,7 +167,7 @@ class Metrics(Watcher):
 
     def _per_rank(self, values: Mapping[int, float]) -> tuple[Sample, ...]:
         """Return a sample for each rank, labeled with its coordinate."""
-        layout = self._plan.layout
+        layout = self.plan.layout
         names = layout.mesh_dim_names or ()
         return tuple(
             ({"rank": rank, **dict(zip(names, layout.coordinate(rank), strict=False))}, value)
@@ -195,16 +192,14 @@ def _reason(cause: Cause) -> str:
     return "hang" if "no rank made progress" in cause.description else cause.description
 
 
-def _gauge(name: str, text: str, value: float | tuple[Sample, ...]) -> Family:
-    return Family(f"meshrun_{name}", "gauge", text, _samples(value))
-
-
-def _counter(name: str, text: str, value: float | tuple[Sample, ...]) -> Family:
-    return Family(f"meshrun_{name}", "counter", text, _samples(value))
-
-
-def _samples(value: float | tuple[Sample, ...]) -> tuple[Sample, ...]:
-    return value if isinstance(value, tuple) else (({}, value),)
+def _family(
+    name: str,
+    text: str,
+    value: float | tuple[Sample, ...],
+    kind: Literal["gauge", "counter"] = "gauge",
+) -> Family:
+    samples = value if isinstance(value, tuple) else (({}, value),)
+    return Family(f"meshrun_{name}", kind, text, samples)
 
 
 def serve_metrics(plan: LaunchPlan, address: tuple[str, int], console: Console) -> Metrics:

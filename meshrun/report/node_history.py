@@ -126,13 +126,9 @@ class NodeHistory(Watcher):
             self._is_recorded = True
             self._append(self._host, why)
 
-    def replan(self, plan: LaunchPlan) -> None:
-        """Replace the plan, for example once all nodes have joined."""
-        self._plan = plan
-
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
         """Name nodes that fail often if the launch failed."""
-        if result.exit_code and not self._plan.node_rank:
+        if result.exit_code and not self.plan.node_rank:
             try:
                 self._name_failing_nodes(read_history(self._path))
             except MeshrunError as error:  # the file was readable at the start

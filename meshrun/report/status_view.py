@@ -33,85 +33,72 @@ _STYLES: dict[RankPhase, str] = {
 """In the order in which phases are listed, the worst first."""
 
 
-class StatusView:
-    """Draws the ranks of one layout."""
+def draw_panel(layout: Layout, status: Status, columns: int, rows: int) -> list[str]:
+    """Return the lines of a panel for a window of this size; one plain line if it has none."""
+    if not rows:  # as a terminal whose size nobody has set
+        return [f"status: {summarize(status)}"]
+    console = Console(
+        file=io.StringIO(),
+        width=max(columns, 1),
+        force_terminal=True,
+        color_system=None if os.environ.get("NO_COLOR") else "standard",
+        legacy_windows=False,
+    )
+    most = max(_FEWEST_LINES, rows // _SHARE_OF_WINDOW)
+    head = Text(f"-- {summarize(status)} --", style="bold")
+    head.truncate(columns, overflow="ellipsis")
+    with console.capture() as captured:
+        console.print(head, no_wrap=True)
+        body = _body(layout, status, console, columns, most - 1)
+        console.print(body, no_wrap=True, width=_WIDE)  # cropped to the window, not squeezed
+    lines = captured.get().splitlines()
+    return lines[: max(1, min(most, rows - 2))]
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
 
-    def panel(self, status: Status, columns: int, rows: int) -> list[str]:
-        """Return the lines of a panel for a window of this size; one plain line if it has none."""
-        if not rows:  # as a terminal whose size nobody has set
-            return [f"status: {summarize(status)}"]
-        console = Console(
-            file=io.StringIO(),
-            width=max(columns, 1),
-            force_terminal=True,
-            color_system=None if os.environ.get("NO_COLOR") else "standard",
-            legacy_windows=False,
-        )
-        most = max(_FEWEST_LINES, rows // _SHARE_OF_WINDOW)
-        head = Text(f"-- {summarize(status)} --", style="bold")
-        head.truncate(columns, overflow="ellipsis")
-        with console.capture() as captured:
-            console.print(head, no_wrap=True)
-            body = self._body(status, console, columns, most - 1)
-            console.print(body, no_wrap=True, width=_WIDE)  # cropped to the window, not squeezed
-        lines = captured.get().splitlines()
-        return lines[: max(1, min(most, rows - 2))]
+def _body(layout: Layout, status: Status, console: Console, columns: int, lines: int) -> Table:
+    if len(status.ranks) <= _MOST_CELLS:
+        wide = console.options.update(width=_WIDE)
+        for detail in (3, 2, 1):
+            grid = _grid(layout, status, detail)
+            fits = grid.row_count + 1 <= lines
+            if fits and console.measure(grid, options=wide).maximum <= columns:
+                return grid
+    return _merged(layout, status)
 
-    def _body(self, status: Status, console: Console, columns: int, lines: int) -> Table:
-        if len(status.ranks) <= _MOST_CELLS:
-            wide = console.options.update(width=_WIDE)
-            for detail in (3, 2, 1):
-                grid = self._grid(status, detail)
-                fits = grid.row_count + 1 <= lines
-                if fits and console.measure(grid, options=wide).maximum <= columns:
-                    return grid
-        return self._merged(status)
 
-    # ---- a cell per rank -------------------------------------------------------------------
+def _grid(layout: Layout, status: Status, detail: int) -> Table:
+    """Return a table with a cell for each rank, in a column for each index of the last dim."""
+    sizes = layout.sizes or (layout.world_size,)
+    names = layout.mesh_dim_names or ("",) * len(sizes)
+    between = " " if any(names) else ","
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", style="dim")
+    for index in range(sizes[-1]):
+        table.add_column(f"{names[-1]}{index}", justify="right", no_wrap=True)
+    known = {rank.rank: rank for rank in status.ranks}
+    for row in range(math.prod(sizes[:-1])):
+        ranks = range(row * sizes[-1], (row + 1) * sizes[-1])
+        if any(rank in known for rank in ranks):
+            cells = [_cell(known[rank], detail) if rank in known else "" for rank in ranks]
+            outer = zip(names, layout.coordinate(ranks[0])[:-1], strict=False)
+            label = between.join(f"{name}{index}" for name, index in outer)
+            table.add_row(label if layout.sizes else "rank", *cells)
+    return table
 
-    def _grid(self, status: Status, detail: int) -> Table:
-        """Return a table with a column for each index of the last dim."""
-        layout = self._layout
-        sizes = layout.sizes or (layout.world_size,)
-        names = layout.mesh_dim_names or ("",) * len(sizes)
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("", style="dim")
-        for index in range(sizes[-1]):
-            table.add_column(f"{names[-1]}{index}", justify="right", no_wrap=True)
-        known = {rank.rank: rank for rank in status.ranks}
-        for row in range(math.prod(sizes[:-1])):
-            ranks = range(row * sizes[-1], (row + 1) * sizes[-1])
-            if any(rank in known for rank in ranks):
-                cells = [_cell(known[rank], detail) if rank in known else "" for rank in ranks]
-                table.add_row(self._row_label(row, sizes, names), *cells)
-        return table
 
-    def _row_label(self, row: int, sizes: tuple[int, ...], names: tuple[str, ...]) -> str:
-        parts = []
-        for name, size in zip(reversed(names[:-1]), reversed(sizes[:-1]), strict=True):
-            row, index = divmod(row, size)
-            parts.append(f"{name}{index}")
-        if self._layout.mesh is None:
-            return "rank"
-        return (" " if any(names) else ",").join(reversed(parts))
-
-    # ---- a line per phase ------------------------------------------------------------------
-
-    def _merged(self, status: Status) -> Table:
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for _ in range(4):
-            table.add_column(no_wrap=True, overflow="ellipsis")
-        for phase, style in _STYLES.items():
-            ranks = [rank for rank in status.ranks if rank.phase == phase]
-            if ranks:
-                who = merged_label(self._layout, (rank.rank for rank in ranks))
-                cpu = _spread((rank.cpu for rank in ranks), lambda cores: f"{100 * cores:.0f} %")
-                memory = _spread((rank.memory_bytes for rank in ranks), _size)
-                table.add_row(Text(phase, style=style), who, cpu, memory)
-        return table
+def _merged(layout: Layout, status: Status) -> Table:
+    """Return a table with a line for each phase."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(4):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    for phase, style in _STYLES.items():
+        ranks = [rank for rank in status.ranks if rank.phase == phase]
+        if ranks:
+            who = merged_label(layout, (rank.rank for rank in ranks))
+            cpu = _spread((rank.cpu for rank in ranks), lambda cores: f"{100 * cores:.0f} %")
+            memory = _spread((rank.memory_bytes for rank in ranks), _size)
+            table.add_row(Text(phase, style=style), who, cpu, memory)
+    return table
 
 
 def summarize(status: Status) -> str:

@@ -12,6 +12,8 @@ from meshrun.protocol.result import LaunchResult
 class Watcher:
     """Follows a launch; subclasses override what they need."""
 
+    plan: LaunchPlan
+
     def begin(self, reactor: Reactor, state: State) -> None:
         """Prepare for a launch; the reactor makes periodic calls."""
 
@@ -19,7 +21,8 @@ class Watcher:
         """Take an event and the state after it."""
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan that is complete once the nodes have met."""
+        """Take the plan, also the one that is complete once the nodes have met."""
+        self.plan = plan
 
     def end(self, state: State, result: LaunchResult) -> None:
         """Take the result of the launch, which has ended."""

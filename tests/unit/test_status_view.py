@@ -13,7 +13,7 @@ from meshrun.protocol.events import Hung
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.report.rank_status import RankPhase, RankStatus, Status, phase_of
-from meshrun.report.status_view import StatusView
+from meshrun.report.status_view import draw_panel
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -34,7 +34,7 @@ def draw(
         for rank in range(layout.world_size)
     )
     status = Status(ranks=ranks, generation=0, max_restarts=0, elapsed_s=61.0)
-    return [_COLOR.sub("", line) for line in StatusView(layout).panel(status, columns, rows)]
+    return [_COLOR.sub("", line) for line in draw_panel(layout, status, columns, rows)]
 
 
 @pytest.mark.parametrize("columns", [60, 100, 200])
