@@ -689,27 +689,22 @@ def solve_layout(
     sizes = split_nodes(len(slots), domains) if isinstance(domains, int) else tuple(domains or ())
     if intra_domain and len(slots) == 1:
         sizes = (1,)
-    if mesh is None:
-        return Layout(
-            mesh=None,
-            nproc_per_node=slots,
+    order = None
+    if mesh is not None:
+        placed = placing.place(
+            mesh,
+            slots,
+            intra_node,
+            in_domain=intra_domain,
             nodes_per_domain=sizes,
-            flattens=flattens,
-            views=views,
+            renumber=renumber,
         )
-    placed = placing.place(
-        mesh,
-        slots,
-        intra_node,
-        in_domain=intra_domain,
-        nodes_per_domain=sizes,
-        renumber=renumber,
-    )
+        mesh, slots, order = placed.mesh, placed.nproc_per_node, placed.slot_order
     return Layout(
-        mesh=placed.mesh,
-        nproc_per_node=placed.nproc_per_node,
+        mesh=mesh,
+        nproc_per_node=slots,
         nodes_per_domain=sizes,
-        slot_order=placed.slot_order,
+        slot_order=order,
         flattens=flattens,
         views=views,
     )

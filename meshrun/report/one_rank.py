@@ -15,7 +15,7 @@ from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.report.page import Page, new_table
-from meshrun.report.plan_json import gpu_to_dict
+from meshrun.report.plan_json import rank_to_dict
 from meshrun.wording import number_ranges
 
 SCHEMA_NAME = "meshrun.rank"
@@ -67,13 +67,7 @@ def render_rank_json(plan: LaunchPlan, rank: int) -> str:
     return json.dumps(
         {
             "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
-            "rank": rank,
-            "node_rank": shown.node_rank,
-            "local_rank": shown.local_rank,
-            "device": shown.device,
-            "coordinate": list(shown.coordinate),
-            "cpus": list(shown.cpus) if shown.cpus else None,
-            "gpu": gpu_to_dict(shown.gpu) if shown.gpu else None,
+            **rank_to_dict(shown),
             "peers": {
                 dim: {"dim_rank": layout.dim_rank(dim, rank), "group": [*layout.group(dim, rank)]}
                 for dim in dims

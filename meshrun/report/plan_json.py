@@ -39,14 +39,15 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
         key = node_rank == plan.node_rank, local_rank
         start, coordinate = f'{{"rank": {rank}, "node_rank": {node_rank}', f"[{', '.join(place)}]"
         if key not in encoded:
-            whole = json.dumps(_rank(plan.rank(rank))).removeprefix(start)
+            whole = json.dumps(rank_to_dict(plan.rank(rank))).removeprefix(start)
             before, _, after = whole.partition(coordinate)
             encoded[key] = before, after
         before, after = encoded[key]
         yield f"{start}{before}{coordinate}{after}"
 
 
-def _rank(rank: RankPlan) -> dict[str, Any]:
+def rank_to_dict(rank: RankPlan) -> dict[str, Any]:
+    """Return the place of a rank and its devices."""
     return {
         "rank": rank.rank,
         "node_rank": rank.node_rank,
@@ -54,12 +55,11 @@ def _rank(rank: RankPlan) -> dict[str, Any]:
         "device": rank.device,
         "coordinate": rank.coordinate,
         "cpus": rank.cpus or None,
-        "gpu": gpu_to_dict(rank.gpu) if rank.gpu else None,
+        "gpu": _gpu_to_dict(rank.gpu) if rank.gpu else None,
     }
 
 
-def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
-    """Return a GPU and its place in the machine."""
+def _gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
     return {
         "index": gpu.index,
         "uuid": gpu.uuid or None,
