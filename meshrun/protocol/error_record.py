@@ -45,9 +45,15 @@ def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
 
 
 def write_record(path: str, raised: RankRaised, exit_code: int, opener: Opener) -> None:
-    """Write an exception as ``@record`` does, unless it has, or the file cannot be written."""
+    """Write an exception as ``@record`` does, unless it has, or the file cannot be written.
+
+    For a launch below the program that failed, it has written the error of the rank there.
+    """
     there = read_record(path, raised.rank, opener)
-    if there is not None and (there.kind, there.message) == (raised.kind, raised.message):
+    if there is not None and (
+        raised.kind == "ChildFailedError"
+        or (there.kind, there.message) == (raised.kind, raised.message)
+    ):
         return
     with suppress(OSError), open(path, "w", opener=_nonblocking(opener)) as file:
         file.write(render_record(raised, exit_code))

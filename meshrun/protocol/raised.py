@@ -16,6 +16,7 @@ _LOST_CONNECTION = re.compile(
 _GLOOS = "gloo/transport"
 """Part of the source path with which gloo's messages begin."""
 _TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
+_WORD = re.compile(r"\w")
 _FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
 _BELOW = (
     re.compile(r"Caught \S+ in (.+)\.\nOriginal Traceback "),
@@ -43,7 +44,10 @@ def headline(raised: RankRaised) -> str:
         return f"{_short(there)}, in {below[1].replace('Process', 'process')}"
     if _WORKER_GONE.match(message) and (killed := killed_worker(raised)):
         message = killed
-    first, *others = (line.strip() for line in message.split("\n"))
+    lines = [line.strip() for line in message.split("\n")]
+    if _WORD.search(message):  # a line of `=` or `*` says nothing
+        lines = [line for line in lines if _WORD.search(line)]
+    first, *others = lines
     if first.endswith(":"):  # as in the errors of load_state_dict()
         first = f"{first} {next(filter(None, others), '')}".rstrip()
     return _short(f"{raised.kind}: {first}" if first else raised.kind)

@@ -1,5 +1,6 @@
 """Where ranks' output goes: files in torchrun's layout, and the console."""
 
+import json
 import os
 import socket
 from functools import partial
@@ -133,6 +134,25 @@ def test_error_files_hold_the_exception(fake_torch: object, tmp_path: Path) -> N
     )
 
     assert "ValueError: the loss is nan" in text_of(tmp_path / "logs", "attempt_0/1/error.json")
+
+
+def test_an_error_file_keeps_what_failed_in_a_launch_below(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """@record leaves the error of the rank there, not the box that the program raises."""
+    program, logs = tmp_path / "program.py", tmp_path / "logs"
+    program.write_text(
+        "import json, os\n"
+        "class ChildFailedError(Exception): ...\n"
+        "with open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:\n"
+        "    json.dump({'message': {'message': 'ValueError: below', 'errorCode': 5}}, file)\n"
+        "raise ChildFailedError('\\n=====\\ntrain.py FAILED\\n-----\\n')\n"
+    )
+    ours = run_meshrun("--log-dir", logs, program)
+
+    record = json.loads(text_of(logs, "attempt_0/0/error.json"))
+    assert record == {"message": {"message": "ValueError: below", "errorCode": 5}}
+    assert "error: rank 0 raised ChildFailedError: train.py FAILED, exit code 1" in ours.stderr
 
 
 @pytest.mark.parametrize("kept", ["-r", "-t"])

@@ -50,6 +50,8 @@ def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> Ran
         (raised("no such operation.", "ValueError"), "ValueError: no such operation"),
         (raised("and so on...", "ValueError"), "ValueError: and so on..."),
         (raised("one\ntwo"), "RuntimeError: one"),
+        (raised("\n=====\na.py FAILED\n-----\n", "E"), "E: a.py FAILED"),
+        (raised("====="), "RuntimeError: ====="),
         (raised("a\x1b[31m"), "RuntimeError: a\\x1b[31m"),
         (raised("x" * 500), f"RuntimeError: {'x' * 226}..."),
         (raised(IN_WORKER, "KeyError"), "KeyError: 'no such name, in DataLoader worker process 1"),
