@@ -148,31 +148,18 @@ def launch(
         Exception: What the first rank to fail raised, if ``program`` is a function; its
             ``__cause__`` shows the rank's traceback.
     """
-    check_parameters(launch, locals())
+    given = locals()
+    check_parameters(launch, given)
     _check_program(program, args, module=module, kwargs=kwargs)
     from meshrun.cli.options import Options
 
-    given: dict[Option[Any], object] = {
-        **mesh_options(mesh, names),
-        Options.nproc_per_node: nproc_per_node,
-        Options.nnodes: nnodes,
-        Options.device: device,
-        Options.start_method: start_method,
-        Options.max_restarts: max_restarts,
-        Options.shutdown_timeout: shutdown_timeout,
-        Options.log_dir: None if log_dir is None else os.fspath(log_dir),
-        Options.tee: tee,
-        Options.redirects: redirects,
-    }
-    if prefix is not True:
-        given[Options.prefix] = prefix or "none"
-    lists = {Options.preload: preload, Options.show: show, Options.hide: hide}
-    flags = [*["--warm"] * warm, *to_flags(given, lists, options)]
+    parameters = {row.name: given[row.name] for row in Options.rows() if row.in_launch}
+    parameters["prefix"] = None if prefix is True else prefix or "none"
+    flags = to_flags(parameters, options)
     environ = {**os.environ, **(env or {})}
     check_folder(cwd)
     place = None if cwd is None else os.fspath(cwd)
     if isinstance(program, str | os.PathLike):
-        flags += ["--module"] * module
         words = [os.fspath(program), *map(os.fspath, args)]
         with private_folder() as folder:
             return _run(folder, flags, words, env=environ, cwd=place, stdin=None)
@@ -245,22 +232,32 @@ def check_folder(cwd: str | os.PathLike[str] | None) -> None:
         raise UsageError(f"cwd must be a folder, found `{os.fspath(cwd)}`")
 
 
-def mesh_options(mesh: AnyMesh | None, names: AnyText | None) -> dict[Option[Any], object]:
-    """Return the options for a mesh and its names, each given in any of its forms."""
+def _listed(values: AnyWords) -> list[str]:
+    """Return the values as a list of texts."""
+    return [values] if isinstance(values, str) else [os.fspath(value) for value in values]
+
+
+_TEXT_OF: Mapping[str, Callable[[Any], str]] = {
+    "mesh": mesh_text,
+    "names": lambda names: ",".join(_listed(names)),
+    "log_dir": os.fspath,
+}
+"""Options that have forms of their own as parameters."""
+
+
+def to_flags(parameters: Mapping[str, Any], options: AnyWords) -> list[str]:
+    """Return the words for values of options by name, ``None`` if not given, and for others."""
     from meshrun.cli.options import Options
 
-    return {
-        Options.mesh: None if mesh is None else mesh_text(mesh),
-        Options.names: None if names is None else ",".join(_listed(names)),
-    }
-
-
-def to_flags(
-    given: Mapping[Option[Any], object], lists: Mapping[Option[Any], AnyText], options: AnyWords
-) -> list[str]:
-    """Return the words for options with one value, options with several, and verbatim options."""
-    flags = [f"{row.flag}={value}" for row, value in given.items() if value is not None]
-    flags += [f"{row.flag}={value}" for row, values in lists.items() for value in _listed(values)]
+    flags: list[str] = []
+    for name, value in parameters.items():
+        row = getattr(Options, name)
+        if not row.takes_value:
+            flags += [row.flag] * value
+        elif row.repeats:
+            flags += [f"{row.flag}={each}" for each in _listed(value)]
+        elif value is not None:
+            flags.append(f"{row.flag}={_TEXT_OF.get(name, str)(value)}")
     return flags + _listed(options)
 
 
@@ -372,11 +369,6 @@ def _check_program(
             raise UsageError("kwargs requires a function", hint="a script takes args only")
     elif module:
         raise UsageError(f"module=True requires a module name, found {program!r}")
-
-
-def _listed(values: AnyWords) -> list[str]:
-    """Return the values as a list of texts."""
-    return [values] if isinstance(values, str) else [os.fspath(value) for value in values]
 
 
 def read_error(folder: str) -> MeshrunError | None:

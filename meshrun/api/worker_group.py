@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from meshrun.api.answers import (
     Answers,
@@ -30,7 +30,6 @@ from meshrun.api.launch import (
     AnyWords,
     check_folder,
     launcher_command,
-    mesh_options,
     read_result,
     to_flags,
     without_variables,
@@ -53,9 +52,6 @@ from meshrun.protocol.result import RankFailed
 from meshrun.worker.call_channel import accept, listen_in
 from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.serve_calls import SERVE
-
-if TYPE_CHECKING:
-    from meshrun.cli.option import Option
 
 _R = TypeVar("_R")
 _STACKS_S, _QUIET_S = 10.0, 0.3
@@ -110,15 +106,18 @@ class WorkerGroup:
         check_folder(cwd)
         from meshrun.cli.options import HOSTS, KINDS_OF_PROGRAM, RENDEZVOUS, SUBMIT, Options
 
-        given: dict[Option[Any], object] = {
-            **mesh_options(mesh, names),
-            Options.nproc_per_node: nproc_per_node,
-            Options.device: device,
-            Options.shutdown_timeout: _SHUTDOWN_S,
-            Options.hang_timeout: 0,  # ranks that wait for a call do nothing
-            Options.max_restarts: 0,  # new ranks would lack the state of earlier calls
+        parameters = {
+            "mesh": mesh,
+            "names": names,
+            "nproc_per_node": nproc_per_node,
+            "nnodes": 1,
+            "device": device,
+            "preload": preload,
+            "shutdown_timeout": _SHUTDOWN_S,
+            "hang_timeout": 0,  # ranks that wait for a call do nothing
+            "max_restarts": 0,  # new ranks would lack the state of earlier calls
         }
-        flags = [f"{Options.nnodes.flag}=1", *to_flags(given, {Options.preload: preload}, options)]
+        flags = to_flags(parameters, options)
         # These variables describe the job that this process is part of.
         job_panels = (HOSTS, RENDEZVOUS, SUBMIT)
         unread = {Options.nnodes, *(row for row in Options.rows() if row.panel in job_panels)}
