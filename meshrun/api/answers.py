@@ -7,7 +7,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,24 +32,6 @@ class Member:
     channel: Channel
 
 
-@dataclass(slots=True)
-class Answers:
-    """The ranks' answers to one message."""
-
-    by_member: dict[Member, Any] = field(default_factory=dict)
-    """Unpickled, in order of arrival."""
-    missing: tuple[Member, ...] = ()
-    """The ranks that have not answered."""
-    reason: str = ""
-    """Why the wait for them has ended."""
-    is_rank_gone: bool = False
-    """Whether it has ended because a rank exited."""
-    stacks: str = ""
-    """The stacks of the missing ranks."""
-    trouble: MeshrunError | None = None
-    """How the launch has failed, if it has."""
-
-
 class Exchange:
     """One message to all ranks, and their answers so far.
 
@@ -68,22 +50,36 @@ class Exchange:
         failed: Callable[[Any], bool],
         handle: Callable[[Member, Any], bool],
     ) -> None:
-        self.left = {member.rank: member for member in members}
-        self.answers = Answers()
+        self._left = {member.rank: member for member in members}
+        self.by_member: dict[Member, Any] = {}
+        """The answers, unpickled, in order of arrival."""
+        self.reason = ""
+        """Why the wait for the others has ended."""
+        self.is_rank_gone = False
+        """Whether it has ended because a rank exited."""
         self.is_interrupted = False
+        self.stacks = ""
+        """The stacks of the missing ranks."""
+        self.trouble: MeshrunError | None = None
+        """How the launch has failed, if it has."""
         self._reactor, self._failed, self._handle = reactor, failed, handle
         self._limits: dict[int, Timer] = {}
 
     @property
     def is_done(self) -> bool:
         """Whether all ranks have answered, or the wait has ended."""
-        return not self.left or bool(self.answers.reason)
+        return not self._left or bool(self.reason)
+
+    @property
+    def missing(self) -> tuple[Member, ...]:
+        """The ranks that have not answered."""
+        return tuple(self._left.values())
 
     def send(self, message: bytes, timeout_s: float | None) -> None:
         """Send the message and begin to receive answers."""
-        for member in self.left.values():  # first, as a signal handler may raise below
+        for member in self._left.values():  # first, as a signal handler may raise below
             self._reactor.add_reader(member.channel, partial(self._receive, member))
-        for member in self.left.values():
+        for member in self._left.values():
             # Receiving will fail as well. TimeoutError, an OSError, is what many handlers raise.
             with contextlib.suppress(ConnectionError):
                 member.channel.send(message)
@@ -99,7 +95,7 @@ class Exchange:
             self._give_up("interrupted")
             return
         self.is_interrupted = True
-        for member in self.left.values():
+        for member in self._left.values():
             send_signal(member.pid, signal.SIGINT)
         self._give_up_in(GRACE_S, "interrupted")
 
@@ -119,12 +115,12 @@ class Exchange:
                 return
         except EOFError:
             self._reactor.remove(member.channel)
-            self.answers.is_rank_gone = True
+            self.is_rank_gone = True
             self._give_up(f"{member.label} exited during the call")
             return
         self._reactor.remove(member.channel)
-        self.answers.by_member[member] = answer
-        del self.left[member.rank]
+        self.by_member[member] = answer
+        del self._left[member.rank]
         self._limit_rank(member.rank, None)
         if self._failed(answer):
             self._give_up_in(GRACE_S, f"{member.label} failed")
@@ -143,7 +139,7 @@ class Exchange:
 
     def _give_up(self, reason: str) -> None:
         if not self.is_done:
-            self.answers.reason, self.answers.missing = reason, tuple(self.left.values())
+            self.reason = reason
 
 
 @contextlib.contextmanager
@@ -178,7 +174,7 @@ def has_raised(answer: tuple[bytes | None, str, bytes | None, str]) -> bool:
     return answer[0] is None
 
 
-def describe_others(answers: Answers, first: Member) -> Iterator[str]:
+def describe_others(answers: Exchange, first: Member) -> Iterator[str]:
     """Yield a line for each exception that other ranks have raised."""
     labels: dict[str, list[str]] = {}
     for member, (value, _, _, headline) in answers.by_member.items():
@@ -188,7 +184,7 @@ def describe_others(answers: Answers, first: Member) -> Iterator[str]:
         yield f"{', '.join(sorted(who))}: {headline}"
 
 
-def describe_missing(answers: Answers) -> Iterator[str]:
+def describe_missing(answers: Exchange) -> Iterator[str]:
     """Yield a line that names the ranks that have not finished, and their stacks."""
     if answers.missing:
         who = ", ".join(member.label for member in answers.missing)

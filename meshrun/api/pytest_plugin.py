@@ -22,7 +22,7 @@ import pytest
 from meshrun.errors import MeshrunError, UsageError
 
 if TYPE_CHECKING:
-    from meshrun.api.answers import Answers, Member
+    from meshrun.api.answers import Exchange, Member
     from meshrun.api.worker_group import WorkerGroup
     from meshrun.layout import Layout
     from meshrun.worker.serve_tests import TestDone
@@ -437,7 +437,7 @@ class _TestRanks:
             self._config.hook.pytest_enter_pdb(config=self._config, pdb=None)
             yield
 
-    def _merged(self, answers: Answers) -> list[pytest.TestReport]:
+    def _merged(self, answers: Exchange) -> list[pytest.TestReport]:
         """Return a merged report for each phase, and each subtest, that any rank has reported.
 
         If the setup did not pass on all ranks, the reports of the call are dropped.
@@ -589,7 +589,7 @@ def _outcomes(
         yield f"{member.label}: {report.outcome}{reason}{shown}"
 
 
-def _all_outcomes(answers: Answers) -> Iterator[str]:
+def _all_outcomes(answers: Exchange) -> Iterator[str]:
     """Yield a line with the outcome of each rank, or how its process ended."""
     from meshrun.protocol.result import RankFailed
     from meshrun.report.failure import describe_end
@@ -609,7 +609,7 @@ def _all_outcomes(answers: Answers) -> Iterator[str]:
 def _unfinished(
     item: pytest.Item,
     merged: Sequence[pytest.TestReport],
-    answers: Answers,
+    answers: Exchange,
     output: str,
     took_s: float,
 ) -> Iterator[pytest.TestReport]:

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
 from meshrun.api.answers import (
-    Answers,
     Exchange,
     Member,
     describe_missing,
@@ -251,7 +250,7 @@ class WorkerGroup:
         timeout_s: float | None = None,
         failed: Callable[[Any], bool] = lambda _: False,
         handle: Callable[[Member, Any], bool] = lambda *_: False,
-    ) -> Answers:
+    ) -> Exchange:
         """Send a message to all ranks and collect their answers; close the group if one is missing.
 
         Args:
@@ -274,7 +273,7 @@ class WorkerGroup:
         timeout_s: float | None,
         failed: Callable[[Any], bool],
         handle: Callable[[Member, Any], bool],
-    ) -> Answers:
+    ) -> Exchange:
         if not self.members:
             raise GroupLost("these workers were closed", hint="start a new group")
         self._calling_thread = threading.get_ident()
@@ -293,16 +292,15 @@ class WorkerGroup:
         finally:
             self._calling_thread = None
         if exchange.is_interrupted:
-            if exchange.left:
+            if exchange.missing:
                 self._stderr.keep()  # the launcher would report a signal that the user did not send
                 self._end(0.0)
             raise raised
-        answers = exchange.answers
-        if answers.missing:
-            if not answers.is_rank_gone:
-                answers.stacks = self._collect_stacks()
-            answers.trouble = self._end(_CLOSE_S if answers.is_rank_gone else 0.0)
-        return answers
+        if exchange.missing:
+            if not exchange.is_rank_gone:
+                exchange.stacks = self._collect_stacks()
+            exchange.trouble = self._end(_CLOSE_S if exchange.is_rank_gone else 0.0)
+        return exchange
 
     # ---- the launch ------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ def test_what_a_signal_handler_raises_while_a_message_is_sent_ends_the_call() ->
         signal.signal(signal.SIGALRM, before)
         here.close()
         there.close()
-    assert exchange.answers.by_member == {member: "its answer"}
+    assert exchange.by_member == {member: "its answer"}
 
 
 def test_a_lost_rank_is_noticed_when_its_answer_is_received() -> None:
@@ -55,5 +55,5 @@ def test_a_lost_rank_is_noticed_when_its_answer_is_received() -> None:
         reactor.run_until(lambda: exchange.is_done)
     here.close()
 
-    assert exchange.answers.is_rank_gone
-    assert exchange.answers.missing == (member,)
+    assert exchange.is_rank_gone
+    assert exchange.missing == (member,)
