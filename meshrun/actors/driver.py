@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshrun.actors.bundles import PlacementRequest
-from meshrun.actors.node_group import NodeGroup, Refused, first_line
+from meshrun.actors.node_group import NodeGroup, first_line
+from meshrun.errors import HostError
 from meshrun.host.leftovers import private_folder
 from meshrun.host.title import set_title
 
@@ -41,7 +42,7 @@ def main(_: object) -> None:
     with private_folder() as folder:
         try:
             asyncio.run(_serve(control, order, os.path.join(folder, "relays")))
-        except Refused as refused:
+        except HostError as refused:
             _reply(control, error=refused.message, hint=refused.hint)
         except _LauncherGone:
             pass
@@ -78,26 +79,26 @@ def _connect() -> Any:
     """Connect to the cluster, and return Ray's module.
 
     Raises:
-        Refused: If Ray is not installed, or there is no cluster.
+        HostError: If Ray is not installed, or there is no cluster.
     """
     try:
         import ray
     except ImportError as error:
-        raise Refused(
-            f"cannot import ray: {error}", "install it with pip install 'meshrun[ray]'"
+        raise HostError(
+            f"cannot import ray: {error}", hint="install it with pip install 'meshrun[ray]'"
         ) from error
     address = os.environ.get("RAY_ADDRESS") or "auto"
     if "://" in address:  # a dashboard, or Ray Client
-        raise Refused(f"--submit ray needs HOST:PORT of a cluster, found `{address}`", _HINT)
+        raise HostError(f"--submit ray needs HOST:PORT of a cluster, found `{address}`", hint=_HINT)
     host, colon, port = address.rpartition(":")
     try:
         if colon:  # fail quickly; Ray would try for more than a minute
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except Exception as error:  # Ray raises many kinds
-        raise Refused(
+        raise HostError(
             f"cannot connect to a Ray cluster at {address}: {first_line(error)}",
-            _HINT,
+            hint=_HINT,
         ) from error
     # `ray job stop` sends it to every process, and Ray would exit; the launcher decides when to.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -110,7 +111,7 @@ async def _place(
     """Return (name, workers) of each node.
 
     Raises:
-        Refused: If there are too few resources.
+        HostError: If there are too few resources.
         _LauncherGone: If the launcher ends first.
     """
     placed = asyncio.ensure_future(group.place())

@@ -19,6 +19,7 @@ from meshrun.actors.bundles import (
     format_resources,
 )
 from meshrun.actors.relay import LOST
+from meshrun.errors import HostError
 from meshrun.host.folder import open_private
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.remote_command import ADDRESS, boot_command
@@ -40,14 +41,6 @@ _HINT = "see `ray status` for what is in use, or wait for nodes with --submit-ar
 
 Show = Callable[[int, bytes], Awaitable[None]]
 """Prints data of a stream: 1 stdout, 2 stderr."""
-
-
-class Refused(Exception):
-    """Ray cannot fulfill the request."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message, self.hint = message, hint
 
 
 class NodeGroup:
@@ -86,7 +79,7 @@ class NodeGroup:
         """Start an actor on each node; return (name, workers) of each node.
 
         Raises:
-            Refused: If there are too few resources.
+            HostError: If there are too few resources.
         """
         group = self._make_group(self._bundles[: self._count_at_first()])
         limit_s = _IN_USE_S if self._request.timeout_s is None else self._request.timeout_s
@@ -96,7 +89,7 @@ class NodeGroup:
         try:
             found = await asyncio.gather(*(actor.find_node.remote() for actor in actors))
         except self._ray.exceptions.RayError as error:
-            raise Refused(f"Ray cannot start an actor: {first_line(error)}") from error
+            raise HostError(f"Ray cannot start an actor: {first_line(error)}") from error
         nodes = [self._node(node_id) for node_id in found]
         order = list(range(len(nodes)))
         if len(set(self._request.workers)) == 1:  # nodes are interchangeable
@@ -112,7 +105,7 @@ class NodeGroup:
         """Return the number of nodes to start with.
 
         Raises:
-            Refused: If the cluster is too small.
+            HostError: If the cluster is too small.
         """
         total = {node["NodeID"]: node["Resources"] for node in self._nodes()}
         if self._request.timeout_s is None and self._count(total) < self._request.min_nodes:
@@ -143,7 +136,7 @@ class NodeGroup:
             on_new_nodes: Whether to exclude the nodes of the launch.
 
         Raises:
-            Refused: If this version of Ray does not support the request.
+            HostError: If this version of Ray does not support the request.
         """
         from ray.util import placement_group
 
@@ -161,9 +154,9 @@ class NodeGroup:
         try:
             group = placement_group([dict(each) for each in bundles], **options)
         except TypeError:  # an unknown argument
-            raise Refused(
+            raise HostError(
                 f"Ray {self._ray.__version__} cannot place nodes by their labels",
-                "update Ray, or remove --submit-arg domain or the range of --nnodes",
+                hint="update Ray, or remove --submit-arg domain or the range of --nnodes",
             ) from None
         self._all_groups.append(group)
         return group
@@ -189,7 +182,7 @@ class NodeGroup:
     def _free(self) -> dict[str, Resources]:
         return dict(self._ray._private.state.available_resources_per_node())
 
-    def _lack(self, waited: str) -> Refused:
+    def _lack(self, waited: str) -> HostError:
         nodes, free = sorted(self._nodes(), key=_sort_key), self._free()
         found = [
             (name, node["Resources"], free.get(node["NodeID"], {}))
@@ -200,7 +193,9 @@ class NodeGroup:
             found = [
                 (f"{n} ({label})", *has) for label, (n, *has) in zip(labels, found, strict=True)
             ]
-        return Refused(describe_lack(self.description + waited, found, self._bundles[0]), _HINT)
+        return HostError(
+            describe_lack(self.description + waited, found, self._bundles[0]), hint=_HINT
+        )
 
     # ---- running ----------------------------------------------------------------------------
 
