@@ -24,7 +24,7 @@ from meshrun.host.folder import open_private
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.remote_command import ADDRESS, boot_command
 from meshrun.wording import duration
-from meshrun.worker.function import FOLDER_VARIABLE, call_file, path_file
+from meshrun.worker.function import ANSWER, FOLDER_VARIABLE, call_file, path_file
 
 _DOMAIN = "ray.io/gpu-domain"
 """The label that nodes share if NVLink connects them."""
@@ -36,7 +36,6 @@ _ALIVE_CHECKS, _ALIVE_CHECK_EVERY_S = 8, 0.25
 _IN_USE_S = 60.0
 """How long to wait for resources that are in use by others."""
 _CHUNK = 256 * 1024
-_RESULT = ".pkl"
 _HINT = "see `ray status` for what is in use, or wait for nodes with --submit-arg timeout=10m"
 
 Show = Callable[[int, bytes], Awaitable[None]]
@@ -274,7 +273,7 @@ class NodeGroup:
         """Fetch the files with what ranks returned or raised."""
         if self._call is not None:
             for name in await actor.list_files.remote():
-                if name.endswith(_RESULT) and name != os.path.basename(call_file("")):
+                if name.endswith(ANSWER):
                     _keep(os.path.join(self._call, name), await actor.read_file.remote(name))
         await actor.close.remote()
 

@@ -9,7 +9,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
@@ -20,7 +20,7 @@ from meshrun.host.folder import open_private
 from meshrun.protocol.result import LaunchResult, RankFailed
 from meshrun.report.failure import describe_rank
 from meshrun.worker.error_copy import unpickle_error
-from meshrun.worker.function import call_file, error_file, open_own, path_file, value_file
+from meshrun.worker.function import answer_file, call_file, open_own, path_file
 
 _registry = threading.Lock()
 """Held while a module is registered with cloudpickle, which has one registry per process."""
@@ -117,12 +117,14 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
     values: list[Any] = []
     world_size = 1
     while len(values) < world_size:
-        rank, generation = len(values), None
-        with ExitStack() as opened:
-            with suppress(FileNotFoundError):
-                file = opened.enter_context(open_own(value_file(folder, rank)))
-                generation, world_size = pickle.load(file)  # noqa: S301 - our ranks wrote it
-            if generation != result.restarts:
+        rank = len(values)
+        try:
+            file = open_own(answer_file(folder, rank))
+        except FileNotFoundError:
+            raise exited_early(f"rank {rank}") from None
+        with file:
+            generation, world_size, raised = pickle.load(file)  # noqa: S301 - our ranks wrote it
+            if generation != result.restarts or raised is not None:
                 raise exited_early(f"rank {rank}")
             values.append(load_value(file, rank))
     return values
@@ -165,14 +167,12 @@ def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
         raise RankFailed(result)
     error: BaseException = RankFailed(result)
     text = first.raised.traceback
-    try:
-        with open_own(error_file(folder, first.rank)) as file:
-            generation, kept_text, pickled = pickle.load(file)  # noqa: S301 - our ranks wrote it
-    except FileNotFoundError:  # it failed outside the function
-        generation = None
-    if generation == result.restarts:
-        text = kept_text
-        error = unpickle_error(pickled) or error
+    # There is no file if it failed outside the function.
+    with suppress(FileNotFoundError), open_own(answer_file(folder, first.rank)) as file:
+        generation, _, raised = pickle.load(file)  # noqa: S301 - our ranks wrote it
+        if generation == result.restarts and raised is not None:
+            text, pickled = raised
+            error = unpickle_error(pickled) or error
     cause = RankTraceback(f"{describe_rank(first)} on {first.host}, pid {first.pid}:\n{text}")
     raise error from cause
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import IO, Any
 
 from meshrun.host.folder import open_private
@@ -18,6 +19,8 @@ PROGRAM = "meshrun.worker.function"
 """This module, as the program of a launch."""
 FOLDER_VARIABLE = "MESHRUN_CALL_FOLDER"
 """The variable with a copy of the folder on this node, if it is not the caller's node."""
+ANSWER = ".pkl"
+"""The end of the names of files with an answer, and of no others."""
 
 
 def path_file(folder: str) -> str:
@@ -27,17 +30,16 @@ def path_file(folder: str) -> str:
 
 def call_file(folder: str) -> str:
     """Return the file with the pickled function, its args and its kwargs."""
-    return os.path.join(folder, "call.pkl")
+    return os.path.join(folder, "call")
 
 
-def value_file(folder: str, rank: int) -> str:
-    """Return the file with (generation, world size) and then the value, both pickled."""
-    return os.path.join(folder, f"value_{rank}.pkl")
+def answer_file(folder: str, rank: int) -> str:
+    """Return the file with what a call returned or raised on a rank.
 
-
-def error_file(folder: str, rank: int) -> str:
-    """Return the file with (generation, traceback, result of ``pickle_error()``), pickled."""
-    return os.path.join(folder, f"error_{rank}.pkl")
+    It holds two pickled objects. The first is (generation, world size, ``None`` or what was raised:
+    its traceback and the result of ``pickle_error()``), the second the value that was returned.
+    """
+    return os.path.join(folder, f"{rank}{ANSWER}")
 
 
 def open_own(path: str, mode: str = "rb", **how: Any) -> IO[Any]:
@@ -68,18 +70,22 @@ def run(folder: str) -> None:
     restore_path(folder)
     import pickle
 
-    rank = int(os.environ["RANK"])
-    for stale in (value_file(folder, rank), error_file(folder, rank)):
-        if os.path.exists(stale):
-            os.unlink(stale)
+    from meshrun.worker.error_copy import pickle_error
+    from meshrun.worker.program import format_raised
+
+    rank, *own = (int(os.environ[name]) for name in ("RANK", "MESHRUN_GENERATION", "WORLD_SIZE"))
+    with suppress(FileNotFoundError):  # of an earlier generation
+        os.unlink(answer_file(folder, rank))
     try:
         with open_own(call_file(folder)) as file:
             function, args, kwargs = pickle.load(file)  # noqa: S301 - our caller wrote it
-        _store_value(folder, rank, function(*args, **kwargs))
+        _store(folder, rank, (*own, None), function(*args, **kwargs))
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        _store_error(folder, rank, error)
+        raised = (format_raised(error).traceback, pickle_error(error))
+        with suppress(OSError):  # the exception itself matters more
+            _store(folder, rank, (*own, raised), None)
         raise
 
 
@@ -90,13 +96,12 @@ def restore_path(folder: str) -> None:
     sys.path[:] = [*callers, *(entry for entry in sys.path if entry not in callers)]
 
 
-def _store_value(folder: str, rank: int, value: object) -> None:
+def _store(folder: str, rank: int, head: object, value: object) -> None:
     import pickle
 
     import cloudpickle
 
-    path = value_file(folder, rank)
-    head = (int(os.environ["MESHRUN_GENERATION"]), int(os.environ["WORLD_SIZE"]))
+    path = answer_file(folder, rank)
     with open(f"{path}.part", "wb", opener=open_private) as file:
         pickle.dump(head, file)
         try:
@@ -112,23 +117,6 @@ def _store_value(folder: str, rank: int, value: object) -> None:
                 f"cannot pickle the {name} that rank {rank} returned: {error}"
             ) from None
     os.replace(file.name, path)
-
-
-def _store_error(folder: str, rank: int, error: BaseException) -> None:
-    import pickle
-
-    from meshrun.worker.error_copy import pickle_error
-    from meshrun.worker.program import format_raised
-
-    path = error_file(folder, rank)
-    generation = int(os.environ["MESHRUN_GENERATION"])
-    record = (generation, format_raised(error).traceback, pickle_error(error))
-    try:
-        with open(f"{path}.part", "wb", opener=open_private) as file:
-            pickle.dump(record, file)
-        os.replace(file.name, path)
-    except OSError:  # the exception itself matters more
-        pass
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ import meshrun
 def exchange(place, precious):
     for name in os.listdir(place):
         folder = os.path.join(place, name)
-        if os.path.exists(os.path.join(folder, "call.pkl")):
+        if os.path.exists(os.path.join(folder, "call")):
             os.rename(folder, folder + ".moved")
             os.mkdir(folder)
-            for file in ("value_0.pkl.part", "error_0.pkl.part", "report.json", "error.json"):
+            for file in ("0.pkl.part", "report.json", "error.json"):
                 os.symlink(precious, os.path.join(folder, file))
 
 meshrun.launch(exchange, args=sys.argv[1:], nproc_per_node=1)

@@ -267,6 +267,15 @@ def test_a_rank_that_leaves_early_has_no_value(fake_torch: Path) -> None:
         run(lambda: rank() == 1 and sys.exit(), nproc_per_node=2)
 
 
+def test_a_function_may_clear_its_environment(fake_torch: Path) -> None:
+    def clear() -> int:
+        own = rank()
+        os.environ.clear()
+        return own
+
+    assert run(clear, nproc_per_node=2) == [0, 1]
+
+
 def test_a_value_that_cannot_be_pickled(fake_torch: Path) -> None:
     """The error names the rank and the type."""
 
