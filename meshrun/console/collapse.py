@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
 
@@ -47,8 +47,8 @@ class _Entry:
     place: int = 0
     ranks: int = 0
     """One bit per rank; 0 once it was shown."""
-    before: _Entry | None = None
-    after: _Entry | None = None
+    before: _Entry = field(init=False)
+    after: _Entry = field(init=False)
 
 
 _place = attrgetter("place")
@@ -65,8 +65,9 @@ class Collapser:
     def __init__(self, ranks: Iterable[int]) -> None:
         """Take the ranks that print; a line is shown as soon as all of them have printed it."""
         self._printing = sum(1 << rank for rank in set(ranks))
-        self._first: _Entry | None = None
-        self._last: _Entry | None = None
+        self._ends = _Entry(b"\n", 0, -1, None)
+        """What is before the first entry and after the last one; no line is equal to it."""
+        self._ends.before = self._ends.after = self._ends
         self._equal: dict[bytes, deque[_Entry]] = {}
         """Entries by text, in order."""
         self._reached: dict[int, _Entry] = {}
@@ -89,9 +90,9 @@ class Collapser:
         for line in lines:
             if reached is not None and not reached.ranks:
                 reached = None
-            entry = self._first if reached is None else reached.after
-            if entry is None or entry.line != line:  # rare: ranks print in the same order
-                entry = self._find_equal(line, bit, reached)
+            following = (reached or self._ends).after
+            is_equal = following.line == line  # usually: ranks print in the same order
+            entry = following if is_equal else self._find_equal(line, bit, reached)
             if entry is None:
                 entry = self._insert(_Entry(line, now_ns, rank, reached))
             elif now_ns - entry.since_ns > WINDOW_NS // 2:
@@ -100,8 +101,8 @@ class Collapser:
             self._reached[rank] = reached = entry
             if not self._printing & ~entry.ranks:
                 shown += self._take_through(entry)
-            while self._bytes > _MOST_BYTES and self._first is not None:
-                shown += self._take_through(self._first)
+            while self._bytes > _MOST_BYTES:
+                shown += self._take_through(self._ends.after)
         return shown
 
     def due(self, now_ns: int) -> list[Group]:
@@ -138,16 +139,15 @@ class Collapser:
     def leave(self, rank: int) -> list[Group]:
         """Stop waiting for a rank that prints no more; return the lines that waited only for it."""
         self._printing &= ~(1 << rank)
-        last, entry = None, self._first
-        while entry is not None:
+        last = entry = self._ends
+        while (entry := entry.after) is not self._ends:
             if not self._printing & ~entry.ranks:
                 last = entry
-            entry = entry.after
-        return self._take_through(last) if last is not None else []
+        return self._take_through(last)
 
     def flush(self) -> list[Group]:
         """Return all waiting lines."""
-        return self._take_through(self._last) if self._last is not None else []
+        return self._take_through(self._ends.before)
 
     def _find_equal(self, line: bytes, bit: int, reached: _Entry | None) -> _Entry | None:
         """Return the entry that a rank's next line joins; move the rank's own ones if needed."""
@@ -170,12 +170,11 @@ class Collapser:
             for entry in reversed(own):
                 if entry.place > found.place:
                     self._unlink(entry)
-                    self._link(found.before, entry, found)
+                    self._link(entry, found)
         return found
 
     def _insert(self, entry: _Entry) -> _Entry:
-        reached = entry.prior
-        self._link(reached, entry, self._first if reached is None else reached.after)
+        self._link(entry, (entry.prior or self._ends).after)
         self._since.append(entry)
         size = len(entry.line) + _BYTES_PER_ENTRY
         self._bytes += size
@@ -184,64 +183,48 @@ class Collapser:
 
     def _unlink(self, entry: _Entry) -> None:
         self._equal[entry.line].remove(entry)
-        if entry.before is None:
-            self._first = entry.after
-        else:
-            entry.before.after = entry.after
-        if entry.after is None:
-            self._last = entry.before
-        else:
-            entry.after.before = entry.before
+        entry.before.after, entry.after.before = entry.after, entry.before
 
-    def _link(self, before: _Entry | None, entry: _Entry, after: _Entry | None) -> None:
-        entry.before, entry.after = before, after
-        if entry.before is None:
-            self._first = entry
-        else:
-            entry.before.after = entry
-        if entry.after is None:
-            self._last = entry
-        else:
-            entry.after.before = entry
+    def _link(self, entry: _Entry, after: _Entry) -> None:
+        """Put an entry right before another one, or at the end before ``_ends``."""
+        entry.before, entry.after = after.before, after
+        entry.before.after = after.before = entry
         self._choose_place(entry)
         equal = self._equal.setdefault(entry.line, deque())
-        if entry.after is None:
+        if after is self._ends:
             equal.append(entry)
         else:
             insort(equal, entry, key=_place)
 
     def _choose_place(self, entry: _Entry) -> None:
         """Give an entry a place between those of its neighbors."""
-        if entry.after is None:
-            entry.place = entry.before.place + _STEP if entry.before is not None else 0
-        elif entry.before is None:
-            entry.place = entry.after.place - _STEP
+        before, after = entry.before, entry.after
+        if after is self._ends:
+            entry.place = before.place + _STEP
+        elif before is self._ends:
+            entry.place = after.place - _STEP
         else:
-            entry.place = (entry.before.place + entry.after.place) // 2
-            if entry.place == entry.before.place:  # no room is left: renumber all
-                place, each = 0, self._first
-                while each is not None:
+            entry.place = (before.place + after.place) // 2
+            if entry.place == before.place:  # no room is left: renumber all
+                place, each = 0, self._ends.after
+                while each is not self._ends:
                     each.place, place, each = place, place + _STEP, each.after
 
     def _take_through(self, last: _Entry) -> list[Group]:
+        """Return the lines up to an entry, and forget them; none for ``_ends``."""
         taken = []
-        entry: _Entry | None = None
-        while entry is not last and self._first is not None:
-            entry = self._first
-            self._first = entry.after
-            equal = self._equal[entry.line]
-            equal.popleft()
-            if not equal:
+        entry = self._ends
+        while entry is not last:
+            entry = self._ends.after
+            self._unlink(entry)
+            if not self._equal[entry.line]:
                 del self._equal[entry.line]
             size = len(entry.line) + _BYTES_PER_ENTRY
             self._bytes -= size
             self._own_bytes[entry.first] -= size
             taken.append(Group(entry.line, _ranks_of(entry.ranks)))
-            entry.ranks, entry.before, entry.after, entry.prior = 0, None, None, None
-        if self._first is None:
-            self._last = None
-        else:
-            self._first.before = None
+            # It may remain in `_reached`, where it must not keep others in memory.
+            entry.ranks, entry.before, entry.after, entry.prior = 0, self._ends, self._ends, None
         return taken
 
 
