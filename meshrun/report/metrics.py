@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
-from typing import Literal
+from typing import get_args
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError, UsageError
@@ -25,9 +25,6 @@ from meshrun.report.open_metrics import OPEN_METRICS, PLAIN, Family, Sample, ren
 from meshrun.report.rank_status import RankPhase, phase_of
 from meshrun.supervisor.watcher import Watcher
 
-_PHASES: tuple[RankPhase, ...] = (
-    "starting", "joining", "running", "hung", "stopped", "ending", "ended", "failed",
-)  # fmt: skip
 _RATE_WINDOW_S = 60.0
 
 
@@ -128,36 +125,44 @@ class Metrics(Watcher):
         state, layout, now_s = self._state, self.plan.layout, time.monotonic()
         mesh = str(layout.mesh) if layout.mesh else ""
         info = {"version": version("meshrun"), "mesh": mesh, "node_rank": self.plan.node_rank}
-        yield _family("info", "The launch; the value is always 1.", ((info, 1),))
-        yield _family("uptime_seconds", "Time since the launch began.", now_s - self._began_s)
-        yield _family("nodes", "Nodes of the launch.", layout.nnodes)
-        yield _family(
-            "generation", "Number of times that the ranks were restarted.", state.generation
+        yield Family("meshrun_info", "The launch; the value is always 1.", ((info, 1),))
+        yield Family(
+            "meshrun_uptime_seconds", "Time since the launch began.", now_s - self._began_s
+        )
+        yield Family("meshrun_nodes", "Nodes of the launch.", layout.nnodes)
+        yield Family(
+            "meshrun_generation", "Number of times that the ranks were restarted.", state.generation
         )
         reasons = tuple(({"reason": why}, n) for why, n in sorted(self._restarts.items()))
-        yield _family("restarts", "Restarts after failures.", reasons, kind="counter")
-        yield _family("node_losses", "Nodes that were lost.", self._lost_nodes, kind="counter")
+        yield Family("meshrun_restarts", "Restarts after failures.", reasons, kind="counter")
+        yield Family(
+            "meshrun_node_losses", "Nodes that were lost.", self._lost_nodes, kind="counter"
+        )
         phases = Counter(
             phase_of(known, state, has_mesh=layout.mesh is not None)
             for known in state.ranks.values()
         )
-        counts = tuple(({"state": phase}, phases[phase]) for phase in _PHASES)
-        yield _family("ranks", "Ranks of this node by state.", counts)
+        counts = tuple(({"state": phase}, phases[phase]) for phase in get_args(RankPhase))
+        yield Family("meshrun_ranks", "Ranks of this node by state.", counts)
         if state.best_step is not None:
-            yield _family("step", "The highest step that a rank reported.", state.best_step)
+            yield Family("meshrun_step", "The highest step that a rank reported.", state.best_step)
         if (rate := self._steps_per_second(now_s)) is not None:
-            yield _family("steps_per_second", "Steps per second in the last minute.", rate)
+            yield Family("meshrun_steps_per_second", "Steps per second in the last minute.", rate)
         steps = self._per_rank(self._steps)
-        yield _family("rank_step", "The highest step of each rank.", steps)
+        yield Family("meshrun_rank_step", "The highest step of each rank.", steps)
         ages = self._per_rank({rank: now_s - at_s for rank, at_s in self._beats.items()})
-        yield _family("rank_heartbeat_age_seconds", "Time since the last heartbeat.", ages)
+        yield Family("meshrun_rank_heartbeat_age_seconds", "Time since the last heartbeat.", ages)
         lateness = self._per_rank({rank: late.per_call_s for rank, late in self._late.items()})
-        yield _family("rank_lateness_seconds", "How late a rank is at each collective.", lateness)
+        yield Family(
+            "meshrun_rank_lateness_seconds", "How late a rank is at each collective.", lateness
+        )
         self._gpus.read(self.plan.used_gpus)
         used = {rank: self._gpus.used_bytes(layout.local_rank(rank)) for rank in state.ranks}
         known = self._per_rank({rank: size for rank, size in used.items() if size is not None})
         if known:
-            yield _family("gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", known)
+            yield Family(
+                "meshrun_gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", known
+            )
 
     def _steps_per_second(self, now_s: float) -> float | None:
         if len(self._history) < 2:
@@ -190,16 +195,6 @@ def _reason(cause: Cause) -> str:
     if cause.raised is not None:
         return cause.raised.kind
     return "hang" if "no rank made progress" in cause.description else cause.description
-
-
-def _family(
-    name: str,
-    text: str,
-    value: float | tuple[Sample, ...],
-    kind: Literal["gauge", "counter"] = "gauge",
-) -> Family:
-    samples = value if isinstance(value, tuple) else (({}, value),)
-    return Family(f"meshrun_{name}", kind, text, samples)
 
 
 def serve_metrics(plan: LaunchPlan, address: tuple[str, int], console: Console) -> Metrics:

@@ -23,9 +23,10 @@ class Family:
 
     name: str
     """For a counter, without ``_total``."""
-    kind: Literal["gauge", "counter"]
     help: str
-    samples: tuple[Sample, ...]
+    value: float | tuple[Sample, ...]
+    """One value without labels, or samples."""
+    kind: Literal["gauge", "counter"] = "gauge"
 
 
 def render_metrics(families: Iterable[Family], *, is_open: bool) -> str:
@@ -39,7 +40,8 @@ def _lines(families: Iterable[Family], is_open: bool) -> Iterator[str]:
         name = family.name if is_open else sample
         yield f"# HELP {name} {_escaped(family.help)}"
         yield f"# TYPE {name} {family.kind}"
-        for labels, value in family.samples:
+        samples = family.value if isinstance(family.value, tuple) else (({}, family.value),)
+        for labels, value in samples:
             shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
             yield f"{sample}{{{shown}}} {value:.12g}" if shown else f"{sample} {value:.12g}"
     if is_open:

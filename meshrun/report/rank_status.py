@@ -9,7 +9,7 @@ from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import RankState
 
 RankPhase = Literal[
-    "failed", "hung", "stopped", "starting", "joining", "running", "ending", "ended"
+    "starting", "joining", "running", "hung", "stopped", "ending", "ended", "failed"
 ]
 
 
