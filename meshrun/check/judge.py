@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from statistics import median
 
 from meshrun.check.measured import BUS_FACTOR, Measured, RankMeasures
@@ -64,7 +63,38 @@ class Finding:
     hosts: tuple[str, ...] = ()
 
 
-def dim_rows(measured: Measured, layout: Layout) -> list[DimRow]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """The measurements of a check and what they show."""
+
+    measured: Measured
+    layout: Layout
+    rows: list[DimRow]
+    """A row for each operation and size, in the order of measurement."""
+    links: LinkRates
+    findings: list[Finding]
+    """The most severe first."""
+
+
+def evaluate(measured: Measured, required: Sequence[Requirement] = ()) -> CheckResult:
+    """Return what the measurements show.
+
+    If ranks share cores, their speeds and those of links are random, and are not compared.
+    """
+    layout, ranks = Layout.from_dict(measured.layout), measured.ranks
+    rows, links = _dim_rows(measured, layout), _link_rates(measured, layout)
+    findings = [*_unmet(required, rows), *_differing(ranks), *_paths(ranks)]
+    if not measured.shares_cores:
+        findings += [
+            *_slow_links(ranks, layout, links),
+            *_slow_products(ranks),
+            *_slow_groups(rows),
+        ]
+    findings += _too_little_memory(ranks)
+    return CheckResult(measured=measured, layout=layout, rows=rows, links=links, findings=findings)
+
+
+def _dim_rows(measured: Measured, layout: Layout) -> list[DimRow]:
     """Return a row for each operation and size, in the order of measurement."""
     rows = []
     for (dim, op, length), seconds in _group_seconds(measured, layout).items():
@@ -119,36 +149,16 @@ def best_bus(rows: Iterable[DimRow]) -> dict[str, float]:
     return found
 
 
-def unmet(requirements: Sequence[Requirement], rows: Sequence[DimRow]) -> list[Finding]:
-    """Return the requirements that are not met."""
-    best, found = best_bus(rows), []
+def _unmet(requirements: Sequence[Requirement], rows: Sequence[DimRow]) -> Iterator[Finding]:
+    best = best_bus(rows)
     for required in requirements:
         dim, bus = required.dim, best.get(required.dim)
         if bus is not None and bus < required.bus:
             worst = max((row for row in rows if row.dim == dim), key=lambda row: row.bytes)
-            found.append(
-                Finding(
-                    text=f"{required.text} is not met: the slowest group of {dim} has"
-                    f" {format_rate(bus)}, ranks {_ranks(worst.slowest)}"
-                )
+            yield Finding(
+                text=f"{required.text} is not met: the slowest group of {dim} has"
+                f" {format_rate(bus)}, ranks {_ranks(worst.slowest)}"
             )
-    return found
-
-
-def judge(measured: Measured, layout: Layout) -> list[Finding]:
-    """Return the findings, most severe first.
-
-    If ranks share cores, their speeds and those of links are random, and are not compared.
-    """
-    speeds = () if measured.shares_cores else (_slow_links, _slow_products, _slow_groups)
-    return list(
-        chain(
-            _differing(measured.ranks),
-            _paths(measured.ranks),
-            *(find(measured, layout) for find in speeds),
-            _too_little_memory(measured.ranks),
-        )
-    )
 
 
 def failed_hosts(findings: Iterable[Finding]) -> dict[str, str]:
@@ -190,10 +200,10 @@ def _paths(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
         yield Finding(text=f"`{path}` on {', '.join(hosts)}: {problem}", hosts=hosts)
 
 
-def _slow_products(measured: Measured, _layout: Layout) -> Iterator[Finding]:
-    rates = [rank.gflops for rank in measured.ranks]
+def _slow_products(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
+    rates = [rank.gflops for rank in ranks]
     for index in slow_ranks(rates):
-        rank = measured.ranks[index]
+        rank = ranks[index]
         yield Finding(
             text=f"rank {rank.rank} on {rank.host} multiplies matrices at"
             f" {rank.gflops:.0f} GFLOPS; the median is {median(rates):.0f}",
@@ -207,7 +217,7 @@ def slow_ranks(rates: Sequence[float]) -> list[int]:
     return [rank for rank, rate in enumerate(rates) if rate * SLOW < usual]
 
 
-def link_rates(measured: Measured, layout: Layout) -> LinkRates:
+def _link_rates(measured: Measured, layout: Layout) -> LinkRates:
     """Return the bandwidth of each link between nodes, or between ranks if there is one node."""
     many_nodes = layout.nnodes > 1
     rates: dict[frozenset[int], float] = {}
@@ -229,10 +239,12 @@ def compare_links(
     return usual, frozenset(pair for pair, rate in rates.items() if rate * SLOW < usual)
 
 
-def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
+def _slow_links(
+    ranks: Sequence[RankMeasures], layout: Layout, found: LinkRates
+) -> Iterator[Finding]:
     """Find bad nodes, all of whose links are slow, and bad links between good nodes."""
-    hosts = {rank.rank: rank.host for rank in measured.ranks}
-    many_nodes, found = layout.nnodes > 1, link_rates(measured, layout)
+    hosts = {rank.rank: rank.host for rank in ranks}
+    many_nodes = layout.nnodes > 1
     rates, usual, slow = found.rates, found.usual, found.slow
     if len(rates) < 2:
         return
@@ -257,8 +269,8 @@ def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
             )
 
 
-def _slow_groups(measured: Measured, layout: Layout) -> Iterator[Finding]:
-    largest = {(row.dim, row.op): row for row in dim_rows(measured, layout)}
+def _slow_groups(rows: Sequence[DimRow]) -> Iterator[Finding]:
+    largest = {(row.dim, row.op): row for row in rows}
     for row in largest.values():
         _, middle, most = row.seconds
         if most > SLOW * middle:

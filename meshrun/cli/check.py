@@ -78,9 +78,8 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
     Raises:
         HostError: If the result cannot be written.
     """
-    from meshrun.check.judge import dim_rows, failed_hosts, judge, unmet
+    from meshrun.check.judge import evaluate, failed_hosts
     from meshrun.check.measured import RESULT_FILE, Measured
-    from meshrun.layout import Layout
     from meshrun.protocol.packing import convert, read_json
 
     with ExitStack() as held:
@@ -103,19 +102,15 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
     from meshrun.report.check_result import render_check, render_check_json
     from meshrun.report.plan_output import print_text
 
-    layout = Layout.from_dict(measured.layout)
-    findings = [
-        *unmet(options.require, dim_rows(measured, layout)),
-        *judge(measured, layout),
-    ]
+    result = evaluate(measured, options.require)
     if request.node_history is not None:
         from meshrun.report.node_history import record_failure
 
-        for host, why in failed_hosts(findings).items():
+        for host, why in failed_hosts(result.findings).items():
             record_failure(request.node_history, host, "", f"--check found: {why}", note)
     render = {"json": render_check_json, "svg": render_check_svg}.get(options.format, render_check)
-    text = render(measured, layout, findings).rstrip("\n")
+    text = render(result).rstrip("\n")
     print_text(f"{text}\n", options.output)
     if options.format == "svg" and options.output not in (None, "-"):  # also show the table
-        print_text(f"{render_check(measured, layout, findings)}\n", None)
-    return _FOUND_EXIT_CODE if findings else 0
+        print_text(f"{render_check(result)}\n", None)
+    return _FOUND_EXIT_CODE if result.findings else 0

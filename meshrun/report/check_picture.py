@@ -6,21 +6,12 @@ the layout. The color scale of a map is logarithmic, from its slowest rank to it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import log
 from statistics import median
 
-from meshrun.check.judge import (
-    Finding,
-    LinkRates,
-    dim_rows,
-    format_rate,
-    format_size,
-    group_rates,
-    link_rates,
-)
-from meshrun.check.measured import Measured
+from meshrun.check.judge import CheckResult, LinkRates, format_rate, format_size, group_rates
 from meshrun.layout import Layout
 from meshrun.report.svg import HEAD, boxes, cell, page
 from meshrun.report.svg_geometry import MARGIN, Sheet, arrange
@@ -73,10 +64,11 @@ class _Map:
         return f"{amount:.{0 if amount >= 10 else 1 if amount >= 1 else 2}f}"
 
 
-def render_check_svg(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
+def render_check_svg(result: CheckResult) -> str:
     """Return the result as a self-contained SVG."""
+    measured, layout, findings = result.measured, result.layout, result.findings
     hosts = {layout.node_rank(rank.rank): rank.host for rank in measured.ranks}
-    maps = [_links(measured, layout), *_dims(measured, layout)]
+    maps = [_links(result), *_dims(result)]
     drawn: list[str] = []
     top, right = HEAD + 8, 0.0
     for each in maps:
@@ -89,7 +81,7 @@ def render_check_svg(measured: Measured, layout: Layout, findings: Sequence[Find
         f" {count(layout.nnodes, 'node')}"
     )
     lines = [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
-    if any(rank.shares_cores for rank in measured.ranks):
+    if measured.shares_cores:
         lines.insert(0, "ranks share cores, so their speeds are not compared")
     for line in lines:
         drawn.append(text(MARGIN, top + 12, line, "soft"))
@@ -99,22 +91,22 @@ def render_check_svg(measured: Measured, layout: Layout, findings: Sequence[Find
     return page(head, ". ".join(lines), drawn, size=(width, top + MARGIN), more_styles=_STYLE)
 
 
-def _links(measured: Measured, layout: Layout) -> _Map:
+def _links(result: CheckResult) -> _Map:
     medians = {
         each.rank: median(exchange.bytes / exchange.seconds for exchange in each.exchanges)
-        for each in measured.ranks
+        for each in result.measured.ranks
         if each.exchanges
     }
-    between = "nodes" if layout.nnodes > 1 else "ranks"
+    between = "nodes" if result.layout.nnodes > 1 else "ranks"
     title = f"links between {between}, the median of each rank"
-    return _Map(title, medians, link_rates(measured, layout))
+    return _Map(title, medians, result.links)
 
 
-def _dims(measured: Measured, layout: Layout) -> Iterator[_Map]:
-    largest = {row.dim: row.bytes for row in dim_rows(measured, layout) if row.op == "all_reduce"}
+def _dims(result: CheckResult) -> Iterator[_Map]:
+    largest = {row.dim: row.bytes for row in result.rows if row.op == "all_reduce"}
     for dim, length in largest.items():
         title = f"{dim}, bus bandwidth of each group in all_reduce of {format_size(length)}"
-        rates = group_rates(measured, layout, dim, length)
+        rates = group_rates(result.measured, result.layout, dim, length)
         yield _Map(title, {rank: rate for group, rate in rates for rank in group})
 
 

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 
-from meshrun.check.judge import (
-    DimRow,
-    Finding,
-    best_bus,
-    dim_rows,
-    failed_hosts,
-    format_rate,
-    format_size,
-)
-from meshrun.check.measured import Measured
-from meshrun.layout import Layout
+from meshrun.check.judge import CheckResult, best_bus, failed_hosts, format_rate, format_size
 from meshrun.wording import columns, count
 
 _HEADER = ("DIM", "OPERATION", "SIZE", "MIN", "MEDIAN", "MAX", "BUS", "SLOWEST GROUP")
 
 
-def render_check(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
+def render_check(result: CheckResult) -> str:
     """Return the result as text."""
-    rows = dim_rows(measured, layout)
+    measured, layout, findings = result.measured, result.layout, result.findings
     lines = [f"checked {count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}", ""]
-    lines += _table(rows, layout)
+    lines += _table(result)
     missing = {each.partition(":")[0] for rank in measured.ranks for each in rank.unsupported}
     if missing:
         names = ", ".join(sorted(missing))
         lines += ["", f"not measured, because the backend does not support it: {names}"]
-    if best := best_bus(rows):
+    if best := best_bus(result.rows):
         shown = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best.items())
         lines += ["", f"slowest group of each dim, all_reduce at its best size: {shown}"]
-    if any(rank.shares_cores for rank in measured.ranks):
+    if measured.shares_cores:
         lines += ["", "ranks share cores, so their speeds are not compared"]
     lines.append("")
     lines += [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
@@ -47,27 +36,27 @@ def render_check(measured: Measured, layout: Layout, findings: Sequence[Finding]
     return "\n".join(lines)
 
 
-def render_check_json(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
+def render_check_json(result: CheckResult) -> str:
     """Return the result as JSON."""
-    failed = failed_hosts(findings)
-    hosts = dict.fromkeys(rank.host for rank in measured.ranks)
-    result = {
+    failed = failed_hosts(result.findings)
+    hosts = dict.fromkeys(rank.host for rank in result.measured.ranks)
+    document = {
         "schema": {"name": "meshrun.check", "version": 1},
-        "passed": not findings,
+        "passed": not result.findings,
         "hosts": {"passed": [host for host in hosts if host not in failed], "failed": failed},
-        "findings": [asdict(finding) for finding in findings],
-        "dims": [asdict(row) for row in dim_rows(measured, layout)],
-        "ranks": [asdict(rank) for rank in measured.ranks],
+        "findings": [asdict(finding) for finding in result.findings],
+        "dims": [asdict(row) for row in result.rows],
+        "ranks": [asdict(rank) for rank in result.measured.ranks],
     }
-    return json.dumps(result, indent=2)
+    return json.dumps(document, indent=2)
 
 
-def _table(rows: Sequence[DimRow], layout: Layout) -> list[str]:
+def _table(result: CheckResult) -> list[str]:
     cells: list[tuple[str, ...]] = [_HEADER]
-    for row in rows:
+    for row in result.rows:
         times = (f"{seconds * 1e3:.3f} ms" for seconds in row.seconds)
         slowest = ",".join(map(str, row.slowest[:6])) + (",..." if len(row.slowest) > 6 else "")
-        if len(row.slowest) == layout.world_size:
+        if len(row.slowest) == result.layout.world_size:
             slowest = ""  # the only group
         cells.append(
             (row.dim, row.op, format_size(row.bytes), *times, format_rate(row.bus), slowest)

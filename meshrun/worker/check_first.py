@@ -17,12 +17,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
-from meshrun.check.judge import Finding, best_bus, dim_rows, failed_hosts, format_rate, judge, unmet
+from meshrun.check.judge import Finding, best_bus, evaluate, failed_hosts, format_rate
 from meshrun.check.measured import Measured
 from meshrun.check.requirements import parse_requirements
 from meshrun.host.processes import die_with_parent
 from meshrun.host.title import set_title
-from meshrun.layout import Layout
 from meshrun.protocol.codec import StartRank
 from meshrun.protocol.from_zygote import Checked
 from meshrun.protocol.packing import pack, unpack
@@ -146,8 +145,7 @@ def _check(order: StartRank, report: Callable[..., object]) -> Verdict:
 
 
 def _judge(measured: Measured, require: str) -> Verdict:
-    layout = Layout.from_dict(measured.layout)
-    rows = dim_rows(measured, layout)
-    requirements = parse_requirements(require, "--require") if require else ()
-    speeds = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best_bus(rows).items())
-    return Verdict(findings=[*unmet(requirements, rows), *judge(measured, layout)], speeds=speeds)
+    required = parse_requirements(require, "--require") if require else ()
+    result = evaluate(measured, required)
+    speeds = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best_bus(result.rows).items())
+    return Verdict(findings=result.findings, speeds=speeds)

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from meshrun.check.judge import (
     best_bus,
-    dim_rows,
+    evaluate,
     failed_hosts,
     format_rate,
     format_size,
-    judge,
-    unmet,
 )
 from meshrun.check.measured import Collective, Exchange, Measured, RankMeasures
 from meshrun.check.requirements import check_dims, parse_requirements
@@ -96,30 +94,29 @@ LAYOUT = Layout.parse("dp=4,tp=2", nproc_per_node=(2, 2, 2, 2))
 
 def test_all_well() -> None:
     found = measured(LAYOUT, {})
-    assert judge(found, LAYOUT) == []
+    assert evaluate(found).findings == []
     assert convert(Measured, json.loads(json.dumps(asdict(found)))) == found
-    assert "found nothing wrong" in render_check(found, LAYOUT, [])
+    assert "found nothing wrong" in render_check(evaluate(found))
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 7])
 def test_a_bad_node_is_distinguished_from_a_bad_link(nodes: int) -> None:
     layout = Layout.parse("dp=-1", nproc_per_node=(1,) * nodes)
     link = measured(layout, {frozenset({1, 2}): 1e8})
-    assert [finding.text for finding in judge(link, layout)] == [
+    assert [finding.text for finding in evaluate(link).findings] == [
         "the link between n1 and n2 is slow: 100 MB/s, while the others have 2.0 GB/s"
     ]
     node = measured(layout, {frozenset({2, other}): 2e8 for other in range(nodes) if other != 2})
-    (finding,) = judge(node, layout)
+    result = evaluate(node)
+    (finding,) = result.findings
     assert finding.text.startswith(
         "all links of n2 are slow: 200 MB/s at best, while the others have"
     )
     assert failed_hosts([finding]) == {"n2": finding.text}
-    text = render_check(node, layout, [finding])
+    text = render_check(result)
     passed = "".join(f"\n  n{each} slots=1" for each in range(nodes) if each != 2)
     assert text.endswith(f"hosts that passed:{passed}")
-    assert json.loads(render_check_json(node, layout, [finding]))["hosts"]["failed"] == {
-        "n2": finding.text
-    }
+    assert json.loads(render_check_json(result))["hosts"]["failed"] == {"n2": finding.text}
 
 
 def test_whatever_else_is_wrong() -> None:
@@ -137,12 +134,12 @@ def test_whatever_else_is_wrong() -> None:
         },
     }
     for text, values in cases.items():
-        assert [each.text for each in judge(changed(found, 3, **values), LAYOUT)] == [text]
+        assert [each.text for each in evaluate(changed(found, 3, **values)).findings] == [text]
     usual, slow = (
         Collective(dim=dim, op="all_reduce", bytes=MIB, seconds=seconds)
         for dim, seconds in (("dp", 0.001), ("tp", 0.01))
     )
-    (finding,) = judge(changed(found, 3, collectives=[usual, slow]), LAYOUT)
+    (finding,) = evaluate(changed(found, 3, collectives=[usual, slow])).findings
     assert finding.text == (
         "all_reduce of 1 MiB takes 10.0 ms in the group of tp with ranks 2, 3, 1.0 ms in others"
     )
@@ -150,10 +147,10 @@ def test_whatever_else_is_wrong() -> None:
 
 def test_ranks_that_share_cores_are_not_compared() -> None:
     found = measured(LAYOUT, {frozenset({0, 1}): 1e6})
-    assert judge(found, LAYOUT)
-    shared = changed(changed(found, 0, shares_cores=True), 3, gflops=1.0)
-    assert judge(shared, LAYOUT) == []
-    assert "ranks share cores" in render_check(shared, LAYOUT, [])
+    assert evaluate(found).findings
+    shared = evaluate(changed(changed(found, 0, shares_cores=True), 3, gflops=1.0))
+    assert shared.findings == []
+    assert "ranks share cores" in render_check(shared)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +166,7 @@ def test_ranks_that_share_cores_are_not_compared() -> None:
 def test_a_picture(layout: Layout, slow: list[tuple[int, int]], drawn: list[str]) -> None:
     """It maps the links and each dim, with every rank; what is slow is red."""
     found = measured(layout, {frozenset(pair): 1e8 for pair in slow})
-    picture = ET.fromstring(render_check_svg(found, layout, judge(found, layout)))
+    picture = ET.fromstring(render_check_svg(evaluate(found)))
     titles = [title.text or "" for title in picture.iter(f"{SVG}title")]
     for rank in range(layout.world_size):
         cells = [text for text in titles if text.startswith(f"rank {rank}: ")]
@@ -182,12 +179,12 @@ def test_a_picture(layout: Layout, slow: list[tuple[int, int]], drawn: list[str]
 
 
 def test_requirements() -> None:
-    rows = dim_rows(measured(LAYOUT, {}), LAYOUT)
-    best = best_bus(rows)
+    found = measured(LAYOUT, {})
+    best = best_bus(evaluate(found).rows)
     assert format_rate(best["dp"]) == "1.6 GB/s"  # 2 * 3/4 of a MiB in 1 ms
     met, not_met = parse_requirements("dp>=1.5GB/s", "--require"), "tp >= 300GB/s"
-    assert unmet(met, rows) == []
-    (finding,) = unmet(parse_requirements(not_met, "--require"), rows)
+    assert evaluate(found, met).findings == []
+    (finding,) = evaluate(found, parse_requirements(not_met, "--require")).findings
     assert finding.text == (
         "tp >= 300GB/s is not met: the slowest group of tp has 1.0 GB/s, ranks 0, 1"
     )
