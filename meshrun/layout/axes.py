@@ -1,4 +1,4 @@
-"""The arithmetic of one dim: a rank's index in it, its groups, how many cross nodes.
+"""The arithmetic of dims: a rank's index in one, its groups, how many cross nodes.
 
 A rank is a mixed-radix number, and a dim is some of its digits: one for a dim of a mesh, several
 for a dim joined from others. Only methods that return groups list them.
@@ -167,3 +167,22 @@ def rest_of(world_size: int, axes: tuple[Axis, ...]) -> Axis | None:
         rest.append((left // (size * stride), size * stride))
         left = stride
     return axis_of([*rest, (left, 1)])
+
+
+def ranks_at(chosen: Sequence[tuple[Axis, Sequence[int]]], world_size: int) -> range | list[int]:
+    """Return the ranks at any combination of places, ascending.
+
+    Args:
+        chosen: Dims, each with its places, in any order.
+        world_size: Number of ranks.
+    """
+    rest = rest_of(world_size, tuple([axis for axis, _ in chosen]))
+    if rest is None:  # dims that overlap, such as one of the mesh and one of a view
+        sets = [(axis, frozenset(places)) for axis, places in chosen]
+        ranks = range(world_size)
+        return [rank for rank in ranks if all(axis.place(rank) in at for axis, at in sets)]
+    if all(len(places) == 1 for _, places in chosen):
+        return rest.group(sum([axis.offset(places[0]) for axis, places in chosen]))
+    offsets = [[axis.offset(place) for place in places] for axis, places in chosen]
+    firsts = [sum(parts) for parts in product(*offsets)]
+    return sorted(rank for first in firsts for rank in rest.group(first))

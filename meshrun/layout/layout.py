@@ -15,8 +15,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from meshrun.errors import LayoutError
 from meshrun.layout import placing
-from meshrun.layout.axes import Axis, axes_of, rest_of
-from meshrun.layout.choosing import match_ranks, ranks_at
+from meshrun.layout.axes import Axis, axes_of, ranks_at, rest_of
 from meshrun.layout.coordinate import Coordinate, coordinate_type, label_template
 from meshrun.layout.derived import Flatten, View, derive, parse_derived
 from meshrun.layout.domains import shorten_domains, split_nodes, sums_of
@@ -355,7 +354,16 @@ class Layout:
         if rank not in mine:
             raise LayoutError(f"rank {rank} is not one of the {len(mine)} ranks of `among`")
         others = range(other.world_size) if isinstance(other, Layout) else other
-        return match_ranks(mine.index(rank), len(mine), others)
+        place = mine.index(rank)
+        if len(others) % len(mine) == 0:
+            block = len(others) // len(mine)
+            return list(others[place * block : (place + 1) * block])
+        if others and len(mine) % len(others) == 0:
+            return [others[place // (len(mine) // len(others))]]
+        raise LayoutError(
+            f"cannot match {len(mine)} ranks with {len(others)}",
+            hint="one number must be a multiple of the other",
+        )
 
     # ---- groups ----------------------------------------------------------------------------
 
