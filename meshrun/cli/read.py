@@ -161,7 +161,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         node_timeout_s=options.node_timeout,
         preload=(*options.preload, *_PRELOAD),
         warm_idle_s=options.warm_idle if options.warm and IN_RANK not in options.env else None,
-        role=options.role or Options.role.default,
+        role=options.role,
         max_restarts=_zero_if_debugging(options, options.max_restarts),
         gpu_memory_wait=options.gpu_memory_wait,
         status=options.status,

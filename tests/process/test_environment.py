@@ -21,6 +21,12 @@ def test_ranks_get_their_numbers(method: str, fake_torch: object) -> None:
     assert len({env["TORCHELASTIC_RUN_ID"] for env in found}) == 1
 
 
+def test_a_role_may_be_empty(fake_torch: object) -> None:
+    """TorchX passes `--role ''`; an empty variable is as good as none."""
+    assert environments("--role", "")[0]["ROLE_NAME"] == ""
+    assert environments(env={"PET_ROLE": ""})[0]["ROLE_NAME"] == "default"
+
+
 @pytest.mark.parametrize("method", ["fork", "exec"])
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}])
 def test_thread_variables_are_the_users_or_the_plans(
