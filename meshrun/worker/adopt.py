@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,18 +18,6 @@ from typing import Any
 from meshrun.errors import MeshError
 from meshrun.mesh.build import set_timeout
 from meshrun.worker.process_group import connect_store
-
-_INIT_PARAMETERS = (
-    "backend",
-    "init_method",
-    "timeout",
-    "world_size",
-    "rank",
-    "store",
-    "group_name",
-    "pg_options",
-    "device_id",
-)
 
 
 def adopt_process_group() -> None:
@@ -46,7 +35,7 @@ def adopt_process_group() -> None:
         if adopted or dist.group.WORLD is not ready:
             torch_init(*args, **kwargs)
             return
-        requested = {**dict(zip(_INIT_PARAMETERS, args, strict=False)), **kwargs}
+        requested = inspect.signature(torch_init).bind(*args, **kwargs).arguments
         _check_compatible(requested)
         adopted = True
         _take_over(requested)

@@ -31,7 +31,7 @@ from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
 from meshrun.worker.call_channel import call_ends
-from meshrun.worker.debuggers import leave_interrupts, pass_breakpoints, stop_on_interrupt
+from meshrun.worker.debuggers import ask_at_breakpoints, leave_interrupts, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.flight_recorder import answer_requests, report_failed_call
@@ -97,7 +97,7 @@ def become_rank(
     else:
         leave_interrupts()
         if not order.stdin:
-            pass_breakpoints(partial(reporter.report, BreakpointPassed))
+            ask_at_breakpoints(partial(_pass_breakpoint, reporter))
     reporter.report(RankReady)
     try:
         _run(program, source, reporter)
@@ -107,6 +107,11 @@ def become_rank(
     finally:
         if to_launcher.step is not None:  # heartbeat() may not have sent the last step
             reporter.report(RankBeat, step=to_launcher.step)
+
+
+def _pass_breakpoint(reporter: Reporter) -> bool:
+    reporter.report(BreakpointPassed)
+    return False
 
 
 def _pass_check(order: StartRank, source: Source, reporter: Reporter) -> None:

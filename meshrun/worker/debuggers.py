@@ -65,63 +65,43 @@ def on_terminal(path: str) -> Iterator[Callable[[], None]]:
             os.close(fd)
 
 
-class _Breakpoints:
-    """What ``pdb`` does at a breakpoint in a rank that has no terminal of its own."""
-
-    def __init__(self) -> None:
-        self.request_terminal: Callable[[], bool] | None = None
-        """Requests a terminal; returns whether there is one."""
-        self.on_pass: Callable[[], object] = lambda: None
-        """Called when the rank continues instead."""
-        self._is_patched = False
-
-    def patch_once(self) -> None:
-        """Patch pdb as soon as the program imports it, which takes 20 ms."""
-        if not self._is_patched:
-            self._is_patched = True
-            when_imported("pdb", self._patch)
-
-    def _patch(self) -> None:
-        """Have pdb request a terminal, or continue, where it would read from stdin.
-
-        A debugger with its own streams, such as a remote one, stops as usual.
-        """
-        pdb: Any = sys.modules["pdb"]
-        set_trace = pdb.Pdb.set_trace
-
-        def stop_or_pass(debugger: Any, frame: FrameType | None = None, **kwargs: Any) -> None:
-            request = self.request_terminal
-            if debugger.stdin is not sys.__stdin__ or (request is not None and request()):
-                set_trace(debugger, frame or sys._getframe(1), **kwargs)
-            elif request is None:
-                self.on_pass()
-
-        pdb.Pdb.set_trace = stop_or_pass
+_at_breakpoints: list[Callable[[], bool]] = []
+"""What decides whether a rank without a terminal stops at a breakpoint; the last one counts."""
 
 
-_breakpoints = _Breakpoints()
+def ask_at_breakpoints(may_stop: Callable[[], bool]) -> None:
+    """Have a rank continue at breakpoints unless ``may_stop``, called there, returns true.
+
+    pdb is patched as soon as the program imports it, which takes 20 ms.
+    """
+    if not _at_breakpoints:
+        when_imported("pdb", _patch_pdb)
+    _at_breakpoints.append(may_stop)
 
 
-def pass_breakpoints(on_pass: Callable[[], object]) -> None:
-    """Have a rank without stdin continue at breakpoints, and call ``on_pass`` there."""
-    _breakpoints.on_pass = on_pass
-    _breakpoints.patch_once()
+def _patch_pdb() -> None:
+    """Have pdb ask, or continue, where it would read from stdin.
 
+    A debugger with its own streams, such as a remote one, stops as usual.
+    """
+    pdb: Any = sys.modules["pdb"]
+    set_trace = pdb.Pdb.set_trace
 
-def ask_at_breakpoints(request_terminal: Callable[[], bool]) -> None:
-    """Have a rank continue at breakpoints unless ``request_terminal`` gives it a terminal."""
-    _breakpoints.request_terminal = request_terminal
-    _breakpoints.patch_once()
+    def stop_or_pass(debugger: Any, frame: FrameType | None = None, **kwargs: Any) -> None:
+        if debugger.stdin is not sys.__stdin__ or _at_breakpoints[-1]():
+            set_trace(debugger, frame or sys._getframe(1), **kwargs)
+
+    pdb.Pdb.set_trace = stop_or_pass
 
 
 @contextmanager
 def passing_breakpoints() -> Iterator[None]:
     """Have a rank continue at breakpoints without a request while the block runs."""
-    request_terminal, _breakpoints.request_terminal = _breakpoints.request_terminal, lambda: False
+    _at_breakpoints.append(lambda: False)
     try:
         yield
     finally:
-        _breakpoints.request_terminal = request_terminal
+        _at_breakpoints.pop()
 
 
 def _stop_here(signum: int, frame: FrameType | None) -> None:

@@ -13,13 +13,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from zipimport import ZipImportError, zipimporter
 
 from meshrun.plan.rank_program import Program
 
 _OURS = "meshrun"
-_ZIP_END = b"PK\5\6"
-_ZIP_END_BYTES = 22 + 0xFFFF
-"""The record at the end of an archive, with the longest comment (PKWARE's APPNOTE, 4.3.16)."""
 
 
 def first_path(program: Program) -> str | None:
@@ -41,22 +39,13 @@ def first_path(program: Program) -> str | None:
 
 def is_archive(path: str) -> bool:
     """Return whether ``python path`` would look for a ``__main__`` module inside it."""
-    if os.path.isdir(path):
-        return True
-    if not os.path.isfile(path) or not _ends_like_zip(path):  # a pipe is read only once, later
-        return False
-    import zipfile  # slow to import, and almost no program is one
-
-    return zipfile.is_zipfile(path)
-
-
-def _ends_like_zip(path: str) -> bool:
+    if not os.path.isfile(path):  # a pipe is read only once, later
+        return os.path.isdir(path)
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _ZIP_END_BYTES))
-            return _ZIP_END in file.read(_ZIP_END_BYTES)
-    except OSError:
+        zipimporter(path)
+    except ZipImportError:
         return False
+    return True
 
 
 def holds(folder: str | None, modules: Iterable[str]) -> bool:
