@@ -149,9 +149,7 @@ class WarmRun:
         if server is None:
             return None
         spec = ZygoteSpec(
-            kind=self._program.kind,
-            target=self._program.target,
-            args=list(self._program.args),
+            program=self._program,
             mark=mark,
             inherited=read_inherited(zygote_environment(os.environ)),
         )
@@ -188,14 +186,10 @@ class WarmRun:
                 return
             if mismatch.is_permanent:
                 stop_server(place, found.server.pid)
-        learnt = self._learnt()
         assignment = Assignment(
             place=place.path,
-            modules=list(required.modules),
-            own_files=learnt.own_files,
-            changed=learnt.changed,
+            required=required,
             refused=self._refusal(),
-            environment=dict(required.environment),
             idle_s=self._idle_s,
             session=leader_of_session(os.getpid()),
         )
@@ -245,7 +239,7 @@ class WarmRun:
         learnt = self._learnt()
         environment = {**zygote_environment(os.environ), **self._settings.values}
         return Requirements(
-            modules=tuple(dict.fromkeys((*self._installed_preload(), *learnt.modules))),
+            modules=list(dict.fromkeys((*self._installed_preload(), *learnt.modules))),
             environment=_absolute(
                 {name: value for name, value in environment.items() if value is not None}
             ),

@@ -73,13 +73,14 @@ class Requirements:
     """What a launch requires of a server."""
 
     interpreter: str = field(default_factory=this_interpreter)
-    fixed: Mapping[str, str] = field(default_factory=fixed_by_parent)
-    modules: tuple[str, ...]
-    environment: Mapping[str, str]
+    fixed: dict[str, str] = field(default_factory=fixed_by_parent)
+    modules: list[str]
+    environment: dict[str, str]
     """The variables when the program imports its libraries."""
-    own_files: Collection[str] = field(default=())
-    changed: Collection[str] = field(default=())
-    """Variables that the program set when it last ran."""
+    own_files: list[str] = field(default_factory=list)
+    """The program's own files when it last ran."""
+    changed: list[str] = field(default_factory=list)
+    """Variables that the program set then."""
 
 
 @dataclass(frozen=True, slots=True)

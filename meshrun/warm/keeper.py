@@ -24,7 +24,6 @@ from meshrun.host.processes import (
     send_signal,
 )
 from meshrun.host.title import set_title
-from meshrun.plan.rank_program import Program
 from meshrun.warm.warm_messages import (
     FDS,
     StartZygote,
@@ -83,7 +82,7 @@ def serve_connection(
         os.close(fds[1])
         return _prepare_zygote(spec, fds[2:], ending, known_at_start)
     leave_signals_to_launcher()
-    set_title("keeper", spec.target, *spec.args)
+    set_title("keeper", spec.program.target, *spec.program.args)
     for fd in fds:
         os.close(fd)
     os.chdir("/")
@@ -103,8 +102,7 @@ def _prepare_zygote(
     for standard, fd in enumerate(fds[:3]):
         os.dup2(fd, standard)
         os.close(fd)
-    program = Program(kind=spec.kind, target=spec.target, args=tuple(spec.args))
-    return partial(run_zygote, fds[3:], program, ending=ending, known_at_start=known_at_start)
+    return partial(run_zygote, fds[3:], spec.program, ending=ending, known_at_start=known_at_start)
 
 
 def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-from meshrun.plan.rank_program import ProgramKind
+from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
+from meshrun.warm.identity import Requirements
 from meshrun.warm.inherited import Inherited
 
 FDS = 8
@@ -19,15 +20,10 @@ class Assignment:
 
     place: str
     """The folder of the servers."""
-    modules: list[str]
-    """The modules to import, if they exist."""
-    own_files: list[str]
-    """The program's own files, as of its last run."""
-    changed: list[str]
-    """Variables that the program set in that run."""
+    required: Requirements
+    """What the next run will require; modules that do not exist are left out."""
     refused: str
     """The file to which to write why forks with these modules cannot run the program."""
-    environment: dict[str, str]
     idle_s: float
     session: int
     """The leader of the login session; 0 if there is none."""
@@ -42,9 +38,7 @@ class StartZygote:
 class ZygoteSpec:
     """What a zygote must be; it comes in a file, as it may be longer than a packet."""
 
-    kind: ProgramKind
-    target: str
-    args: list[str]
+    program: Program
     mark: str
     """Identifies leftovers of the launch."""
     inherited: Inherited

@@ -82,7 +82,7 @@ class WarmServer:
         """In a forked child, the function that it is to run."""
         signal.alarm(_STARTS_WITHIN_S)  # in case an import hangs, here or in the lock's holder
         with self._place.locked():
-            if self._has_equal(assignment):
+            if self._has_equal(assignment.required):
                 os._exit(0)
             described, files = self._import(assignment), loaded_files(sys.modules)
             self._end_others()
@@ -111,14 +111,8 @@ class WarmServer:
             self._reactor.turn()
         return self._in_child
 
-    def _has_equal(self, assignment: Assignment) -> bool:
+    def _has_equal(self, required: Requirements) -> bool:
         """Return whether another run has left an equal server in the meantime."""
-        required = Requirements(
-            modules=tuple(assignment.modules),
-            environment=assignment.environment,
-            own_files=assignment.own_files,
-            changed=assignment.changed,
-        )
         return any(
             find_mismatch(found.server, required) is None
             and self._place.changed_library(found.server) is None
@@ -127,19 +121,19 @@ class WarmServer:
 
     def _import(self, assignment: Assignment) -> Server:
         """Import the modules that exist; exit if forks of this process cannot run the program."""
-        watch = ImportWatch()
+        watch, required = ImportWatch(), assignment.required
         gc.disable()
         with _record_reads() as read, nvml_based_cuda_check():
             for module in BASE:
                 _import_if_available(module, watch)
             base = packages(sys.modules)
-            for module in assignment.modules:
+            for module in required.modules:
                 _import_if_available(module, watch)
         gc.enable()
         self._ending.keep_modules()
         gc.freeze()  # the collector must not write to memory that forks share
-        extra = packages(assignment.modules) - base
-        if reason := self._why_unfit(assignment, watch, read if extra else ()):
+        extra = packages(required.modules) - base
+        if reason := _why_unfit(required.changed, watch, read if extra else ()):
             if extra:
                 _write(assignment.refused, reason)
             self._place.leave_reason(reason)
@@ -153,26 +147,13 @@ class WarmServer:
             fixed=fixed_by_parent(),
             base=sorted(base),
             extra=sorted(extra),
-            environment=digests(assignment.environment, read),
+            environment=digests(required.environment, read),
             read=sorted(read),
             sources={
                 path: Source(stat=stat_of(path), words=words_of(path, read))
-                for path in assignment.own_files
+                for path in required.own_files
             },
         )
-
-    def _why_unfit(
-        self, assignment: Assignment, watch: ImportWatch, read: Collection[str]
-    ) -> str | None:
-        if (reason := watch.why_unsafe()) is not None:
-            return reason
-        for name, module in sys.modules.items():
-            path = getattr(module, "__file__", None)
-            if name != "__main__" and isinstance(path, str) and is_own(path):
-                return f"a library imports `{path}`, which is not installed"
-        if late := set_too_late(assignment.changed, read):
-            return f"the program sets {late[0]}, which a library reads while it is imported"
-        return None
 
     def _end_others(self) -> None:
         """End the least recently used servers, to bound their number and so their memory."""
@@ -263,6 +244,18 @@ def _import_if_available(module: str, watch: ImportWatch) -> None:
     with suppress(Exception):
         importlib.import_module(module)
     watch.imported(module)
+
+
+def _why_unfit(changed: Collection[str], watch: ImportWatch, read: Collection[str]) -> str | None:
+    if (reason := watch.why_unsafe()) is not None:
+        return reason
+    for name, module in sys.modules.items():
+        path = getattr(module, "__file__", None)
+        if name != "__main__" and isinstance(path, str) and is_own(path):
+            return f"a library imports `{path}`, which is not installed"
+    if late := set_too_late(changed, read):
+        return f"the program sets {late[0]}, which a library reads while it is imported"
+    return None
 
 
 def _write(path: str, text: str) -> None:

@@ -37,11 +37,11 @@ WHERE = os.environ.get("LIBRARY_HOME", "home")
 
 ASKS = """\
 import os, socket, sys
+from meshrun.plan.rank_program import Program
 from meshrun.warm.inherited import read_inherited
 from meshrun.warm.warm_messages import StartZygote, ZygoteSpec, encode
-spec = ZygoteSpec(
-    kind="script", target="none.py", args=[], mark="0" * 16, inherited=read_inherited(os.environ)
-)
+program = Program(kind="script", target="none.py")
+spec = ZygoteSpec(program=program, mark="0" * 16, inherited=read_inherited(os.environ))
 text = os.fdopen(os.memfd_create("spec"), "w+b")
 text.write(encode(spec))
 text.flush()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from meshrun.plan.rank_program import Program
 from meshrun.warm.identity import (
     Requirements,
     Server,
@@ -50,7 +51,7 @@ def pair(tmp_path: Path) -> tuple[Server, Requirements, Path]:
     wanted = Requirements(
         interpreter="python",
         fixed={"Uid": "0"},
-        modules=("torch", "torch.nn", "numpy", "transformers.models"),
+        modules=["torch", "torch.nn", "numpy", "transformers.models"],
         environment=ENVIRONMENT,
         own_files=[str(program)],
     )
@@ -171,7 +172,8 @@ def test_words(tmp_path: Path) -> None:
 def test_what_a_zygotes_spec_carries_survives() -> None:
     """Including text that is not UTF-8."""
     inherited = read_inherited({"A": "b\udcff"})
-    spec = ZygoteSpec(kind="module", target="t", args=["\udcfe"], mark="m", inherited=inherited)
+    program = Program(kind="module", target="t", args=("\udcfe",))
+    spec = ZygoteSpec(program=program, mark="m", inherited=inherited)
     assert decode(encode(spec)) == spec
     assert signal.SIGPIPE in inherited.ignored  # which every interpreter ignores
     assert fixed_by_parent()["Uid"]
