@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from meshrun.host.sysfs import cgroup_folders, read_text
 
 
 def bind_to_cpus(cpus: Collection[int]) -> None:
@@ -23,7 +23,8 @@ def count_usable_cores() -> int:
         ``cpu.max`` of cgroup v2 (kernel, Documentation/admin-guide/cgroup-v2.rst): quota and
         period in microseconds, or ``max``; the lowest of the own cgroup and its parents applies.
     """
-    return max(1, math.ceil(min(count_cores()[0], _quota_cores())))
+    quotas = map(_quota_of, cgroup_folders())
+    return max(1, math.ceil(min(count_cores()[0], *quotas)))
 
 
 def count_cores() -> tuple[int, int]:
@@ -38,27 +39,9 @@ def allowed_cpus() -> Collection[int]:
     return range(os.cpu_count() or 1)  # macOS has no affinity mask
 
 
-def _quota_cores() -> float:
-    try:
-        entries = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return math.inf
-    own = next((line[3:] for line in entries if line.startswith("0::")), None)
-    if own is None:
-        return math.inf
-    quota = math.inf
-    folder = _CGROUP / own.lstrip("/")
-    while folder.is_relative_to(_CGROUP):
-        quota = min(quota, _quota_of(folder))
-        if folder == _CGROUP:
-            break
-        folder = folder.parent
-    return quota
-
-
 def _quota_of(folder: Path) -> float:
     try:
-        limit, period = (folder / "cpu.max").read_text().split()
+        limit, period = read_text(folder / "cpu.max").split()
         return math.inf if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError):
         return math.inf

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from meshrun.errors import UsageError
@@ -47,17 +47,13 @@ def load(group: str, name: str, value: str) -> Any:
     Raises:
         UsageError: If it cannot be imported.
     """
-    module, _, attribute = value.partition(":")
     try:
-        found = import_module(module)
-        for part in attribute.partition("[")[0].strip().split("."):
-            found = getattr(found, part)
+        return resolve_name(value.partition("[")[0].replace(" ", ""))
     except Exception as error:
         raise UsageError(
             f"cannot load the plugin `{name}` of {group}: {value}: {type(error).__name__}: {error}",
             hint="update or uninstall the package that provides it",
         ) from error
-    return found
 
 
 def _section(text: str, group: str) -> Iterator[tuple[str, str]]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+from meshrun.host.sysfs import read_text
 
 
 def boot_id() -> str:
     """Return a random string that changes with each boot; "" if unknown."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:  # not Linux
-        return ""
+    return read_text(Path("/proc/sys/kernel/random/boot_id"))
 
 
 def own_namespaces() -> list[str]:

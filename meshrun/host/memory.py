@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from meshrun.host.sysfs import cgroup_folders, read_number, read_text
 from meshrun.wording import count
 
 _FULL_BYTES = 1024 * 1024
-_MOUNTS = {"": "", "memory": "memory"}
-"""Mount points of cgroups below ``/sys/fs/cgroup`` by controller, of version 2 and version 1."""
+_COUNTS = ("memory.events", "memory.oom_control")
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""Files of a cgroup, of version 2 and version 1."""
 
 
 class MemoryWatch:
@@ -21,64 +23,30 @@ class MemoryWatch:
     """
 
     def __init__(self, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
-        self._proc, self._sysfs = proc, sysfs
-        self._cgroup = self._find_cgroup()
-        self._in_cgroup = self._count(self._cgroup)
-        self._in_machine = _read_field(proc / "vmstat", "oom_kill")
+        folders = (*cgroup_folders("memory", proc, sysfs), *cgroup_folders("", proc, sysfs))
+        self._cgroup = next(filter(_has_count, folders), None)
+        """The folder of this process's cgroup, or of its nearest visible ancestor."""
+        self._vmstat = proc / "vmstat"
+        self._in_cgroup = self._count_in_cgroup()
+        self._in_machine = _count_kills(self._vmstat)
 
     def why_killed(self) -> str | None:
         """Return a sentence about out-of-memory kills since the start, ``None`` without any."""
-        if self._cgroup is not None and (new := self._count(self._cgroup) - self._in_cgroup) > 0:
-            limit = self._limit()
+        if self._cgroup is not None and (new := self._count_in_cgroup() - self._in_cgroup) > 0:
+            limit = _limit_of(self._cgroup)
             at = f" of {limit / 2**30:.1f} GiB" if limit else ""
             killed = f"the kernel killed {count(new, 'process')} at this job's limit{at}"
             return f"out of memory: {killed}"
-        new = _read_field(self._proc / "vmstat", "oom_kill") - self._in_machine
+        new = _count_kills(self._vmstat) - self._in_machine
         if new > 0:
             # This includes kills at the limit of other cgroups.
             killed = f"the kernel killed {count(new, 'process')} on this machine meanwhile"
             return f"possibly out of memory: {killed}"
         return None
 
-    def _find_cgroup(self) -> Path | None:
-        """Return the folder of this process's cgroup, or of its nearest visible ancestor."""
-        try:
-            lines = (self._proc / "self/cgroup").read_text().splitlines()
-        except OSError:
-            return None
-        for line in sorted(lines, key=lambda line: ":memory:" not in line):
-            _, controllers, path = line.split(":", 2)
-            if controllers not in _MOUNTS:
-                continue
-            root = self._sysfs / "fs/cgroup" / _MOUNTS[controllers]
-            folder = root / path.lstrip("/")
-            for candidate in (folder, *folder.parents):
-                if self._has_count(candidate):
-                    return candidate
-                if candidate == root:
-                    break
-        return None
-
-    @staticmethod
-    def _has_count(folder: Path) -> bool:
-        return any((folder / name).exists() for name in ("memory.events", "memory.oom_control"))
-
-    @staticmethod
-    def _count(folder: Path | None) -> int:
-        if folder is None:
-            return 0
-        events = _read_field(folder / "memory.events", "oom_kill")
-        return events or _read_field(folder / "memory.oom_control", "oom_kill")
-
-    def _limit(self) -> int | None:
-        assert self._cgroup is not None  # noqa: S101 - checked by the caller
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            try:
-                limit = int((self._cgroup / name).read_text())
-            except (OSError, ValueError):
-                continue
-            return limit if limit < 2**60 else None
-        return None
+    def _count_in_cgroup(self) -> int:
+        files = [self._cgroup / name for name in _COUNTS] if self._cgroup is not None else []
+        return max(map(_count_kills, files), default=0)
 
 
 def describe_full_shm(path: str = "/dev/shm") -> str | None:  # noqa: S108 - only inspected
@@ -93,12 +61,19 @@ def describe_full_shm(path: str = "/dev/shm") -> str | None:  # noqa: S108 - onl
     return f"{path} is full: {size / 2**20:,.0f} MiB"
 
 
-def _read_field(path: Path, name: str) -> int:
-    try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        pass
+def _has_count(cgroup: Path) -> bool:
+    return any((cgroup / name).exists() for name in _COUNTS)
+
+
+def _limit_of(cgroup: Path) -> int | None:
+    limits = [read_number(cgroup / name) for name in _LIMITS]
+    return next((limit for limit in limits if limit is not None and limit < 2**60), None)
+
+
+def _count_kills(path: Path) -> int:
+    """Return the value of ``oom_kill`` in a file of counters; 0 if it has none."""
+    for line in read_text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.isdecimal():
+            return int(value)
     return 0

@@ -1,7 +1,8 @@
-"""The kernel's description of this machine: files, and the location of PCI devices."""
+"""The kernel's description of this machine: files, cgroups, and the location of PCI devices."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -19,6 +20,24 @@ def read_number(path: Path) -> int | None:
         return int(read_text(path))
     except ValueError:
         return None
+
+
+def cgroup_folders(
+    controller: str = "", proc: Path = Path("/proc"), sysfs: Path = Path("/sys")
+) -> Iterator[Path]:
+    """Yield the folder of this process's cgroup, and then those above it.
+
+    Args:
+        controller: That of version 1; "" for version 2.
+        proc: The folder in which the kernel describes processes.
+        sysfs: The folder in which it describes the machine.
+    """
+    root = sysfs / "fs/cgroup" / controller
+    for line in read_text(proc / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == controller:
+            folder = root / path.lstrip("/")
+            yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
 def device_folder(sysfs: Path, address: str) -> Path:

@@ -9,6 +9,7 @@ variables that cannot be determined from the source are reported as unclear.
 from __future__ import annotations
 
 import ast
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,20 +37,18 @@ _BY_US = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTI
 """Prefixes of variables that describe the launch to a rank, and from which the mesh is built."""
 _OF_A_RANK = (*_BY_US, CUDA, HIP, XPU, *_THREADS)
 """Variables that are set in a rank, but not in this process."""
+_OF_PATHS = ("join", "dirname", "abspath", "realpath", "basename")
 _PURE: dict[str, Callable[..., Any]] = {
-    "str": str,
-    "int": int,
-    "bool": bool,
-    "len": len,
-    "dict": dict,
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "os.path.join": os.path.join,
-    "os.path.dirname": os.path.dirname,
-    "os.path.abspath": os.path.abspath,
-    "os.path.realpath": os.path.realpath,
-    "os.path.basename": os.path.basename,
+    **{each.__name__: each for each in (str, int, bool, len, dict, list, tuple, set)},
+    **{f"os.path.{name}": getattr(os.path, name) for name in _OF_PATHS},
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda item, items: item in items,
+    ast.NotIn: lambda item, items: item not in items,
 }
 _CONSTANTS = {
     "sys.platform": sys.platform,
@@ -505,20 +504,9 @@ class _Reader:
             second: Any = [first] if self._looked_up(first) else []
         else:
             second = self._value(right, names)
-        match op:
-            case ast.Eq():
-                return bool(first == second)
-            case ast.NotEq():
-                return bool(first != second)
-            case ast.In():
-                return first in second
-            case ast.NotIn():
-                return first not in second
-            case ast.Is():
-                return first is second
-            case ast.IsNot():
-                return first is not second
-        raise _Unknown
+        if type(op) not in _COMPARISONS:
+            raise _Unknown
+        return bool(_COMPARISONS[type(op)](first, second))
 
     def _looked_up(self, name: Any) -> list[str]:
         """Return a list with a variable's value, or an empty list if it is not set."""
