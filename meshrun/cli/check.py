@@ -14,6 +14,7 @@ from meshrun.cli.options import Options
 from meshrun.errors import UsageError
 from meshrun.host.folder import open_private
 from meshrun.host.leftovers import private_folder
+from meshrun.host.processes import signals_blocked
 from meshrun.host.stderr import note
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
@@ -87,11 +88,8 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
         for signum in _SIGNALS:
             if signal.getsignal(signum) is signal.SIG_DFL:  # until the launch has its own handlers
                 signal.signal(signum, _end_by)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the folder is held
-        try:
+        with signals_blocked(_SIGNALS):  # until the folder is held
             path = os.path.join(held.enter_context(private_folder()), "measured")
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.environ[RESULT_FILE] = path
         code = launch()
         if code or not os.path.exists(path):

@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from meshrun.errors import HostError
@@ -82,6 +84,16 @@ def list_children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
 
 
+@contextmanager
+def signals_blocked(signals: Iterable[int]) -> Iterator[None]:
+    """Block signals during the block, so that a fork in it gets none while it has our handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def send_signal(pid: int, signum: int) -> None:
     """Send a signal to a process, which may have ended."""
     try:
@@ -136,11 +148,8 @@ def end_children(
         deadline_s: Seconds before the first signal, for helpers that exit with their parent.
         spare: Children that existed before us, and are not ours to end.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # for sigtimedwait()
-    try:
+    with signals_blocked({signal.SIGCHLD}):  # for sigtimedwait()
         return _end_children(grace_s, deadline_s, spare)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> Ended:

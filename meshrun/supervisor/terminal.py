@@ -14,11 +14,12 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from meshrun.console.console import Console
 from meshrun.errors import UsageError
-from meshrun.host.processes import is_foreground
+from meshrun.host.processes import is_foreground, signals_blocked
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.layout.labels import rank_name
@@ -206,12 +207,8 @@ class Terminal:
         modes, self._modes = self._modes, None
         if self._is_line_edited():  # the rank ended in the middle of a line
             os.write(self._terminal, b"\r\n")
-        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-        try:
+        with signals_blocked({signal.SIGTTOU}), suppress(termios.error):
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, modes)
-        except termios.error:
-            pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         self.update_typing()
 
 

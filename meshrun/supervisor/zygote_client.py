@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
-from meshrun.host.processes import Ended
+from meshrun.host.processes import Ended, signals_blocked
 from meshrun.host.shortage import HINTS, TOO_FEW_PROCESSES
 from meshrun.host.sockets import packet_pair
 from meshrun.plan.rank_env import zygote_environment
@@ -161,16 +160,16 @@ class _NewZygote:
         self, program: Program, fds: Sequence[int], *, mark: str, stdin: int | None
     ) -> None:
         words = (*map(str, fds), program.kind, program.target, *program.args)
-        # Until it can leave them to us, it is to survive signals to all processes of the job.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_LAUNCHER)
         try:
-            self._process = subprocess.Popen(
-                own_command("zygote", *words, unbuffered=True),
-                stdin=stdin,
-                pass_fds=fds,
-                start_new_session=True,
-                env={**zygote_environment(os.environ), LAUNCH_MARK: mark},
-            )
+            # Until it can leave them to us, it is to survive signals to all processes of the job.
+            with signals_blocked(LEFT_TO_LAUNCHER):
+                self._process = subprocess.Popen(
+                    own_command("zygote", *words, unbuffered=True),
+                    stdin=stdin,
+                    pass_fds=fds,
+                    start_new_session=True,
+                    env={**zygote_environment(os.environ), LAUNCH_MARK: mark},
+                )
         except OSError as error:
             hint = TOO_FEW_PROCESSES
             if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -178,8 +177,6 @@ class _NewZygote:
             raise HostError(
                 f"cannot start `{sys.executable}`: {error.strerror}", hint=hint
             ) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     @property
     def pid(self) -> int:

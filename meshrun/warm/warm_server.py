@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from meshrun.host.environ_variable import EnvironVariable
-from meshrun.host.processes import started_at
+from meshrun.host.processes import signals_blocked, started_at
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import peer_of
 from meshrun.host.title import set_title
@@ -168,7 +168,7 @@ class WarmServer:
             connection.close()
             return
         peer = peer_of(connection)
-        with _signals_blocked():
+        with signals_blocked(_HANDLED):
             try:
                 pid = os.fork()
             except OSError:  # the launcher sees the connection closed
@@ -261,16 +261,6 @@ def _why_unfit(changed: Collection[str], watch: ImportWatch, read: Collection[st
 def _write(path: str, text: str) -> None:
     with suppress(OSError), open(path, "w") as file:
         file.write(text)
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block signals, so that none reaches a fork while it has our handlers."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
 
 @contextmanager

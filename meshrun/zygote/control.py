@@ -62,5 +62,6 @@ def leave_signals_to_launcher() -> dict[int, Any]:
         before[signum] = signal.getsignal(signum)
         if before[signum] != signal.SIG_IGN:  # under nohup it stays ignored
             signal.signal(signum, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_LAUNCHER)  # the launcher has blocked them
+    # The launcher has blocked them, and others before it may have blocked SIGCHLD.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*LEFT_TO_LAUNCHER, signal.SIGCHLD))
     return before

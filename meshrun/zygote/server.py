@@ -22,6 +22,7 @@ from meshrun.host.processes import (
     release_traced,
     send_signal,
     send_signal_to_group,
+    signals_blocked,
 )
 from meshrun.host.reactor import Reactor
 from meshrun.host.stderr import note
@@ -61,7 +62,6 @@ from meshrun.zygote.store import run_store
 _EXIT_TAKES_S = 0.5
 """How long helper processes of ranks may take to exit by themselves."""
 _CHECK_LAUNCHER_EVERY_S = 0.5
-_BLOCKED = {signal.SIGCHLD, *LEFT_TO_LAUNCHER}
 
 
 class ZygoteServer:
@@ -193,25 +193,20 @@ class ZygoteServer:
             begin: Called in the child with our process id, to make it end after us.
         """
         zygote = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-        try:
+        with signals_blocked((signal.SIGCHLD, *LEFT_TO_LAUNCHER)):
             pid = os.fork()
-        except OSError:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
-            raise
-        if pid == 0:
-            self._is_zygote = False
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for signum, disposition in dispositions.items():
-                signal.signal(signum, disposition)
-            os.setsid()
-            begin(zygote)
-            self._reactor.close()
-            self._control.close()
-            os.close(self._woken)
-            os.close(self._wake)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+            if pid == 0:
+                self._is_zygote = False
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for signum, disposition in dispositions.items():
+                    signal.signal(signum, disposition)
+                os.setsid()
+                begin(zygote)
+                self._reactor.close()
+                self._control.close()
+                os.close(self._woken)
+                os.close(self._wake)
         return pid
 
     def _in_rank(
