@@ -10,7 +10,9 @@ import contextlib
 import errno
 import heapq
 import itertools
+import os
 import selectors
+import signal
 import time
 from collections.abc import Callable, Collection
 from selectors import EVENT_READ, EVENT_WRITE
@@ -86,6 +88,7 @@ class Reactor:
         self._skips: list[Callable[[int], object]] = []
         self._heap: list[tuple[int, int, Timer]] = []
         """An entry for each time to which a timer was moved, valid while it is the timer's time."""
+        self._wakeup_pipe: tuple[int, ...] = ()
         self._order = itertools.count()
         self.asleep_ns = self.due_ns = self.now_ns()
         """When the last wait began, and when it should have ended at the latest."""
@@ -103,6 +106,19 @@ class Reactor:
     def add_writer(self, fileobj: int | HasFileno, call: Call) -> None:
         """Call when there is room to write."""
         self._set(fileobj, EVENT_WRITE, call)
+
+    def on_signal(self, call: Call) -> None:
+        """Call after signals that have a Python handler, which may do nothing itself."""
+        self._wakeup_pipe = woken, wake = os.pipe()
+        for end in (woken, wake):
+            os.set_blocking(end, False)
+
+        def take() -> None:
+            os.read(woken, 4096)
+            call()
+
+        self.add_reader(woken, take)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def remove_writer(self, fileobj: int | HasFileno) -> None:
         """Stop waiting for room to write; do nothing if it is not being waited for."""
@@ -277,10 +293,15 @@ class Reactor:
         end.cancel()
 
     def close(self) -> None:
-        """Stop all calls; callers close the descriptors."""
+        """Stop all calls; callers close the descriptors that they have added."""
         for key in (self._selector.get_map() or {}).values():
             key.data.clear()
         self._selector.close()
+        if self._wakeup_pipe:
+            signal.set_wakeup_fd(-1)
+            for end in self._wakeup_pipe:
+                os.close(end)
+            self._wakeup_pipe = ()
         self._each_turn.clear()
         self._heap.clear()
 

@@ -74,12 +74,9 @@ class Agent:
         self._over = False
         self._why = ""
         """Why the controller is considered gone, if it was silent for too long."""
-        self._woken, wake = os.pipe()
-        for end in (0, self._woken, wake):
-            os.set_blocking(end, False)
+        os.set_blocking(0, False)
         self._reactor.add_reader(0, self._receive)
-        self._reactor.add_reader(self._woken, self._wake)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._reactor.on_signal(lambda: None)  # a turn looks at what has ended
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, lambda signum, _: self._stop(signum))
@@ -149,9 +146,6 @@ class Agent:
             self._why = f"no message from the host where meshrun was started for {silent_s:.0f} s"
             _print_error(self._why)
             self._lose_controller()
-
-    def _wake(self) -> None:
-        os.read(self._woken, 4096)
 
     def _receive(self) -> None:
         try:

@@ -96,15 +96,11 @@ class WarmServer:
 
     def serve(self) -> Callable[[], object]:
         """Fork keepers until it is time to end; return only in a fork."""
-        self._woken, self._wake = os.pipe()
-        for end in (self._woken, self._wake):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         for signum in (signal.SIGCHLD, signal.SIGIO):
             signal.signal(signum, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._end())
         self._place.watch()
-        self._reactor.add_reader(self._woken, self._wake_up)
+        self._reactor.on_signal(self._wake_up)
         self._reactor.add_reader(self._listener, self._accept)
         self._set_idle()
         while self._in_child is None:
@@ -188,17 +184,15 @@ class WarmServer:
 
     def _leave(self) -> None:
         """In a fork, undo everything that belongs to the server."""
-        signal.set_wakeup_fd(-1)
         for signum in _HANDLED:
             signal.signal(signum, signal.SIG_DFL)
         self._reactor.close()
         self._listener.close()
         self._place.close()
-        for fd in (self._woken, self._wake, *self._sessions):
+        for fd in self._sessions:
             os.close(fd)
 
     def _wake_up(self) -> None:
-        os.read(self._woken, 4096)
         if not self._place.knows(os.getpid()):  # no run can find it, as after a cleanup of /tmp
             self._end()
         with suppress(ChildProcessError):

@@ -98,9 +98,6 @@ class ZygoteServer:
         """Whether the launcher has ordered ranks to stay stopped, even while it runs itself."""
         self._store_pid: int | None = None
         self._negotiation_pid: int | None = None
-        self._woken, self._wake = os.pipe()
-        for end in (self._woken, self._wake):
-            os.set_blocking(end, False)
         # Unlike epoll, poll has no descriptor that children would inherit.
         self._reactor = Reactor(selector=selectors.PollSelector())
         self._is_zygote = True
@@ -111,12 +108,11 @@ class ZygoteServer:
     def serve(self) -> Callable[[], None]:
         """Follow orders until the launcher ends; return only in a forked child."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         # From now on there may be children to kill. If the parent dies while this process is
         # stopped, SIGCONT wakes it, and it finds the socket closed.
         die_with_parent(self._parent, signal.SIGCONT)
         launcher = launcher_pid(self._control) or self._parent
-        self._reactor.add_reader(self._woken, self._reap)
+        self._reactor.on_signal(self._reap)
         self._reactor.add_reader(self._control, self._receive_order)
         self._reactor.every(_CHECK_LAUNCHER_EVERY_S, partial(self._check_launcher, launcher))
         while self._in_child is None:
@@ -197,7 +193,6 @@ class ZygoteServer:
             pid = os.fork()
             if pid == 0:
                 self._is_zygote = False
-                signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for signum, disposition in dispositions.items():
                     signal.signal(signum, disposition)
@@ -205,8 +200,6 @@ class ZygoteServer:
                 begin(zygote)
                 self._reactor.close()
                 self._control.close()
-                os.close(self._woken)
-                os.close(self._wake)
         return pid
 
     def _in_rank(
@@ -280,7 +273,6 @@ class ZygoteServer:
         self._negotiation_pid = None
 
     def _reap(self) -> None:
-        os.read(self._woken, 4096)
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

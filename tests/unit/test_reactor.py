@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import selectors
+import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
@@ -305,3 +306,20 @@ def test_timers_behave_like_a_plain_list_of_times(steps: list[Step]) -> None:
                 times = [None if n in due else each for n, each in enumerate(times)]
             assert [timer.at_ns for timer in timers] == times
             assert reactor.next_ns == min((each for each in times if each), default=None)
+
+
+def test_a_signal_starts_a_turn() -> None:
+    """Whatever its handler does; a closed reactor leaves none of it behind."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    descriptors = os.listdir("/proc/self/fd")
+    calls: list[str] = []
+    try:
+        with Reactor() as reactor:
+            reactor.on_signal(lambda: calls.append("signal"))
+            os.kill(os.getpid(), signal.SIGUSR1)
+            reactor.run_until(lambda: calls, timeout_s=60)
+            assert calls == ["signal"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert signal.set_wakeup_fd(-1) == -1
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
