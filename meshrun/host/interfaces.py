@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
+from operator import itemgetter
 from typing import Any
 
 from meshrun.host.host_names import is_address
@@ -110,27 +111,25 @@ def addresses_with_prefixes() -> tuple[str, ...]:
 
 
 def _addresses_in_networks() -> Iterator[tuple[str, str]]:
-    import psutil
-
-    for interface, entries in sorted(psutil.net_if_addrs().items()):
-        for entry in entries:
-            if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
-                address = ip_address(entry.address.partition("%")[0])
-                if not (address.is_loopback or address.is_link_local):
-                    bits = int(ip_address(entry.netmask)).bit_count()
-                    yield interface, f"{address}/{bits}"
+    for interface, text, netmask in sorted(_addresses(), key=itemgetter(0)):
+        address = ip_address(text)
+        if netmask and not (address.is_loopback or address.is_link_local):
+            yield interface, f"{address}/{int(ip_address(netmask)).bit_count()}"
 
 
 def own_addresses() -> dict[str, str]:
     """Return the interface of each address of this machine, including loopback."""
+    return {address: interface for interface, address, _ in _addresses()}
+
+
+def _addresses() -> Iterator[tuple[str, str, str]]:
+    """Yield (interface, address, netmask or "") of each address of this machine."""
     import psutil
 
-    return {
-        entry.address.partition("%")[0]: interface
-        for interface, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if entry.family in (socket.AF_INET, socket.AF_INET6)
-    }
+    for interface, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                yield interface, entry.address.partition("%")[0], entry.netmask or ""
 
 
 def interface_of(address: str) -> str | None:

@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -24,6 +24,7 @@ from meshrun.host.processes import (
     send_signal,
 )
 from meshrun.host.title import set_title
+from meshrun.plan.rank_program import Program
 from meshrun.warm.warm_messages import (
     FDS,
     StartZygote,
@@ -33,28 +34,23 @@ from meshrun.warm.warm_messages import (
     decode,
     encode,
 )
-from meshrun.worker.exit import Ending
 from meshrun.zygote.control import leave_signals_to_launcher
-from meshrun.zygote.main import run_zygote
 
+RunZygote = Callable[[Sequence[int], Program], Callable[[], None]]
 _REQUEST_TAKES_S = 10.0
 _PACKET_BYTES = 4096
 _LONGEST_SPEC_BYTES = 64 * 1024 * 1024
 
 
 def serve_connection(
-    connection: socket.socket,
-    mark: EnvironVariable,
-    ending: Ending,
-    known_at_start: frozenset[str],
+    connection: socket.socket, mark: EnvironVariable, run: RunZygote
 ) -> Callable[[], Callable[[], None]]:
     """Receive a request for a zygote, become its keeper, and fork it.
 
     Args:
         connection: From a process of this user's with the same privileges.
         mark: The variable that marks processes of the launch.
-        ending: Ends a rank.
-        known_at_start: Modules that a new interpreter has loaded before its program.
+        run: Runs the zygote.
 
     Returns:
         The function that the zygote is to run; the keeper itself never returns.
@@ -80,7 +76,11 @@ def serve_connection(
         die_with_parent(keeper)
         os.close(fds[0])
         os.close(fds[1])
-        return _prepare_zygote(spec, fds[2:], ending, known_at_start)
+        os.setsid()
+        for standard, fd in enumerate(fds[2:5]):
+            os.dup2(fd, standard)
+            os.close(fd)
+        return partial(run, fds[5:], spec.program)
     leave_signals_to_launcher()
     set_title("keeper", spec.program.target, *spec.program.args)
     for fd in fds:
@@ -93,16 +93,6 @@ def serve_connection(
     os.close(keeper_pidfd)
     _keep(connection, pid, zygote_pidfd)
     os._exit(0)
-
-
-def _prepare_zygote(
-    spec: ZygoteSpec, fds: list[int], ending: Ending, known_at_start: frozenset[str]
-) -> Callable[[], Callable[[], None]]:
-    os.setsid()
-    for standard, fd in enumerate(fds[:3]):
-        os.dup2(fd, standard)
-        os.close(fd)
-    return partial(run_zygote, fds[3:], spec.program, ending=ending, known_at_start=known_at_start)
 
 
 def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:

@@ -45,6 +45,7 @@ from meshrun.worker.exit import Ending
 from meshrun.worker.learnt import is_own, stat_of
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
 from meshrun.zygote.guard import LAUNCH_MARK
+from meshrun.zygote.main import run_zygote
 
 _HANDLED = {signal.SIGTERM, signal.SIGCHLD, signal.SIGIO}
 _STARTS_WITHIN_S = 600
@@ -67,7 +68,7 @@ class WarmServer:
 
     def __init__(self, assignment: Assignment, known_at_start: frozenset[str]) -> None:
         self._ending = Ending()
-        self._known_at_start = known_at_start
+        self._run_zygote = partial(run_zygote, ending=self._ending, known_at_start=known_at_start)
         self._mark = EnvironVariable(LAUNCH_MARK)
         self._place = Place(assignment.place)
         self._idle_s = assignment.idle_s
@@ -172,9 +173,7 @@ class WarmServer:
                 return
             if pid == 0:
                 self._leave()
-                self._in_child = partial(
-                    serve_connection, connection, self._mark, self._ending, self._known_at_start
-                )
+                self._in_child = partial(serve_connection, connection, self._mark, self._run_zygote)
                 return
         connection.close()
         self._keepers.add(pid)

@@ -39,9 +39,9 @@ class Ending:
     """The exit handler of a process; made before all imports, so that it runs last."""
 
     def __init__(self) -> None:
-        self._armed = False
         self._status = 0
         self._pid = 0
+        """The process whose end this is; 0 until :meth:`arm`."""
         self._kept_modules: frozenset[str] = frozenset()
         self._handler = self._leave
         self._earlier = _EarlierHandlers()
@@ -68,7 +68,6 @@ class Ending:
         """
         if is_on(os.environ.get("MESHRUN_FULL_EXIT")):
             return
-        self._armed = True
         self._pid = os.getpid()
         self._reporter, self._gate_fd = reporter, gate_fd
         self._learn_to, self._environment = learn_to, dict(os.environ) if learn_to else {}
@@ -85,7 +84,7 @@ class Ending:
 
     def _leave(self) -> None:
         is_rank = self._pid == os.getpid()
-        if not self._armed or not (is_rank or destroyed.any_connected):
+        if not self._pid or not (is_rank or destroyed.any_connected):
             return
         self._earlier.run()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -27,7 +27,6 @@ from meshrun.host.processes import (
 from meshrun.host.reactor import Reactor
 from meshrun.host.stderr import note
 from meshrun.plan.rank_program import Program
-from meshrun.protocol import codec
 from meshrun.protocol.codec import (
     EndGeneration,
     EndZygote,
@@ -129,16 +128,14 @@ class ZygoteServer:
             self._resume_ranks()
 
     def _receive_order(self) -> None:
-        self._in_child = self._follow(*receive(self._control))
-
-    def _follow(self, order: codec.Message | None, fds: list[int]) -> Callable[[], None] | None:
+        order, fds = receive(self._control)
         match order:
             case StartRank():
-                return self._start_rank(order, fds)
+                self._start_rank(order, fds)
             case StartStore():
-                return self._fork_store(order, fds)
+                self._fork_store(order, fds)
             case Negotiate():
-                return self._fork_negotiation(order)
+                self._fork_negotiation(order)
             case SignalRanks():
                 self._signal(order)
             case SuspendRanks():
@@ -153,11 +150,10 @@ class ZygoteServer:
                 self._end(order.grace_s)
             case _:
                 self._end(0.0, launcher_is_gone=True)
-        return None
 
     # ---- children --------------------------------------------------------------------------
 
-    def _start_rank(self, order: StartRank, fds: list[int]) -> Callable[[], None] | None:
+    def _start_rank(self, order: StartRank, fds: list[int]) -> None:
         try:
             if self._program.kind == "command":
                 pid = spawn_command(order, self._program, *fds[:2])
@@ -166,11 +162,12 @@ class ZygoteServer:
             else:
                 pid = self._fork(self._dispositions, die_with_parent)
                 if pid == 0:
-                    return self._in_rank(order, *fds)
+                    self._in_child = self._in_rank(order, *fds)
+                    return
         except OSError as error:
             self._exit_in_child(error)
             self._report_start_failed(order.rank, error)
-            return None
+            return
         finally:
             if self._is_zygote:
                 for fd in fds:
@@ -179,7 +176,6 @@ class ZygoteServer:
         send(self._control, RankStarted(rank=order.rank, pid=pid, at_ns=time.monotonic_ns()))
         if self._program.kind == "command":  # which reports nothing itself
             send(self._control, RankReady(rank=order.rank, at_ns=time.monotonic_ns()))
-        return None
 
     def _fork(self, dispositions: dict[int, Any], begin: Callable[[int], None]) -> int:
         """Fork with signals blocked, so that none reaches the child while it has our handlers.
@@ -225,7 +221,7 @@ class ZygoteServer:
             requests_fd=requests,
         )
 
-    def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
+    def _fork_store(self, order: StartStore, fds: list[int]) -> None:
         self._end_negotiation()
         gate_fd, *listeners = fds
         if self._gate_fd >= 0:
@@ -234,19 +230,18 @@ class ZygoteServer:
         self._store_pid = self._fork_helper(self._guard.begin)
         if self._store_pid == 0:
             self._reports.close()
-            return partial(run_store, order.port, listeners, self._guard)
+            self._in_child = partial(run_store, order.port, listeners, self._guard)
+            return
         for listen_fd in listeners:
             os.close(listen_fd)
-        return None
 
-    def _fork_negotiation(self, order: Negotiate) -> Callable[[], None] | None:
+    def _fork_negotiation(self, order: Negotiate) -> None:
         self._negotiation_pid = self._fork_helper(die_with_parent)
         if self._negotiation_pid == 0:
             from meshrun.rendezvous.torch_backend import negotiate
             from meshrun.worker.sys_path import first_path
 
-            return partial(negotiate, order, self._reports, first_path(self._program))
-        return None
+            self._in_child = partial(negotiate, order, self._reports, first_path(self._program))
 
     def _fork_helper(self, begin: Callable[[int], None]) -> int | None:
         """Fork a process that keeps our handlers: signals that end ranks must not end it first."""
