@@ -30,6 +30,8 @@ class Folder:
         self.path = path
         name = path if above is None else os.path.basename(path)
         self._fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=above)
+        self.lock = -1
+        """A descriptor that is closed with the folder."""
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -74,10 +76,11 @@ class Folder:
             os.rmdir(self.path)
 
     def close(self) -> None:
-        """Close the descriptor."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the descriptor, and release the lock."""
+        for fd in (self._fd, self.lock):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self.lock = -1
 
 
 def make_folder(path: str) -> Folder:

@@ -35,16 +35,16 @@ def temporary_path() -> str:
     return os.path.join(place, f"{PREFIX}{secrets.token_hex(8)}")
 
 
-def hold(folder: Folder) -> int:
-    """Lock a folder while this process runs; return the lock's descriptor.
+def hold(folder: Folder) -> None:
+    """Lock a folder until it is closed, or this process has ended.
 
-    Later launches remove folders with a lock that no process holds. On a file system without
-    locks, the descriptor is -1, and the folder is kept.
+    Later launches remove folders with a lock that no process holds; on a file system without
+    locks, they keep it.
     """
     try:
         descriptor = folder.open(f"{folder.path}/{_UNFINISHED}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except OSError:
-        return -1
+        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         # If hosts share the folder, each may see only its own locks.
@@ -52,14 +52,8 @@ def hold(folder: Folder) -> int:
         folder.rename(_UNFINISHED, _LOCK)  # the file appears with its lock held
     except OSError:
         os.close(descriptor)
-        return -1
-    return descriptor
-
-
-def release(descriptor: int) -> None:
-    """Close the descriptor that :func:`hold` returned."""
-    if descriptor >= 0:
-        os.close(descriptor)
+    else:
+        folder.lock = descriptor
 
 
 @contextmanager
@@ -72,13 +66,12 @@ def private_folder() -> Iterator[str]:
     path = temporary_path()
     with writing_to(path):
         folder = make_folder(path)
-    held = hold(folder)
+    hold(folder)
     try:
         yield folder.path
     finally:
         folder.remove()
         folder.close()
-        release(held)
 
 
 @contextmanager

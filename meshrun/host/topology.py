@@ -47,13 +47,10 @@ def read_topology(
 def _read_nodes(sysfs: Path) -> dict[int, tuple[int, ...]]:
     """Return the CPUs of each NUMA node that has any."""
     nodes = {}
-    try:
-        for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
-            cpus = _read_cpus(folder / "cpulist")
-            if cpus and folder.name[4:].isdecimal():
-                nodes[int(folder.name[4:])] = cpus
-    except OSError:
-        pass
+    for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
+        cpus = _read_cpus(folder / "cpulist")
+        if cpus and folder.name[4:].isdecimal():
+            nodes[int(folder.name[4:])] = cpus
     return nodes
 
 
@@ -75,15 +72,12 @@ def _read_cache_sharers(folder: Path) -> tuple[int, ...]:
     """Return the CPUs that share the highest-level data cache."""
     highest = -1
     sharers: tuple[int, ...] = ()
-    try:
-        for cache in sorted(folder.glob("index[0-9]*")):
-            level = read_number(cache / "level")
-            if level is None or level <= highest or read_text(cache / "type") == "Instruction":
-                continue
-            if cpus := _read_cpus(cache / "shared_cpu_list"):
-                highest, sharers = level, cpus
-    except OSError:
-        pass
+    for cache in sorted(folder.glob("index[0-9]*")):
+        level = read_number(cache / "level")
+        if level is None or level <= highest or read_text(cache / "type") == "Instruction":
+            continue
+        if cpus := _read_cpus(cache / "shared_cpu_list"):
+            highest, sharers = level, cpus
     return sharers
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 
 _IN_PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
 
@@ -19,6 +21,14 @@ LIBRARIES = _folders(*filter(None, map(sysconfig.get_path, _IN_PATHS)))
 """The folders of Python's standard library and of its installed packages."""
 OURS = _folders(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+
+
+def module_files(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the absolute path of each module that has a file."""
+    for name, module in list(modules.items()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and os.path.isabs(path):
+            yield name, path
 
 
 def is_installed(path: str | None) -> bool:

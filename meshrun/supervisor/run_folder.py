@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
-from meshrun.host.leftovers import hold, release, temporary_path
+from meshrun.host.leftovers import hold, temporary_path
 from meshrun.plan.log_files import RankFiles, attempt_folder, rank_files, run_folder_prefix
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LogRequest
@@ -58,7 +58,6 @@ class RunFolder:
         self._is_temporary = logs.log_dir is None
         self.path = temporary_path()
         self._folder: Folder | None = None
-        self._held = -1
         if logs.log_dir not in (None, os.devnull) and plugin is None:
             self._folder = _make_run_folder(
                 str(Path(logs.log_dir or "").absolute()), run_folder_prefix(run_id, host)
@@ -88,12 +87,12 @@ class RunFolder:
         attempt = attempt_folder(self.path, generation)
         try:
             if self._folder is not None and self._folder.is_gone:  # others have cleaned up
-                self._release()
+                self._close()
                 _make_private_folders(os.path.dirname(self.path))
             if self._folder is None:
                 self._folder = make_folder(self.path)
                 if self.cleanup_path:
-                    self._held = hold(self._folder)
+                    hold(self._folder)
             for folder in (attempt, *(f"{attempt}/{rank}" for rank in envs)):
                 self._folder.make(os.path.relpath(folder, self.path))
         except OSError as error:
@@ -129,14 +128,13 @@ class RunFolder:
         path = self.path if is_kept and is_there and self._logs.writes_files else None
         if self._folder is not None and not is_kept:
             self._folder.remove()
-        self._release()
+        self._close()
         return path
 
-    def _release(self) -> None:
+    def _close(self) -> None:
         if self._folder is not None:
             self._folder.close()
-        release(self._held)
-        self._folder, self._held = None, -1
+            self._folder = None
 
 
 def check_log_dir(logs: LogRequest) -> None:

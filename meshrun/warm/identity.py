@@ -14,7 +14,7 @@ from itertools import chain
 from types import ModuleType
 from typing import Any
 
-from meshrun.host.users_files import is_users_file
+from meshrun.host.users_files import is_users_file, module_files
 from meshrun.warm.inherited import fixed_by_parent
 from meshrun.worker.early_settings import is_read_at_import
 from meshrun.worker.learnt import Stat, stat_of
@@ -198,7 +198,8 @@ def words_of(path: str, read: Collection[str]) -> list[str] | None:
 def loaded_files(modules: Mapping[str, ModuleType]) -> dict[str, Stat]:
     """Return the files that this process has loaded, and the folders of its ``sys.path``."""
     found = {}
-    for path in {*_files_of(modules), *_mapped(), *filter(os.path.isdir, sys.path)}:
+    files = (path for _, path in module_files(modules))
+    for path in {*files, *_mapped(), *filter(os.path.isdir, sys.path)}:
         state = _state_of(path)
         if state is not None:
             found[path] = state
@@ -226,13 +227,6 @@ def _can_be_imported(entry: os.DirEntry[str]) -> bool:
     if entry.name.endswith(_IMPORTED):
         return True
     return entry.is_dir() and os.path.exists(os.path.join(entry.path, "__init__.py"))
-
-
-def _files_of(modules: Mapping[str, ModuleType]) -> Iterator[str]:
-    for module in list(modules.values()):
-        path = getattr(module, "__file__", None)
-        if isinstance(path, str) and path.startswith(os.sep):
-            yield path
 
 
 def _mapped() -> Iterator[str]:

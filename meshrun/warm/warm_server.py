@@ -24,6 +24,7 @@ from meshrun.host.processes import signals_blocked, started_at
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import peer_of
 from meshrun.host.title import set_title
+from meshrun.host.users_files import module_files
 from meshrun.warm.identity import (
     BASE,
     Requirements,
@@ -242,9 +243,8 @@ def _import_if_available(module: str, watch: ImportWatch) -> None:
 def _why_unfit(changed: Collection[str], watch: ImportWatch, read: Collection[str]) -> str | None:
     if (reason := watch.why_unsafe()) is not None:
         return reason
-    for name, module in sys.modules.items():
-        path = getattr(module, "__file__", None)
-        if name != "__main__" and isinstance(path, str) and is_own(path):
+    for name, path in module_files(sys.modules):
+        if name != "__main__" and is_own(path):
             return f"a library imports `{path}`, which is not installed"
     if late := set_too_late(changed, read):
         return f"the program sets {late[0]}, which a library reads while it is imported"

@@ -326,20 +326,18 @@ class _Reader:
     def _update(
         self, args: list[ast.expr], keywords: list[ast.keyword], names: _Names, place: str
     ) -> None:
+        pairs: list[tuple[Any, Any]] = []
         for arg in args:
-            with suppress(_Unknown, TypeError, ValueError):
-                for key, value in dict(self._value(arg, names)).items():
-                    if isinstance(key, str):
-                        self._write(key, value, place)
-                continue
-            if isinstance(arg, ast.Dict):  # some of its values may still be known
-                for node, item in zip(arg.keys, arg.values, strict=True):
-                    key = None if node is None else self._text(node, names)
-                    if key is not None:
-                        self._write(key, self._known(item, names), place)
-        for keyword in keywords:
-            if keyword.arg is not None:
-                self._write(keyword.arg, self._known(keyword.value, names), place)
+            if isinstance(arg, ast.Dict):  # some of its values may be known, and others not
+                for key, value in zip(arg.keys, arg.values, strict=True):
+                    pairs.append((key and self._known(key, names), self._known(value, names)))
+            else:
+                with suppress(_Unknown, TypeError, ValueError):
+                    pairs.extend(dict(self._value(arg, names)).items())
+        pairs.extend((keyword.arg, self._known(keyword.value, names)) for keyword in keywords)
+        for name, setting in pairs:
+            if isinstance(name, str):
+                self._write(name, setting, place)
 
     # ---- calls -----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import ModuleType
 
-from meshrun.host.users_files import is_installed, is_users_file
+from meshrun.host.users_files import is_installed, is_users_file, module_files
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.protocol.packing import convert, read_json
 
@@ -43,23 +43,18 @@ def learn(
         before: The environment at the start of the program.
         after: The environment now.
     """
-    own = set()
-    for module in list(modules.values()):
-        path = getattr(module, "__file__", None)
-        if isinstance(path, str) and is_own(path):
-            own.add(path)
     return Learnt(
         modules=[name for name, module in modules.items() if _may_import(name, module)],
         changed=[
             name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
         ],
-        own_files=sorted(own),
+        own_files=sorted({path for _, path in module_files(modules) if is_own(path)}),
     )
 
 
 def is_own(path: str) -> bool:
     """Return whether ``path`` is an existing file of the user's."""
-    return is_users_file(path) and os.path.isabs(path) and os.path.isfile(path)
+    return is_users_file(path) and os.path.isfile(path)
 
 
 def write_learnt(path: str, learnt: Learnt) -> None:

@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from meshrun.host.folder import open_private
-from meshrun.host.users_files import is_users_file
+from meshrun.host.users_files import is_users_file, module_files
 
 WATCH = "MESHRUN_WATCH_FILE"
 """The variable with the file to which ``MTIME_NS PATH`` and NUL are appended for each file."""
@@ -39,6 +39,6 @@ def note_files(list_path: str) -> None:
         elif event == "exec" and isinstance(args[0], CodeType):
             note(args[0].co_filename)
 
-    for module in list(sys.modules.values()):
-        note(getattr(module, "__file__", None))
+    for _, path in module_files(sys.modules):
+        note(path)
     sys.addaudithook(on_audit_event)
