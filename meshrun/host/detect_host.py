@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 from meshrun.host.cores import count_usable_cores
@@ -23,7 +22,6 @@ _BUILDS: tuple[Build, ...] = ("hip", "cuda", "xpu")
 
 
 def detect_host(
-    environment: Mapping[str, str] | None = None,
     *,
     with_gpus: bool = True,
     with_topology: bool = False,
@@ -32,7 +30,7 @@ def detect_host(
     with_domain: bool = False,
 ) -> HostFacts:
     """Return the facts about this machine that a plan needs, without side effects."""
-    env = os.environ if environment is None else environment
+    env = os.environ
     build = _build_of_torch()
     vendor, gpus = visible_gpus(build, env) if with_gpus else (build, ())
     variables = visibility_variables(vendor, env)

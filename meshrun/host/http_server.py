@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from meshrun.host.reactor import Reactor, Timer
+from meshrun.host.write_buffer import WriteBuffer
 
 _MOST_BYTES = 16 * 1024
 _MOST_CLIENTS = 64
@@ -33,7 +34,6 @@ class _Client:
     timer: Timer
     """Closes the connection."""
     received: bytes = b""
-    unsent: bytes = b""
 
 
 class HttpServer:
@@ -94,9 +94,10 @@ class HttpServer:
         client.received += data
         head, end, _ = client.received.partition(b"\r\n\r\n")
         if end:
-            client.unsent = self._handle(head.decode("latin-1"))
             self._reactor.remove(client.connection)  # it may have shut down its sending side
-            self._reactor.add_writer(client.connection, partial(self._write, client))
+            drop = partial(self._drop, client.connection)
+            buffer = WriteBuffer(client.connection.fileno(), self._reactor, drop)
+            buffer.write(self._handle(head.decode("latin-1")))
         elif not data or len(client.received) > _MOST_BYTES:
             self._drop(client.connection)
 
@@ -109,16 +110,6 @@ class HttpServer:
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
         response = self._respond(words[1].partition("?")[0], headers)
         return _render(response, is_head=words[0] == "HEAD")
-
-    def _write(self, client: _Client) -> None:
-        try:
-            client.unsent = client.unsent[client.connection.send(client.unsent) :]
-        except BlockingIOError:
-            return
-        except OSError:
-            client.unsent = b""
-        if not client.unsent:
-            self._drop(client.connection)
 
     def _drop(self, connection: socket.socket) -> None:
         self._clients.pop(connection).timer.cancel()

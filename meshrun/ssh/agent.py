@@ -24,11 +24,11 @@ from meshrun.host.processes import die_with_parent, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.host.title import set_title
+from meshrun.host.write_buffer import WriteBuffer
 from meshrun.protocol.caller import MET, PARENT_FOLDER, PARENT_PID, WHY
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.framing import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, message_frame
 from meshrun.ssh.remote_command import ADDRESS, without_own
-from meshrun.ssh.write_buffer import WriteBuffer
 from meshrun.start import own_command
 
 _CHUNK = 64 * 1024

@@ -17,13 +17,13 @@ from meshrun.errors import UsageError
 from meshrun.host.interfaces import own_addresses
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
+from meshrun.host.write_buffer import WriteBuffer
 from meshrun.plan.hostfile import Host
 from meshrun.protocol.checked import Line
 from meshrun.protocol.packing import Within, convert, read_json
 from meshrun.protocol.printable import one_line
 from meshrun.ssh.framing import MESSAGE, FrameSplitter, order
 from meshrun.ssh.host_failure import Refusal, describe_end
-from meshrun.ssh.write_buffer import WriteBuffer
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CHUNK = 64 * 1024

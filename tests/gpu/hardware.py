@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 
 import pytest
@@ -14,7 +13,7 @@ from meshrun.host.nvml import Handle, Nvml, load_nvml
 @lru_cache
 def count_gpus() -> int:
     """Return how many GPUs a launch here would use."""
-    here = detect_host(os.environ)
+    here = detect_host()
     return here.accelerator_count if here.accelerator == "cuda" else 0
 
 
@@ -28,7 +27,7 @@ def needs(*, gpus: int = 1, reads_nvml: bool = False) -> pytest.MarkDecorator:
     """Skip a test, with the reason, if there are too few GPUs."""
     found = count_gpus()
     if found < gpus:
-        built = detect_host(os.environ).accelerator or "the CPU"
+        built = detect_host().accelerator or "the CPU"
         reason = f"needs {gpus} x CUDA GPU; found {found}, and a torch that is built for {built}"
         return pytest.mark.skipif(True, reason=reason)
     if reads_nvml and nvml() is None:

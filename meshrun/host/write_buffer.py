@@ -1,8 +1,9 @@
-"""Buffers bytes for a pipe that must never block its writer."""
+"""Buffers bytes for a pipe or a connection that must never block its writer."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from meshrun.host.reactor import Reactor
 
@@ -13,13 +14,16 @@ class WriteBuffer:
     Args:
         fd: The descriptor, which the caller owns; it becomes non-blocking.
         reactor: Waits for room while data is queued.
+        done: Called once all data is written, or none can be.
     """
 
-    def __init__(self, fd: int, reactor: Reactor) -> None:
-        self._fd, self._reactor = fd, reactor
+    def __init__(
+        self, fd: int, reactor: Reactor, done: Callable[[], object] = lambda: None
+    ) -> None:
+        self._fd, self._reactor, self._done = fd, reactor, done
         self._queue = bytearray()
         self.is_broken = False
-        """Whether the other end has closed the pipe."""
+        """Whether the other end is closed."""
         os.set_blocking(fd, False)
 
     @property
@@ -47,5 +51,7 @@ class WriteBuffer:
             self._reactor.add_writer(self._fd, self._flush)
         except OSError:
             self.close()
+            self._done()
         else:
             self._reactor.remove_writer(self._fd)
+            self._done()
