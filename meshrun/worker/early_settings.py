@@ -235,16 +235,16 @@ class _Reader:
                         self._write(key, None, _place(target, names))
             case ast.If(test=test, body=body, orelse=orelse):
                 self._follow_calls(test, names)
-                try:
-                    self._run(body if self._value(test, names) else orelse, names)
-                except _Unknown:
+                if (known := self._known(test, names)) is not _Unknown:
+                    self._run(body if known else orelse, names)
+                else:
                     self._run_in_doubt(body, names)
                     self._run_in_doubt(orelse, names)
             case ast.For(target=target, iter=iterable, body=body):
                 self._follow_calls(iterable, names)
                 try:
                     items = list(self._value(iterable, names))
-                except (_Unknown, TypeError):
+                except Exception:
                     self._run_in_doubt(body, names)
                 else:
                     for item in items:
@@ -332,7 +332,7 @@ class _Reader:
                 for key, value in zip(arg.keys, arg.values, strict=True):
                     pairs.append((key and self._known(key, names), self._known(value, names)))
             else:
-                with suppress(_Unknown, TypeError, ValueError):
+                with suppress(Exception):
                     pairs.extend(dict(self._value(arg, names)).items())
         pairs.extend((keyword.arg, self._known(keyword.value, names)) for keyword in keywords)
         for name, setting in pairs:
@@ -392,7 +392,7 @@ class _Reader:
         given.update(zip(parameters, call.args, strict=False))
         given.update({word.arg: word.value for word in call.keywords if word.arg is not None})
         for name, value in given.items():
-            with suppress(_Unknown):
+            with suppress(Exception):
                 inner[name] = self._value(value, names)
         self._depth += 1
         doubt = self._doubt
@@ -410,7 +410,7 @@ class _Reader:
         """Return the value of an expression, or ``_Unknown``."""
         try:
             return self._value(node, names)
-        except _Unknown:
+        except Exception:  # _Unknown, or what the program's values raise
             return _Unknown
 
     def _text(self, node: ast.expr, names: _Names) -> str | None:
@@ -427,15 +427,7 @@ class _Reader:
                 return None if base is None else f"{base}.{attr}"
         return None
 
-    def _value(self, node: ast.expr, names: _Names) -> Any:
-        try:
-            return self._evaluate(node, names)
-        except _Unknown:
-            raise
-        except Exception as error:  # raised by the program's values, or by unknown syntax
-            raise _Unknown from error
-
-    def _evaluate(self, node: ast.expr, names: _Names) -> Any:  # noqa: C901, PLR0911, PLR0912
+    def _value(self, node: ast.expr, names: _Names) -> Any:  # noqa: C901, PLR0911, PLR0912
         match node:
             case ast.Constant(value=value):
                 return value
