@@ -199,6 +199,7 @@ class _Reader:
             self._doubt -= 1
 
     def _step(self, statement: ast.stmt, names: _Names) -> None:  # noqa: C901, PLR0912, PLR0915
+        self._follow_calls(statement, names)
         match statement:
             case ast.Import(names=aliases):
                 for alias in aliases:
@@ -215,14 +216,11 @@ class _Reader:
             case ast.ClassDef(name=name):
                 names.pop(name, None)
             case ast.Assign(targets=targets, value=value):
-                self._follow_calls(value, names)
                 for target in targets:
                     self._assign(target, value, names)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._follow_calls(value, names)
                 self._assign(target, value, names)
             case ast.AugAssign(target=target, value=value):
-                self._follow_calls(value, names)
                 if self._full_name(target, names) == "os.environ":
                     self._update([value], [], names, _place(statement, names))
                 elif isinstance(target, ast.Name):
@@ -234,14 +232,12 @@ class _Reader:
                     if (key := self._variable(target, names)) is not None:
                         self._write(key, None, _place(target, names))
             case ast.If(test=test, body=body, orelse=orelse):
-                self._follow_calls(test, names)
                 if (known := self._known(test, names)) is not _Unknown:
                     self._run(body if known else orelse, names)
                 else:
                     self._run_in_doubt(body, names)
                     self._run_in_doubt(orelse, names)
             case ast.For(target=target, iter=iterable, body=body):
-                self._follow_calls(iterable, names)
                 try:
                     items = list(self._value(iterable, names))
                 except Exception:
@@ -250,9 +246,7 @@ class _Reader:
                     for item in items:
                         _bind(target, item, names)
                         self._run(body, names)
-            case ast.With(items=items, body=body):
-                for item in items:
-                    self._follow_calls(item.context_expr, names)
+            case ast.With(body=body):
                 self._run(body, names)
             case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
                 self._run([*body, *orelse], names)
@@ -264,12 +258,8 @@ class _Reader:
             case ast.Match(cases=cases):
                 for case in cases:
                     self._run_in_doubt(case.body, names)
-            case ast.Return(value=value):
-                if value is not None:
-                    self._follow_calls(value, names)
+            case ast.Return():
                 raise _Returned
-            case ast.Expr(value=value):
-                self._follow_calls(value, names)
 
     def read_module(self, module: str, names: _Names) -> _Names:
         """Stop if the module is torch's; return the names of one of the program's own modules."""
@@ -341,10 +331,13 @@ class _Reader:
 
     # ---- calls -----------------------------------------------------------------------------
 
-    def _follow_calls(self, expression: ast.expr, names: _Names) -> None:
-        calls = [node for node in ast.walk(expression) if isinstance(node, ast.Call)]
-        for call in reversed(calls):  # inner calls first
-            self._call(call, names)
+    def _follow_calls(self, statement: ast.stmt, names: _Names) -> None:
+        """Follow the calls in a statement's own expressions, not in those of its body."""
+        for part in ast.iter_child_nodes(statement):
+            if isinstance(part, ast.expr | ast.withitem):
+                calls = [node for node in ast.walk(part) if isinstance(node, ast.Call)]
+                for call in reversed(calls):  # inner calls first
+                    self._call(call, names)
 
     def _call(self, call: ast.Call, names: _Names) -> None:
         function = self._function(call.func, names)

@@ -60,6 +60,8 @@ def _read(source: str, folder: Path = Path("/nowhere")) -> EarlySettings:
         ("os.environ['A'] = 'x' if True else 'y'", {"A": "x"}),
         ("def f(): f()\nf()\nos.environ['A'] = '1'", {"A": "1"}),
         ("import sys\nif '--x' in sys.argv:\n  os.environ['A'] = sys.argv[1]", {"A": "--x"}),
+        ("while os.environ.setdefault('A', '1') == '2': pass", {"A": "1"}),
+        ("raise SystemExit(os.environ.setdefault('A', '1'))", {"A": "1"}),
         ("os.environ['OMP_NUM_THREADS'] = '3'", {}),  # takes effect at run time
     ],
 )  # fmt: skip
