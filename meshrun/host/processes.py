@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from meshrun.errors import HostError
@@ -333,14 +333,11 @@ class SignalState(enum.Enum):
 
 def threads_blocking(pid: int, signum: int) -> frozenset[str]:
     """Return the threads of a process that block a signal."""
-    bit, found = 1 << (signum - 1), set()
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            if int(read_status(f"/proc/{pid}/task/{task}/status")["SigBlk"], 16) & bit:
-                found.add(task)
+        threads = _read_threads(pid)
+        return frozenset(task for task in threads if _has(threads[task], "SigBlk", signum))
     except (OSError, KeyError, ValueError):
-        pass
-    return frozenset(found)
+        return frozenset()
 
 
 def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) -> SignalState:
@@ -356,15 +353,8 @@ def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) 
     Source:
         proc_pid_status(5): SigCgt, SigIgn, SigBlk, SigPnd and ShdPnd are masks in hexadecimal.
     """
-    bit = 1 << (signum - 1)
-
-    def has(status: dict[str, str], mask: str) -> bool:
-        return bool(int(status[mask], 16) & bit)
-
     try:
-        status = read_status(f"/proc/{pid}/status")
-        tasks = os.listdir(f"/proc/{pid}/task")
-        threads = {task: read_status(f"/proc/{pid}/task/{task}/status") for task in tasks}
+        status, threads = read_status(f"/proc/{pid}/status"), _read_threads(pid)
     except (OSError, ValueError):
         return SignalState.GONE
     found = SignalState.DONE
@@ -372,14 +362,29 @@ def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) 
         found = SignalState.GONE
     elif "SigCgt" not in status:
         found = SignalState.UNKNOWN
-    elif not has(status, "SigCgt") and not has(status, "SigIgn"):
+    elif not _has(status, "SigCgt", signum) and not _has(status, "SigIgn", signum):
         found = SignalState.UNHANDLED
     elif status["State"].startswith(("T", "t")):
         found = SignalState.STOPPED
-    elif has(status, "ShdPnd") or any(has(thread, "SigPnd") for thread in threads.values()):
+    elif _has(status, "ShdPnd", signum) or any(
+        _has(thread, "SigPnd", signum) for thread in threads.values()
+    ):
         found = SignalState.PENDING
-    elif any(has(thread, "SigBlk") for task, thread in threads.items() if task not in blocking):
+    elif any(_has(threads[task], "SigBlk", signum) for task in threads.keys() - blocking):
         found = SignalState.RUNNING
+    return found
+
+
+def _has(status: dict[str, str], mask: str, signum: int) -> bool:
+    return bool(int(status[mask], 16) & 1 << (signum - 1))
+
+
+def _read_threads(pid: int) -> dict[str, dict[str, str]]:
+    """Return the status of each thread of a process, except for those that end meanwhile."""
+    found = {}
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with suppress(OSError):
+            found[task] = read_status(f"/proc/{pid}/task/{task}/status")
     return found
 
 

@@ -234,6 +234,24 @@ def test_the_kernel_reports_what_a_process_does_with_a_signal(
     assert signal_state(process.pid, signal.SIGUSR1) is SignalState.GONE
 
 
+def test_a_process_whose_threads_end_meanwhile_is_not_gone() -> None:
+    """As with a pool of threads, or an executor of many short tasks."""
+    program = """import threading
+while True:
+    threads = [threading.Thread(target=print, args=("up",), kwargs={"flush": True}) for _ in "1234"]
+    for run in (threading.Thread.start, threading.Thread.join):
+        [*map(run, threads)]
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            for _ in range(2000):
+                process.stdout.readline()
+                assert signal_state(process.pid, signal.SIGUSR1) is SignalState.UNHANDLED
+        finally:
+            process.kill()
+
+
 def test_only_ranks_that_listen_are_asked_if_the_kernel_does_not_report_signals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
