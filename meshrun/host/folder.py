@@ -61,6 +61,23 @@ class Folder:
         name = os.path.relpath(path, self.path)
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
 
+    def write(self, name: str, text: str) -> None:
+        """Write a private file in it, whole or not at all; a link in its place is replaced.
+
+        Raises:
+            OSError: If it cannot be written, as when the disk is full.
+        """
+        unfinished = f"{name}.{os.getpid()}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with open(self.open(f"{self.path}/{unfinished}", flags), "w") as file:
+                file.write(text)
+            self.rename(unfinished, name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished, dir_fd=self._fd)
+            raise
+
     def rename(self, old: str, new: str) -> None:
         """Rename a file in it."""
         os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
@@ -115,20 +132,13 @@ def open_private(path: str, flags: int) -> int:
 
 
 def write_private(path: str, text: str) -> None:
-    """Write a text to a file in a private folder, or leave no file there if the disk is full.
+    """Write a file in a private folder, as :meth:`Folder.write` does.
 
     Raises:
-        OSError: As for :func:`open_private`, or if it cannot be written.
+        OSError: If it cannot be written, or is in another user's folder.
     """
     with _own_folder_of(path) as folder:
-        descriptor = folder.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            with open(descriptor, "w") as file:
-                file.write(text)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.basename(path), dir_fd=folder.fileno())
-            raise
+        folder.write(os.path.basename(path), text)
 
 
 @contextlib.contextmanager

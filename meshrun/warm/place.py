@@ -108,12 +108,12 @@ class Place:
 
     def begin(self, pid: int) -> None:
         """Record a server that is still importing."""
-        self.write(f"{pid}.starting", f"{process_namespace()} {started_at(pid)}")
+        self._folder.write(f"{pid}.starting", f"{process_namespace()} {started_at(pid)}")
 
     def describe(self, server: Server, files: Mapping[str, Stat]) -> None:
         """Make a server available to runs, with the files that it has loaded."""
-        self.write(f"{server.pid}.files", json.dumps(files))
-        self.write(f"{server.pid}.json", json.dumps(asdict(server)))
+        self._folder.write(f"{server.pid}.files", json.dumps(files))
+        self._folder.write(f"{server.pid}.json", json.dumps(asdict(server)))
         self._remove(f"{server.pid}.starting")
 
     def knows(self, pid: int) -> bool:
@@ -189,7 +189,7 @@ class Place:
 
     def leave_reason(self, reason: str) -> None:
         """Record for the next run why this one leaves no server."""
-        self.write(_REASON, reason)
+        self._folder.write(_REASON, reason)
 
     def take_reason(self) -> str | None:
         """Return why the last run left no server, and forget it."""
@@ -199,18 +199,6 @@ class Place:
         except OSError:
             return None
         return reason
-
-    def write(self, name: str, text: str) -> None:
-        """Write a file atomically."""
-        temporary = f"{name}.{os.getpid()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        try:
-            with open(self._folder.open(f"{self.path}/{temporary}", flags), "w") as file:
-                file.write(text)
-            self._folder.rename(temporary, name)
-        except OSError:
-            self._remove(temporary)
-            raise
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import ModuleType
 
+from meshrun.host.folder import write_private
 from meshrun.host.users_files import is_installed, is_users_file, module_files
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.protocol.packing import convert, read_json
@@ -59,14 +60,8 @@ def is_own(path: str) -> bool:
 
 def write_learnt(path: str, learnt: Learnt) -> None:
     """Write the record, whole or not at all; if its folder is gone, nothing is written."""
-    temporary = f"{path}.{os.getpid()}"
-    try:
-        with open(temporary, "x") as file:
-            file.write(json.dumps(asdict(learnt)))  # several times as fast as json.dump
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
+    with suppress(OSError):
+        write_private(path, json.dumps(asdict(learnt)))
 
 
 def read_learnt(path: str) -> Learnt | None:
