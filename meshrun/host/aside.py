@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Generic, NoReturn, TypeVar
 
 from meshrun.errors import InternalError
-from meshrun.host.processes import die_with_parent
+from meshrun.host.processes import die_with_parent, signals_blocked
 
 T = TypeVar("T")
 _EXIT_TAKES_S = 0.5
@@ -35,17 +35,15 @@ class Aside(Generic[T]):
         """The signal that ended the call, if one did."""
         self._read, write = os.pipe()
         parent = os.getpid()
-        # Block signals, so that none is delivered to the child while it has our handlers.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            self.pid = os.fork()
-            if self.pid == 0:
-                _answer(call, write, parent)
+            with signals_blocked(signal.valid_signals()):
+                self.pid = os.fork()
+                if self.pid == 0:
+                    _answer(call, write, parent)
         except OSError:
             os.close(self._read)
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(write)
 
     @property
