@@ -61,10 +61,7 @@ def _by_dim(layout: Layout, ranks: list[int]) -> str:
     names = layout.mesh_dim_names
     if names is None:
         return ""
-    indices = []
-    for dim, size in enumerate(layout.sizes):
-        stride = layout.group(dim, 0).step
-        indices.append({rank // stride % size for rank in ranks})
+    indices = [set(map(layout.axis(dim).place, ranks)) for dim in range(len(layout.sizes))]
     # The ranks are a subset of the combinations of their indices: equal if as many.
     if math.prod(len(found) for found in indices) != len(ranks):
         return ""

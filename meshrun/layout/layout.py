@@ -318,8 +318,7 @@ class Layout:
         rank = self._known(rank)
         if self.mesh is None:
             return f"rank{rank:0{len(str(self.world_size - 1))}}"
-        places = [rank // axis.stride % axis.size for axis in self._own]
-        return label_template(self.mesh).format(*places)
+        return label_template(self.mesh).format(*self.coordinate(rank))
 
     def map_to(
         self,
