@@ -285,7 +285,7 @@ class _MeshTests:
             following = self._next_on_ranks(item, nextitem, request.key)
             reports = ranks.run(item, following, request.timeout_s)
         except MeshrunError as error:
-            return list(_failed(item, _render(error), when="setup"))
+            return [_failed(item, _render(error), when="setup")]
         self._is_quit = ranks.is_quit
         if not ranks.group.is_open or ranks.is_spent or any(report.failed for report in reports):
             self._ranks.pop(request.key).group.close()
@@ -317,7 +317,10 @@ class _TestOnRanks:
             self._reports[str(report.when)].append(report)
 
     def replay(self, when: str) -> None:
-        """Report the subtests of a phase; raise an exception if the phase did not pass."""
+        """Report the subtests of a phase; raise an exception if the phase did not pass.
+
+        A phase without reports has passed, or another one has failed.
+        """
         *parts, own = self._reports[when] or [_report(self._item, when)]
         for part in parts:
             self._item.ihook.pytest_runtest_logreport(report=part)
@@ -418,12 +421,12 @@ class _TestRanks:
             if done.exit is not None:
                 raise done.exit
             if done.text:
-                return list(_failed(item, f"{member.label}: {done.text}"))
+                return [_failed(item, f"{member.label}: {done.text}")]
         merged = self._merged(answers)
         stray = self._output.getvalue()
         if answers.missing:
             took_s = time.monotonic() - began_s
-            return list(_unfinished(item, merged, answers, stray, took_s))
+            return [_unfinished(item, merged, answers, stray, took_s)]
         if stray:
             merged[-1].sections.append(("Output of ranks outside of tests", stray))
         return merged
@@ -612,8 +615,8 @@ def _unfinished(
     answers: Exchange,
     output: str,
     took_s: float,
-) -> Iterator[pytest.TestReport]:
-    """Yield the reports of a test that some ranks did not finish.
+) -> pytest.TestReport:
+    """Return the report of a test that some ranks did not finish.
 
     If another rank failed, its failure is reported as the cause.
     """
@@ -634,14 +637,9 @@ def _unfinished(
         sections += [("Output of ranks", "".join(printed))] if printed else []
         if len(answers.by_member) + len(answers.missing) > 1:
             sections.append(("Ranks", "\n".join(_all_outcomes(answers))))
-        yield from _failed(item, text, sections=sections, took_s=took_s)
-        return
+        return _failed(item, text, sections=sections, took_s=took_s)
     failed.sections.append(("Ranks that did not finish", text))
-    for when in _PHASES:
-        if when == failed.when:
-            yield failed
-        elif when != "call" or failed.when != "setup":
-            yield _report(item, when)
+    return failed
 
 
 def _failed(
@@ -651,14 +649,10 @@ def _failed(
     when: str = "call",
     sections: list[tuple[str, str]] | None = None,
     took_s: float = 0.0,
-) -> Iterator[pytest.TestReport]:
-    for phase in _PHASES:
-        if phase == when:
-            report = _report(item, phase, text)
-            report.sections, report.duration = sections or [], took_s
-            yield report
-        elif phase != "call":
-            yield _report(item, phase)
+) -> pytest.TestReport:
+    report = _report(item, when, text)
+    report.sections, report.duration = sections or [], took_s
+    return report
 
 
 def _report(item: pytest.Item, when: Any, text: str = "") -> pytest.TestReport:
