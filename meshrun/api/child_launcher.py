@@ -151,9 +151,19 @@ def end_launcher(process: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             pipe.close()
     if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait()
-        finally:
-            process.kill()  # has an effect only if this wait was interrupted too
-            process.wait()
+        stop_launcher(process, None)
+
+
+def stop_launcher(process: subprocess.Popen[bytes], limit_s: float | None) -> None:
+    """End a launcher and its ranks.
+
+    It is killed if it does not react, as when it is stopped, or if an exception ends the wait.
+    """
+    process.terminate()
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        process.kill()
+        process.wait()

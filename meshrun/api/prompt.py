@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from meshrun import __version__
 from meshrun.api.group_cells import CellFailed, call_on_ranks, run_on_ranks
-from meshrun.api.worker_group import GroupLost, WorkerGroup
+from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import MeshrunError
 from meshrun.host.stderr import say
 from meshrun.layout.selection import find_rank
@@ -120,20 +120,14 @@ class _Prompt(code.InteractiveConsole):
     def _run_program(self, is_typed: bool) -> bool:
         """Run the program; return whether it succeeded. If it exits, the prompt does not."""
         try:
-            call_on_ranks(self.group, run_own_program)
-        except CellFailed as failed:
-            if isinstance(failed.error, SystemExit):
-                return _exit_code(failed.error) == 0
-            say(failed.message)
-        except GroupLost as lost:
-            _print_error(lost)
+            return self._try(lambda: call_on_ranks(self.group, run_own_program))
+        except SystemExit as error:
+            return _exit_code(error) == 0
         except KeyboardInterrupt:
             if not is_typed:
                 raise
             say("KeyboardInterrupt")
-        else:
-            return True
-        return False
+            return False
 
     def _run_piped(self, data: bytes) -> bool:
         """Run piped input as Python does, without printing values; return whether it succeeded."""
@@ -146,14 +140,18 @@ class _Prompt(code.InteractiveConsole):
         return self._run(f"{text}\npass", "<stdin>")
 
     def _run(self, cell: str, name: str) -> bool:
-        """Run a cell; return whether it succeeded.
+        """Run a cell as :meth:`_try` does."""
+        return self._try(lambda: run_on_ranks(self._open_group(), cell, name, only=self._only))
+
+    def _try(self, call: Callable[[], object]) -> bool:
+        """Make a call on the ranks, and print its error; return whether it succeeded.
 
         Raises:
             SystemExit: If a rank raised it.
-            KeyboardInterrupt: If the cell was interrupted.
+            KeyboardInterrupt: If the call was interrupted.
         """
         try:
-            run_on_ranks(self._open_group(), cell, name, only=self._only)
+            call()
         except CellFailed as failed:
             if isinstance(failed.error, SystemExit):
                 raise failed.error from None

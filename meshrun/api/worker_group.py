@@ -23,7 +23,7 @@ from meshrun.api.answers import (
     has_raised,
     interrupts_call,
 )
-from meshrun.api.child_launcher import copy_output, end_launcher
+from meshrun.api.child_launcher import copy_output, end_launcher, stop_launcher
 from meshrun.api.launch import (
     AnyText,
     AnyWords,
@@ -382,7 +382,7 @@ class WorkerGroup:
             try:
                 process.wait(grace_s)
             except BaseException as error:
-                _stop(process)
+                stop_launcher(process, _SHUTDOWN_S + _CLOSE_S)
                 self._finish_output(process, _CLOSE_S)
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
@@ -419,18 +419,6 @@ class WorkerGroup:
                 break
             last = self._stderr.kept
         return "\n".join(_stacks_of_calls(last.splitlines()[1:]))
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a launcher and its ranks; kill it if it does not react, because it is stopped, say."""
-    process.terminate()
-    try:
-        process.wait(_SHUTDOWN_S + _CLOSE_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _stacks_of_calls(lines: Iterable[str]) -> Iterator[str]:

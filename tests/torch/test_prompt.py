@@ -115,6 +115,7 @@ def test_a_closed_stdin_is_empty(fake_torch: Path) -> None:
         ("x = 1", "raise SystemExit", 0, ""),
         ("x =", "print('never')", 1, "SyntaxError: invalid syntax"),
         ("x = 1", "import os\nos._exit(4)", 1, "exited with code 4"),
+        ("import os\nos._exit(4)", "print('never')", 1, "exited with code 4"),
     ],
 )
 def test_scripts_and_pipes_that_fail(
@@ -129,6 +130,7 @@ def test_scripts_and_pipes_that_fail(
     assert "never" not in ran.stdout
     assert ("x is 1" in ran.stdout) == ("x is" in piped)
     assert ran.stderr.count("Traceback") <= 1
+    assert "failed, exit code" not in ran.stderr  # as the launcher has reported it
 
 
 @pytest.mark.nightly
