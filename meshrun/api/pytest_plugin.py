@@ -285,7 +285,7 @@ class _MeshTests:
             following = self._next_on_ranks(item, nextitem, request.key)
             reports = ranks.run(item, following, request.timeout_s)
         except MeshrunError as error:
-            return [_failed(item, _render(error), when="setup")]
+            return [_report(item, "setup", _render(error))]
         self._is_quit = ranks.is_quit
         if not ranks.group.is_open or ranks.is_spent or any(report.failed for report in reports):
             self._ranks.pop(request.key).group.close()
@@ -421,7 +421,7 @@ class _TestRanks:
             if done.exit is not None:
                 raise done.exit
             if done.text:
-                return [_failed(item, f"{member.label}: {done.text}")]
+                return [_report(item, "call", f"{member.label}: {done.text}")]
         merged = self._merged(answers)
         stray = self._output.getvalue()
         if answers.missing:
@@ -434,7 +434,7 @@ class _TestRanks:
     @contextlib.contextmanager
     def _debugging(self) -> Iterator[None]:
         """Leave the terminal to a debugger while the block runs."""
-        from meshrun.worker.debug_test import without_capture
+        from meshrun.worker.serve_tests import without_capture
 
         with without_capture(self._config):
             self._config.hook.pytest_enter_pdb(config=self._config, pdb=None)
@@ -637,25 +637,20 @@ def _unfinished(
         sections += [("Output of ranks", "".join(printed))] if printed else []
         if len(answers.by_member) + len(answers.missing) > 1:
             sections.append(("Ranks", "\n".join(_all_outcomes(answers))))
-        return _failed(item, text, sections=sections, took_s=took_s)
+        return _report(item, "call", text, sections=sections, took_s=took_s)
     failed.sections.append(("Ranks that did not finish", text))
     return failed
 
 
-def _failed(
+def _report(
     item: pytest.Item,
-    text: str,
+    when: Any,
+    text: str = "",
     *,
-    when: str = "call",
-    sections: list[tuple[str, str]] | None = None,
+    sections: Iterable[tuple[str, str]] = (),
     took_s: float = 0.0,
 ) -> pytest.TestReport:
-    report = _report(item, when, text)
-    report.sections, report.duration = sections or [], took_s
-    return report
-
-
-def _report(item: pytest.Item, when: Any, text: str = "") -> pytest.TestReport:
+    """Return the report of a phase that failed with a text, or passed."""
     return pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
@@ -663,4 +658,6 @@ def _report(item: pytest.Item, when: Any, text: str = "") -> pytest.TestReport:
         outcome="failed" if text else "passed",
         longrepr=text or None,
         when=when,
+        sections=sections,
+        duration=took_s,
     )

@@ -86,8 +86,4 @@ def stat_of(path: str) -> Stat | None:
 def _may_import(name: str, module: ModuleType) -> bool:
     spec, path = getattr(module, "__spec__", None), getattr(module, "__file__", None)
     is_itself = spec is not None and spec.name == name  # not an alias
-    return is_itself and is_installed(path) and not _is_ours(name)
-
-
-def _is_ours(name: str) -> bool:
-    return name.partition(".")[0] in _OURS
+    return is_itself and is_installed(path) and name.partition(".")[0] not in _OURS

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.outcomes import Exit
 
+from meshrun.layout.labels import rank_label
+from meshrun.mesh.current_layout import current_layout
 from meshrun.wording import count
 from meshrun.worker.borrowed_terminal import BorrowedTerminal
 from meshrun.worker.call_channel import Begun, TimeLimit
-from meshrun.worker.debug_test import debug_test, without_capture
 from meshrun.worker.group_lifetime import THREAD
 
 if TYPE_CHECKING:
@@ -176,7 +181,7 @@ class _RankSession:
             return
         with without_capture(self._config):
             if self._terminal.borrow():
-                self._terminal.quits = debug_test(self._config, report, call.excinfo.tb)
+                self._terminal.quits = _debug(self._config, report, call.excinfo.tb)
                 self._terminal.give_back()
 
     def pytest_warning_recorded(
@@ -279,3 +284,39 @@ def _cuda_bytes() -> int:
     import torch
 
     return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+
+
+@contextmanager
+def without_capture(config: pytest.Config) -> Iterator[None]:
+    """Use this process's own standard streams while the block runs."""
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    if capture is None:
+        yield
+        return
+    capture.suspend(in_=True)
+    try:
+        yield
+    finally:
+        capture.resume()
+
+
+def _debug(config: pytest.Config, report: pytest.TestReport, frames: TracebackType) -> bool:
+    """Show a failure and debug it on standard streams; return whether the user quit."""
+    from _pytest.config import create_terminal_writer
+
+    to = create_terminal_writer(config, sys.stdout)
+    to.line()
+    for name, text in report.sections:
+        to.sep(">", name)
+        to.line(text.rstrip())
+    to.sep(">", "traceback")
+    report.toterminal(to)
+    rank = int(os.environ["RANK"])
+    to.sep(">", f"entering PDB on rank {rank} [{rank_label(current_layout(), rank)}]")
+    module, name = config.getoption("usepdb_cls") or ("pdb", "Pdb")
+    debugger = getattr(import_module(module), name)()
+    config.hook.pytest_enter_pdb(config=config, pdb=debugger)
+    debugger.reset()
+    debugger.interaction(None, frames)
+    config.hook.pytest_leave_pdb(config=config, pdb=debugger)
+    return bool(debugger.quitting)
