@@ -289,6 +289,8 @@ class _Reader:
 
     def _assign(self, target: ast.expr, value: ast.expr | None, names: _Names) -> None:
         known = _Unknown if value is None else self._known(value, names)
+        if known is _Unknown and value is not None and (name := self._full_name(value, names)):
+            known = _Named(name)
         if (key := self._variable(target, names)) is not None:
             self._write(key, known, _place(target, names))
         else:

@@ -36,6 +36,7 @@ def _read(source: str, folder: Path = Path("/nowhere")) -> EarlySettings:
         ("known = input()\nknown.method()\nunheard.of()\nos.putenv('A', '1')", {"A": "1"}),
         ("from os import environ as e\ne['A'] = '1'", {"A": "1"}),
         ("import os as o\no.environ['A'] = '1'", {"A": "1"}),
+        ("e = os.environ\ne['A'] = '1'\ne.setdefault('B', '2')", {"A": "1", "B": "2"}),
         ("del os.environ['TORCH_TRACE']", {"TORCH_TRACE": None}),
         ("os.environ.pop('TORCH_TRACE', None)", {"TORCH_TRACE": None}),
         ("for k, v in {'A': '1', 'B': '2'}.items():\n  os.environ[k] = v", {"A": "1", "B": "2"}),
