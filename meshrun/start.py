@@ -31,17 +31,26 @@ def own_command(part: str, *words: str, unbuffered: bool = False) -> list[str]:
     return [sys.executable, *["-u"] * unbuffered, os.path.abspath(__file__), part, *words]
 
 
-def _order_path() -> None:
-    """Replace this file's folder on ``sys.path`` by the parent of the package, at the end."""
+def _import_package() -> None:
+    """Import the package of this file, even if ``sys.path`` has another meshrun before it.
+
+    Its parent replaces this file's folder on ``sys.path``, at the end, where it shadows nothing.
+    """
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     package_parent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if package_parent not in sys.path:
         sys.path.append(package_parent)
+    if (spec := PathFinder.find_spec("meshrun", [package_parent])) and spec.loader:
+        sys.modules["meshrun"] = package = module_from_spec(spec)
+        spec.loader.exec_module(package)
 
 
 if __name__ == "__main__":
-    _order_path()
+    _import_package()
     from importlib import import_module
 
     # In a forked rank, main() returns a function, so that the program runs from module level.

@@ -390,3 +390,24 @@ def test_writing_to_meshruns_descriptors_harms_no_other_rank(
     assert sorted(set(ours.stdout.split())) == ["done", "wrote"]
     assert ours.stdout.count("done") == 2
     assert ours.stderr.count("ignoring what a rank's program wrote") == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ranks_use_the_meshrun_that_was_started(
+    method: str, fake_torch: Path, tmp_path: Path
+) -> None:
+    """With `python -m meshrun` in a clone, that is the clone, even if a version is installed."""
+    (tmp_path / "meshrun").mkdir()
+    (tmp_path / "meshrun" / "__init__.py").write_text("raise RuntimeError('installed')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    words = [sys.executable, "-m", "meshrun", "--start-method", method, PROGRAMS / "echo.py"]
+    ours = subprocess.run(
+        words,
+        cwd=PROGRAMS.parent.parent,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ours.returncode, ours.stdout) == (0, "[rank 0] out 0\n"), ours.stderr
