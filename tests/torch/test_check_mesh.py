@@ -113,17 +113,21 @@ def test_a_check_that_is_missed_by_another_rank_first(tmp_path: Path) -> None:
 
 
 def _check_of_rank_1(run: Running) -> psutil.Process:
-    """Wait for the fork in which rank 1 measures, and return it."""
-    checks: list[psutil.Process] = []
+    """Wait until the forks in which the ranks measure are connected; return that of rank 1."""
+    checks: dict[str, psutil.Process] = {}
 
     def look() -> bool:
-        below = psutil.Process(run.process.pid).children(recursive=True)
-        with suppress(psutil.NoSuchProcess):  # a process has ended
-            checks[:] = [p for p in below if "check of rank 1" in " ".join(p.cmdline())]
-        return bool(checks)
+        with suppress(psutil.NoSuchProcess, KeyError):  # one has ended, or not begun
+            for process in psutil.Process(run.process.pid).children(recursive=True):
+                if found := re.search(r"check of rank \d", " ".join(process.cmdline())):
+                    checks[found[0]] = process
+            here = checks["check of rank 1"].net_connections("tcp")
+            there = checks["check of rank 0"].net_connections("tcp")
+            return bool({end.raddr for end in here} & {end.laddr for end in there})
+        return False
 
     wait_until(look, lambda: run.stderr)
-    return checks[0]
+    return checks["check of rank 1"]
 
 
 @pytest.mark.nightly
