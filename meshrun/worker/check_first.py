@@ -7,6 +7,7 @@ without a check: with no group, no extra thread and no memory in use on the devi
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import time
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 from meshrun.check.judge import Finding, best_bus, evaluate, failed_hosts, format_rate
 from meshrun.check.measured import Measured
 from meshrun.check.requirements import parse_requirements
-from meshrun.host.processes import die_with_parent
+from meshrun.host.processes import die_with_parent, signals_blocked
 from meshrun.host.title import set_title
 from meshrun.protocol.codec import StartRank
 from meshrun.protocol.from_zygote import Checked
@@ -71,22 +72,24 @@ def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> V
         os.close(receiver)
         _run_fork(order, settings, reporter, sender)
     os.close(sender)
-    # This rank may be asked to end because its peers have missed the fork, before it has itself.
-    before = signal.signal(signal.SIGTERM, partial(_end_as_fork, fork))
     with open(receiver, "rb") as file:
+        # Peers may miss the fork, and have this rank asked to end, before it can be waited for.
+        before = signal.signal(signal.SIGTERM, partial(_end_as_fork, fork, receiver))
         text = file.read()
-    signal.signal(signal.SIGTERM, before)
-    _, status = os.waitpid(fork, 0)
-    if os.WIFSIGNALED(status):
-        _end_by_signal(os.WTERMSIG(status))
+        with signals_blocked([signal.SIGTERM]):
+            _, status = os.waitpid(fork, 0)
+            if os.WIFSIGNALED(status):
+                _end_by_signal(os.WTERMSIG(status))
+            signal.signal(signal.SIGTERM, before)
     kinds: dict[str, type[Any]] = {"Verdict": Verdict, "Raised": Raised}
     found: Verdict | Raised = unpack(text, kinds)
     return found
 
 
-def _end_as_fork(fork: int, signum: int, _frame: object) -> None:
+def _end_as_fork(fork: int, receiver: int, signum: int, _frame: object) -> None:
     """End by the signal that has killed the fork, or by the one that arrived."""
-    ended, status = os.waitpid(fork, os.WNOHANG)
+    is_ending = bool(select.select([receiver], [], [], 0)[0])  # it has closed the other end
+    ended, status = os.waitpid(fork, 0 if is_ending else os.WNOHANG)
     _end_by_signal(os.WTERMSIG(status) if ended and os.WIFSIGNALED(status) else signum)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,6 @@ from tests.kit import PROGRAMS, Running, run_meshrun, start_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
 MESH = ("--check", "--mesh", "dp=2", "--device", "cpu")
-_CHECK_FIRST = ("--check-first", "--mesh", "dp=2", "--device", "cpu", PROGRAMS / "describe.py")
 
 
 def test_what_is_measured(tmp_path: Path) -> None:
@@ -90,8 +90,7 @@ def test_what_is_slow_by_chance_is_measured_again(tmp_path: Path, products: int,
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, 137), (signal.SIGINT, 130)])
 def test_a_check_that_is_interrupted(tmp_path: Path, signum: signal.Signals, code: int) -> None:
     """A rank ends in the same way as its check; Ctrl-C ends all, without a traceback."""
-    with start_meshrun(*_CHECK_FIRST, folder=tmp_path) as run:
-        check = _check_of_rank_1(run)
+    with _checking(tmp_path) as (run, check):
         if signum == signal.SIGKILL:
             check.kill()
         else:
@@ -104,30 +103,35 @@ def test_a_check_that_is_interrupted(tmp_path: Path, signum: signal.Signals, cod
 @pytest.mark.nightly
 def test_a_check_that_is_missed_by_another_rank_first(tmp_path: Path) -> None:
     """A rank that is asked to end before it has noticed the death of its check is the cause."""
-    with start_meshrun(*_CHECK_FIRST, folder=tmp_path) as run:
-        check = _check_of_rank_1(run)
+    with _checking(tmp_path) as (run, check):
         check.parent().suspend()
         check.kill()
         assert run.wait() == 137, run.stderr
     assert "rank 1 [dp1] was killed by SIGKILL" in run.stderr
 
 
-def _check_of_rank_1(run: Running) -> psutil.Process:
-    """Wait until the forks in which the ranks measure are connected; return that of rank 1."""
-    checks: dict[str, psutil.Process] = {}
-
-    def look() -> bool:
-        with suppress(psutil.NoSuchProcess, KeyError):  # one has ended, or not begun
-            for process in psutil.Process(run.process.pid).children(recursive=True):
-                if found := re.search(r"check of rank \d", " ".join(process.cmdline())):
-                    checks[found[0]] = process
-            here = checks["check of rank 1"].net_connections("tcp")
-            there = checks["check of rank 0"].net_connections("tcp")
-            return bool({end.raddr for end in here} & {end.laddr for end in there})
-        return False
-
-    wait_until(look, lambda: run.stderr)
-    return checks["check of rank 1"]
+@contextmanager
+def _checking(folder: Path) -> Iterator[tuple[Running, psutil.Process]]:
+    """Provide a launch, and the fork in which its rank 1 has joined a check that does not end."""
+    (folder / "waiting.py").write_text(
+        "import os, pathlib, time\n"
+        "from meshrun.worker import check_ranks\n"
+        "measure = check_ranks.measure\n"
+        "def wait(*arguments):\n"
+        "    if os.environ['RANK'] == '1':\n"
+        f"        folder = pathlib.Path({str(folder)!r})\n"
+        "        (folder / 'new').write_text(str(os.getpid()))\n"
+        "        (folder / 'new').rename(folder / 'joined')\n"
+        "        time.sleep(1000)\n"
+        "    return measure(*arguments)\n"
+        "check_ranks.measure = wait\n"
+    )
+    program = folder / "describe.py"
+    program.write_text((PROGRAMS / "describe.py").read_text())
+    words = ("--check-first", "--mesh", "dp=2", "--device", "cpu", "--preload", "waiting", program)
+    with start_meshrun(*words, folder=folder) as run:
+        wait_until((joined := folder / "joined").exists, lambda: run.stderr)
+        yield run, psutil.Process(int(joined.read_text()))
 
 
 @pytest.mark.nightly
