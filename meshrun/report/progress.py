@@ -59,7 +59,7 @@ class StartProgress(Watcher):
     """
 
     def __init__(self, plan: LaunchPlan, console: Console, *, quiet: bool = False) -> None:
-        self._plan, self._console, self._quiet = plan, console, quiet
+        self.plan, self._console, self._quiet = plan, console, quiet
         self._began_ns = time.monotonic_ns()
         self._started = False
         self._noted_stop = self._noted_kill = self._noted_deadline = False
@@ -74,11 +74,7 @@ class StartProgress(Watcher):
     @property
     def is_first_node(self) -> bool:
         """Whether this is node 0, or the only one."""
-        return self._plan.node_rank == 0
-
-    def replan(self, plan: LaunchPlan) -> None:
-        """Replace the plan, for example once all nodes have joined."""
-        self._plan = plan
+        return self.plan.node_rank == 0
 
     def without_shown_lines(self, result: LaunchResult) -> LaunchResult:
         """Return the result without the last lines of the first failure if they were just shown."""
@@ -139,16 +135,16 @@ class StartProgress(Watcher):
                 self._note_check(event)
 
     def _note_plan(self) -> None:
-        if self._plan.device.too_few:
-            self._console.note(f"the mesh is on the CPU: {self._plan.device.reason}")
+        if self.plan.device.too_few:
+            self._console.note(f"the mesh is on the CPU: {self.plan.device.reason}")
         if self.is_first_node:
-            for text in (*self._plan.request.notes, *self._plan.request.rendezvous.notes):
+            for text in (*self.plan.request.notes, *self.plan.request.rendezvous.notes):
                 self._console.note(text)
-        if self._plan.rendezvous is None:  # the spares of several nodes are known once they meet
+        if self.plan.rendezvous is None:  # the spares of several nodes are known once they meet
             self._note_spares()
 
     def _note_check(self, event: Checked) -> None:
-        layout, self._is_checking = self._plan.layout, False
+        layout, self._is_checking = self.plan.layout, False
         what = f"{count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"
         speeds = f"; {event.speeds}" if event.speeds else ""
         found = "" if event.findings else ", found nothing wrong"
@@ -159,7 +155,7 @@ class StartProgress(Watcher):
     def _note_spares(self) -> None:
         if not self.is_first_node:
             return
-        spares = describe_spare_workers(self._plan) if self._plan.spare_workers else ""
+        spares = describe_spare_workers(self.plan) if self.plan.spare_workers else ""
         if spares and spares != self._noted_spares:
             self._console.note(spares)
         self._noted_spares = spares
@@ -204,7 +200,7 @@ class StartProgress(Watcher):
                 text = f"{describe_resize(cause.resize)}; it took {took_s:.2f} s"
             self._console.note(text)
         elif self._started and self._has_mesh and self._console.shows_status:
-            mesh, device = self._plan.layout.mesh, self._plan.device_type
+            mesh, device = self.plan.layout.mesh, self.plan.device_type
             self._console.note(f"mesh {mesh} ready on {device} in {self._elapsed_s:.1f} s")
 
     def _note_signal(self, event: SignalArrived, state: State) -> None:
@@ -241,7 +237,7 @@ class StartProgress(Watcher):
         cause = state.causes[-1]
         if not cause.is_failure:
             return  # it was noted when it happened
-        who = "" if cause.rank is None else f"{rank_name(self._plan.layout, cause.rank)} "
+        who = "" if cause.rank is None else f"{rank_name(self.plan.layout, cause.rank)} "
         which = f"restart {state.restarts} of {state.max_restarts}"
         wait_s, why_wait = back_off(state.causes)
         if wait_s:
@@ -260,7 +256,7 @@ class StartProgress(Watcher):
 
     @property
     def _has_mesh(self) -> bool:
-        return self._plan.layout.mesh is not None
+        return self.plan.layout.mesh is not None
 
     @property
     def _elapsed_s(self) -> float:
@@ -302,10 +298,10 @@ class StartProgress(Watcher):
                 elif lost_connection(event):
                     what = "lost a connection to a peer"
                     self.reported_lost = frozenset({rank})
-                return f"{rank_name(self._plan.layout, rank)} {what}{_stopping_others(rest - 1)}"
+                return f"{rank_name(self.plan.layout, rank)} {what}{_stopping_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status):
                 end = describe_exit(*split_wait_status(status))
-                return f"{rank_name(self._plan.layout, rank)} {end}{_stopping_others(rest)}"
+                return f"{rank_name(self.plan.layout, rank)} {end}{_stopping_others(rest)}"
             case SignalArrived(signum=signum, why=why):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"
                 if signum == signal.SIGINT and state.shutdown_timeout_s > SECOND_SIGNAL_GRACE_S:
@@ -325,7 +321,7 @@ class StartProgress(Watcher):
         """Return the ranks that are still alive: ``both``, ``all 8``, ``dp0 tp* x4``."""
         alive = state.alive
         if len(alive) < len(state.ranks) or len(alive) == 1:
-            return merged_label(self._plan.layout, alive)
+            return merged_label(self.plan.layout, alive)
         return "both" if len(alive) == 2 else f"all {len(alive)}"
 
 
