@@ -58,8 +58,13 @@ class GpuWait:
         self._gpus, self._zygote, self._then = gpus, zygote, then
         self._deadline.restart(self._limits.timeout_s)
         self._note_timer.restart(_SOON_S)
-        self._until_free = Aside(partial(_wait_until_free, gpus, self._limits.limit_bytes))
-        self._reactor.add_reader(self._until_free, self._finish)
+        try:
+            self._until_free = Aside(partial(_wait_until_free, gpus, self._limits.limit_bytes))
+        except OSError as error:
+            self._note(f"cannot wait for GPU memory in a process of its own: {error.strerror}")
+            self._finish()
+        else:
+            self._reactor.add_reader(self._until_free, self._finish)
 
     def cancel(self) -> None:
         """Stop waiting, without a restart."""

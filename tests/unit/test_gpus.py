@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import socket
@@ -11,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -482,6 +483,29 @@ def test_without_a_driver_there_is_no_wait_for_memory(driver: Any) -> None:
 
     assert notes == ["--gpu-memory-wait has no effect: NVML reports no GPU of this launch"] * 2
     assert begun == ["now"] * 2
+
+
+def test_ranks_restart_if_no_process_can_wait_for_memory(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher survives that, and says so."""
+    asked = GpuMemoryWait(limit_bytes=1 << 20, timeout_s=9.0)
+    driver([card("GPU-b2", 1, used=2 << 20)])
+    notes: list[str] = []
+    begun: list[str] = []
+    here = plan("dp=1", gpus=None, gpu_memory_wait=asked)
+    wait = GpuWait(here, Reactor(), notes.append)
+
+    def fork() -> NoReturn:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    wait.hold(here.used_gpus, 0, partial(begun.append, "now"))
+
+    assert begun == ["now"]
+    assert notes[-1:] == [
+        "cannot wait for GPU memory in a process of its own: Resource temporarily unavailable"
+    ]
 
 
 def test_ranks_of_a_warm_server_belong_to_this_launch(driver: Any) -> None:
