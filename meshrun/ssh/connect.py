@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from meshrun.errors import InternalError, RendezvousError
+from meshrun.host.absolute import absolute
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.plan.request import LaunchRequest
@@ -144,7 +144,7 @@ class Connector:
             nonce=session.nonce,
             version=self._version,
             path=[
-                str(Path(path).absolute())
+                absolute(path)
                 for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
                 if path
             ],

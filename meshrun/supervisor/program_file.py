@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from meshrun.errors import HostError, ProgramError
+from meshrun.host.absolute import absolute
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.stacks import current_folder
 
@@ -49,7 +50,7 @@ def check_program(program: Program) -> None:
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "__main__.py")):
             raise ProgramError(
-                f"can't find '__main__' module in '{Path(path).absolute()}'",
+                f"can't find '__main__' module in '{absolute(path)}'",
                 exit_code=1,
                 hint="pass a file in it, or add a `__main__.py` to it",
             )
@@ -67,7 +68,7 @@ def check_program(program: Program) -> None:
             begins = file.readline(_LONGEST_SHEBANG)
     except OSError as error:
         raise ProgramError(
-            f"can't open file '{Path(path).absolute()}': [Errno {error.errno}] {error.strerror}",
+            f"can't open file '{absolute(path)}': [Errno {error.errno}] {error.strerror}",
             exit_code=2,
             hint=_hint_for(path),
         ) from error

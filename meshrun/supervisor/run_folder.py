@@ -6,9 +6,9 @@ import errno
 import os
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 
 from meshrun.errors import HostError, UsageError
+from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
 from meshrun.host.leftovers import hold, temporary_path
 from meshrun.plan.log_files import RankFiles, attempt_folder, rank_files, run_folder_prefix
@@ -60,7 +60,7 @@ class RunFolder:
         self._folder: Folder | None = None
         if logs.log_dir not in (None, os.devnull) and plugin is None:
             self._folder = _make_run_folder(
-                str(Path(logs.log_dir or "").absolute()), run_folder_prefix(run_id, host)
+                absolute(logs.log_dir or ""), run_folder_prefix(run_id, host)
             )
             self.path = self._folder.path
 

@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from meshrun.host.absolute import absolute
 from meshrun.host.processes import Ended, is_stopped
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
@@ -322,9 +322,7 @@ def _receive(connection: socket.socket) -> tuple[Message | None, list[int]]:
 def _absolute(environment: dict[str, str]) -> dict[str, str]:
     """Make ``PYTHONPATH`` independent of the folder in which the interpreter is started."""
     if path := environment.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join(
-            str(Path(part).absolute()) for part in path.split(os.pathsep)
-        )
+        environment["PYTHONPATH"] = os.pathsep.join(map(absolute, path.split(os.pathsep)))
     return environment
 
 

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, who_else_may_write
 from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of
@@ -182,7 +182,7 @@ class Place:
 
     def learnt(self, program: Program) -> str:
         """Return the file for what a run of a program by this interpreter imports."""
-        target = program.target if program.kind == "module" else Path(program.target).absolute()
+        target = program.target if program.kind == "module" else absolute(program.target)
         key = f"{this_interpreter()} {program.kind} {target}"
         name = hashlib.blake2b(os.fsencode(key), digest_size=8).hexdigest()
         return f"{self.path}/learnt-{name}"

@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
-from pathlib import Path
 
+from meshrun.host.absolute import absolute
 from meshrun.plan.rank_program import Program
 from meshrun.worker.early_settings import EarlySettings, read_early_settings
 from meshrun.worker.sys_path import first_path, is_archive
@@ -67,7 +67,7 @@ def read_program(program: Program) -> Source:
     is_compiled = program.target.endswith(".pyc")
     if program.kind == "command" or is_compiled or is_archive(program.target):
         return Source()
-    path = str(Path(program.target).absolute())  # `link/..` stays: it is not the folder of `link`
+    path = absolute(program.target)
     with open(path, "rb") as file:
         tree = _parse(file.read(), path)
     return Source(

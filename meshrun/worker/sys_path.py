@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from zipimport import ZipImportError, zipimporter
 
+from meshrun.host.absolute import absolute
 from meshrun.plan.rank_program import Program
 
 _OURS = "meshrun"
@@ -29,7 +29,7 @@ def first_path(program: Program) -> str | None:
     if program.kind == "command" or is_ours:
         return None
     if program.kind == "script" and is_archive(program.target):
-        return str(Path(program.target).absolute())
+        return absolute(program.target)
     if getattr(sys.flags, "safe_path", False):
         return None
     if program.kind == "module":
