@@ -70,7 +70,7 @@ class Investigation:
         yield self._why_raised(verdict)
         yield self._why_killed(verdict)
         yield self._why_mismatch(verdict, place)
-        if verdict.rank == self.monitor.first_failed:
+        if verdict.rank == self.monitor.explained_rank:
             yield self.monitor.why
         errors = [self._why_terminated(verdict)]
         if known is not None:

@@ -83,11 +83,12 @@ class Monitor:
         """Whether to print in which collectives ranks are, once they have answered."""
         self._only_conflicts = False
         """Whether to print that only if their calls contradict each other."""
-        self.first_failed: int | None = None
-        """The rank that was the first to time out, lose a connection or abort."""
         self._after_answers: list[Callable[[], None]] = []
         self.why = ""
         """Who waits in which collective in this generation, if ranks were asked."""
+        self.explained_rank: int | None = None
+        """The rank whose failure ``why`` may explain: the first to time out, lose a connection or
+        abort."""
         self._then: Hung | GenerationAborted | None = None
         """The event that ends the ranks, to emit after their places have been printed."""
 
@@ -100,7 +101,7 @@ class Monitor:
 
     def begin(self) -> None:
         """Prepare for a new generation of ranks."""
-        self._then, self._must_explain, self.why, self.first_failed = None, False, "", None
+        self._then, self._must_explain, self.why, self.explained_rank = None, False, "", None
         self._after_answers.clear()
         self._pids = {}  # all ranks that were asked have exited
         self.collectives.begin()
@@ -164,23 +165,24 @@ class Monitor:
         """
         is_late = timed_out(event.message, event.traceback)
         if was_stopping:  # too late to ask
-            if self.first_failed is not None and not self.why and is_late:
+            if self.explained_rank is not None and not self.why and is_late:
                 self._must_explain, self._only_conflicts = True, False
                 self._conclude()
             return
         if not self._state.alive - {event.rank} or self._must_explain:
             return
-        self.first_failed = event.rank
         if is_late:
+            self.explained_rank = event.rank
             self.ask(_TIMED_OUT, except_rank=event.rank)
         elif lost_connection(event):
+            self.explained_rank = event.rank
             self._ask_quietly(event.rank)
 
     def on_aborted(self, rank: int, last_lines: Iterable[str]) -> None:
         """Find out the same for a rank that native code has aborted."""
         if not self._state.alive or self._must_explain:
             return
-        self.first_failed = rank
+        self.explained_rank = rank
         if any(_WATCHDOG in line for line in last_lines):
             self.ask(_TIMED_OUT, except_rank=rank)
         else:

@@ -2,11 +2,15 @@
 
 ``ops``: ranks 2 and 3 call different collectives. ``spin``: the same, and they poll without pause.
 ``late``: rank 3 calls nothing. ``shapes``: rank 3 has a smaller tensor.
+``afterwards``: rank 0 raises an exception, and rank 3 calls nothing while ranks are asked to end.
 
 With ``nccl`` in argv[2], torch's recorder for NCCL has the calls.
 """
 
+import os
 import pickle
+import select
+import signal
 import sys
 import time
 
@@ -37,6 +41,15 @@ if "nccl" in sys.argv[2:]:
 dist.all_reduce(tensor, group=group)
 if rank == 3 and how == "late":
     load()
+if how == "afterwards":
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    pids: list[int] = [0] * 4
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 0:
+        raise ValueError("the loss is nan")
+    if rank == 3:
+        select.select([os.pidfd_open(pids[2])], [], [])  # until rank 2 has timed out
+        sys.exit()
 if how == "shapes":
     work = dist.all_reduce(tensor[: 8 if rank == 3 else 1024], group=group, async_op=True)
 elif rank == 3:

@@ -54,6 +54,17 @@ def test_a_hung_collective_is_named(how: str, limit: str, expected: str) -> None
             assert f"({expected})" in ours.stderr.rpartition("error: ")[2]
 
 
+def test_a_timeout_while_ranks_end_does_not_explain_another_error() -> None:
+    """As of a rank that handles SIGTERM to save a checkpoint."""
+    ours = run_meshrun(*MESH, "--timeout", "2", PROGRAMS / "hung.py", "afterwards")
+
+    assert "rank 2 raised RuntimeError: " in ours.stderr, ours.stderr
+    error = ours.stderr.rpartition("error: ")[2]
+    assert error.startswith("rank 0 [dp0 tp0] raised ValueError: the loss is nan, exit code 1\n"), (
+        error
+    )
+
+
 @pytest.mark.nightly
 def test_shapes_that_gloo_aborts_for_are_named() -> None:
     """The rank that receives more than it expects is killed; the error names its peer's call."""
