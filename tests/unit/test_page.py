@@ -44,6 +44,7 @@ def test_long_text_is_wrapped() -> None:
     """Nothing of it is lost."""
     value = "abcdefghij" * 8
     lines = shown(60, value=value)
+    folded = lines[lines.index("rank   value") + 2 :]
 
-    assert "".join(lines).replace(" ", "").count("abcdefghij") >= 2
+    assert "".join(folded).replace(" ", "") == f"0{value}7{value}"
     assert max(map(len, lines)) <= 60
