@@ -225,7 +225,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MayLeave:
+class AllFinished:
     """To participants: the programs of all ranks have finished, so ranks may exit."""
 
     generation: Generation
@@ -300,7 +300,7 @@ class Times:
 
 Message = (
     Join | GaveUp | Waiting | Refused | Welcome | Beat | Parting | Failed | End | Finished
-    | MayLeave | Idle | Leave | Begin | Over | Where | AskTimes | Times
+    | AllFinished | Idle | Leave | Begin | Over | Where | AskTimes | Times
 )  # fmt: skip
 _OF_ONE_NODE = ("node_rank", "next_address", "next_port")
 """The fields of a Welcome that differ between nodes."""

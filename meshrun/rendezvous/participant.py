@@ -26,12 +26,12 @@ from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.hub import beat_s
 from meshrun.rendezvous.messages import (
+    AllFinished,
     AskTimes,
     Begin,
     End,
     Idle,
     Leave,
-    MayLeave,
     Message,
     Over,
     Refused,
@@ -324,7 +324,7 @@ class Participant:
                 self._welcome(message)
             case End():
                 events.append(generation_aborted(message))
-            case MayLeave():
+            case AllFinished():
                 events.append(OthersFinished(at_ns=now_ns))
             case AskTimes():
                 events.append(TimesRequested(generation=message.generation, late=message.late))

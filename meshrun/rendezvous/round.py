@@ -16,13 +16,13 @@ from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
+    AllFinished,
     AskTimes,
     End,
     Failed,
     Finished,
     Idle,
     Leave,
-    MayLeave,
     Message,
     Over,
     Times,
@@ -68,7 +68,7 @@ class Round:
                 self._fail(OWN, message.outcome)
             case Finished():
                 self._finished.add(OWN)
-                self._leave_if_all_finished()
+                self._announce_if_all_finished()
             case Idle():
                 self._idle.add(OWN)
                 self.advance()
@@ -90,7 +90,7 @@ class Round:
                 self.advance()
             case Finished():
                 self._finished.add(number)
-                self._leave_if_all_finished()
+                self._announce_if_all_finished()
             case Leave():
                 connection.close(message.why)
             case Times():
@@ -122,10 +122,10 @@ class Round:
         self.broadcast(end, but=but)
         return True
 
-    def _leave_if_all_finished(self) -> None:
+    def _announce_if_all_finished(self) -> None:
         if self._are_all(self._finished):
             self.is_done = True
-            self.broadcast(MayLeave(generation=self.generation))
+            self.broadcast(AllFinished(generation=self.generation))
             self._hub.events.append(OthersFinished(at_ns=time.monotonic_ns()))
 
     def advance(self) -> None:
