@@ -58,7 +58,7 @@ STARTED = started(0, 1, 2)
 GONE = ZygoteGone(wait_status=0, at_ns=99 * S)
 LOST_STORE = StoreEnded(wait_status=9, at_ns=5 * S)
 KILLED_ZYGOTE = ZygoteGone(wait_status=9, at_ns=99 * S)
-CLEARED = GenerationEnded(at_ns=7 * S)
+ENDED = GenerationEnded(at_ns=7 * S)
 
 FINISH = EndZygote(grace_s=LEFTOVER_GRACE_S)
 CLEAR = EndGeneration(grace_s=LEFTOVER_GRACE_S)

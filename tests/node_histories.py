@@ -6,7 +6,7 @@ from meshrun.errors import RendezvousError
 from meshrun.lifecycle.actions import Action, Decide, EndZygote, Report, StartAll
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
-    AllIdle,
+    AllCleared,
     Event,
     GenerationAborted,
     LaunchOver,
@@ -31,7 +31,8 @@ NOT_MET = MeetingFailed(error=RendezvousError("1 of 2 nodes joined"), at_ns=5 * 
 
 END = EndZygote()
 START = StartAll(generation=0)
-FAILED, FINISHED, IDLE = Report(what="failed"), Report(what="finished"), Report(what="idle")
+FAILED, FINISHED = Report(what="failed"), Report(what="finished")
+CLEARED = Report(what="cleared")
 THE_END = Decide(next_after=None)
 
 
@@ -66,8 +67,8 @@ def reported(*ranks: tuple[int, int], trouble: Trouble | None = None) -> NodeOut
     )
 
 
-def all_idle(*outcomes: NodeOutcome) -> AllIdle:
-    return AllIdle(outcomes=outcomes, at_ns=8 * S)
+def all_cleared(*outcomes: NodeOutcome) -> AllCleared:
+    return AllCleared(outcomes=outcomes, at_ns=8 * S)
 
 
 COORDINATOR: list[Event] = [READY, met(0), *started(0, 1)]

@@ -67,7 +67,7 @@ class Report:
     The others continue without a node that leaves.
     """
 
-    what: Literal["failed", "finished", "idle", "leaves"]
+    what: Literal["failed", "finished", "cleared", "leaves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

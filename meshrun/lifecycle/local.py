@@ -28,7 +28,7 @@ from meshrun.lifecycle.shutdown import (
     end_zygote,
     leave,
     mark_stopped,
-    report_idle,
+    report_cleared,
 )
 from meshrun.lifecycle.state import State, furthest, has_no_rank_left
 from meshrun.protocol.events import (
@@ -205,7 +205,7 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Transition:
     if not has_no_rank_left(state):
         return state, actions
     if state.zygote_gone is not None:  # and everything below it
-        state, report = report_idle(replace(state, phase=Phase.CLEARING))
+        state, report = report_cleared(replace(state, phase=Phase.CLEARING))
         return state, [*actions, *report]
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
@@ -236,7 +236,7 @@ def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Tran
     if state.nodes is not None:
         if not state.nodes.awaits_decision:  # the coordinator has been lost
             return end_zygote(state, event.at_ns)
-        return report_idle(replace(state, deadline_ns=None))
+        return report_cleared(replace(state, deadline_ns=None))
     return start_next_generation(state, event.at_ns)
 
 
@@ -282,7 +282,7 @@ def stop(
     """
     if state.stopping:
         return state, []
-    if state.nodes is not None and state.nodes.is_idle and others_know:
+    if state.nodes is not None and state.nodes.is_cleared and others_know:
         return replace(state, stop=Stop.ASKED), []  # no rank is left here
     deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
     state = replace(state, stop=Stop.ASKED, deadline_ns=deadline_ns)
@@ -327,14 +327,14 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
     if nodes is None or not nodes.is_met:
         state, is_next = (state, False) if was_ending else _plan_restart(state, event.at_ns)
         return start_next_generation(state, event.at_ns) if is_next else (state, [])
-    if nodes.is_elastic and (nodes.is_idle or nodes.link is Link.RETURNING):
+    if nodes.is_elastic and (nodes.is_cleared or nodes.link is Link.RETURNING):
         return leave(mark_stopped(state), nodes, [], event.at_ns)
     if state.lost_process is event and nodes.may_leave and not may_restart(state):
         return _leave_if_possible(mark_stopped(state))
     failed: list[Action] = [] if state.stopping else [Report(what="failed")]
     phase = Phase.ENDING if state.phase is Phase.ENDING else Phase.CLEARING
-    state, idle = report_idle(mark_stopped(state, phase=phase, deadline_ns=None))
-    return state, [*failed, *idle]
+    state, report = report_cleared(mark_stopped(state, phase=phase, deadline_ns=None))
+    return state, [*failed, *report]
 
 
 def _signalled(state: State, event: SignalArrived) -> Transition:
@@ -382,10 +382,10 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Transition:
     nodes = state.nodes
     if nodes is not None and len(state.signals) > 2:
         state = replace(state, nodes=replace(nodes, link=Link.CUT_OFF))
-    elif nodes is not None and nodes.is_idle and nodes.awaits_decision:
+    elif nodes is not None and nodes.is_cleared and nodes.awaits_decision:
         if nodes.may_end_alone and was_stopping:
             return leave(state, nodes, actions, event.at_ns)
-        return state, actions  # the coordinator stops the others, and decides once they are idle
+        return state, actions  # the coordinator stops the others, and decides once they are cleared
     if state.alive or state.phase in (Phase.ENDING, Phase.OVER):
         return state, actions
     # No rank has started, so there is nothing to wait for.

@@ -19,10 +19,10 @@ from meshrun.lifecycle.restart import (
     may_continue,
     may_restart,
 )
-from meshrun.lifecycle.shutdown import end_zygote, leave, mark_stopped, report_idle
+from meshrun.lifecycle.shutdown import end_zygote, leave, mark_stopped, report_cleared
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
-    AllIdle,
+    AllCleared,
     GenerationAborted,
     LaunchOver,
     MeetingFailed,
@@ -61,7 +61,7 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Transition:
     if not nodes.is_met:
         state = mark_stopped(state, nodes=nodes, phase=Phase.ENDING)
         return state, [EndZygote(by_force=True)]
-    if known.is_idle and known.may_end_alone:
+    if known.is_cleared and known.may_end_alone:
         return leave(replace(state, nodes=nodes), nodes, [], event.at_ns)
     stopped, actions = stop(replace(state, nodes=nodes), event.at_ns)
     return finish(stopped, actions, event.at_ns)
@@ -82,7 +82,7 @@ def _node_lost(state: State, event: NodeLost) -> Transition:
     link = Link.CUT_OFF if event.node_rank == 0 else known.link
     nodes = replace(known, lost=known.lost or event, link=link)
     state, actions = stop(replace(state, nodes=nodes), event.at_ns, others_know=True)
-    if link is Link.CUT_OFF and known.is_idle:
+    if link is Link.CUT_OFF and known.is_cleared:
         return end_zygote(state, event.at_ns)
     return finish(state, actions, event.at_ns)
 
@@ -97,7 +97,7 @@ def _generation_aborted(state: State, event: GenerationAborted) -> Transition:
     return finish(state, actions, event.at_ns)
 
 
-def _all_idle(state: State, event: AllIdle) -> Transition:
+def _all_cleared(state: State, event: AllCleared) -> Transition:
     """Decide for every node: restart the ranks, or end the launch."""
     if _nodes(state).phase in (NodesPhase.MEETING, NodesPhase.OVER):
         return state, []
@@ -129,8 +129,8 @@ def _next_begins(state: State, event: NextBegins) -> Transition:
         return start_next_generation(state, event.at_ns)
     # This node can no longer start ranks, and the others would wait for them.
     nodes = replace(_nodes(state), phase=NodesPhase.RUNNING)
-    state, idle = report_idle(replace(state, nodes=nodes))
-    return state, [Report(what="failed"), *idle]
+    state, report = report_cleared(replace(state, nodes=nodes))
+    return state, [Report(what="failed"), *report]
 
 
 def _others_finished(state: State, event: OthersFinished) -> Transition:
@@ -150,7 +150,7 @@ HANDLERS: dict[type[Any], Callable[[State, Any], Transition]] = {
     NodeLost: _node_lost,
     GenerationAborted: _generation_aborted,
     OthersFinished: _others_finished,
-    AllIdle: _all_idle,
+    AllCleared: _all_cleared,
     NextBegins: _next_begins,
     LaunchOver: _launch_over,
 }

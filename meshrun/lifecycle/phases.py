@@ -52,7 +52,7 @@ class NodesPhase(Enum):
 
     MEETING = "meeting"
     RUNNING = "running"
-    IDLE = "idle"
+    CLEARED = "cleared"
     """This node has reported that nothing of this generation is left on it."""
     REGROUPING = "regrouping"
     """The coordinator will start the ranks again once there are enough nodes."""
@@ -119,18 +119,18 @@ NODES_PHASES: Mapping[NodesPhase, Mapping[NodesPhase, str]] = {
         NodesPhase.OVER: "the launch ended without this node",
     },
     NodesPhase.RUNNING: {
-        NodesPhase.IDLE: "all processes on this node ended",
+        NodesPhase.CLEARED: "all processes on this node ended",
         NodesPhase.REGROUPING: "all processes on all nodes ended, and ranks start again",
         NodesPhase.OVER: "the coordinator ended the launch",
     },
-    NodesPhase.IDLE: {
+    NodesPhase.CLEARED: {
         NodesPhase.RUNNING: "the next generation starts",
         NodesPhase.REGROUPING: "all processes on all nodes ended, and ranks start again",
         NodesPhase.OVER: "the coordinator ended the launch",
     },
     NodesPhase.REGROUPING: {
         NodesPhase.RUNNING: "the next generation starts",
-        NodesPhase.IDLE: "this node cannot start ranks any more",
+        NodesPhase.CLEARED: "this node cannot start ranks any more",
         NodesPhase.OVER: "the coordinator ended the launch",
     },
     NodesPhase.OVER: {},

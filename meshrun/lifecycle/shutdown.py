@@ -40,9 +40,9 @@ def mark_stopped(state: State, **changes: Any) -> State:
     return replace(state, stop=stop, **changes)
 
 
-def report_idle(state: State) -> Transition:
+def report_cleared(state: State) -> Transition:
     """Report to the coordinator, once, that nothing of this generation is left here."""
     nodes = state.nodes
-    if nodes is None or nodes.is_idle or not nodes.awaits_decision:
+    if nodes is None or nodes.is_cleared or not nodes.awaits_decision:
         return state, []
-    return replace(state, nodes=replace(nodes, phase=NodesPhase.IDLE)), [Report(what="idle")]
+    return replace(state, nodes=replace(nodes, phase=NodesPhase.CLEARED)), [Report(what="cleared")]

@@ -42,7 +42,7 @@ class NodesState:
     over: LaunchOver | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
     """Ranks of other nodes that failed, and the first to leave; the coordinator has them once
-    every node is idle."""
+    every node is cleared."""
     outcomes: tuple[NodeOutcome, ...] = ()
     """The other nodes' reports on this generation."""
 
@@ -61,19 +61,19 @@ class NodesState:
         return self.phase is not NodesPhase.MEETING
 
     @property
-    def is_idle(self) -> bool:
+    def is_cleared(self) -> bool:
         """Whether this node has reported that nothing of this generation is left on it."""
         return self.phase not in (NodesPhase.MEETING, NodesPhase.RUNNING)
 
     @property
     def may_end_alone(self) -> bool:
-        """Whether an idle node may exit before the others."""
+        """Whether a cleared node may exit before the others."""
         return self.is_elastic or self.phase is NodesPhase.REGROUPING
 
     @property
     def may_leave(self) -> bool:
         """Whether the others can continue without this node and are not being stopped."""
-        is_needed = self.is_coordinator or self.is_idle or self.signum is not None
+        is_needed = self.is_coordinator or self.is_cleared or self.signum is not None
         return self.is_elastic and self.awaits_decision and not is_needed
 
     @property

@@ -150,7 +150,7 @@ class OthersFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllIdle:
+class AllCleared:
     """Nothing of this generation is left on any node; an event of the coordinator alone."""
 
     outcomes: tuple[NodeOutcome, ...]
@@ -194,7 +194,7 @@ FromNodes = (
     | NodeLost
     | GenerationAborted
     | OthersFinished
-    | AllIdle
+    | AllCleared
     | NextBegins
     | LaunchOver
 )

@@ -245,7 +245,7 @@ class Coordinator:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
         elif not (
-            self._over or self._round.is_done or self._round.is_ending or self._round.is_all_idle
+            self._over or self._round.is_done or self._round.is_ending or self._round.is_all_cleared
         ):
             self._grow(info.host)
 

@@ -231,7 +231,7 @@ class AllFinished:
     generation: Generation
 
 
-class Idle(_WithOutcome):
+class Cleared(_WithOutcome):
     """Participant to coordinator: nothing of a generation is left here."""
 
     __slots__ = ()
@@ -300,7 +300,7 @@ class Times:
 
 Message = (
     Join | GaveUp | Waiting | Refused | Welcome | Beat | Parting | Failed | End | Finished
-    | AllFinished | Idle | Leave | Begin | Over | Where | AskTimes | Times
+    | AllFinished | Cleared | Leave | Begin | Over | Where | AskTimes | Times
 )  # fmt: skip
 _OF_ONE_NODE = ("node_rank", "next_address", "next_port")
 """The fields of a Welcome that differ between nodes."""

@@ -29,8 +29,8 @@ from meshrun.rendezvous.messages import (
     AllFinished,
     AskTimes,
     Begin,
+    Cleared,
     End,
-    Idle,
     Leave,
     Message,
     Over,
@@ -89,7 +89,7 @@ class Participant:
         self._uses_fallback = False
         """Whether it tries the port on which node 0 reports that the endpoint's port is taken."""
         self._met = self._over = self._failed = False
-        self._is_idle = False
+        self._is_cleared = False
         """Whether nothing is left here of the last generation."""
         self._is_spare = False
         self._lost = ""
@@ -101,8 +101,8 @@ class Participant:
 
     def send(self, message: Message) -> None:
         """Send the coordinator a message of this node's own launch."""
-        if isinstance(message, Idle):
-            self._is_idle = True
+        if isinstance(message, Cleared):
+            self._is_cleared = True
             if self._lost:
                 self._reconnect()
         if self._connection is not None and self._met:
@@ -135,7 +135,7 @@ class Participant:
             self._check_deadlines()
 
     def _check_deadlines(self) -> None:
-        if self._lost and not (self._is_idle or self._is_spare):
+        if self._lost and not (self._is_cleared or self._is_spare):
             return  # this node's own ranks end first
         place = self._config.endpoint
         if self._foreign is not None and self._foreign.is_over:
@@ -366,7 +366,7 @@ class Participant:
         )
 
     def _take_part(self) -> None:
-        self._is_idle = self._is_spare = False
+        self._is_cleared = self._is_spare = False
         self._lost = ""
 
     def _by_own_clock(self, cause: Cause) -> Cause:
@@ -409,7 +409,7 @@ class Participant:
         if self._met:
             self._met = False
             self._lose_coordinator(why, is_silent=is_silent)
-        if self._is_idle or self._is_spare:
+        if self._is_cleared or self._is_spare:
             self._reconnect()
 
     def _reconnect(self) -> None:

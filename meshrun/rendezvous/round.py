@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 
 from meshrun.protocol.events import (
-    AllIdle,
+    AllCleared,
     GenerationAborted,
     LaunchOver,
     OthersFinished,
@@ -18,10 +18,10 @@ from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
     AllFinished,
     AskTimes,
+    Cleared,
     End,
     Failed,
     Finished,
-    Idle,
     Leave,
     Message,
     Over,
@@ -53,12 +53,12 @@ class Round:
         self._world_size = world_size
         self.outcomes: dict[int, NodeOutcome] = {}
         self._finished: set[int] = set()
-        self._idle: set[int] = set()
+        self._cleared: set[int] = set()
         self.is_ending = False
         """Whether the nodes have been asked to stop their ranks."""
         self.is_done = False
         """Whether every program has finished."""
-        self.is_all_idle = False
+        self.is_all_cleared = False
         """Whether nothing is left on any node; this node then decides what comes next."""
 
     def send(self, message: Message) -> None:
@@ -69,8 +69,8 @@ class Round:
             case Finished():
                 self._finished.add(OWN)
                 self._announce_if_all_finished()
-            case Idle():
-                self._idle.add(OWN)
+            case Cleared():
+                self._cleared.add(OWN)
                 self.advance()
             case Where() | AskTimes():
                 self.broadcast(message)
@@ -80,13 +80,13 @@ class Round:
         if getattr(message, "generation", None) != self.generation:
             return
         match message:
-            case Failed() | Idle() | Times() if message.last_rank >= self._world_size:
+            case Failed() | Cleared() | Times() if message.last_rank >= self._world_size:
                 connection.close(f"it reported rank {message.last_rank} of {self._world_size}")
             case Failed():
                 self._fail(number, self._keep(number, connection, message))
-            case Idle():
+            case Cleared():
                 self._keep(number, connection, message)
-                self._idle.add(number)
+                self._cleared.add(number)
                 self.advance()
             case Finished():
                 self._finished.add(number)
@@ -99,7 +99,7 @@ class Round:
                     TimesReported(answers=answers, unsure_ns=connection.unsure_ns, why=message.why)
                 )
 
-    def _keep(self, number: int, connection: Connection, report: Failed | Idle) -> NodeOutcome:
+    def _keep(self, number: int, connection: Connection, report: Failed | Cleared) -> NodeOutcome:
         outcome = self.outcomes[number] = report.outcome.shifted(-connection.ahead_ns)
         return outcome
 
@@ -130,11 +130,11 @@ class Round:
 
     def advance(self) -> None:
         """Request this node's decision once nothing is left on any node."""
-        if self._are_all(self._idle):
-            self.is_all_idle = True
-            self._idle.discard(OWN)  # request it once
+        if self._are_all(self._cleared):
+            self.is_all_cleared = True
+            self._cleared.discard(OWN)  # request it once
             outcomes = tuple(self.outcomes.values())
-            self._hub.events.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
+            self._hub.events.append(AllCleared(outcomes=outcomes, at_ns=time.monotonic_ns()))
 
     def _are_all(self, numbers: set[int]) -> bool:
         """Return whether these are all nodes; lost ones may be among them."""

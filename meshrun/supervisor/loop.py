@@ -47,7 +47,7 @@ from meshrun.protocol.caller import Caller
 from meshrun.protocol.codec import WireError
 from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.events import (
-    AllIdle,
+    AllCleared,
     Event,
     FromNodes,
     GenerationAborted,
@@ -346,7 +346,7 @@ class Loop:
         elif isinstance(event, GenerationAborted) and event.is_hung and not self.state.stopping:
             self._monitor.ask(event.why, then=event)
         else:
-            if isinstance(event, AllIdle):
+            if isinstance(event, AllCleared):
                 self.state, event = self._monitor.explain_hang(self.state, event)
             self._handle(self._complete(event) if isinstance(event, Met) else event)
 

@@ -22,7 +22,7 @@ from meshrun.protocol.collectives import (
     RankTimes,
     RankWaits,
 )
-from meshrun.protocol.events import AllIdle, GenerationAborted, Hung, RankLate
+from meshrun.protocol.events import AllCleared, GenerationAborted, Hung, RankLate
 from meshrun.protocol.generation import Trouble
 from meshrun.protocol.raised import lost_connection, timed_out
 from meshrun.protocol.rank_end import RankRaised
@@ -265,15 +265,15 @@ class Monitor:
         """Return what a peer of a rank has called; "" if unknown."""
         return describe_peers(self.calls, self._plan.layout, rank, place)
 
-    def explain_hang(self, state: State, idle: AllIdle) -> tuple[State, AllIdle]:
+    def explain_hang(self, state: State, cleared: AllCleared) -> tuple[State, AllCleared]:
         """Print who waits for whom once all nodes have answered, unless it has been printed."""
-        calls = {rank: answer for each in idle.outcomes for rank, answer in each.calls.items()}
-        is_hung = state.hung is not None or any(each.is_hung for each in idle.outcomes)
+        calls = {rank: answer for each in cleared.outcomes for rank, answer in each.calls.items()}
+        is_hung = state.hung is not None or any(each.is_hung for each in cleared.outcomes)
         if not calls or not is_hung:
-            return state, idle
+            return state, cleared
         found = self._find({**self.calls, **calls}, range(self._plan.layout.world_size))
         if not found or found[0].summary == self.why:
-            return state, idle
+            return state, cleared
         self._print_findings(found)
         why = found[0].summary
         hung = None if state.hung is None else replace(state.hung, why=why)
@@ -281,9 +281,9 @@ class Monitor:
             replace(each, trouble=_with_reason(each.trouble, why))
             if each.is_hung and each.trouble
             else each
-            for each in idle.outcomes
+            for each in cleared.outcomes
         )
-        return replace(state, hung=hung), replace(idle, outcomes=outcomes)
+        return replace(state, hung=hung), replace(cleared, outcomes=outcomes)
 
     def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[Finding]:
         places = {rank: answer.place for rank, answer in calls.items() if answer.place}

@@ -18,7 +18,7 @@ from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause, Evidence, NodeOutcome
-from meshrun.rendezvous.messages import Begin, Failed, Finished, Idle, Leave, Over, Where
+from meshrun.rendezvous.messages import Begin, Cleared, Failed, Finished, Leave, Over, Where
 from meshrun.rendezvous.peers import Peers
 
 _SIGNALLED_STAY_S = 1.0
@@ -119,7 +119,7 @@ class Nodes:
             self.peers.send(Failed(generation=generation, outcome=self._outcome(state, layout, {})))
         else:
             outcome = replace(self._outcome(state, layout, gather()), calls=calls)
-            self.peers.send(Idle(generation=generation, outcome=outcome))
+            self.peers.send(Cleared(generation=generation, outcome=outcome))
 
     def _outcome(
         self, state: State, layout: Layout, evidence: Mapping[int, Evidence]

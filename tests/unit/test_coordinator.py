@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshrun.protocol.events import (
-    AllIdle,
+    AllCleared,
     GenerationAborted,
     LaunchOver,
     Met,
@@ -14,7 +14,7 @@ from meshrun.protocol.events import (
     OthersFinished,
 )
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.rendezvous.messages import Begin, Failed, Finished, Idle, Over, Where
+from meshrun.rendezvous.messages import Begin, Cleared, Failed, Finished, Over, Where
 from tests.parties import WHY, Parties, Party, info, names
 
 OVER = Over(exit_code=7, signum=None, preempted=False, headline="rank 1 failed")
@@ -37,8 +37,8 @@ def failed(headline: str = "rank 1 failed", signum: int = 0, generation: int = 0
     return Failed(generation=generation, outcome=NodeOutcome(headline=headline, signum=signum))
 
 
-def idle(generation: int = 0, headline: str = "") -> Idle:
-    return Idle(generation=generation, outcome=NodeOutcome(headline=headline))
+def cleared(generation: int = 0, headline: str = "") -> Cleared:
+    return Cleared(generation=generation, outcome=NodeOutcome(headline=headline))
 
 
 def settled(parties: Parties) -> None:
@@ -65,8 +65,8 @@ def test_a_failure_of_an_earlier_generation_is_ignored(
 ) -> None:
     """The report was sent before the order to restart arrived."""
     for party in three:
-        party.send(idle())
-    parties.until(lambda: three[0].received(AllIdle))
+        party.send(cleared())
+    parties.until(lambda: three[0].received(AllCleared))
     three[0].send(Begin(generation=1, cause=WHY))
     parties.until(lambda: all(party.received(NextBegins) for party in three))
     three[1].send(failed(generation=0))
@@ -91,19 +91,22 @@ def test_all_may_leave_once_all_have_finished(parties: Parties, three: list[Part
     assert [len(party.events) for party in three] == [1, 1, 1]
 
 
-def test_idle_nodes_are_reported_to_the_coordinator_once(
+def test_cleared_nodes_are_reported_to_the_coordinator_once(
     parties: Parties, three: list[Party]
 ) -> None:
     """With each of the other nodes' outcomes."""
     for number in (1, 2):
-        three[number].send(idle(headline=f"node{number}"))
+        three[number].send(cleared(headline=f"node{number}"))
     settled(parties)
     assert names(three) == [[], [], []]
-    three[0].send(idle(headline="node0"))
+    three[0].send(cleared(headline="node0"))
     parties.until(lambda: three[0].events)
 
-    assert len(three[0].received(AllIdle)) == 1
-    assert [each.headline for each in three[0].received(AllIdle)[0].outcomes] == ["node1", "node2"]
+    assert len(three[0].received(AllCleared)) == 1
+    assert [each.headline for each in three[0].received(AllCleared)[0].outcomes] == [
+        "node1",
+        "node2",
+    ]
 
 
 def test_the_end_is_sent_to_all(parties: Parties, three: list[Party]) -> None:
@@ -120,12 +123,12 @@ def test_the_end_is_sent_to_all(parties: Parties, three: list[Party]) -> None:
 
 
 def test_a_node_that_leaves_ends_the_others(parties: Parties, three: list[Party]) -> None:
-    """They learn which node it was, and the coordinator does not wait for it to be idle."""
+    """They learn which node it was, and the coordinator does not wait for it to be cleared."""
     parties.remove(three[1])
     parties.until(lambda: three[0].received(NodeLost) and three[2].received(GenerationAborted))
-    three[0].send(idle())
-    three[2].send(idle())
-    parties.until(lambda: three[0].received(AllIdle))
+    three[0].send(cleared())
+    three[2].send(cleared())
+    parties.until(lambda: three[0].received(AllCleared))
 
     lost = three[0].received(NodeLost)[0]
     assert (lost.node_rank, lost.host, lost.why) == (1, "node1", "it closed the connection")

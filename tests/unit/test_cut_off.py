@@ -12,7 +12,7 @@ from meshrun.protocol.from_zygote import GenerationEnded, RankStarted, ZygoteRea
 from meshrun.protocol.rank_end import RankExited
 
 LOST = NodeLost(node_rank=0, host="node0", why="silence", at_ns=5)
-CLEARED = GenerationEnded(at_ns=6)
+ENDED = GenerationEnded(at_ns=6)
 EXITED = RankExited(rank=1, pid=7, wait_status=1 << 8, at_ns=4)
 
 
@@ -49,7 +49,7 @@ def participant() -> State:
 
 @pytest.mark.parametrize(
     "events",
-    [(LOST, EXITED), (EXITED, LOST, CLEARED), (EXITED, CLEARED, LOST)],
+    [(LOST, EXITED), (EXITED, LOST, ENDED), (EXITED, ENDED, LOST)],
     ids=["running", "clearing up", "waiting"],
 )
 def test_the_coordinator_may_be_lost_at_any_moment(events: tuple[Event, ...]) -> None:

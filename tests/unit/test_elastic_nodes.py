@@ -9,7 +9,7 @@ import pytest
 
 from meshrun.layout import Layout
 from meshrun.protocol.events import (
-    AllIdle,
+    AllCleared,
     GenerationAborted,
     LaunchOver,
     MeetingFailed,
@@ -19,7 +19,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.rendezvous.messages import Begin, Finished, Idle, Join, Leave, Over
+from meshrun.rendezvous.messages import Begin, Cleared, Finished, Join, Leave, Over
 from tests.parties import WHY, Parties, Party, info
 
 MOST = 3
@@ -55,8 +55,8 @@ def forget(those: Sequence[Party]) -> None:
 def start_next_generation(parties: Parties, those: Sequence[Party], generation: int) -> None:
     """Report on all nodes that one generation has ended, and order the next."""
     for party in reversed(those):
-        party.send(Idle(generation=generation - 1, outcome=NodeOutcome()))
-    parties.until(lambda: those[0].received(AllIdle))
+        party.send(Cleared(generation=generation - 1, outcome=NodeOutcome()))
+    parties.until(lambda: those[0].received(AllCleared))
     those[0].send(Begin(generation=generation, cause=WHY))
 
 
@@ -198,8 +198,8 @@ def test_a_node_that_is_lost_after_all_finished_ends_nothing(
     parties.turn(5)
     parties.remove(two[1])
     parties.turn(5)
-    two[0].send(Idle(generation=0, outcome=NodeOutcome()))
-    parties.until(lambda: two[0].received(AllIdle))
+    two[0].send(Cleared(generation=0, outcome=NodeOutcome()))
+    parties.until(lambda: two[0].received(AllCleared))
 
     assert not two[0].received(GenerationAborted)
 
@@ -215,12 +215,12 @@ def test_a_node_that_was_cut_off_rejoins(parties: Parties, two: list[Party]) -> 
     parties.all.append(coordinator)
     parties.pass_s(5)
     assert coordinator.received(GenerationAborted)
-    coordinator.send(Idle(generation=0, outcome=NodeOutcome()))
+    coordinator.send(Cleared(generation=0, outcome=NodeOutcome()))
     coordinator.send(Begin(generation=1, cause=WHY))
     parties.turn(5)
     assert hosts_of(coordinator) == ("node0",)
     forget([coordinator])
-    cut.send(Idle(generation=0, outcome=NodeOutcome()))
+    cut.send(Cleared(generation=0, outcome=NodeOutcome()))
     parties.until(lambda: coordinator.received(GenerationAborted))
     start_next_generation(parties, [coordinator], 2)
     parties.until(lambda: cut.received(Met))
@@ -250,7 +250,7 @@ def test_a_lost_coordinator_is_not_searched_for(parties: Parties, two: list[Part
     """Nothing listens at its address, so it will not return."""
     parties.remove(two[0])
     parties.until(lambda: two[1].received(NodeLost))
-    two[1].send(Idle(generation=0, outcome=NodeOutcome()))
+    two[1].send(Cleared(generation=0, outcome=NodeOutcome()))
     parties.until(lambda: two[1].received(MeetingFailed))
 
     error = two[1].received(MeetingFailed)[0].error
@@ -304,8 +304,8 @@ def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int
     """End a generation by a failure of one rank, and begin the next."""
     forget(those)
     for party in reversed(those):
-        party.send(Idle(generation=generation - 1, outcome=NodeOutcome()))
-    parties.until(lambda: those[0].received(AllIdle))
+        party.send(Cleared(generation=generation - 1, outcome=NodeOutcome()))
+    parties.until(lambda: those[0].received(AllCleared))
     cause = replace(WHY, rank=rank, description=how, is_failure=True)
     those[0].send(Begin(generation=generation, cause=cause))
 

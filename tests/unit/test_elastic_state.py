@@ -24,7 +24,7 @@ from meshrun.protocol.generation import Cause
 from tests.histories import (
     BY_FORCE,
     CLEAR,
-    CLEARED,
+    ENDED,
     FINISH,
     LOST_STORE,
     READY,
@@ -36,13 +36,13 @@ from tests.histories import (
 )
 from tests.histories import play as play_events
 from tests.node_histories import (
+    CLEARED,
     COORDINATOR,
     COORDINATOR_ENDED,
     DIES,
     END,
     FAILED,
     FINISHED,
-    IDLE,
     OTHERS_FAILED,
     PARTICIPANT,
     PARTICIPANT_ENDED,
@@ -50,7 +50,7 @@ from tests.node_histories import (
     THE_END,
     TROUBLE,
     WELL,
-    all_idle,
+    all_cleared,
     met,
     over,
     reported,
@@ -74,10 +74,10 @@ def again(node_rank: int, *ranks: int) -> Met:
     return replace(met(node_rank), ranks=ranks, causes=(CHANGE,))
 
 
-SHRUNK: list[Event] = [*COORDINATOR, LOST, *COORDINATOR_ENDED, CLEARED, all_idle()]
-SHRINKS = [START, term(0, 1), CLEAR, IDLE, GO_ON]
-CUT_OFF: list[Event] = [*PARTICIPANT, CUT, *PARTICIPANT_ENDED, CLEARED]
-CUTS = [START, term(2, 3), CLEAR, IDLE]
+SHRUNK: list[Event] = [*COORDINATOR, LOST, *COORDINATOR_ENDED, ENDED, all_cleared()]
+SHRINKS = [START, term(0, 1), CLEAR, CLEARED, GO_ON]
+CUT_OFF: list[Event] = [*PARTICIPANT, CUT, *PARTICIPANT_ENDED, ENDED]
+CUTS = [START, term(2, 3), CLEAR, CLEARED]
 
 CHECKED = Checked(
     rank=0, findings=["a link is slow"], hosts=[], speeds="", seconds=1.0, at_ns=5 * S
@@ -94,42 +94,42 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(3), FAILED, LEAVES, FINISH],
     ),
     "the first node cannot leave": (
-        [*COORDINATOR, EXCLUDED, *COORDINATOR_ENDED, CLEARED, all_idle()],
-        [START, term(0, 1), FAILED, CLEAR, IDLE, THE_END],
+        [*COORDINATOR, EXCLUDED, *COORDINATOR_ENDED, ENDED, all_cleared()],
+        [START, term(0, 1), FAILED, CLEAR, CLEARED, THE_END],
     ),
     "a check that blames a node leaves it to that node": (
         [*COORDINATOR, replace(CHECKED, hosts=["node1"])],
         [START],
     ),
     "a check that blames none ends the launch": (
-        [*COORDINATOR, CHECKED, *COORDINATOR_ENDED, CLEARED, all_idle()],
-        [START, term(0, 1), FAILED, CLEAR, IDLE, THE_END],
+        [*COORDINATOR, CHECKED, *COORDINATOR_ENDED, ENDED, all_cleared()],
+        [START, term(0, 1), FAILED, CLEAR, CLEARED, THE_END],
     ),
     "a lost node ends the ranks, and the coordinator continues": (SHRUNK, SHRINKS),
     "the coordinator continues with the others": ([*SHRUNK, again(0, 0)], [*SHRINKS, NEXT]),
     "two lost nodes are one change": (
-        [*COORDINATOR, LOST, LOST, *COORDINATOR_ENDED, CLEARED, all_idle()],
+        [*COORDINATOR, LOST, LOST, *COORDINATOR_ENDED, ENDED, all_cleared()],
         SHRINKS,
     ),
     "ranks that lost their peers first are not the cause": (
-        [*COORDINATOR, exited(0, 1 << 8, 5), LOST, exited(1, 15, 6), CLEARED, all_idle()],
-        [START, term(1), FAILED, CLEAR, IDLE, GO_ON],
+        [*COORDINATOR, exited(0, 1 << 8, 5), LOST, exited(1, 15, 6), ENDED, all_cleared()],
+        [START, term(1), FAILED, CLEAR, CLEARED, GO_ON],
     ),
-    "a node that joins while this one is idle": (
-        [*COORDINATOR, *WELL, CLEARED, LOST, all_idle(reported())],
-        [START, FINISHED, CLEAR, IDLE, GO_ON],
+    "a node that joins while this one is cleared": (
+        [*COORDINATOR, *WELL, ENDED, LOST, all_cleared(reported())],
+        [START, FINISHED, CLEAR, CLEARED, GO_ON],
     ),
-    "a node that joins while this one is idle for long": (
-        [*COORDINATOR, *WELL, CLEARED, LOST, TimePassed(at_ns=99 * S), all_idle(reported())],
-        [START, FINISHED, CLEAR, IDLE, GO_ON],
+    "a node that joins while this one is cleared for long": (
+        [*COORDINATOR, *WELL, ENDED, LOST, TimePassed(at_ns=99 * S), all_cleared(reported())],
+        [START, FINISHED, CLEAR, CLEARED, GO_ON],
     ),
     "trouble on another node ends the launch despite a change": (
-        [*COORDINATOR, LOST, *COORDINATOR_ENDED, CLEARED, all_idle(TROUBLE)],
-        [START, term(0, 1), CLEAR, IDLE, THE_END],
+        [*COORDINATOR, LOST, *COORDINATOR_ENDED, ENDED, all_cleared(TROUBLE)],
+        [START, term(0, 1), CLEAR, CLEARED, THE_END],
     ),
     "a signal ends the launch despite a change": (
-        [*COORDINATOR, LOST, signalled(15, 5), *COORDINATOR_ENDED, CLEARED, all_idle()],
-        [START, term(0, 1), CLEAR, IDLE, THE_END],
+        [*COORDINATOR, LOST, signalled(15, 5), *COORDINATOR_ENDED, ENDED, all_cleared()],
+        [START, term(0, 1), CLEAR, CLEARED, THE_END],
     ),
     "a signal while the coordinator waits for nodes": (
         [*SHRUNK, signalled(15, 9), over(143)],
@@ -141,12 +141,12 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*SHRINKS, StartZygote(), NEXT],
     ),
     "a zygote that does not answer is replaced": (
-        [met(0), LOST, TimePassed(at_ns=99 * S), GONE, all_idle(), again(0, 0), READY],
-        [CLEAR, BY_FORCE, IDLE, GO_ON, StartZygote(), NEXT],
+        [met(0), LOST, TimePassed(at_ns=99 * S), GONE, all_cleared(), again(0, 0), READY],
+        [CLEAR, BY_FORCE, CLEARED, GO_ON, StartZygote(), NEXT],
     ),
     "a participant ends its ranks and learns which nodes remain": (
-        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED, again(1, 1)],
-        [START, term(2, 3), CLEAR, IDLE, NEXT],
+        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, ENDED, again(1, 1)],
+        [START, term(2, 3), CLEAR, CLEARED, NEXT],
     ),
     "a new node begins with the current generation": ([READY, again(1, 2)], [NEXT]),
     "a participant that is cut off ends its ranks and keeps its zygote": (CUT_OFF, CUTS),
@@ -174,7 +174,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(2, 3), LEAVES, FINISH],
     ),
     "a participant leaves alone while it ends leftover processes": (
-        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, signalled(15, 8), CLEARED],
+        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, signalled(15, 8), ENDED],
         [START, term(2, 3), CLEAR, LEAVES, BY_FORCE],
     ),
     "a signal to all nodes ends all together": (
@@ -197,18 +197,21 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, LOST_STORE, *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
-    "a coordinator whose zygote is killed ends all": ([*COORDINATOR, GONE], [START, FAILED, IDLE]),
+    "a coordinator whose zygote is killed ends all": (
+        [*COORDINATOR, GONE],
+        [START, FAILED, CLEARED],
+    ),
     "a participant whose zygote is killed while the others end": (
         [*PARTICIPANT, OTHERS_FAILED, GONE],
         [START, term(2, 3), LEAVES],
     ),
     "a participant whose zygote is killed after a failure stays to report it": (
         [*PARTICIPANT, *DIES[:1], GONE],
-        [START, term(3), FAILED, IDLE],
+        [START, term(3), FAILED, CLEARED],
     ),
     "a broken program is a failure of all": (
         [READY, met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
-        [START, FAILED, IDLE],
+        [START, FAILED, CLEARED],
     ),
     "a spare that is stopped is not a failure": ([READY, signalled(15, 9)], [BY_FORCE]),
 }  # fmt: skip
@@ -233,7 +236,7 @@ def test_a_change_counts_as_a_generation_and_not_as_a_restart() -> None:
     """So ranks keep all their restarts."""
     state, _ = play([*SHRUNK, again(0, 0)])
     assert (state.generation, state.restarts) == (1, 0)
-    failed = [*SHRUNK, again(0, 0), *started(0), exited(0, 7 << 8, 9), CLEARED, all_idle()]
+    failed = [*SHRUNK, again(0, 0), *started(0), exited(0, 7 << 8, 9), ENDED, all_cleared()]
     decided = [each for each in play(failed, max_restarts=1)[1] if isinstance(each, Decide)]
 
     assert [each.next_after is not None and each.next_after.is_failure for each in decided] == [

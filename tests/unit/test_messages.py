@@ -31,8 +31,8 @@ from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandsh
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
     Begin,
+    Cleared,
     End,
-    Idle,
     Join,
     Message,
     MessageError,
@@ -46,7 +46,7 @@ from meshrun.rendezvous.messages import (
 from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.round import Round
 from meshrun.rendezvous.this_node import ThisNode
-from tests.histories import CLEARED, GONE, READY
+from tests.histories import ENDED, GONE, READY
 from tests.node_histories import COORDINATOR, COORDINATOR_ENDED, PARTICIPANT, play
 from tests.parties import info
 
@@ -222,10 +222,10 @@ JOIN = {"host": "a", "node_rank": None, "nproc": 1, "settings": {}}
         ("Begin", BEGIN, {"cause": {**CAUSE, "raised": {"rank": 1}}}),
         ("Begin", BEGIN, {"cause": {**CAUSE, "at_ns": 10**30}}),
         ("Begin", BEGIN, {"generation": -1}),
-        ("Idle", {"generation": 0, "outcome": {}}, {"outcome": {"ranks": {"x": {}}}}),
-        ("Idle", {"generation": 0, "outcome": {}}, {"outcome": {"ranks": {"-1": {}}}}),
-        ("Idle", {"generation": 0, "outcome": {}}, {"outcome": {"more": 1}}),
-        ("Idle", {"generation": 0, "outcome": {}}, {"outcome": {"trouble": {}}}),
+        ("Cleared", {"generation": 0, "outcome": {}}, {"outcome": {"ranks": {"x": {}}}}),
+        ("Cleared", {"generation": 0, "outcome": {}}, {"outcome": {"ranks": {"-1": {}}}}),
+        ("Cleared", {"generation": 0, "outcome": {}}, {"outcome": {"more": 1}}),
+        ("Cleared", {"generation": 0, "outcome": {}}, {"outcome": {"trouble": {}}}),
         ("Failed", {"generation": 0, "outcome": {}},
          {"outcome": {"ranks": {"1": {"exited": {**EXITED, "wait_status": 0x137F}}}}}),
         ("Failed", {"generation": 0, "outcome": {}},
@@ -321,9 +321,9 @@ def test_nothing_that_a_peer_sends_breaks_a_launch(message: Message, at: int, va
         as_participant, hub.events = [*hub.events], deque()
         coordinator = Round(0, {1: far}, world_size=4, hub=hub)
         coordinator.receive(1, far, said)
-        coordinator.send(Idle(generation=0, outcome=NodeOutcome()))
+        coordinator.send(Cleared(generation=0, outcome=NodeOutcome()))
         as_coordinator = [*hub.events]
-    as_coordinator = [*COORDINATOR, *as_coordinator, *COORDINATOR_ENDED, CLEARED]
+    as_coordinator = [*COORDINATOR, *as_coordinator, *COORDINATOR_ENDED, ENDED]
     for events in ([READY, *as_participant], [*PARTICIPANT, *as_participant], as_coordinator):
         state, _ = play([*events, GONE], max_restarts=1)
         build_result(

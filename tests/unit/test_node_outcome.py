@@ -14,7 +14,7 @@ from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import Cause, Evidence, NodeOutcome, RankState, Trouble
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
-from meshrun.rendezvous.messages import Begin, Idle, decode, encode
+from meshrun.rendezvous.messages import Begin, Cleared, decode, encode
 
 NS = st.integers(0, 10**18)
 TEXT = st.text(st.characters(categories=("L", "N", "P")), max_size=12)
@@ -47,8 +47,8 @@ CAUSES = st.builds(
 
 def travelled(outcome: NodeOutcome) -> NodeOutcome:
     """Return an outcome as the coordinator receives it."""
-    arrived = decode(encode(Idle(generation=0, outcome=outcome)))
-    assert isinstance(arrived, Idle)
+    arrived = decode(encode(Cleared(generation=0, outcome=outcome)))
+    assert isinstance(arrived, Cleared)
     return arrived.outcome
 
 

@@ -19,7 +19,7 @@ from meshrun.protocol.from_zygote import ProgramBroken, StartFailed
 from tests.histories import (
     BY_FORCE,
     CLEAR,
-    CLEARED,
+    ENDED,
     FINISH,
     GONE,
     KILLED_ZYGOTE,
@@ -33,13 +33,13 @@ from tests.histories import (
     term,
 )
 from tests.node_histories import (
+    CLEARED,
     COORDINATOR,
     COORDINATOR_LOST,
     DIES,
     END,
     FAILED,
     FINISHED,
-    IDLE,
     NEXT,
     NODE_LOST,
     NOT_MET,
@@ -51,7 +51,7 @@ from tests.node_histories import (
     THE_END,
     WELL,
     WELL_THERE,
-    all_idle,
+    all_cleared,
     finished,
     met,
     over,
@@ -71,34 +71,37 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [met(1), OTHERS_FAILED, READY],
         [CLEAR],
     ),
-    "it then reports that it is idle": (
-        [met(1), OTHERS_FAILED, READY, CLEARED],
-        [CLEAR, IDLE],
+    "it then reports that it is cleared": (
+        [met(1), OTHERS_FAILED, READY, ENDED],
+        [CLEAR, CLEARED],
     ),
     "a signal while waiting for the others": ([READY, signalled(15, 3)], [BY_FORCE]),
     "a failure is reported to the coordinator": (
         [*PARTICIPANT, exited(2, 7 << 8, 5)],
         [START, term(3), FAILED],
     ),
-    "then that the node is idle, and the coordinator decides what comes next": (
-        [*PARTICIPANT, *DIES, CLEARED],
-        [START, term(3), FAILED, CLEAR, IDLE],
+    "then that the node is cleared, and the coordinator decides what comes next": (
+        [*PARTICIPANT, *DIES, ENDED],
+        [START, term(3), FAILED, CLEAR, CLEARED],
     ),
     "the end as the coordinator decides it": (
-        [*PARTICIPANT, *DIES, CLEARED, over(7), GONE],
-        [START, term(3), FAILED, CLEAR, IDLE, END],
+        [*PARTICIPANT, *DIES, ENDED, over(7), GONE],
+        [START, term(3), FAILED, CLEAR, CLEARED, END],
     ),
     "the next generation as the coordinator decides it": (
-        [*PARTICIPANT, *DIES, CLEARED, NEXT],
-        [START, term(3), FAILED, CLEAR, IDLE, StartAll(generation=1)],
+        [*PARTICIPANT, *DIES, ENDED, NEXT],
+        [START, term(3), FAILED, CLEAR, CLEARED, StartAll(generation=1)],
     ),
     "and the end of that one": (
-        [*PARTICIPANT, *DIES, CLEARED, NEXT, *started(2, 3), *WELL_THERE, CLEARED, over(0, "")],
-        [START, term(3), FAILED, CLEAR, IDLE, StartAll(generation=1), FINISHED, CLEAR, IDLE, END],
+        [*PARTICIPANT, *DIES, ENDED, NEXT, *started(2, 3), *WELL_THERE, ENDED, over(0, "")],
+        [
+            START, term(3), FAILED, CLEAR, CLEARED,
+            StartAll(generation=1), FINISHED, CLEAR, CLEARED, END,
+        ],
     ),
     "another node's failure stops the ranks here, and is not reported back": (
-        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED],
-        [START, term(2, 3), CLEAR, IDLE],
+        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, ENDED],
+        [START, term(2, 3), CLEAR, CLEARED],
     ),
     "with the signal that the other node received": (
         [*PARTICIPANT, GenerationAborted(why="stopped", signum=signal.SIGINT, at_ns=5 * S)],
@@ -113,8 +116,8 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, FINISHED],
     ),
     "until all have finished": (
-        [*PARTICIPANT, *finished(2, 3), OTHERS_FINISHED, *WELL_THERE, CLEARED],
-        [START, FINISHED, OpenGate(), CLEAR, IDLE],
+        [*PARTICIPANT, *finished(2, 3), OTHERS_FINISHED, *WELL_THERE, ENDED],
+        [START, FINISHED, OpenGate(), CLEAR, CLEARED],
     ),
     "or until one on another node fails": (
         [*PARTICIPANT, *finished(2, 3), OTHERS_FAILED],
@@ -125,20 +128,23 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, FINISHED],
     ),
     "and ends with the others": (
-        [NO_RANKS, READY, OTHERS_FINISHED, CLEARED, over(0, "")],
-        [START, FINISHED, OpenGate(), CLEAR, IDLE, END],
+        [NO_RANKS, READY, OTHERS_FINISHED, ENDED, over(0, "")],
+        [START, FINISHED, OpenGate(), CLEAR, CLEARED, END],
     ),
     "or takes part in their next generation": (
-        [NO_RANKS, READY, OTHERS_FAILED, CLEARED, NEXT, OTHERS_FINISHED, CLEARED],
-        [START, FINISHED, CLEAR, IDLE, StartAll(generation=1), FINISHED, OpenGate(), CLEAR, IDLE],
+        [NO_RANKS, READY, OTHERS_FAILED, ENDED, NEXT, OTHERS_FINISHED, ENDED],
+        [
+            START, FINISHED, CLEAR, CLEARED,
+            StartAll(generation=1), FINISHED, OpenGate(), CLEAR, CLEARED,
+        ],
     ),
     "or until one here fails": (
         [*PARTICIPANT, *finished(2), exited(3, 9, 5)],
         [START, term(2), OpenGate(), FAILED],
     ),
-    "the coordinator learns that all are idle, and ends the launch": (
-        [*COORDINATOR, *WELL, CLEARED, all_idle(reported())],
-        [START, FINISHED, CLEAR, IDLE, THE_END],
+    "the coordinator learns that all are cleared, and ends the launch": (
+        [*COORDINATOR, *WELL, ENDED, all_cleared(reported())],
+        [START, FINISHED, CLEAR, CLEARED, THE_END],
     ),
     "a lost node stops the ranks, and is not reported to the coordinator, which knows": (
         [*COORDINATOR, NODE_LOST],
@@ -152,12 +158,12 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE],
         [START, term(2, 3), FINISH],
     ),
-    "a coordinator lost while this node is idle": (
-        [*PARTICIPANT, *DIES, CLEARED, COORDINATOR_LOST],
-        [START, term(3), FAILED, CLEAR, IDLE, END],
+    "a coordinator lost while this node is cleared": (
+        [*PARTICIPANT, *DIES, ENDED, COORDINATOR_LOST],
+        [START, term(3), FAILED, CLEAR, CLEARED, END],
     ),
     "a coordinator lost while the zygote clears up": (
-        [*PARTICIPANT, *DIES, COORDINATOR_LOST, CLEARED],
+        [*PARTICIPANT, *DIES, COORDINATOR_LOST, ENDED],
         [START, term(3), FAILED, CLEAR, END],
     ),
     "a coordinator lost before ranks are started": (
@@ -165,48 +171,48 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [FINISH],
     ),
     "a signal is reported to the coordinator": (
-        [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED, CLEARED],
-        [START, term(2, 3), FAILED, CLEAR, IDLE],
+        [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED, ENDED],
+        [START, term(2, 3), FAILED, CLEAR, CLEARED],
     ),
     "a signal while waiting for the coordinator": (
-        [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8)],
-        [START, term(3), FAILED, CLEAR, IDLE],
+        [*PARTICIPANT, *DIES, ENDED, signalled(15, 8)],
+        [START, term(3), FAILED, CLEAR, CLEARED],
     ),
     "a third signal ends the node without it": (
-        [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8), signalled(15, 8), signalled(15, 8)],
-        [START, term(3), FAILED, CLEAR, IDLE, BY_FORCE],
+        [*PARTICIPANT, *DIES, ENDED, signalled(15, 8), signalled(15, 8), signalled(15, 8)],
+        [START, term(3), FAILED, CLEAR, CLEARED, BY_FORCE],
     ),
-    "a lost zygote is a failure, and leaves the node idle": (
+    "a lost zygote is a failure, and leaves the node cleared": (
         [*PARTICIPANT, KILLED_ZYGOTE],
-        [START, FAILED, IDLE],
+        [START, FAILED, CLEARED],
     ),
     "the next generation gets another zygote": (
         [*PARTICIPANT, KILLED_ZYGOTE, NEXT, READY],
-        [START, FAILED, IDLE, StartZygote(), StartAll(generation=1)],
+        [START, FAILED, CLEARED, StartZygote(), StartAll(generation=1)],
     ),
     "also if the zygote died after the last rank, which is no failure": (
-        [*PARTICIPANT, *DIES, CLEARED, KILLED_ZYGOTE, NEXT, READY],
-        [START, term(3), FAILED, CLEAR, IDLE, StartZygote(), StartAll(generation=1)],
+        [*PARTICIPANT, *DIES, ENDED, KILLED_ZYGOTE, NEXT, READY],
+        [START, term(3), FAILED, CLEAR, CLEARED, StartZygote(), StartAll(generation=1)],
     ),
     "or while it cleaned up": (
         [*PARTICIPANT, *DIES, KILLED_ZYGOTE, NEXT, READY],
-        [START, term(3), FAILED, CLEAR, IDLE, StartZygote(), StartAll(generation=1)],
+        [START, term(3), FAILED, CLEAR, CLEARED, StartZygote(), StartAll(generation=1)],
     ),
     "or did not clean up, and was ended by force": (
         [*PARTICIPANT, *DIES, TimePassed(at_ns=99 * S), KILLED_ZYGOTE, NEXT, READY],
-        [START, term(3), FAILED, CLEAR, BY_FORCE, IDLE, StartZygote(), StartAll(generation=1)],
+        [START, term(3), FAILED, CLEAR, BY_FORCE, CLEARED, StartZygote(), StartAll(generation=1)],
     ),
     "without a next generation there is no other zygote": (
         [*PARTICIPANT, KILLED_ZYGOTE, over(137)],
-        [START, FAILED, IDLE],
+        [START, FAILED, CLEARED],
     ),
     "a signal after the zygote is lost ends the next generation": (
         [*PARTICIPANT, *DIES, KILLED_ZYGOTE, signalled(15, 7.5), NEXT, over(143, signum=15)],
-        [START, term(3), FAILED, CLEAR, IDLE, FAILED, IDLE],
+        [START, term(3), FAILED, CLEAR, CLEARED, FAILED, CLEARED],
     ),
     "a broken program has no next generation here": (
         [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE, NEXT],
-        [FAILED, IDLE, FAILED, IDLE],
+        [FAILED, CLEARED, FAILED, CLEARED],
     ),
     "before the nodes meet, a zygote is replaced only if a restart is left": (
         [KILLED_ZYGOTE],
@@ -214,10 +220,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "a signal after the last rank ends the next generation": (
         [
-            *PARTICIPANT, *DIES, CLEARED, signalled(15, 7.5), NEXT, CLEARED,
+            *PARTICIPANT, *DIES, ENDED, signalled(15, 7.5), NEXT, ENDED,
             over(143, signum=15), GONE,
         ],
-        [START, term(3), FAILED, CLEAR, IDLE, FAILED, CLEAR, IDLE, END],
+        [START, term(3), FAILED, CLEAR, CLEARED, FAILED, CLEAR, CLEARED, END],
     ),
     "a guard that is killed while ranks end changes nothing": (
         [*PARTICIPANT, OTHERS_FAILED, LOST_STORE, *PARTICIPANT_ENDED],
@@ -225,7 +231,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "a program that is broken here is a failure of the launch": (
         [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
-        [FAILED, IDLE],
+        [FAILED, CLEARED],
     ),
 }  # fmt: skip
 
@@ -240,7 +246,7 @@ def test_history(name: str) -> None:
 
 
 def test_a_plan_that_fails_after_the_nodes_met_is_reported() -> None:
-    """The others are about to start ranks; the coordinator learns that this node is idle."""
+    """The others are about to start ranks; the coordinator learns that this node is cleared."""
     state = State(
         shutdown_timeout_s=30.0,
         ranks={},
@@ -248,10 +254,10 @@ def test_a_plan_that_fails_after_the_nodes_met_is_reported() -> None:
         phase=Phase.WAITING,
     )
     state, first = advance(state, NOT_MET)
-    state, then = advance(state, CLEARED)
+    state, then = advance(state, ENDED)
 
     assert [each for each in (*first, *then) if not isinstance(each, WakeAt)] == [
-        FAILED, CLEAR, IDLE,
+        FAILED, CLEAR, CLEARED,
     ]  # fmt: skip
 
 
@@ -264,7 +270,7 @@ OVER: dict[str, tuple[list[Event], bool]] = {
         [ProgramBroken(text="SyntaxError: x", exit_code=1), GONE], True,
     ),
     "the coordinator waits too": (
-        [*COORDINATOR, *WELL, CLEARED, all_idle(reported()), GONE], False,
+        [*COORDINATOR, *WELL, ENDED, all_cleared(reported()), GONE], False,
     ),
     "after a third signal, a node waits for nothing": (
         [*PARTICIPANT, signalled(15, 5), signalled(15, 5), signalled(15, 5), KILLED_ZYGOTE], True,
@@ -282,7 +288,7 @@ def test_when_a_launch_is_over(name: str) -> None:
 
 ANYTHING = [
     *started(2, 3), exited(2, 0, 5), exited(3, 0, 5), exited(2, 9, 5), exited(3, 15, 6),
-    *finished(2, 3), OTHERS_FAILED, OTHERS_FINISHED, CLEARED, NEXT, COORDINATOR_LOST, over(7),
+    *finished(2, 3), OTHERS_FAILED, OTHERS_FINISHED, ENDED, NEXT, COORDINATOR_LOST, over(7),
     signalled(15, 5), StartFailed(rank=3, error="EAGAIN", at_ns=5 * S),
     LOST_STORE, TimePassed(at_ns=40 * S),
 ]  # fmt: skip
@@ -293,7 +299,7 @@ def test_no_participant_keeps_running_without_a_coordinator(events: list[Event])
     """Whatever happened before, a launcher without coordinator and ranks ends."""
     state, _ = play([READY, met(1), *events, COORDINATOR_LOST], max_restarts=2)
     state, _ = _step_through(state, [exited(rank, 15, 50) for rank in sorted(state.alive)])
-    state, _ = _step_through(state, [CLEARED, TimePassed(at_ns=900 * S), TimePassed(at_ns=999 * S)])
+    state, _ = _step_through(state, [ENDED, TimePassed(at_ns=900 * S), TimePassed(at_ns=999 * S)])
 
     assert state.phase is Phase.ENDING
     assert _step_through(state, [GONE])[0].over

@@ -14,7 +14,7 @@ from meshrun.lifecycle.outcome import build_result, find_trouble, headline, node
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, Timings
-from tests.histories import CLEARED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
+from tests.histories import ENDED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
 from tests.node_histories import (
     CAUSE,
     COORDINATOR,
@@ -32,7 +32,7 @@ from tests.node_histories import (
     TWO_DIED,
     WELL,
     WELL_THERE,
-    all_idle,
+    all_cleared,
     over,
     play,
     reported,
@@ -47,7 +47,7 @@ def decided(events: list[Event], max_restarts: int = 0) -> Decide:
 
 def test_the_coordinator_restarts_all_ranks_after_a_failure_elsewhere() -> None:
     """The cause is the other node's rank; the coordinator keeps it in the next generation."""
-    events = [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TWO_DIED)]
+    events = [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, ENDED, all_cleared(TWO_DIED)]
     cause = decided(events, max_restarts=1).next_after
 
     assert cause is not None
@@ -64,16 +64,16 @@ def test_the_coordinator_restarts_all_ranks_after_a_process_of_meshrun_was_lost(
     lost: Event, place: list[Event]
 ) -> None:
     """On any node; the cause names that process, not the ranks that were stopped because of it."""
-    there, idle = OTHERS_FAILED, reported()
+    there, cleared = OTHERS_FAILED, reported()
     if place is PARTICIPANT:
         participant, _ = play([*PARTICIPANT, lost])
-        idle = node_outcome(
+        cleared = node_outcome(
             participant, headline="", trouble=find_trouble(participant, "node1"), evidence={},
             failure=f"on node1, {describe_failure(participant)}",
         )  # fmt: skip
     else:
         there = lost
-    events = [*COORDINATOR, there, *COORDINATOR_ENDED, CLEARED, all_idle(idle)]
+    events = [*COORDINATOR, there, *COORDINATOR_ENDED, ENDED, all_cleared(cleared)]
     cause = decided(events, max_restarts=1).next_after
 
     assert decided(events) == THE_END
@@ -87,7 +87,7 @@ def test_the_coordinator_restarts_all_ranks_after_a_process_of_meshrun_was_lost(
 def test_a_lost_node_costs_a_restart() -> None:
     """The others wait for it, as it may be started again."""
     cause = decided(
-        [*COORDINATOR, NODE_LOST, *COORDINATOR_ENDED, CLEARED, all_idle()], 1
+        [*COORDINATOR, NODE_LOST, *COORDINATOR_ENDED, ENDED, all_cleared()], 1
     ).next_after
 
     assert cause is not None
@@ -113,9 +113,9 @@ def test_a_lost_node_costs_a_restart() -> None:
 def test_the_coordinator_ends_the_launch(
     events: list[Event], outcome: NodeOutcome | None, restarts: int
 ) -> None:
-    idle = all_idle(*([] if outcome is None else [outcome]))
+    cleared = all_cleared(*([] if outcome is None else [outcome]))
 
-    assert decided([*COORDINATOR, *events, CLEARED, idle], restarts) == THE_END
+    assert decided([*COORDINATOR, *events, ENDED, cleared], restarts) == THE_END
 
 
 def result(events: list[Event]) -> LaunchResult:
@@ -126,43 +126,46 @@ def result(events: list[Event]) -> LaunchResult:
 
 
 CODES: dict[str, tuple[list[Event], int]] = {
-    "success": ([*COORDINATOR, *WELL, CLEARED, all_idle(reported()), over(0, ""), GONE], 0),
-    "success, at a participant": ([*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), GONE], 0),
+    "success": ([*COORDINATOR, *WELL, ENDED, all_cleared(reported()), over(0, ""), GONE], 0),
+    "success, at a participant": ([*PARTICIPANT, *WELL_THERE, ENDED, over(0, ""), GONE], 0),
     "a rank elsewhere": (
         [
-            *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TWO_DIED),
+            *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, ENDED, all_cleared(TWO_DIED),
             over(7), GONE,
         ], 7,
     ),
     "as the coordinator decides": (
         [
-            *PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED,
+            *PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, ENDED,
             over(42, "rank 0 failed"), GONE,
         ], 42,
     ),
     "an error elsewhere": (
         [
-            *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TROUBLE),
+            *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, ENDED, all_cleared(TROUBLE),
             over(71), GONE,
         ], 71,
     ),
     "a signal at the coordinator after its decision": (
-        [*COORDINATOR, *WELL, CLEARED, all_idle(reported()), over(0, ""), signalled(15, 9.5), GONE],
+        [
+            *COORDINATOR, *WELL, ENDED, all_cleared(reported()), over(0, ""),
+            signalled(15, 9.5), GONE,
+        ],
         0,
     ),
     "a signal at a participant after the decision": (
-        [*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), signalled(15, 9.5), GONE], 0,
+        [*PARTICIPANT, *WELL_THERE, ENDED, over(0, ""), signalled(15, 9.5), GONE], 0,
     ),
     "a signal while the coordinator decides": (
-        [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8), over(7), GONE], 7,
+        [*PARTICIPANT, *DIES, ENDED, signalled(15, 8), over(7), GONE], 7,
     ),
     "a lost node": (
-        [*COORDINATOR, NODE_LOST, *COORDINATOR_ENDED, CLEARED, all_idle(), over(69), GONE], 69,
+        [*COORDINATOR, NODE_LOST, *COORDINATOR_ENDED, ENDED, all_cleared(), over(69), GONE], 69,
     ),
     "a lost coordinator": ([*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE], 69),
     "nodes that did not meet": ([READY, NOT_MET, ZygoteGone(wait_status=9, at_ns=6 * S)], 69),
     "a coordinator lost after a failure here": (
-        [*PARTICIPANT, *DIES, COORDINATOR_LOST, CLEARED, GONE], 69,
+        [*PARTICIPANT, *DIES, COORDINATOR_LOST, ENDED, GONE], 69,
     ),
     "a signal before other nodes joined": (
         [READY, signalled(15, 3), ZygoteGone(wait_status=9, at_ns=6 * S)], 143,
@@ -182,7 +185,7 @@ def test_exit_code(name: str) -> None:
 def test_the_participants_own_report_is_the_coordinators_headline() -> None:
     """The coordinator prints the whole report."""
     ended = result(
-        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED, over(42, "rank 0 x"), GONE]
+        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, ENDED, over(42, "rank 0 x"), GONE]
     )
 
     assert ended.elsewhere == "rank 0 x"
@@ -197,8 +200,8 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
         *COORDINATOR,
         OTHERS_FAILED,
         *COORDINATOR_ENDED,
-        CLEARED,
-        all_idle(outcome),
+        ENDED,
+        all_cleared(outcome),
         over(7),
         GONE,
     ]
@@ -218,7 +221,7 @@ def test_an_error_names_its_host() -> None:
         participant, headline=line, trouble=find_trouble(participant, "node1"), evidence={}
     )
     at_coordinator = result(
-        [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(outcome), over(137)]
+        [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, ENDED, all_cleared(outcome), over(137)]
     )
     of_coordinator = result([*COORDINATOR, KILLED_ZYGOTE])
     guard, _ = play([*PARTICIPANT, LOST_STORE])

@@ -16,7 +16,7 @@ import pytest
 from meshrun.host.sockets import listen_on
 from meshrun.protocol.collectives import GroupCalls, RankTimes
 from meshrun.protocol.events import (
-    AllIdle,
+    AllCleared,
     MeetingFailed,
     Met,
     NextBegins,
@@ -28,7 +28,7 @@ from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
-from meshrun.rendezvous.messages import AskTimes, Begin, Failed, Idle, Times, Welcome
+from meshrun.rendezvous.messages import AskTimes, Begin, Cleared, Failed, Times, Welcome
 from meshrun.rendezvous.participant import Participant
 from tests.parties import SECRET, WHY, Parties, Party, S, info
 
@@ -261,10 +261,10 @@ def test_times_of_another_clock_are_converted_to_the_local_clock(
     outcome = NodeOutcome(ranks={1: RankState(pid=7, exited=exited, finished_ns=at_ns)})
     participant.send(Failed(generation=0, outcome=outcome))
     parties.turn(3)
-    coordinator.send(Idle(generation=0, outcome=NodeOutcome()))
-    participant.send(Idle(generation=0, outcome=outcome))
-    parties.until(lambda: coordinator.received(AllIdle))
-    (told,) = coordinator.received(AllIdle)[0].outcomes
+    coordinator.send(Cleared(generation=0, outcome=NodeOutcome()))
+    participant.send(Cleared(generation=0, outcome=outcome))
+    parties.until(lambda: coordinator.received(AllCleared))
+    (told,) = coordinator.received(AllCleared)[0].outcomes
     rank = told.ranks[1]
     assert rank.exited is not None
 

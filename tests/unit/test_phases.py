@@ -24,7 +24,7 @@ from meshrun.lifecycle.phases import (
 )
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
-    AllIdle,
+    AllCleared,
     Event,
     GenerationAborted,
     Hung,
@@ -95,7 +95,7 @@ ELSEWHERE: list[Callable[[int], st.SearchStrategy[Event]]] = [
         GenerationAborted, why=st.just("rank 2 failed"), signum=st.sampled_from([0, 15]),
         at_ns=st.just(at), resizes=st.booleans(),
     ),
-    lambda at: st.just(AllIdle(outcomes=(reported((2, 7 << 8)),), at_ns=at)),
+    lambda at: st.just(AllCleared(outcomes=(reported((2, 7 << 8)),), at_ns=at)),
 ]  # fmt: skip
 
 

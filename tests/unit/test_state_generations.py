@@ -15,7 +15,7 @@ from meshrun.protocol.result import Timings
 from tests.histories import (
     BY_FORCE,
     CLEAR,
-    CLEARED,
+    ENDED,
     FINISH,
     GONE,
     KILLED_ZYGOTE,
@@ -45,17 +45,17 @@ NO_MODULE = [
 RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
     "a failure restarts all ranks": (
         1,
-        [*STARTED, *LOST_ONE, CLEARED],
+        [*STARTED, *LOST_ONE, ENDED],
         [term(0, 2), CLEAR, StartAll(generation=1)],
     ),
     "until no restart is left": (
         1,
-        [*STARTED, *LOST_ONE, CLEARED, *STARTED, *LOST_ONE],
+        [*STARTED, *LOST_ONE, ENDED, *STARTED, *LOST_ONE],
         [term(0, 2), CLEAR, StartAll(generation=1), term(0, 2), FINISH],
     ),
     "after which all may succeed": (
         3,
-        [*STARTED, *LOST_ONE, CLEARED, *STARTED, *(exited(r, 0, 9) for r in range(3))],
+        [*STARTED, *LOST_ONE, ENDED, *STARTED, *(exited(r, 0, 9) for r in range(3))],
         [term(0, 2), CLEAR, StartAll(generation=1), FINISH],
     ),
     "a signal to the launcher is no failure": (
@@ -65,7 +65,7 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
     ),
     "a signal between two generations ends the launch": (
         3,
-        [*STARTED, *LOST_ONE, signalled(15, 6.5), CLEARED],
+        [*STARTED, *LOST_ONE, signalled(15, 6.5), ENDED],
         [term(0, 2), CLEAR, BY_FORCE],
     ),
     "a node that must not be used again is not, even if its ranks are already stopping": (
@@ -85,7 +85,7 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
             StartFailed(rank=2, error="EAGAIN", at_ns=5 * S),
             exited(0, 15, 6),
             exited(1, 15, 6),
-            CLEARED,
+            ENDED,
         ],
         [term(0, 1), CLEAR, StartAll(generation=1)],
     ),
@@ -96,12 +96,12 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
     ),
     "a missing module is tried once more only": (
         9,
-        [*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *NO_MODULE],
+        [*RUNNING, *NO_MODULE, ENDED, *RUNNING, *NO_MODULE],
         [term(0, 2), CLEAR, StartAll(generation=1), term(0, 2), FINISH],
     ),
     "another error after it is tried again": (
         9,
-        [*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *LOST_ONE],
+        [*RUNNING, *NO_MODULE, ENDED, *RUNNING, *LOST_ONE],
         [term(0, 2), CLEAR, StartAll(generation=1), term(0, 2), CLEAR],
     ),
     "a killed zygote is replaced": (
@@ -163,7 +163,7 @@ def test_restarts(name: str) -> None:
 
 def test_a_useless_restart_is_explained() -> None:
     """The state holds the reason for giving up."""
-    state, _ = play([*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *NO_MODULE], 9)
+    state, _ = play([*RUNNING, *NO_MODULE, ENDED, *RUNNING, *NO_MODULE], 9)
 
     assert state.no_restart == (
         "it raised ModuleNotFoundError: No module named 'x' immediately after each of 2 starts"

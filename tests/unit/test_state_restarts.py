@@ -283,7 +283,7 @@ def test_each_node_waits_by_itself() -> None:
     assert follow(before, begins, TimePassed(at_ns=10 * S)) == [StartAll(generation=2)]
     assert follow(
         waiting(met), others, TimePassed(at_ns=10 * S), GenerationEnded(at_ns=11 * S)
-    ) == [EndGeneration(grace_s=2.0), Report(what="idle")]
+    ) == [EndGeneration(grace_s=2.0), Report(what="cleared")]
 
 
 def test_a_signal_to_one_waiting_node_is_reported_to_all() -> None:
