@@ -35,7 +35,10 @@ OWN = 0
 
 
 class Round:
-    """The nodes' reports on one generation, and what follows from them for all.
+    """Collects the nodes' reports on one generation, and announces what follows from them.
+
+    Once one node has failed, the ranks of all are stopped; once the programs of all have finished,
+    ranks may exit; once nothing is left on any node, the coordinator's launch decides what is next.
 
     Args:
         connections: To the other nodes, by number; the owner removes lost ones.
