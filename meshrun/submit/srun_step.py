@@ -42,6 +42,8 @@ _PATIENCE_S = 2.0
 """The age from which the next Ctrl-C does not wait for a command of Slurm's."""
 _GONE = (b"Invalid job id", b"already complet")
 """Parts of Slurm's errors about a job or a step that has ended."""
+_ENDING = "COMPLETING"
+"""The state of a job that has ended or been cancelled, while processes of it may still run."""
 _MOST_INTERRUPTS = 3
 """On the third, launchers kill their ranks."""
 _Commands = Generator[list[str], str, None]
@@ -254,7 +256,9 @@ class _Step:
         srun itself would kill the launchers on SIGTERM.
         """
         job = f"--jobs={self._job}"
-        if (yield ["squeue", "--noheader", job, "--format=%T"]) == "COMPLETING":
+        listed = yield ["squeue", "--noheader", job, "--format=%A %T"]
+        # Other tasks of an array and other components of a heterogeneous job may be listed, too.
+        if {_ENDING, f"{self._job} {_ENDING}"}.intersection(listed.splitlines()):
             return  # Slurm has signaled the launchers of a cancelled job
         listed = yield ["squeue", "--noheader", "--steps", job, "--format=%i %j"]
         steps = [
@@ -404,7 +408,7 @@ class _Command:
             output, errors = self._output.read(), self._errors.read()
         if self._process.returncode == 0:
             return output.decode(errors="replace").strip()
-        return "COMPLETING" if any(part in errors for part in _GONE) else None
+        return _ENDING if any(part in errors for part in _GONE) else None
 
     def kill(self) -> None:
         """End it and discard its output."""

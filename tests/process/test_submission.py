@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from meshrun import launch
 from meshrun.errors import UsageError
-from tests.kit import command, run_meshrun
+from tests.kit import command, run_meshrun, start_meshrun, wait_until
 from tests.kubernetes_api import api_server
 
 COMMAND = """\
@@ -242,3 +243,30 @@ def test_only_the_command_line_starts_srun_in_a_shell_of_a_job(folder: Path) -> 
         (folder / "unread").write_text("a warning\n")
 
     assert (moved.returncode, process.returncode) == (0, 0), moved.stderr
+
+
+def test_a_cancelled_job_is_not_signaled_twice(folder: Path) -> None:
+    """Even if Slurm lists other tasks of its array or components of it, too."""
+    for name, does in (
+        ("srun", "touch runs; until [ -e go ]; do sleep 0.05; done"),
+        ("squeue", 'echo "$@" >> asked; printf "8 RUNNING\\n7 COMPLETING\\n"'),
+        ("scancel", 'echo scancel "$@" >> asked'),
+    ):
+        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / name).chmod(0o755)
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    asked = folder / "asked"
+    with start_meshrun("--nnodes", "2", "train.py", env=env, folder=folder) as run:
+        wait_until((folder / "runs").exists, lambda: run.stderr)
+        run.signal(signal.SIGTERM)
+        wait_until(lambda: _asked_for_state(asked) == 1, lambda: run.stderr)
+        run.signal(signal.SIGINT)
+        wait_until(lambda: _asked_for_state(asked) == 2, lambda: run.stderr)
+        (folder / "go").touch()
+        run.wait()
+
+    assert asked.read_text() == "--noheader --jobs=7 --format=%A %T\n" * 2
+
+
+def _asked_for_state(asked: Path) -> int:
+    return asked.read_text().count("%T") if asked.exists() else 0
