@@ -164,6 +164,8 @@ def _refused_in_forks() -> str | None:
     code = call_in_fork(first_refused)
     if code < 0:
         return f"left a process whose forks are killed by signal {-code}"
+    if code > len(checks):
+        return "left a process in whose forks torch's checks fail"
     if code > 0:
         device = [*checks][code - 1]
         return f"used {device}, which torch then refuses in forks"

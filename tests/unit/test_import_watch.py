@@ -84,12 +84,16 @@ def test_the_first_import_that_left_threads_is_named(
             {"_is_in_bad_fork": lambda: os.kill(os.getpid(), signal.SIGKILL)},
             "importing `a` or `b` left a process whose forks are killed by signal 9",
         ),
+        (
+            {"_is_in_bad_fork": lambda: 1 // 0},
+            "importing `a` or `b` left a process in whose forks torch's checks fail",
+        ),
     ],
 )
 def test_each_device_type_of_this_torch_is_checked_in_a_fork(
     outside: dict[str, object], reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those of other packages; a fork that dies of the check counts as unsafe."""
+    """Also those of other packages; a check that fails or kills the fork counts as unsafe."""
     binding = SimpleNamespace(
         _has_mps=False,
         _mtia_isBuilt=lambda: False,
