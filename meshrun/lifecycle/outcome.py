@@ -315,7 +315,8 @@ def _trouble_here(state: State) -> MeshrunError | None:
     if isinstance(state.lost_process, StoreEnded):
         return HostError(f"{what}, and the ranks need it")
     exit_code, signum = split_wait_status(state.lost_process.wait_status)
-    trouble = HostError(f"{what}, and the ranks ended with it", hint=_hint_of_death(signum))
+    hint = None if state.lost_process.why else _hint_of_death(signum)
+    trouble = HostError(f"{what}, and the ranks ended with it", hint=hint)
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
     refusal = state.nodes.failed if state.nodes is not None else None
     if refusal is not None and what in refusal.error.message:

@@ -24,6 +24,8 @@ class ZygoteGone:
 
     wait_status: int
     at_ns: int
+    why: str | None = None
+    """Why it was killed, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

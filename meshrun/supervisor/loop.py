@@ -75,7 +75,7 @@ from meshrun.protocol.from_zygote import (
 )
 from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
-from meshrun.protocol.result import LaunchResult, signal_name
+from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
 from meshrun.supervisor.investigation import Investigation
@@ -412,7 +412,9 @@ class Loop:
         if left.survivors or left.denied:
             self._handle(left)
         self._on_reports()
-        self._handle(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
+        killed = split_wait_status(status)[1] == signal.SIGKILL
+        why = self._memory.why_killed() if killed else None
+        self._handle(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns(), why=why))
 
     def _on_reports(self) -> None:
         for message in self._receive_reports():

@@ -266,6 +266,29 @@ def test_a_store_that_cannot_start_a_thread(fake_torch: object, tmp_path: Path) 
     assert "Traceback" not in ours.stderr
 
 
+def test_a_process_killed_for_lack_of_memory(fake_torch: object, tmp_path: Path) -> None:
+    """The cause says so if the process that starts the ranks reaches the limit of a cgroup."""
+    group = Path("/sys/fs/cgroup/memory", f"meshrun_test_{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(1 << 28))
+    except OSError as error:
+        pytest.skip(f"cannot create a memory cgroup here: {error}")
+    (tmp_path / "eats.py").write_text("keep = []\nwhile True: keep.append(b'x' * (1 << 24))\n")
+    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    inside = ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+    try:
+        ours = run_meshrun("--preload", "eats", PROGRAMS / "echo.py", env=env, around=inside)
+    finally:
+        group.rmdir()
+
+    assert ours.returncode == 137, ours.stderr
+    assert ours.stderr == (
+        "error: the process that starts the ranks was killed by SIGKILL (out of memory: the kernel"
+        " killed 1 process at this job's limit of 0.2 GiB), and the ranks ended with it\n"
+    )
+
+
 def test_a_kernel_without_memfd_create(tmp_path: Path, fake_torch: object) -> None:
     """A sandbox may refuse it; stacks then go to a temporary file."""
     (tmp_path / "sitecustomize.py").write_text(
