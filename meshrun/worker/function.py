@@ -109,14 +109,17 @@ def _store(folder: str, rank: int, head: object, value: object) -> None:
         except OSError:  # a full disk
             raise
         except Exception as error:
-            kind = type(value)
-            name = kind.__qualname__
-            if kind.__module__ != "builtins":
-                name = f"{kind.__module__}.{name}"
-            raise TypeError(
-                f"cannot pickle the {name} that rank {rank} returned: {error}"
-            ) from None
+            raise unpicklable(value, rank, error) from None
     os.replace(file.name, path)
+
+
+def unpicklable(value: object, rank: int, error: Exception) -> TypeError:
+    """Return the error for a value that a rank returned and that cannot be pickled."""
+    kind = type(value)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return TypeError(f"cannot pickle the {name} that rank {rank} returned: {error}")
 
 
 if __name__ == "__main__":

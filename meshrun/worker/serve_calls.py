@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
 from meshrun.worker.error_copy import pickle_error
-from meshrun.worker.function import restore_path
+from meshrun.worker.function import restore_path, unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,9 +129,13 @@ class _Calls:
             self._takes_interrupt = True
             self._channel.send(pickle.dumps(Begun()))
             function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
-            value = cloudpickle.dumps(function(*args, **kwargs))
+            value = function(*args, **kwargs)
+            try:
+                pickled = cloudpickle.dumps(value)
+            except Exception as error:
+                raise unpicklable(value, int(os.environ["RANK"]), error) from None
             self._takes_interrupt = False
-            return pickle.dumps((value, "", None, ""))
+            return pickle.dumps((pickled, "", None, ""))
         except BaseException as error:  # even one that would end a program
             self._takes_interrupt = False
             raised = RankRaised(rank=0, at_ns=0, shown=False, **asdict(format_raised(error)))

@@ -271,6 +271,8 @@ def test_a_rank_that_exits_with_0_in_a_call_has_no_value(fake_torch: Path) -> No
             group.call(sys.exit, 3)
         with pytest.raises(UsageError, match="timeout must be a number, found '5'"):
             group.call(abs, 3, timeout="5")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"pickle the _thread\.lock that rank 0 return"):
+            group.call(threading.Lock)
         assert group.call(int, "7") == [7]
 
 
