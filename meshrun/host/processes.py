@@ -70,7 +70,7 @@ def list_children() -> list[int]:
         try:
             children: list[int] = []
             for task in os.listdir("/proc/self/task"):
-                with open(f"/proc/self/task/{task}/children") as file:
+                with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
                     children.extend(int(pid) for pid in file.read().split())
             return children
         except OSError as error:
@@ -307,7 +307,7 @@ def read_stat(pid: int) -> list[str]:
         ``/proc/PID/stat``, proc(5): the state is field 3, after the name, which may have spaces.
     """
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return [""]
@@ -397,7 +397,7 @@ def handles_signal(pid: int, signum: int) -> bool:
 
 def read_status(path: str) -> dict[str, str]:
     """Return the fields of a status file in /proc (proc_pid_status(5))."""
-    with open(path) as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         pairs = (line.partition(":") for line in file)
         return {name: value.strip() for name, _, value in pairs}
 

@@ -1,6 +1,7 @@
 """Facts about this machine, and folders, sockets and threads on it."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ from meshrun.errors import UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.interfaces import interface_variables
+from meshrun.host.processes import read_status, started_at
 from meshrun.host.sockets import listen_on
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.run_folder import RunFolder
@@ -97,3 +99,16 @@ def test_ranks_start_without_the_package_that_sets_the_threads_of_blas(
     monkeypatch.setattr(threads, "_have", {"torch": 7, "blas": 1})
 
     threads.raise_thread_counts({"OMP_NUM_THREADS": "7"})
+
+
+def test_a_process_may_have_a_name_that_is_cut_within_a_letter() -> None:
+    """The kernel keeps 15 bytes of a name, whatever they are."""
+    code = "open('/proc/self/comm', 'w').write('é' * 8); print(flush=True); input()"
+    words = [sys.executable, "-X", "utf8", "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        assert started_at(process.pid) is not None
+        assert read_status(f"/proc/{process.pid}/status")["Pid"] == str(process.pid)
+        process.communicate(b"\n")
