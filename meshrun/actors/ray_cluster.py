@@ -36,7 +36,7 @@ class RayCluster:
         self._call, self._grace_s = call, grace_s
         self._owner = os.getpid()
         self._folder = ""
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close()
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

@@ -311,7 +311,10 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
 
 def _read(path: str, parse: Callable[[str], _R]) -> _R | None:
     """Return the parsed file, or ``None`` if it is missing or, as on a full disk, incomplete."""
-    with suppress(FileNotFoundError, ValueError), open(path, opener=open_private) as file:
+    with (
+        suppress(FileNotFoundError, ValueError),
+        open(path, encoding="utf-8", opener=open_private) as file,
+    ):
         return parse(file.read())
     return None
 

@@ -54,8 +54,8 @@ def write_call(
 def write_path(folder: str) -> None:
     """Write ``sys.path`` to ``folder``, for the ranks."""
     path = path_file(folder)
-    with open(path, "w", errors="surrogateescape", newline="", opener=open_private) as text:
-        text.write("\0".join(_absolute(sys.path)))
+    with open(path, "wb", opener=open_private) as file:
+        file.write(os.fsencode("\0".join(_absolute(sys.path))))
 
 
 def _absolute(path: Sequence[str]) -> Iterator[str]:

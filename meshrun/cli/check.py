@@ -94,7 +94,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
         code = launch()
         if code or not os.path.exists(path):
             return code
-        with open(path, opener=open_private) as file:
+        with open(path, encoding="utf-8", opener=open_private) as file:
             measured: Measured = convert(Measured, read_json(file.read()))
     from meshrun.report.check_picture import render_check_svg
     from meshrun.report.check_result import render_check, render_check_json

@@ -244,6 +244,6 @@ def _as_meshrun_error(error: Any) -> MeshrunError:
 def _open_streams() -> None:
     """Open standard streams that are closed (``2>&-``) on the null device; lose no output."""
     open_standard_streams()
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - for the whole process
-    sys.stdout = patient(sys.stdout or open(os.devnull, "w"))  # noqa: SIM115
-    sys.stderr = patient(sys.stderr or open(os.devnull, "w"))  # noqa: SIM115
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
+    sys.stdout = patient(sys.stdout or open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    sys.stderr = patient(sys.stderr or open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

@@ -297,11 +297,11 @@ def install_completion(
 
 def _add_line(startup: Path, line: str) -> bool:
     """Append a line to a file unless it contains the line; return whether it was appended."""
-    text = startup.read_text(errors="surrogateescape") if startup.exists() else ""
+    text = startup.read_text("utf-8", "surrogateescape") if startup.exists() else ""
     if line in text.splitlines():
         return False
     newline = "\n" if text and not text.endswith("\n") else ""
-    with startup.open("a") as file:
+    with startup.open("a", encoding="utf-8", errors="surrogateescape") as file:
         file.write(f"{newline}{line}\n")
     return True
 

@@ -118,7 +118,7 @@ def text_of_file(path: str, flag: str) -> str:
         UsageError: If it cannot be read, or is not text.
     """
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a text file"

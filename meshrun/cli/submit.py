@@ -162,7 +162,12 @@ def _run_with_input(
             hint=f"write the job with --dry-run -o FILE, and run {name} where it is installed",
         )
     done = subprocess.run(
-        [*command, *added], input=text, capture_output=True, text=True, check=False
+        [*command, *added],
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
     if done.returncode:
         reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"

@@ -64,7 +64,7 @@ def with_starter(facts: ClusterFacts) -> tuple[ClusterFacts, bool]:
 
 
 def _read(path: str) -> str:
-    with open(path, errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         return file.read(_MOST)
 
 

@@ -39,9 +39,9 @@ def read_delays(pid: int) -> Delays:
         proc(5): ``/proc/PID/schedstat``, field 42 of ``/proc/PID/stat`` and ``/proc/stat``.
     """
     try:
-        with open(f"/proc/{pid}/schedstat") as file:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
             cpu_ns, wait_ns, _ = map(int, file.read().split())
-        with open("/proc/stat") as file:
+        with open("/proc/stat", encoding="ascii") as file:
             machine = file.readline().split()
         return Delays(
             cpu_s=cpu_ns / 1e9,

@@ -60,7 +60,7 @@ def _build_of_torch() -> Build | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        text = (Path(spec.origin).parent / "version.py").read_text()
+        text = (Path(spec.origin).parent / "version.py").read_text("utf-8")
     except OSError:
         return None
     built_for = {match.group(1) for match in _BUILD.finditer(text)}

@@ -32,7 +32,7 @@ def entry_points(group: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in files_of_packages():
         try:
-            text = path.read_text(errors="replace")
+            text = path.read_text("utf-8", "replace")
         except OSError:
             continue
         if f"[{group}]" in text:

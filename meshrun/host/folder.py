@@ -70,8 +70,8 @@ class Folder:
         unfinished = f"{name}.{os.getpid()}"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            with open(self.open(f"{self.path}/{unfinished}", flags), "w") as file:
-                file.write(text)
+            with open(self.open(f"{self.path}/{unfinished}", flags), "wb") as file:
+                file.write(text.encode(errors="surrogateescape"))
             self.rename(unfinished, name)
         except OSError:
             with contextlib.suppress(OSError):

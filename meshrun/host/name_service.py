@@ -36,7 +36,7 @@ def names_from_files_only() -> Iterator[None]:
 def _configured_services() -> str:
     """Return the services that ``/etc/nsswitch.conf`` lists for host names."""
     try:
-        with open("/etc/nsswitch.conf") as file:
+        with open("/etc/nsswitch.conf", encoding="utf-8") as file:
             for line in file:
                 database, colon, services = line.partition("#")[0].partition(":")
                 if colon and database.strip() == "hosts" and services.strip():

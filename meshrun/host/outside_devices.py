@@ -55,7 +55,7 @@ def _ask_torch(kind: str, modules: Sequence[str]) -> tuple[str | None, int]:
     done = subprocess.run(
         own_command("devices", kind, *modules),
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         check=False,
     )

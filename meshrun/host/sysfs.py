@@ -9,7 +9,7 @@ from pathlib import Path
 def read_text(path: Path) -> str:
     """Return the contents of a file without surrounding whitespace; "" if it cannot be read."""
     try:
-        return path.read_text().strip()
+        return path.read_text("utf-8").strip()
     except (OSError, ValueError):
         return ""
 

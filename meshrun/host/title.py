@@ -39,7 +39,7 @@ def set_title(*words: str) -> None:
 def name_thread(name: str) -> None:
     """Name the calling thread, with up to 15 letters; do nothing if the system cannot."""
     try:
-        with open("/proc/thread-self/comm", "w") as file:
+        with open("/proc/thread-self/comm", "w", encoding="utf-8") as file:
             file.write(name)
     except OSError:  # not Linux, or a sandbox
         pass

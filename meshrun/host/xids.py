@@ -96,7 +96,12 @@ def read_xids(path: Path = _KMSG) -> list[Xid] | None:
 def _read_journal() -> list[Xid] | None:
     try:
         found = subprocess.run(
-            _JOURNAL, capture_output=True, timeout=_JOURNAL_TAKES_S, check=False, text=True
+            _JOURNAL,
+            capture_output=True,
+            timeout=_JOURNAL_TAKES_S,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

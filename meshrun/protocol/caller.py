@@ -34,7 +34,9 @@ class Caller:
         if os.getppid() != self.pid:
             return "the process that started it has exited"
         try:
-            with open(os.path.join(self.folder, WHY), opener=open_private) as file:
+            with open(
+                os.path.join(self.folder, WHY), encoding="utf-8", opener=open_private
+            ) as file:
                 return file.read()
         except OSError:
             return ""
@@ -45,7 +47,7 @@ class Caller:
         On a full disk this is omitted: they then also come directly.
         """
         with contextlib.suppress(OSError):
-            open(os.path.join(self.folder, MET), "w", opener=open_private).close()
+            open(os.path.join(self.folder, MET), "wb", opener=open_private).close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def write_record(path: str, raised: RankRaised, exit_code: int, opener: Opener) 
         or (there.kind, there.message) == (raised.kind, raised.message)
     ):
         return
-    with suppress(OSError), open(path, "w", opener=_nonblocking(opener)) as file:
+    with suppress(OSError), open(path, "w", encoding="utf-8", opener=_nonblocking(opener)) as file:
         file.write(render_record(raised, exit_code))
 
 

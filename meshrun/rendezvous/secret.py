@@ -45,7 +45,7 @@ def read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
     if text or not path:
         return text or config.secret or ""
     try:
-        with open(path, errors="surrogateescape") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             text = file.read().strip()
     except OSError as error:
         raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error

@@ -271,7 +271,7 @@ class Agent:
     def _send_file(self, name: str) -> None:
         try:
             path = os.path.join(self._folder, f"{name}.json")
-            with open(path, opener=open_private) as file:
+            with open(path, encoding="utf-8", opener=open_private) as file:
                 self._send(**{name: file.read()})
         except OSError:  # there is none, or another user created it
             pass

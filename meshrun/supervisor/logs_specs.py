@@ -36,7 +36,7 @@ class LogsPlugin:
             own_command("logs-plugin", self._name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
         )
         self._send(
             {

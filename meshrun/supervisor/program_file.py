@@ -104,7 +104,7 @@ def read_source(program: Program) -> str | None:
     try:
         if path is None or not stat.S_ISREG(os.stat(path).st_mode):
             return None
-        with open(path, errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(_LONGEST_SOURCE)
     except OSError:
         return None

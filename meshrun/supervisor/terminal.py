@@ -241,7 +241,7 @@ def _is_stdin(path: str) -> bool:
 def _reads_terminal(pid: int) -> bool:
     """Return whether a process waits in ``read()`` for the terminal that is our stdin."""
     try:
-        with open(f"/proc/{pid}/syscall") as file:
+        with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
             number, fd = (int(word, 0) for word in file.read().split()[:2])
         return number == _READ and os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(0))
     except (OSError, ValueError):  # the process is running, or not accessible

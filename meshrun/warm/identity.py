@@ -230,7 +230,10 @@ def _can_be_imported(entry: os.DirEntry[str]) -> bool:
 
 
 def _mapped() -> Iterator[str]:
-    with contextlib.suppress(OSError), open("/proc/self/maps") as file:
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/maps", encoding="utf-8", errors="replace") as file,
+    ):
         for line in file:
             _, slash, path = line.partition("/")
             if slash:

@@ -166,12 +166,15 @@ def _io_priority(pid: int) -> str:
 
 
 def _read(name: str, place: str = "/proc/self") -> str:
-    with contextlib.suppress(OSError, ValueError), open(f"{place}/{name}") as file:
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(f"{place}/{name}", encoding="utf-8") as file,
+    ):
         return file.read().strip("\0\n")
     return ""
 
 
 def _write(name: str, text: str) -> None:
     if text != _read(name):
-        with open(f"/proc/self/{name}", "w") as file:
+        with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
             file.write(f"0x{text}" if name == _HEXADECIMAL else text)

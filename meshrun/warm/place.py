@@ -214,8 +214,8 @@ class Place:
             os.unlink(f"{self.path}/{name}")
 
     def _text(self, name: str) -> str:
-        with open(f"{self.path}/{name}", opener=open_nonblocking) as file:
-            return file.read()
+        with open(f"{self.path}/{name}", "rb", opener=open_nonblocking) as file:
+            return file.read().decode(errors="surrogateescape")
 
     def _read(self, name: str) -> Server | None:
         try:

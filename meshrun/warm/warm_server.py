@@ -252,8 +252,8 @@ def _why_unfit(changed: Collection[str], watch: ImportWatch, read: Collection[st
 
 
 def _write(path: str, text: str) -> None:
-    with suppress(OSError), open(path, "w") as file:
-        file.write(text)
+    with suppress(OSError), open(path, "wb") as file:
+        file.write(text.encode(errors="surrogateescape"))
 
 
 @contextmanager

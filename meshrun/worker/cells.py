@@ -78,7 +78,13 @@ class Shell:
         """Run ``lines = !command`` and return its output."""
         from IPython.utils.text import SList
 
-        ran = _run_command(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ran = _run_command(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="locale",
+            errors="replace",
+        )
         return SList(ran.stdout.splitlines())
 
 

@@ -65,7 +65,7 @@ def main() -> None:
     measured = gather(measure(mode, paths))
     if measured is not None:
         path = os.environ[RESULT_FILE]
-        with open(f"{path}.new", "w", opener=open_private) as file:
+        with open(f"{path}.new", "w", encoding="utf-8", opener=open_private) as file:
             json.dump(asdict(measured), file)
         os.replace(f"{path}.new", path)
     dist.barrier()
@@ -320,7 +320,7 @@ def _facts(device: torch.device) -> dict[str, str]:
         found["GPU"] = torch.cuda.get_device_name()
         with suppress(Exception):
             found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-        with suppress(OSError), open("/proc/driver/nvidia/version") as file:
+        with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
             found["NVIDIA driver"] = file.readline().split("  ")[1].strip()
     import resource
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import IO, Any
+from typing import BinaryIO
 
 from meshrun.host.folder import open_private
 
@@ -42,14 +42,14 @@ def answer_file(folder: str, rank: int) -> str:
     return os.path.join(folder, f"{rank}{ANSWER}")
 
 
-def open_own(path: str, mode: str = "rb", **how: Any) -> IO[Any]:
+def open_own(path: str) -> BinaryIO:
     """Open a file that determines what this process runs.
 
     Raises:
         PermissionError: If it is not this user's. Others can replace a folder in a ``TMPDIR`` that
             they can write to, but not create a file that this user owns.
     """
-    file: IO[Any] = open(path, mode, opener=_without_links, **how)  # noqa: SIM115 - the caller closes it
+    file = open(path, "rb", opener=_without_links)  # noqa: SIM115 - the caller closes it
     if os.fstat(file.fileno()).st_uid != os.geteuid():
         file.close()
         raise PermissionError(f"`{path}` belongs to another user")
@@ -91,8 +91,8 @@ def run(folder: str) -> None:
 
 def restore_path(folder: str) -> None:
     """Put the caller's ``sys.path`` first in this process's own."""
-    with open_own(path_file(folder), "r", errors="surrogateescape", newline="") as file:
-        callers = file.read().split("\0")
+    with open_own(path_file(folder)) as file:
+        callers = os.fsdecode(file.read()).split("\0")
     sys.path[:] = [*callers, *(entry for entry in sys.path if entry not in callers)]
 
 

@@ -67,7 +67,7 @@ def write_learnt(path: str, learnt: Learnt) -> None:
 def read_learnt(path: str) -> Learnt | None:
     """Return the record, or ``None`` if it cannot be read."""
     try:
-        with open(path, opener=open_nonblocking) as file:
+        with open(path, encoding="utf-8", opener=open_nonblocking) as file:
             learnt: Learnt = convert(Learnt, read_json(file.read()))
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None

@@ -95,7 +95,7 @@ def _sockets_in_epoll(fd: int) -> Iterator[int]:
     with contextlib.suppress(OSError):
         if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventpoll]":
             return
-        with open(f"/proc/self/fdinfo/{fd}") as file:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
             text = file.read()
         flags = re.search(r"^flags:\s*([0-7]+)", text, re.MULTILINE)
         if flags is None or int(flags[1], 8) & _CLOSED_BY_EXEC:

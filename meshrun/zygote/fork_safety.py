@@ -127,7 +127,7 @@ def _is_monitored(path: str, process: Path) -> bool:
     if path.startswith(_FOR_COMPUTING):
         return False
     libraries = [name for folder, name in _MONITORS.items() if path.startswith(folder)]
-    return bool(libraries) and libraries[0] in (process / "maps").read_text()
+    return bool(libraries) and libraries[0] in (process / "maps").read_text("utf-8", "replace")
 
 
 def call_in_fork(function: Callable[[], int]) -> int:

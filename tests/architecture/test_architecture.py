@@ -24,6 +24,7 @@ TOOLS = Path(sys.executable).parent
     [
         ["lint-imports", "--no-cache"],
         ["ruff", "check", "meshrun", "tests", "examples"],
+        ["ruff", "check", "--preview", "--select", "PLW1514", "meshrun"],  # text without encoding
         ["ruff", "format", "--check", "meshrun", "tests", "examples"],
         ["mypy"],
     ],

@@ -1,10 +1,11 @@
 """What ranks find in their environment."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from tests.kit import environments
+from tests.kit import PROGRAMS, environments, run_meshrun
 
 
 @pytest.mark.parametrize("method", ["fork", "exec"])
@@ -57,3 +58,18 @@ def test_an_invalid_number_of_threads_is_left_to_openmp(threads: str, fake_torch
     (found,) = environments(env={"OMP_NUM_THREADS": threads})
 
     assert found["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize("options", [[], ["--start-method", "exec"], ["--warm"]], ids=" ".join)
+def test_warnings_may_be_errors(options: list[str], fake_torch: object, tmp_path: Path) -> None:
+    """Also the one for text files whose encoding depends on the locale."""
+    words = ("--log-dir", tmp_path / "logs", "--tee", "3", "--report", tmp_path / "report")
+    env = {
+        "PYTHONWARNINGS": "error",
+        "PYTHONWARNDEFAULTENCODING": "1",
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
+    ours = run_meshrun(*options, *words, PROGRAMS / "environment.py", env=env)
+
+    assert (ours.returncode, "Warning" in ours.stderr) == (0, False), ours.stderr
+    assert run_meshrun("--warm-stop", env=env).returncode == 0

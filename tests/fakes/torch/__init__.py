@@ -4,7 +4,7 @@ import os
 import time
 
 if path := os.environ.get("FAKE_TORCH_IMPORTS"):
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         file.write(f"{os.getpid()}\n")
 if version := os.environ.get("FAKE_TORCH_VERSION"):
     __version__ = version
