@@ -7,6 +7,7 @@ import builtins
 import importlib
 import importlib.util
 import os
+import pkgutil
 import runpy
 import sys
 import traceback
@@ -14,7 +15,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 
 from meshrun.host.absolute import absolute
 from meshrun.plan.rank_program import Program
@@ -43,7 +44,7 @@ class Source:
     """What a program's source reveals before it runs."""
 
     code: types.CodeType | None = None
-    """The compiled script; ranks compile modules and archives."""
+    """The script's code; ranks compile modules and archives."""
     torch_modules: tuple[str, ...] = ()
     """The modules of torch that it imports."""
     settings: EarlySettings = field(default_factory=EarlySettings)
@@ -64,10 +65,11 @@ def read_program(program: Program) -> Source:
             tree, path, os.environ, folder=folder, package=package, args=program.args
         )
         return Source(None, tuple(_torch_imports(tree)), settings)
-    is_compiled = program.target.endswith(".pyc")
-    if program.kind == "command" or is_compiled or is_archive(program.target):
+    if program.kind == "command" or is_archive(program.target):
         return Source()
     path = absolute(program.target)
+    if _is_compiled(path):
+        return Source(_load_compiled(path))
     with open(path, "rb") as file:
         tree = _parse(file.read(), path)
     return Source(
@@ -75,6 +77,18 @@ def read_program(program: Program) -> Source:
         tuple(_torch_imports(tree)),
         read_early_settings(tree, path, os.environ, folder=folder, args=program.args),
     )
+
+
+def _is_compiled(path: str) -> bool:
+    return path.endswith(".pyc")
+
+
+def _load_compiled(path: str) -> types.CodeType:
+    with open(path, "rb") as file:
+        code: types.CodeType | None = pkgutil.read_code(file)
+    if code is None:
+        raise RuntimeError("Bad magic number in .pyc file")  # as ``python`` raises it
+    return code
 
 
 def _module_source(name: str) -> tuple[ast.Module, str]:
@@ -178,13 +192,14 @@ def run_program(
     try:
         if program.kind == "module":
             _run_as_main(program.target, True)
-        elif is_archive(program.target):
-            _run_as_main("__main__", False)
         elif code is None:
-            runpy.run_path(program.target, run_name="__main__")
+            _run_as_main("__main__", False)
         else:
-            main.__dict__.update(__file__=code.co_filename, __cached__=None)
-            main.__loader__ = SourceFileLoader("__main__", code.co_filename)
+            is_compiled = _is_compiled(program.target)
+            path = absolute(program.target) if is_compiled else code.co_filename
+            loader = SourcelessFileLoader if is_compiled else SourceFileLoader
+            main.__dict__.update(__file__=path, __cached__=None)
+            main.__loader__ = loader("__main__", path)
             exec(code, main.__dict__)  # noqa: S102 - the purpose of a launcher
     except SystemExit as error:
         is_text = not (error.code is None or isinstance(error.code, int))

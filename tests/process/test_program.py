@@ -2,6 +2,7 @@
 
 import json
 import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ def python(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     "how",
     ["absolute", "relative", "dots", "link", "over a link", "module", "directory", "zip",
-     "zip over a link"],
+     "zip over a link", "compiled"],
 )  # fmt: skip
 def test_a_program_finds_itself_as_under_python(
     how: str, method: str, tmp_path: Path, fake_torch: Path
@@ -43,6 +44,7 @@ def test_a_program_finds_itself_as_under_python(
     (folder / "way").symlink_to("other/deep")
     shutil.copy(PROGRAMS / "describe.py", folder / "other")
     shutil.copy(folder / "app.zip", folder / "other" / "other.zip")
+    py_compile.compile(str(PROGRAMS / "describe.py"), str(folder / "other" / "describe.pyc"))
     words = {
         "absolute": [str(folder / "describe.py")],
         "relative": ["describe.py"],
@@ -53,6 +55,7 @@ def test_a_program_finds_itself_as_under_python(
         "module": ["-m", "describe"],
         "directory": ["app"],
         "zip": ["app.zip"],
+        "compiled": ["way/../describe.pyc"],
     }[how] + ["--mesh", "x y", "-h", "--", "--lr=1"]
 
     expected = python(*words, cwd=folder)
@@ -65,8 +68,8 @@ def test_a_program_finds_itself_as_under_python(
 @pytest.mark.parametrize(
     "words",
     [["missing.py"], ["bad_syntax.py"], [PROGRAMS / "bad_import.py"],
-     ["-m", "missing_module"], ["empty"]],
-    ids=["no file", "syntax", "import", "no module", "no main"],
+     ["-m", "missing_module"], ["empty"], ["other.pyc"]],
+    ids=["no file", "syntax", "import", "no module", "no main", "of another Python"],
 )  # fmt: skip
 def test_the_error_of_a_broken_program_is_python_s_and_printed_once(
     words: list[str | Path], fake_torch: Path, tmp_path: Path
@@ -74,6 +77,7 @@ def test_the_error_of_a_broken_program_is_python_s_and_printed_once(
     """The same last line and exit code as ``python``, however many ranks there are."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad_syntax.py").write_text("x = (\n")
+    (tmp_path / "other.pyc").write_bytes(bytes(16))
     expected = python(*words, cwd=tmp_path)
     ours = run_meshrun("--nproc-per-node", "4", *words, cwd=tmp_path)
 
