@@ -1,27 +1,18 @@
-"""In any order of events, phases follow each other as the tables say."""
+"""In any order of events, phases follow each other as the diagrams of lifecycle.md say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.lifecycle.actions import StartAll
 from meshrun.lifecycle.advance import advance
-from meshrun.lifecycle.phases import (
-    LINKS,
-    NODES_PHASES,
-    PHASES,
-    STOPS,
-    Link,
-    NodesPhase,
-    Phase,
-    Stop,
-    diagram,
-)
+from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllCleared,
@@ -54,12 +45,25 @@ from tests.histories import S, raised
 from tests.kit import ROOT
 from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, reported
 
-TABLES: dict[str, Mapping[Any, Mapping[Any, str]]] = {
-    "a node": PHASES,
-    "its ranks": STOPS,
-    "the nodes": NODES_PHASES,
-    "the link": LINKS,
-}
+PAGE = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
+DIAGRAMS = dict(
+    zip(
+        (Phase, Stop, NodesPhase, Link),
+        re.findall(r"```mermaid\nstateDiagram-v2\n(.+?)```", PAGE, re.DOTALL),
+        strict=True,
+    )
+)
+
+
+def transitions(kind: type[Enum]) -> dict[Any, set[Any]]:
+    """Return what may follow each phase, according to its diagram; each arrow has a reason."""
+    follows: dict[Any, set[Any]] = {each: set() for each in kind}
+    for before, after in re.findall(r"(\w+) --> (\w+): \w", DIAGRAMS[kind]):
+        follows[kind[before.upper()]].add(kind[after.upper()])
+    return follows
+
+
+FOLLOWS = {kind: transitions(kind) for kind in DIAGRAMS}
 RANK = st.integers(0, 1)
 SIGNUM = st.sampled_from([2, 13, 15])
 LOCAL: list[Callable[[int], st.SearchStrategy[Event]]] = [
@@ -112,20 +116,17 @@ def histories(
 
 
 def follow(state: State, events: list[Event]) -> None:
-    """Play events, and compare each transition with the tables."""
+    """Play events, and compare each transition with the diagrams."""
     for event in events:
         if getattr(event, "rank", 0) not in state.ranks:
             continue  # a rank of another node
         after, actions = advance(state, event)
-        pairs: list[tuple[Any, Any, Any]] = [
-            (PHASES, state.phase, after.phase),
-            (STOPS, state.stop, after.stop),
-        ]
+        pairs: list[tuple[Enum, Enum]] = [(state.phase, after.phase), (state.stop, after.stop)]
         if state.nodes is not None and after.nodes is not None:
-            pairs.append((NODES_PHASES, state.nodes.phase, after.nodes.phase))
-            pairs.append((LINKS, state.nodes.link, after.nodes.link))
-        for table, before, now in pairs:
-            assert now is before or now in table[before], (event, before, now)
+            pairs.append((state.nodes.phase, after.nodes.phase))
+            pairs.append((state.nodes.link, after.nodes.link))
+        for before, now in pairs:
+            assert now is before or now in FOLLOWS[type(before)][before], (event, before, now)
         if any(isinstance(action, StartAll) for action in actions):
             assert (after.phase, after.stop) == (Phase.RUNNING, Stop.NONE), event
         state = after
@@ -140,14 +141,14 @@ def test_killed_ranks_stay_killed() -> None:
 
 
 @given(histories(LOCAL), st.integers(0, 2))
-def test_one_node_keeps_to_the_table(events: list[Event], max_restarts: int) -> None:
+def test_one_node_keeps_to_the_diagrams(events: list[Event], max_restarts: int) -> None:
     """With and without restarts."""
     ranks = {0: RankState(), 1: RankState()}
     follow(State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts), events)
 
 
 @given(histories([*LOCAL, *ELSEWHERE]), st.integers(0, 2), st.booleans())
-def test_a_node_of_several_keeps_to_the_tables(
+def test_a_node_of_several_keeps_to_the_diagrams(
     events: list[Event], max_restarts: int, is_elastic: bool
 ) -> None:
     """As coordinator and as participant, however nodes join and leave."""
@@ -157,16 +158,13 @@ def test_a_node_of_several_keeps_to_the_tables(
     follow(state, events)
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_the_docs_have_the_diagrams_of_the_tables(name: str) -> None:
-    """Each diagram of lifecycle.md is the one that its table generates."""
-    page = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
-
-    assert f"```mermaid\n{diagram(TABLES[name])}\n```" in page
-
-
 def test_only_last_phases_have_no_way_out() -> None:
     """A launch that is over stays over, and no other phase is a dead end."""
-    last = {Phase.OVER, Link.CUT_OFF, NodesPhase.OVER}
-    for table in TABLES.values():
-        assert {each for each, follows in table.items() if not follows} <= last
+    last = {each for follows in FOLLOWS.values() for each in follows if not follows[each]}
+
+    assert last == {Phase.OVER, NodesPhase.OVER, Link.CUT_OFF}
+    for kind, diagram in DIAGRAMS.items():
+        assert f"[*] --> {next(iter(kind)).name.lower()}\n" in diagram
+        assert [f"{each.name.lower()} --> [*]" in diagram for each in kind] == [
+            each in last for each in kind
+        ]
