@@ -9,6 +9,7 @@ from typing import Any
 
 from meshrun.lifecycle.actions import (
     Action,
+    Decide,
     EndGeneration,
     EndZygote,
     OpenGate,
@@ -20,17 +21,9 @@ from meshrun.lifecycle.actions import (
     WakeAt,
 )
 from meshrun.lifecycle.blame import has_culprit
-from meshrun.lifecycle.phases import Gate, Link, Phase, Stop
-from meshrun.lifecycle.restart import back_off, decide_restart, may_restart
-from meshrun.lifecycle.shutdown import (
-    LEFTOVER_GRACE_S,
-    ZYGOTE_GRACE_S,
-    end_zygote,
-    leave,
-    mark_stopped,
-    report_cleared,
-)
-from meshrun.lifecycle.state import State, furthest, has_no_rank_left
+from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
+from meshrun.lifecycle.restart import back_off, may_restart, plan_restart
+from meshrun.lifecycle.state import NodesState, State, furthest, has_no_rank_left
 from meshrun.protocol.events import (
     Hung,
     LaunchBegan,
@@ -57,9 +50,13 @@ from meshrun.protocol.from_zygote import (
     ZygoteReady,
     ZygoteUnsafe,
 )
-from meshrun.protocol.generation import RankState
+from meshrun.protocol.generation import Cause, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 
+LEFTOVER_GRACE_S = 2.0
+"""How long processes that ranks left behind may take to end after the last rank."""
+ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 5.0
+"""How long the zygote may take to answer before it and its ranks are killed."""
 SECOND_SIGNAL_GRACE_S = 2.0
 _IMPATIENT = (signal.SIGINT, signal.SIGPIPE)
 """First signals that count as the second if the ranks are already stopping."""
@@ -214,19 +211,16 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Transition:
     if state.nodes is not None and state.nodes.awaits_decision:
         end = EndGeneration(grace_s=grace_s)
     elif state.nodes is None and state.stopping:
-        state, is_next = _plan_restart(state, at_ns)
-        if is_next:
-            end = EndGeneration(grace_s=grace_s)
+        state, cause = plan_restart(state, at_ns)
+        if cause is not None:
+            state, end = with_cause(state, cause), EndGeneration(grace_s=grace_s)
     phase = Phase.ENDING if isinstance(end, EndZygote) else Phase.CLEARING
     return replace(state, phase=phase), [*actions, end, WakeAt(at_ns=deadline_ns)]
 
 
-def _plan_restart(state: State, at_ns: int) -> tuple[State, bool]:
-    """Return the state, with the reason if the ranks restart, and whether they do."""
-    state, cause = decide_restart(state, at_ns)
-    if cause is None:
-        return state, False
-    return replace(state, causes=(*state.causes, cause)), True
+def with_cause(state: State, cause: Cause) -> State:
+    """Return the state with the reason for which this generation ended and another follows."""
+    return replace(state, causes=(*state.causes, cause))
 
 
 def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Transition:
@@ -247,7 +241,11 @@ def start_next_generation(state: State, at_ns: int) -> Transition:
     """
     nodes, (wait_s, _) = state.nodes, back_off(state.causes)
     if nodes is not None and nodes.is_met:
-        nodes = nodes.for_next_generation
+        nodes = NodesState(
+            phase=NodesPhase.RUNNING,
+            is_coordinator=nodes.is_coordinator,
+            is_elastic=nodes.is_elastic,
+        )
     fresh = State(
         shutdown_timeout_s=state.shutdown_timeout_s,
         ranks={rank: RankState() for rank in state.ranks},
@@ -325,8 +323,9 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
     if nodes is None or not nodes.is_met:
-        state, is_next = (state, False) if was_ending else _plan_restart(state, event.at_ns)
-        return start_next_generation(state, event.at_ns) if is_next else (state, [])
+        state, cause = (state, None) if was_ending else plan_restart(state, event.at_ns)
+        state = state if cause is None else with_cause(state, cause)
+        return (state, []) if cause is None else start_next_generation(state, event.at_ns)
     if nodes.is_elastic and (nodes.is_cleared or nodes.link is Link.RETURNING):
         return leave(mark_stopped(state), nodes, [], event.at_ns)
     if state.lost_process is event and nodes.may_leave and not may_restart(state):
@@ -408,6 +407,41 @@ def _time_passed(state: State, at_ns: int) -> Transition:
         # With a coordinator, the others may restart, and another zygote starts here.
         return state, [EndZygote(by_force=True)]
     return _kill(state, at_ns)
+
+
+# ---- the end of this node's part -----------------------------------------------------------
+
+
+def end_zygote(state: State, at_ns: int) -> Transition:
+    """End the zygote, as no rank is left and none will be started."""
+    if state.zygote_gone is not None or state.phase is Phase.ENDING:
+        return state, []
+    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
+    actions: list[Action] = [EndZygote(), WakeAt(at_ns=deadline_ns)]
+    return replace(state, phase=Phase.ENDING, deadline_ns=deadline_ns), actions
+
+
+def leave(state: State, nodes: NodesState, actions: list[Action], at_ns: int) -> Transition:
+    """End this node's part; on the coordinator, end the launch if it waits for more nodes."""
+    if nodes.is_coordinator:
+        is_awaited = nodes.phase is NodesPhase.REGROUPING
+        return state, [*actions, Decide(next_after=None)] if is_awaited else actions
+    state, ends = end_zygote(replace(state, nodes=replace(nodes, link=Link.CUT_OFF)), at_ns)
+    return state, [*actions, *ends]
+
+
+def mark_stopped(state: State, **changes: Any) -> State:
+    """Return the state with its ranks marked as asked to stop, unless they have been killed."""
+    stop = state.stop if state.stopping else Stop.ASKED
+    return replace(state, stop=stop, **changes)
+
+
+def report_cleared(state: State) -> Transition:
+    """Report to the coordinator, once, that nothing of this generation is left here."""
+    nodes = state.nodes
+    if nodes is None or nodes.is_cleared or not nodes.awaits_decision:
+        return state, []
+    return replace(state, nodes=replace(nodes, phase=NodesPhase.CLEARED)), [Report(what="cleared")]
 
 
 HANDLERS: dict[type[Any], Callable[[State, Any], Transition]] = {

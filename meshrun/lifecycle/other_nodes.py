@@ -11,15 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report, Transition
-from meshrun.lifecycle.local import finish, ignore, start_if_due, start_next_generation, stop
-from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
-from meshrun.lifecycle.restart import (
-    cause_of_change,
-    decide_restart,
-    may_continue,
-    may_restart,
+from meshrun.lifecycle.local import (
+    end_zygote,
+    finish,
+    ignore,
+    leave,
+    mark_stopped,
+    report_cleared,
+    start_if_due,
+    start_next_generation,
+    stop,
+    with_cause,
 )
-from meshrun.lifecycle.shutdown import end_zygote, leave, mark_stopped, report_cleared
+from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
+from meshrun.lifecycle.restart import cause_of_change, may_continue, may_restart, plan_restart
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllCleared,
@@ -110,7 +115,7 @@ def _all_cleared(state: State, event: AllCleared) -> Transition:
         return _regroup(state, cause_of_change(state, nodes.change))
     if not state.stopping:  # every rank succeeded
         return state, [Decide(next_after=None)]
-    state, cause = decide_restart(state, event.at_ns)
+    state, cause = plan_restart(state, event.at_ns)
     return (state, [Decide(next_after=None)]) if cause is None else _regroup(state, cause)
 
 
@@ -122,7 +127,7 @@ def _regroup(state: State, cause: Cause) -> Transition:
 
 
 def _next_begins(state: State, event: NextBegins) -> Transition:
-    state = replace(state, causes=(*state.causes, event.cause))
+    state = with_cause(state, event.cause)
     if not _nodes(state).awaits_decision:
         return state, []
     if state.phase not in (Phase.ENDING, Phase.OVER) and state.broken is None:

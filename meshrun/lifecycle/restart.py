@@ -1,6 +1,6 @@
 """Whether ranks restart after a failure, when, and why not. Pure.
 
-``local`` calls ``decide_restart`` on a single node. On several nodes the coordinator does, in
+``local`` calls ``plan_restart`` on a single node. On several nodes the coordinator does, in
 ``other_nodes``, once nothing is left on any of them; after a change of the nodes of an elastic
 launch it begins another generation without asking here.
 """
@@ -29,20 +29,20 @@ _HOPELESS = frozenset(
 """Errors of a program that cannot be loaded, and so would fail again."""
 
 
-def decide_restart(state: State, at_ns: int) -> tuple[State, Cause | None]:
+def plan_restart(state: State, at_ns: int) -> tuple[State, Cause | None]:
     """Return the state, and why this generation ended if the ranks are to restart.
 
     If they are not although restarts are left, the state says why.
     """
     if not may_restart(state):
         return state, None
-    cause = find_cause(state, at_ns)
-    if (why_not := why_not_restart(state, cause)) is not None:
-        return replace(state, no_restart=why_not), None
-    return state, cause
+    cause = _find_cause(state, at_ns)
+    # Another start may fail in the same way.
+    why_not = _why_hopeless(state, cause) or _why_stuck((*state.causes, cause))
+    return (state, cause) if why_not is None else (replace(state, no_restart=why_not), None)
 
 
-def find_cause(state: State, at_ns: int) -> Cause:
+def _find_cause(state: State, at_ns: int) -> Cause:
     """Return why this generation ended."""
     verdicts = judge(state)
     failure = _failure_of_no_rank(state)
@@ -109,11 +109,6 @@ def may_continue(state: State) -> bool:
     return not any(
         outcome.signum or (outcome.trouble and not outcome.failure) for outcome in state.outcomes
     )
-
-
-def why_not_restart(state: State, cause: Cause) -> str | None:
-    """Return why another start would fail in the same way, or ``None`` if it may not."""
-    return _why_hopeless(state, cause) or _why_stuck((*state.causes, cause))
 
 
 def back_off(causes: Sequence[Cause]) -> tuple[float, str]:

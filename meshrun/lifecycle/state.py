@@ -47,15 +47,6 @@ class NodesState:
     """The other nodes' reports on this generation."""
 
     @property
-    def for_next_generation(self) -> NodesState:
-        """The state at the start of the next generation."""
-        return NodesState(
-            phase=NodesPhase.RUNNING,
-            is_coordinator=self.is_coordinator,
-            is_elastic=self.is_elastic,
-        )
-
-    @property
     def is_met(self) -> bool:
         """Whether all nodes have joined once."""
         return self.phase is not NodesPhase.MEETING

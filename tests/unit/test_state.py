@@ -10,8 +10,8 @@ import pytest
 
 from meshrun.lifecycle.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
 from meshrun.lifecycle.advance import advance
+from meshrun.lifecycle.local import ZYGOTE_GRACE_S
 from meshrun.lifecycle.phases import NodesPhase
-from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import Event, GenerationAborted
 from meshrun.protocol.from_zygote import (

@@ -7,8 +7,8 @@ import pytest
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Action, StartAll, StartZygote
+from meshrun.lifecycle.local import ZYGOTE_GRACE_S
 from meshrun.lifecycle.outcome import build_result
-from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
 from meshrun.protocol.events import Event
 from meshrun.protocol.from_zygote import NodeExcluded, ProgramBroken, RankReady, StartFailed
 from meshrun.protocol.result import Timings
