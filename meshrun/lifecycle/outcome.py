@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from meshrun.errors import (
@@ -31,7 +30,7 @@ from meshrun.lifecycle.blame import (
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import NodeLost
 from meshrun.protocol.from_zygote import StoreEnded
-from meshrun.protocol.generation import Evidence, NodeOutcome, Trouble
+from meshrun.protocol.generation import Ending, Evidence, NodeOutcome, Trouble
 from meshrun.protocol.result import (
     PREEMPTED,
     LaunchResult,
@@ -43,17 +42,6 @@ from meshrun.protocol.result import (
 from meshrun.protocol.stacks import current_folder, user_place
 
 _NOTHING = Evidence()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """How a launch ends, in brief."""
-
-    exit_code: int
-    signum: int | None
-    preempted: bool
-    headline: str
-    """The cause in one line; "" if the launch succeeded."""
 
 
 def went_well(state: State) -> bool:
@@ -112,14 +100,14 @@ def build_result(
         _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
         for verdict in judge(state)
     ]
-    decision = decide(state, layout, hosts, "")
+    ending = describe_end(state, layout, hosts, "")
     over = nodes.over if nodes is not None else None
     own = hosts[0] if nodes is not None and nodes.is_coordinator else ""
-    signum = decision.signum if own else next(iter(state.signals), None)
+    signum = ending.signum if own else next(iter(state.signals), None)
     if over is not None and over.signum is None:
         signum = None  # it arrived after the decision
     return LaunchResult(
-        exit_code=decision.exit_code,
+        exit_code=ending.exit_code,
         signum=signum,
         failures=tuple(failures),
         broken_program=state.broken.text if state.broken else None,
@@ -129,18 +117,18 @@ def build_result(
         no_restart=state.no_restart,
         best_steps=(*(cause.step for cause in state.causes), state.best_step),
         log_folder=log_folder,
-        preempted=decision.preempted if over is None else over.preempted,
+        preempted=ending.preempted if over is None else over.preempted,
         elsewhere=over.headline if over is not None and not own else "",
         timings=timings,
     )
 
 
-def decide(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Decision:
+def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Ending:
     """Return how the launch ends, on all nodes if this one is the coordinator.
 
     The arguments are those of :func:`headline`.
     """
-    return Decision(
+    return Ending(
         exit_code=_exit_code(state),
         signum=_stop_signal(state),
         preempted=_was_preempted(state),

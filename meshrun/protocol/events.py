@@ -8,7 +8,7 @@ from typing import Any
 from meshrun.errors import MeshrunError
 from meshrun.protocol.collectives import RankTimes
 from meshrun.protocol.from_zygote import FromZygote, RankEvent
-from meshrun.protocol.generation import Cause, NodeOutcome
+from meshrun.protocol.generation import Cause, Ending, NodeOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +170,9 @@ class NextBegins:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOver:
+class LaunchOver(Ending):
     """The launch has ended on every node."""
 
-    exit_code: int
-    signum: int | None
-    preempted: bool
-    headline: str
-    """The cause in one line; "" if the launch succeeded."""
     at_ns: int
 
 

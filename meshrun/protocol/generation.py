@@ -150,5 +150,17 @@ class NodeOutcome:
         return replace(self, ranks=ranks)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a launch ends on every node, in brief."""
+
+    exit_code: ExitCode
+    signum: Signum | None
+    """The signal that stopped it, if one did."""
+    preempted: bool
+    headline: Line
+    """The cause in one line; "" if the launch succeeded."""
+
+
 def _later(at_ns: int | None, by_ns: int) -> int | None:
     return None if at_ns is None else at_ns + by_ns

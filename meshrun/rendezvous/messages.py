@@ -16,11 +16,11 @@ from typing import Annotated, Any, get_args
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import MAX_RANKS, Layout
-from meshrun.protocol.checked import ExitCode, Line, Rank, Signum, Time
+from meshrun.protocol.checked import Line, Rank, Signum, Time
 from meshrun.protocol.collectives import RankTimes
 from meshrun.protocol.events import Met
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
+from meshrun.protocol.generation import Cause, Ending, NodeOutcome, Trouble
 from meshrun.protocol.packing import Within, pack, unpack
 from meshrun.protocol.printable import lines, one_line
 from meshrun.rendezvous.frames import LONGEST
@@ -254,15 +254,10 @@ class Begin:
     """Why the previous generation ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Over:
+class Over(Ending):
     """To participants: the launch has ended."""
 
-    exit_code: ExitCode
-    signum: Signum | None
-    preempted: bool
-    headline: Line
-    """The cause in one line; "" if the launch succeeded."""
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,13 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.lifecycle.actions import Decide, Report
 from meshrun.lifecycle.blame import describe_failure, describe_lost_process
-from meshrun.lifecycle.outcome import decide, find_trouble, headline, node_outcome, why_stopped
+from meshrun.lifecycle.outcome import (
+    describe_end,
+    find_trouble,
+    headline,
+    node_outcome,
+    why_stopped,
+)
 from meshrun.lifecycle.state import State
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.collectives import RankCalled
@@ -137,8 +143,8 @@ class Nodes:
             generation = state.generation + 1
             self.peers.send(Begin(generation=generation, cause=next_after))
         else:
-            decision = decide(state, layout, self.hosts, self._host)
-            self.peers.send(Over(**asdict(decision)))
+            ending = describe_end(state, layout, self.hosts, self._host)
+            self.peers.send(Over(**asdict(ending)))
 
     def ask_where(self, why: str) -> None:
         """Have the other nodes print where their ranks are."""
@@ -156,15 +162,13 @@ class Nodes:
         if known.is_met or known.over is not None:
             return not self.peers.all_delivered  # the network may be cut, and heal
         if self._linger is None:
-            decision = decide(state, layout, self.hosts, "it")
+            ending = describe_end(state, layout, self.hosts, "it")
             if known.failed is None:
-                code = decision.exit_code or RendezvousError.exit_code
-                self.peers.give_up(
-                    GaveUp(host=self._host, reason=decision.headline, exit_code=code)
-                )
+                code = ending.exit_code or RendezvousError.exit_code
+                self.peers.give_up(GaveUp(host=self._host, reason=ending.headline, exit_code=code))
             stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
             stay_s = max(stay_s, self.peers.least_stay_s)
-            self._linger = Linger(self.peers, decision.headline, stay_s, self._note, self._reactor)
+            self._linger = Linger(self.peers, ending.headline, stay_s, self._note, self._reactor)
         return not self._linger.is_over
 
     def close(self) -> None:

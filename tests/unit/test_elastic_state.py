@@ -8,7 +8,7 @@ import pytest
 
 from meshrun.errors import RendezvousError
 from meshrun.lifecycle.actions import Action, Decide, Report, StartAll, StartZygote
-from meshrun.lifecycle.outcome import decide
+from meshrun.lifecycle.outcome import describe_end
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     Event,
@@ -269,4 +269,4 @@ def test_too_few_nodes_are_the_reason() -> None:
     layout = solve_layout(parse_mesh("dp=2"), nproc_per_node=2)
     state, _ = play([*SHRUNK, TOO_LATE])
 
-    assert decide(state, layout, ["node0"], "node0").exit_code == 69
+    assert describe_end(state, layout, ["node0"], "node0").exit_code == 69
