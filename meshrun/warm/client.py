@@ -174,7 +174,7 @@ class WarmRun:
         try:
             self._leave_server(self._place)
         except OSError as error:
-            self._note(f"no warm server was left: {error.strerror}")
+            self._note(f"no warm server was left in `{self._place.path}`: {error.strerror}")
 
     def _leave_server(self, place: Place) -> None:
         required = self._requirements()
@@ -204,8 +204,12 @@ class WarmRun:
                 cwd="/",
                 env={**required.environment, LAUNCH_MARK: _NO_MARK},
             )
+        try:
+            place.begin(process.pid)
+        except OSError:
+            process.kill()
+            raise
         process.returncode = 0  # nobody waits for it
-        place.begin(process.pid)
         self._note(
             f"leaving a warm server for the next run; it ends after {duration(self._idle_s)} idle"
         )

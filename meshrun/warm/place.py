@@ -188,8 +188,9 @@ class Place:
         return f"{self.path}/learnt-{name}"
 
     def leave_reason(self, reason: str) -> None:
-        """Record for the next run why this one leaves no server."""
-        self._folder.write(_REASON, reason)
+        """Record for the next run why this one leaves no server, if there is room for that."""
+        with contextlib.suppress(OSError):
+            self._folder.write(_REASON, reason)
 
     def take_reason(self) -> str | None:
         """Return why the last run left no server, and forget it."""

@@ -91,8 +91,10 @@ class WarmServer:
             try:
                 self._listener = self._place.listen()
                 self._place.describe(described, files)
-            except OSError:  # the disk is full, or the folder is gone
-                self._end()
+            except OSError as error:  # the disk is full, or the folder is gone
+                self._place.forget(os.getpid())  # which makes room for the reason
+                self._place.leave_reason(f"cannot write to `{self._place.path}`: {error.strerror}")
+                os._exit(0)
         signal.alarm(0)
         self._watch(assignment.session)
 

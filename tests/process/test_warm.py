@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from tests.kit import (
     start_meshrun,
     wait_for_states,
     wait_until,
+    within,
 )
 
 LIBRARY = """\
@@ -467,6 +469,24 @@ def test_a_server_ends_when_idle_or_with_its_session(warm: Warm, tmp_path: Path)
     assert "leaving a warm server" in of_shell.stderr
     wait_until(lambda: not warm.starting(), lambda: "the server of a session that has ended")
     wait_until(lambda: warm.servers() == [], lambda: f"the end of {len(warm.servers())} servers")
+
+
+def test_a_full_disk_is_why_no_server_is_left(warm: Warm, tmp_path: Path) -> None:
+    """Whether it is noticed as a server starts, or once it has imported and describes itself."""
+    script = program(tmp_path, "import torch\n")
+    folder = usual_place()
+    words = shlex.join(command("--warm", script))
+    noticed_later = f"{words}; until [ -e {folder}/why ]; do sleep 0.05; done; {words}"
+    for size, run in (("16k", noticed_later), ("4k", words)):
+        prepare = f"mount -t tmpfs -o mode=700,size={size} none {os.environ['XDG_RUNTIME_DIR']}"
+        around = within("--user", "--map-root-user", "--mount", prepare=prepare)
+        done = subprocess.run(
+            [*around, "sh", "-c", run], capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert folder in done.stderr
+        assert "No space left on device" in done.stderr
+        assert "no warm server was left" in done.stderr
 
 
 def test_no_server_is_used_from_a_folder_that_is_not_private(warm: Warm, tmp_path: Path) -> None:
