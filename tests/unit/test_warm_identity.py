@@ -203,8 +203,7 @@ def test_what_is_learnt(tmp_path: Path) -> None:
     write_learnt(str(tmp_path / "taken"), learnt)
     place = Place(str(tmp_path / "place"))
     (tmp_path / "place" / "why").mkdir()
-    with pytest.raises(IsADirectoryError):  # as if the disk is full
-        place.leave_reason("any")
+    place.leave_reason("any")  # as if the disk is full
     place.close()
     assert [path.name for path in tmp_path.glob("**/*.*")] == []
     os.mkfifo(tmp_path / "pipe")
