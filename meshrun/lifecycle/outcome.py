@@ -22,6 +22,7 @@ from meshrun.layout import Layout
 from meshrun.layout.labels import rank_label, rank_name
 from meshrun.lifecycle.blame import (
     Verdict,
+    describe_failure,
     describe_lost_process,
     describe_start_error,
     describe_verdict,
@@ -51,26 +52,27 @@ def went_well(state: State) -> bool:
 
 def node_outcome(
     state: State,
-    *,
-    headline: str,
-    trouble: MeshrunError | None,
-    evidence: Mapping[int, Evidence],
-    failure: str = "",
+    layout: Layout,
+    hosts: Sequence[str],
+    host: str,
+    evidence: Mapping[int, Evidence] = MappingProxyType({}),
 ) -> NodeOutcome:
     """Return what this node reports to the coordinator after a generation.
 
-    Args:
-        state: The state of this node.
-        headline: The cause in one line.
-        trouble: The error that ended the generation from outside the ranks, if any.
-        evidence: The evidence for ranks that failed.
-        failure: The same as ``trouble``, briefly, if ranks may restart after it.
+    The first arguments are those of :func:`headline`; ``evidence`` is about ranks that failed.
     """
+    failure = describe_failure(state) or ""
+    if failure and state.hung is None:
+        failure = f"on {host}, {failure}"
+    trouble = find_trouble(state, host)
+    if state.broken is not None:
+        trouble = MeshrunError(f"on {host}, {state.broken.headline}")
+        trouble.exit_code = state.broken.exit_code
     failed = {verdict.rank for verdict in judge(state)}
     left = [(known.finished_ns, rank) for rank, known in state.ranks.items() if known.finished_ns]
     reported = failed | {rank for _, rank in sorted(left)[:1]}
     return NodeOutcome(
-        headline=headline,
+        headline=headline(state, layout, hosts, host),
         signum=state.signals[0] if state.signals else 0,
         is_well=_all_succeeded(state),
         killed=state.killed,

@@ -7,23 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Protocol
 
-from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.errors import RendezvousError
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.lifecycle.actions import Decide, Report
-from meshrun.lifecycle.blame import describe_failure, describe_lost_process
-from meshrun.lifecycle.outcome import (
-    describe_end,
-    find_trouble,
-    headline,
-    node_outcome,
-    why_stopped,
-)
+from meshrun.lifecycle.blame import describe_lost_process
+from meshrun.lifecycle.outcome import describe_end, node_outcome, why_stopped
 from meshrun.lifecycle.state import State
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.protocol.generation import Cause, Evidence, NodeOutcome
+from meshrun.protocol.generation import Evidence
 from meshrun.rendezvous.messages import Begin, Cleared, Failed, Finished, Leave, Over, Where
 from meshrun.rendezvous.peers import Peers
 
@@ -115,36 +109,20 @@ class Nodes:
     ) -> None:
         """Report to the coordinator; or, as the coordinator, tell all nodes what comes next."""
         generation = state.generation
-        if isinstance(action, Decide):
-            self._decide(action.next_after, state, layout)
+        known = (state, layout, self.hosts, self._host)
+        if isinstance(action, Decide) and action.next_after is not None:
+            self.peers.send(Begin(generation=generation + 1, cause=action.next_after))
+        elif isinstance(action, Decide):
+            self.peers.send(Over(**asdict(describe_end(*known))))
         elif action.what == "finished":
             self.peers.send(Finished(generation=generation))
         elif action.what == "leaves":
             self.peers.send(Leave(generation=generation, why=_why_leaving(state)))
         elif action.what == "failed":
-            self.peers.send(Failed(generation=generation, outcome=self._outcome(state, layout, {})))
+            self.peers.send(Failed(generation=generation, outcome=node_outcome(*known)))
         else:
-            outcome = replace(self._outcome(state, layout, gather()), calls=calls)
+            outcome = replace(node_outcome(*known, gather()), calls=calls)
             self.peers.send(Cleared(generation=generation, outcome=outcome))
-
-    def _outcome(
-        self, state: State, layout: Layout, evidence: Mapping[int, Evidence]
-    ) -> NodeOutcome:
-        return node_outcome(
-            state,
-            headline=headline(state, layout, self.hosts, self._host),
-            failure=_failure(state, self._host),
-            trouble=_trouble(state, self._host),
-            evidence=evidence,
-        )
-
-    def _decide(self, next_after: Cause | None, state: State, layout: Layout) -> None:
-        if next_after is not None:
-            generation = state.generation + 1
-            self.peers.send(Begin(generation=generation, cause=next_after))
-        else:
-            ending = describe_end(state, layout, self.hosts, self._host)
-            self.peers.send(Over(**asdict(ending)))
 
     def ask_where(self, why: str) -> None:
         """Have the other nodes print where their ranks are."""
@@ -182,16 +160,3 @@ def _why_leaving(state: State) -> str:
     if state.excluded is not None:
         return f"{state.excluded.who} excludes it: {state.excluded.reason}"
     return describe_lost_process(state) or ""
-
-
-def _failure(state: State, host: str) -> str:
-    what = describe_failure(state) or ""
-    return f"on {host}, {what}" if what and state.hung is None else what
-
-
-def _trouble(state: State, host: str) -> MeshrunError | None:
-    if state.broken is not None:
-        broken = MeshrunError(f"on {host}, {state.broken.headline}")
-        broken.exit_code = state.broken.exit_code
-        return broken
-    return find_trouble(state, host)

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
+from meshrun.layout import solve_layout
+from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.outcome import node_outcome
 from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import State
@@ -16,6 +18,7 @@ from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.messages import Begin, Cleared, decode, encode
 
+LAYOUT = solve_layout(parse_mesh("dp=4"), nproc_per_node=4)
 NS = st.integers(0, 10**18)
 TEXT = st.text(st.characters(categories=("L", "N", "P")), max_size=12)
 RAISED = st.builds(
@@ -56,7 +59,7 @@ def outcome_of(ranks: dict[int, RankState], **known: Any) -> NodeOutcome:
     state = State(shutdown_timeout_s=30.0, ranks=ranks, **known)
     return travelled(
         node_outcome(
-            state, headline="h", trouble=None,
+            state, LAYOUT, ["a"], "a",
             evidence={rank: Evidence(last_lines=("x",), why="w") for rank in ranks},
         )
     )  # fmt: skip

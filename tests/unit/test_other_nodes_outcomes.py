@@ -9,7 +9,6 @@ import pytest
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Decide, StartAll
-from meshrun.lifecycle.blame import describe_failure
 from meshrun.lifecycle.outcome import build_result, find_trouble, headline, node_outcome
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import Evidence, NodeOutcome
@@ -37,6 +36,8 @@ from tests.node_histories import (
     play,
     reported,
 )
+
+LAYOUT, HOSTS = solve_layout(parse_mesh("dp=4"), nnodes=2), ["node0", "node1"]
 
 
 def decided(events: list[Event], max_restarts: int = 0) -> Decide:
@@ -67,10 +68,7 @@ def test_the_coordinator_restarts_all_ranks_after_a_process_of_meshrun_was_lost(
     there, cleared = OTHERS_FAILED, reported()
     if place is PARTICIPANT:
         participant, _ = play([*PARTICIPANT, lost])
-        cleared = node_outcome(
-            participant, headline="", trouble=find_trouble(participant, "node1"), evidence={},
-            failure=f"on node1, {describe_failure(participant)}",
-        )  # fmt: skip
+        cleared = node_outcome(participant, LAYOUT, HOSTS, "node1")
     else:
         there = lost
     events = [*COORDINATOR, there, *COORDINATOR_ENDED, ENDED, all_cleared(cleared)]
@@ -119,10 +117,7 @@ def test_the_coordinator_ends_the_launch(
 
 
 def result(events: list[Event]) -> LaunchResult:
-    return build_result(
-        play(events)[0], solve_layout(parse_mesh("dp=4"), nnodes=2), hosts=["node0", "node1"],
-        timings=Timings(began_ns=0),
-    )  # fmt: skip
+    return build_result(play(events)[0], LAYOUT, hosts=HOSTS, timings=Timings(began_ns=0))
 
 
 CODES: dict[str, tuple[list[Event], int]] = {
@@ -195,7 +190,7 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
     """Like a failure of this node."""
     state, _ = play([*PARTICIPANT, *DIES])
     evidence = {2: Evidence(last_lines=("bad",), place="work at train.py:4")}
-    outcome = node_outcome(state, headline="", trouble=None, evidence=evidence)
+    outcome = node_outcome(state, LAYOUT, HOSTS, "node1", evidence)
     events = [
         *COORDINATOR,
         OTHERS_FAILED,
@@ -213,25 +208,21 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
 
 def test_an_error_names_its_host() -> None:
     """Both a participant's error and the coordinator's own."""
-    layout, hosts = solve_layout(parse_mesh("dp=4"), nnodes=2), ["node0", "node1"]
     killed = "the process that starts the ranks was killed by SIGKILL, and the ranks ended with it"
     participant, _ = play([*PARTICIPANT, KILLED_ZYGOTE])
-    line = headline(participant, layout, hosts, "node1")
-    outcome = node_outcome(
-        participant, headline=line, trouble=find_trouble(participant, "node1"), evidence={}
-    )
+    outcome = node_outcome(participant, LAYOUT, HOSTS, "node1")
     at_coordinator = result(
         [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, ENDED, all_cleared(outcome), over(137)]
     )
     of_coordinator = result([*COORDINATOR, KILLED_ZYGOTE])
     guard, _ = play([*PARTICIPANT, LOST_STORE])
 
-    assert headline(guard, layout, hosts, "node1") == (
+    assert headline(guard, LAYOUT, HOSTS, "node1") == (
         "on node1, the process that guards the ranks was killed by SIGKILL, and the ranks need it"
     )
     assert at_coordinator.trouble is not None
     assert of_coordinator.trouble is not None
-    assert line == at_coordinator.trouble.message == f"on node1, {killed}"
+    assert outcome.headline == at_coordinator.trouble.message == f"on node1, {killed}"
     assert of_coordinator.trouble.message == f"on node0, {killed}"
 
 
