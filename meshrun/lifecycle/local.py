@@ -152,7 +152,6 @@ def _with_rank(state: State, rank: int, **changes: object) -> State:
 
 def _started(state: State, event: RankStarted) -> Transition:
     state = _with_rank(state, event.rank, pid=event.pid)
-    state = replace(state, alive=state.alive | {event.rank})
     # RankRaised comes over another socket, and may arrive before RankStarted.
     ends_by_itself = state.ranks[event.rank].raised is not None and not state.killed
     if not state.stopping or ends_by_itself:
@@ -189,7 +188,6 @@ def _open_gate_if_due(state: State, actions: list[Action]) -> Transition:
 
 def _exited(state: State, event: RankExited) -> Transition:
     state = _with_rank(state, event.rank, pid=event.pid, exited=event)
-    state = replace(state, alive=state.alive - {event.rank})
     actions: list[Action] = []
     if event.wait_status != 0:
         state, actions = stop(state, event.at_ns)
@@ -284,7 +282,7 @@ def stop(
         return replace(state, stop=Stop.ASKED), []  # no rank is left here
     deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
     state = replace(state, stop=Stop.ASKED, deadline_ns=deadline_ns)
-    ranks = tuple(sorted(state.alive - {sparing}))
+    ranks = tuple(sorted(state.alive.keys() - {sparing}))
     state, actions = _signal_ranks(state, ranks, signum, at_ns)
     state, actions = _open_gate_if_due(state, actions)
     if state.nodes is not None and state.nodes.awaits_decision and not others_know:
@@ -311,7 +309,7 @@ def _kill(state: State, at_ns: int) -> Transition:
 def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
     """End this generation, as nothing is left of it, unless it was ending already."""
     nodes, was_over = state.nodes, state.over
-    state = replace(state, zygote_gone=event, alive=frozenset())
+    state = replace(state, zygote_gone=event)
     is_decided = nodes is not None and nodes.is_met and not nodes.awaits_decision
     if was_over or is_decided:
         return state, []

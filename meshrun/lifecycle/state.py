@@ -115,8 +115,17 @@ class State:
     """Set from the end of the zygote until the start of another one."""
     nodes: NodesState | None = None
     """The other nodes, if there are any."""
-    alive: frozenset[int] = field(default_factory=frozenset)
-    """Ranks that have started and not exited."""
+
+    @property
+    def alive(self) -> dict[int, int]:
+        """The process ids of the ranks that have started and not exited."""
+        if self.zygote_gone is not None:  # and every rank with it
+            return {}
+        return {
+            rank: known.pid
+            for rank, known in self.ranks.items()
+            if known.pid is not None and known.exited is None
+        }
 
     @property
     def stopping(self) -> bool:

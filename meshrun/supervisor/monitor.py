@@ -133,11 +133,7 @@ class Monitor:
         """
         ranks = self._state.ranks
         self._then = self._then or then
-        self._pids = {
-            rank: known.pid
-            for rank, known in ranks.items()
-            if known.pid is not None and known.exited is None and rank != except_rank
-        }
+        self._pids = {rank: pid for rank, pid in self._state.alive.items() if rank != except_rank}
         asked = dict(self._pids)
         if any(known.pid is None for known in ranks.values()):
             asked[ZYGOTE] = self._zygote_pid()
@@ -169,7 +165,7 @@ class Monitor:
                 self._must_explain, self._only_conflicts = True, False
                 self._conclude()
             return
-        if not self._state.alive - {event.rank} or self._must_explain:
+        if not self._state.alive.keys() - {event.rank} or self._must_explain:
             return
         if is_late:
             self.explained_rank = event.rank
@@ -191,8 +187,8 @@ class Monitor:
     def _ask_quietly(self, failed: int) -> None:
         """Ask the other ranks, and print only calls that contradict each other."""
         self._must_explain, self._only_conflicts = True, True
-        pids = {rank: self._state.ranks[rank].pid for rank in self._state.alive - {failed}}
-        self.collectives.ask({rank: pid for rank, pid in pids.items() if pid}, soon=True)
+        others = {rank: pid for rank, pid in self._state.alive.items() if rank != failed}
+        self.collectives.ask(others, soon=True)
         self._conclude()
 
     def after_answers(self, call: Callable[[], None]) -> None:

@@ -193,16 +193,12 @@ class Stragglers:
     def _watch(self, late: Collection[int]) -> None:
         """Watch late ranks of this node from now on; drop what is known about all others."""
         for rank in late:
-            if rank not in self._delays and (pid := self._pid(rank)):
+            if rank not in self._delays and (pid := self._state.alive.get(rank)):
                 self._delays[rank] = time.monotonic_ns(), read_delays(pid)
         for rank in self._delays.keys() - {*late}:
             del self._delays[rank]
         for rank in self._elsewhere.keys() - {*late}:
             del self._elsewhere[rank]
-
-    def _pid(self, rank: int) -> int:
-        known = self._state.ranks.get(rank)
-        return (known and known.pid) or 0
 
     def _why(self, rank: int) -> str:
         """Return what may delay a rank of this node; "" if nothing is found."""
@@ -211,7 +207,7 @@ class Stragglers:
     def _reasons(self, rank: int) -> Iterator[str]:
         began_ns, before = self._delays[rank]
         seconds = (time.monotonic_ns() - began_ns) / 1e9
-        if seconds <= 0 or not (pid := self._pid(rank)):
+        if seconds <= 0 or not (pid := self._state.alive.get(rank)):
             return
         spent = read_delays(pid) - before
         shares = (

@@ -119,14 +119,8 @@ class Watchdog:
         return next_check_ns is not None and time.monotonic_ns() >= next_check_ns
 
     def _some_worked(self, state: State, now_ns: int) -> bool:
-        pids = [
-            known.pid
-            for rank, known in state.ranks.items()
-            if known.pid is not None
-            and known.exited is None
-            and rank not in self._beating
-            and rank not in self._waiting
-        ]
+        excepted = self._beating | self._waiting
+        pids = [pid for rank, pid in state.alive.items() if rank not in excepted]
         self._waiting.clear()
         spent = self._cpu_seconds(pids) if pids else {}
         least_s = _LEAST_S + _LEAST_CPU * (now_ns - self._active_ns) / _NS

@@ -227,8 +227,8 @@ class Workers:
 
     def forward(self, signum: int, state: State) -> Sequence[int]:
         """Forward a signal to the ranks that handle it; return the ranks it would kill."""
-        alive = {rank: state.ranks[rank].pid for rank in sorted(state.alive)}
-        spared = [rank for rank, pid in alive.items() if pid and not handles_signal(pid, signum)]
+        alive = dict(sorted(state.alive.items()))
+        spared = [rank for rank, pid in alive.items() if not handles_signal(pid, signum)]
         self.signal([rank for rank in alive if rank not in spared], signum, whole_group=False)
         return spared
 

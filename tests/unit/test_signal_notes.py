@@ -21,29 +21,24 @@ EXITED = RankExited(rank=1, pid=8, wait_status=0, at_ns=1)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "alive", "note"),
+    ("ranks", "note"),
     [
-        ([RankState()], (), "no rank was started"),
-        ([RankState(pid=7)], (), "all ranks have exited"),
-        ([RankState(pid=7), RankState(pid=8)], (0, 1), "stopping 2 ranks, up to 1 s"),
-        ([RankState(pid=7), RankState()], (0,), "stopping 2 ranks, up to 1 s"),
-        ([RankState(pid=7), RankState(pid=8, exited=EXITED)], (0,), "stopping 1 rank, up to 1 s"),
+        ([RankState()], "no rank was started"),
+        ([RankState(pid=8, exited=EXITED)], "all ranks have exited"),
+        ([RankState(pid=7), RankState(pid=8)], "stopping 2 ranks, up to 1 s"),
+        ([RankState(pid=7), RankState()], "stopping 2 ranks, up to 1 s"),
+        ([RankState(pid=7), RankState(pid=8, exited=EXITED)], "stopping 1 rank, up to 1 s"),
     ],
     ids=["before the first", "after the last", "all", "one not reported yet", "one exited"],
 )
 def test_how_many_ranks_a_signal_stops(
-    capfd: pytest.CaptureFixture[str], ranks: list[RankState], alive: tuple[int, ...], note: str
+    capfd: pytest.CaptureFixture[str], ranks: list[RankState], note: str
 ) -> None:
     """Ranks are forked together, and reported one after the other."""
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     plan = build_plan(build_request(Options({}, {}, {}), program), facts)
-    state = State(
-        shutdown_timeout_s=1.0,
-        ranks=dict(enumerate(ranks)),
-        alive=frozenset(alive),
-        stop=Stop.ASKED,
-    )
+    state = State(shutdown_timeout_s=1.0, ranks=dict(enumerate(ranks)), stop=Stop.ASKED)
     StartProgress(plan, Console()).see(SignalArrived(signum=15, at_ns=1), state)
 
     assert capfd.readouterr().err.splitlines() == [f"meshrun: SIGTERM: {note}"]
