@@ -27,8 +27,21 @@ _PARTS = {
 
 
 def own_command(part: str, *words: str, unbuffered: bool = False) -> list[str]:
-    """Return the command that starts one of meshrun's processes with this interpreter."""
-    return [sys.executable, *["-u"] * unbuffered, os.path.abspath(__file__), part, *words]
+    """Return the command that starts one of meshrun's processes with this interpreter.
+
+    Raises:
+        HostError: If this module is in an archive, or frozen into a program.
+    """
+    file = os.path.abspath(__file__)
+    if not os.path.isfile(file):
+        from meshrun.errors import HostError
+
+        raise HostError(
+            f"meshrun cannot start its processes: there is no file `{file}`",
+            hint="install it with pip; it runs neither from a zip archive, unless that is unpacked"
+            " as shiv does it, nor frozen into a program",
+        )
+    return [sys.executable, *["-u"] * unbuffered, file, part, *words]
 
 
 def _import_package() -> None:

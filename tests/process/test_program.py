@@ -7,11 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
 
-from tests.kit import FAKES, PROGRAMS, lines_of, run_meshrun
+from tests.kit import FAKES, PROGRAMS, ROOT, lines_of, run_meshrun
 
 METHODS = ["fork", "exec"]
 
@@ -415,3 +416,16 @@ def test_ranks_use_the_meshrun_that_was_started(
     )
 
     assert (ours.returncode, ours.stdout) == (0, "[rank 0] out 0\n"), ours.stderr
+
+
+def test_an_archive_of_meshrun_says_why_it_cannot_launch(fake_torch: Path, tmp_path: Path) -> None:
+    """Its processes are started by the path of a file; a dry run starts none."""
+    shutil.copytree(ROOT / "meshrun", tmp_path / "app" / "meshrun")
+    zipapp.create_archive(
+        tmp_path / "app", archive := tmp_path / "a.pyz", main="meshrun.__main__:main"
+    )
+    launched, planned = python(archive, PROGRAMS / "echo.py"), python(archive, "--dry-run", "a.py")
+
+    assert (launched.returncode, launched.stdout) == (71, "")
+    assert f"no file `{archive}/meshrun/start.py`" in launched.stderr
+    assert planned.returncode == 0, planned.stderr
