@@ -31,6 +31,12 @@ class WriteBuffer:
         """The number of queued bytes."""
         return len(self._queue)
 
+    def move(self, reactor: Reactor, done: Callable[[], object]) -> None:
+        """Have another reactor wait for room, and call another function at the end."""
+        self._reactor.remove_writer(self._fd)
+        self._reactor, self._done = reactor, done
+        self._flush()
+
     def close(self) -> None:
         """Drop the queue, and accept no more data."""
         self.is_broken = True

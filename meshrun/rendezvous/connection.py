@@ -8,8 +8,11 @@ import random
 import socket
 import termios
 import time
+from collections.abc import Callable, Collection
 
 from meshrun.host.interfaces import address_of
+from meshrun.host.reactor import Reactor
+from meshrun.host.write_buffer import WriteBuffer
 from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
 from meshrun.rendezvous.handshake import (
     LONGEST_LINE,
@@ -20,6 +23,7 @@ from meshrun.rendezvous.handshake import (
     ParticipantHandshake,
     refusal,
 )
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import Beat, Message, MessageError, Parting, decode, encode
 
 BEAT_S = 1.0
@@ -29,10 +33,17 @@ _RTO_MAX_MS = 44
 retransmitted."""
 _A_DAY_MS = 86_400_000
 _CHUNK = 64 * 1024
+_NODES_PER_S = 500
+"""How many heartbeats the coordinator sends per second at most."""
+_LEAST_BEATS = 4
+"""How many heartbeats fit into the node timeout at least."""
+_GOODBYE_S = 2.0
 _DRIFT = 1e-4
 """How fast two clocks may drift apart, so a later round trip may count although it is longer."""
 _TRIPS = 2
 """How many round trips suffice to know the peer's clock."""
+_SILENT_BEATS = 3
+"""After this many missing heartbeats, another launcher may replace one on the same host."""
 
 
 class Connection:
@@ -41,6 +52,7 @@ class Connection:
     Args:
         connection: The socket.
         handshake: This side of the handshake.
+        hub: Its reactor waits until more can be written.
         beat_s: The interval of heartbeats, longer with thousands of nodes.
     """
 
@@ -48,11 +60,12 @@ class Connection:
         self,
         connection: socket.socket,
         handshake: CoordinatorHandshake | ParticipantHandshake,
+        hub: Hub,
         *,
         beat_s: float = BEAT_S,
     ) -> None:
-        self._socket = connection
-        self._socket.setblocking(False)
+        self._socket, self._hub, self._reactor = connection, hub, hub.reactor
+        self._out = WriteBuffer(connection.fileno(), hub.reactor)
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(OSError):  # an older kernel
@@ -62,9 +75,7 @@ class Connection:
             # The kernel gives up after 15 retransmissions, now 13 s; --node-timeout is our limit.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _A_DAY_MS)
         self._handshake = handshake
-        self._is_shut_down = False
         self._line = bytearray()
-        self._out = bytearray()
         self._reader: FrameReader | None = None
         self._writer: FrameWriter | None = None
         self._waiting: list[Message] = []
@@ -101,12 +112,18 @@ class Connection:
         self._own_idle_s: float | None = None
         if beat_s > BEAT_S:  # spread them
             self._next_beat_ns += int(random.random() * self._interval_ns)  # noqa: S311 - no secret
+        hub.connections.add(self)
         if isinstance(handshake, CoordinatorHandshake):
-            self._out += handshake.greeting
+            self._out.write(handshake.greeting)
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
         return self._socket.fileno()
+
+    def watch(self, on_ready: Callable[[], object]) -> None:
+        """Have ``on_ready`` called, from now on, when there is something to receive."""
+        if self.closed is None:
+            self._reactor.add_reader(self, on_ready)
 
     @property
     def is_open(self) -> bool:
@@ -114,17 +131,12 @@ class Connection:
         return self._writer is not None and self.closed is None
 
     @property
-    def wants_to_write(self) -> bool:
-        """Whether data waits for room in the kernel's buffer."""
-        return bool(self._out) and self.closed is None
-
-    @property
     def is_delivered(self) -> bool:
         """Whether the peer's machine has received all that was sent, or the connection is closed.
 
         A closed socket may not deliver the rest: data from the peer resets it.
         """
-        if self.closed is not None or self._out:
+        if self.closed is not None or self._out.queued_bytes:
             return self.closed is not None
         try:
             return fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)) == bytes(4)
@@ -152,31 +164,12 @@ class Connection:
         if self._writer is None:
             self._waiting.append(message)
         else:
-            self._out += self._writer.frame(encode(message))
-        self.flush()
+            self._out.write(self._writer.frame(encode(message)))
 
     def send_text(self, text: bytes) -> None:
         """Send a message that was encoded for many, if the handshake is done."""
         if self._writer is not None:
-            self._out += self._writer.frame(text)
-            self.flush()
-
-    def _refuse(self, reason: str) -> None:
-        """Send an unauthenticated peer the reason for its rejection."""
-        self.was_refused = True
-        self._out += refusal(reason)
-        self.flush()
-
-    def flush(self) -> None:
-        """Write as much as the kernel takes."""
-        if self.closed is not None or not self._out:
-            return
-        try:
-            del self._out[: self._socket.send(self._out)]
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError:
-            self._out.clear()  # the peer is gone, but its last messages are still to be read
+            self._out.write(self._writer.frame(text))
 
     def receive(self) -> list[Message]:
         """Return the messages that have arrived; :attr:`closed` may be set after that."""
@@ -199,15 +192,23 @@ class Connection:
             except HandshakeError as error:
                 if isinstance(self._handshake, CoordinatorHandshake):
                     self.is_other_launch = isinstance(error, OtherLaunch)
-                    self._refuse(str(error))
+                    self.was_refused = True
+                    self._out.write(refusal(str(error)))
                 self.is_foreign = not self.was_refused
                 self.close(str(error))
             except (FrameError, MessageError) as error:
                 self.close(str(error))
             if len(received) < _CHUNK:
                 break  # the reactor reports more data, and the end
-        self.flush()
         return messages
+
+    @property
+    def may_be_replaced(self) -> bool:
+        """Whether its host may have been cut off, so that a new connection from there replaces it.
+
+        Otherwise, a second launcher was started on that host.
+        """
+        return time.monotonic_ns() - self.received_ns > _SILENT_BEATS * self._interval_ns
 
     def give_up_if_silent(self, timeout_s: float) -> str:
         """Return why to drop a peer that was silent for too long, and send it that; else ""."""
@@ -219,24 +220,23 @@ class Connection:
             self.send(Parting(why=why))
         return why
 
-    def beat(self, *, idle_s: float | None = None) -> bool:
-        """Send a heartbeat, if one is due; return whether it was sent.
+    def beat(self, *, idle_s: float | None = None) -> None:
+        """Send a heartbeat, if one is due.
 
         With a long interval, a participant that knows the coordinator's clock only answers its
         heartbeats.
         """
         self._own_idle_s = idle_s
         if not self.is_open:
-            return False
+            return
         now_ns = time.monotonic_ns()
         if self._interval_ns > BEAT_S * 1e9:
             if now_ns < self._next_beat_ns:
-                return False
+                return
             self._next_beat_ns = now_ns + self._interval_ns
             if self._trips >= _TRIPS and isinstance(self._handshake, ParticipantHandshake):
-                return False
+                return
         self.send(Beat(at_ns=now_ns, idle_s=idle_s))
-        return True
 
     def _take_beat(self, beat: Beat) -> None:
         now_ns = time.monotonic_ns()
@@ -259,18 +259,25 @@ class Connection:
         age_ns = time.monotonic_ns() - self._shortest_at_ns
         return (self._shortest_trip_ns or 0) // 2 + int(_DRIFT * age_ns)
 
-    def end_writing(self) -> None:
-        """Shut down the writing side, once everything is written."""
-        self.flush()
-        if self.closed is None and not self._out and not self._is_shut_down:
-            self._is_shut_down = True
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
+    def end(self, reactor: Reactor) -> None:
+        """Write what is left, and wait in another reactor until the peer has read it and closes."""
+        if self.closed is None:
+            self._reactor.remove(self)
+            self._reactor = reactor
+            self.watch(self.receive)
+            self._out.move(reactor, self._shut_down)
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self, why: str) -> None:
         """Close the connection; the first reason counts."""
         if self.closed is None:
             self.closed = why
+            self._hub.connections.discard(self)
+            self._reactor.remove(self)
+            self._out.close()
             self._socket.close()
 
     def _read(self, received: bytes) -> list[Message]:
@@ -297,10 +304,10 @@ class Connection:
     def _continue_handshake(self, line: bytes) -> None:
         if isinstance(self._handshake, CoordinatorHandshake):
             reply, key = self._handshake.answer(line)
-            self._out += reply
+            self._out.write(reply)
             self._open(key, own="coordinator", theirs="participant")
         elif not self._handshake.is_answered:
-            self._out += self._handshake.answer(line)
+            self._out.write(self._handshake.answer(line))
         else:
             self._open(self._handshake.finish(line), own="participant", theirs="coordinator")
 
@@ -308,7 +315,22 @@ class Connection:
         self._reader, self._writer = FrameReader(key, theirs), FrameWriter(key, own)
         waiting, self._waiting = self._waiting, []
         for message in waiting:
-            self._out += self._writer.frame(encode(message))
+            self.send(message)
+
+
+def beat_s(nnodes: int, node_timeout_s: float) -> float:
+    """Return the interval of heartbeats, which is longer with many nodes."""
+    return max(BEAT_S, min(nnodes / _NODES_PER_S, node_timeout_s / _LEAST_BEATS))
+
+
+def close_gracefully(connections: Collection[Connection]) -> None:
+    """Close connections once the peers have read everything, or after 2 seconds."""
+    with Reactor() as reactor:
+        for connection in connections:
+            connection.end(reactor)
+        reactor.run_until(lambda: not reactor.watched, timeout_s=_GOODBYE_S)
+        for connection in connections:
+            connection.close("the launch has ended")
 
 
 def _their_address(connection: socket.socket) -> str:

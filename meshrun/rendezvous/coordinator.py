@@ -19,14 +19,13 @@ from meshrun.protocol.events import GenerationAborted, NextBegins, NodeLost
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
-from meshrun.rendezvous.connection import BEAT_S, Connection
+from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import (
     check_settings,
     list_names,
     note_different_arguments,
 )
-from meshrun.rendezvous.hub import beat_s, close_gracefully, find_replaced
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
     Begin,
@@ -108,18 +107,10 @@ class Coordinator:
         self._error: MeshrunError = RendezvousError("")
         self._connections = dict(connections)
         for number, connection in connections.items():
-            hub.add(connection, partial(self._on_ready, number))
+            connection.watch(partial(self._on_ready, number))
         self._round = Round(0, self._connections, world_size=0, hub=hub)
         self._listener = listener
-        self._every_s = beat_s(config.nnodes, config.node_timeout_s)
-        self._unauthenticated = Unauthenticated(
-            listener,
-            secret=node.secret,
-            hub=hub,
-            most=config.nnodes,
-            every_s=self._every_s,
-            on_join=self._on_join,
-        )
+        self._unauthenticated = Unauthenticated(listener, node, self._on_join)
         self._regroup()
 
     # ---- messages of this node -------------------------------------------------------------
@@ -150,7 +141,6 @@ class Coordinator:
         text = encode(message)
         for connection in (*self._connections.values(), *self._spares.values()):
             connection.send_text(text)
-            self._hub.update(connection)
 
     # ---- time ------------------------------------------------------------------------------
 
@@ -161,13 +151,11 @@ class Coordinator:
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
         timeout_s = self._config.node_timeout_s
         for number, connection in list(self._connections.items()):
-            if connection.beat(idle_s=idle_s):
-                self._hub.update(connection)
+            connection.beat(idle_s=idle_s)
             if why := connection.give_up_if_silent(timeout_s):
                 self._lose(number, why)
         for number, connection in list(self._spares.items()):
-            if connection.beat():
-                self._hub.update(connection)
+            connection.beat()
             if now_ns - connection.received_ns > timeout_s * 1e9:
                 self._lose_spare(number, "it stopped responding")
         self._unauthenticated.check()
@@ -200,19 +188,15 @@ class Coordinator:
     # ---- nodes that join and leave ---------------------------------------------------------
 
     def _on_ready(self, number: int) -> None:
-        connection = self._connections.get(number) or self._spares.get(number)
-        if connection is None:
-            return
-        messages, is_spare = connection.receive(), number in self._spares
+        is_spare = number in self._spares
+        connection = (self._spares if is_spare else self._connections)[number]
+        messages = connection.receive()
         if not is_spare:  # a spare can only report on ranks that it had before
             for message in messages:
                 self._round.receive(number, connection, message)
-        if connection.closed is None:
-            self._hub.update(connection)
-        elif is_spare:
-            self._lose_spare(number, connection.closed)
-        else:
-            self._lose(number, connection.closed)
+        if connection.closed is not None:
+            lose = self._lose_spare if is_spare else self._lose
+            lose(number, connection.closed)
 
     def _on_join(self, connection: Connection, messages: Sequence[Message]) -> None:
         info = next((message for message in messages if isinstance(message, Join | GaveUp)), None)
@@ -240,7 +224,7 @@ class Coordinator:
         number = next(self._counter)
         self._nodes.add(number, info)
         self._spares[number] = connection
-        self._hub.add(connection, partial(self._on_ready, number))
+        connection.watch(partial(self._on_ready, number))
         if self._pending is not None:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
@@ -271,8 +255,7 @@ class Coordinator:
             hint="check the devices, disk and memory of this host; the launch no longer accepts it",
         )
         self._hub.note(f"{why}; excluding it")
-        self._hub.drop(connection := self._connections.pop(number))
-        self._unauthenticated.reject(connection, error)
+        self._unauthenticated.reject(self._connections.pop(number), error)
         self._nodes.remove(number)
 
     def _failed_on(self, cause: Cause) -> int | None:
@@ -291,10 +274,9 @@ class Coordinator:
 
     def _check_place(self, info: Join) -> None:
         """Check that a node is missing whose place this one may take."""
-        for number in find_replaced(
-            self._nodes.on_host(info.host), self._connections, self._every_s
-        ):
-            self._lose(number, "its launcher restarted")
+        for number in list(self._nodes.on_host(info.host)):
+            if number in self._connections and self._connections[number].may_be_replaced:
+                self._lose(number, "its launcher restarted")
         free, count = self._nodes.free_places, self._nodes.most
         if free and (info.node_rank is None or info.node_rank in free):
             return
@@ -318,7 +300,7 @@ class Coordinator:
 
     def _lose(self, number: int, why: str) -> None:
         connection = self._connections.pop(number)
-        self._hub.close(connection, why)
+        connection.close(why)
         node_rank, host = self._nodes.node_rank(number), self._nodes.infos[number].host
         self._nodes.remove(number)
         if self._over:
@@ -334,7 +316,7 @@ class Coordinator:
         self._round.advance()
 
     def _lose_spare(self, number: int, why: str) -> None:
-        self._hub.close(self._spares.pop(number), why)
+        self._spares.pop(number).close(why)
         host = self._nodes.infos[number].host
         self._nodes.remove(number)
         if not self._over:
@@ -433,7 +415,6 @@ class Coordinator:
             if number != OWN:
                 after = self._numbers[(rank + 1) % len(self._numbers)]
                 self._connections[number].send_text(shared.encode(rank, *self._port_of(after)))
-                self._hub.update(self._connections[number])
         self._hub.events.append(own.met(store_address=self._address, own_address=self._address))
 
     def _welcome(self, previous: dict[str, Any]) -> Welcome:
@@ -476,7 +457,6 @@ class Coordinator:
         for number in self._spares.keys() - self._notified:
             self._notified.add(number)
             self._spares[number].send(Waiting(text=_SPARE, has_begun=True))
-            self._hub.update(self._spares[number])
             self._hub.note(f"{self._nodes.infos[number].host} is a spare")
 
     def close(self) -> None:
@@ -486,6 +466,6 @@ class Coordinator:
         self._listener.close()
         if self._reach is not None:
             self._reach.close()
-        close_gracefully((*self._connections.values(), *self._spares.values()), self._hub)
+        close_gracefully((*self._connections.values(), *self._spares.values()))
         if self.store_listener is not None:
             self.store_listener.close()

@@ -13,12 +13,11 @@ from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.printable import one_line
-from meshrun.rendezvous.connection import BEAT_S, Connection
+from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany, list_names
-from meshrun.rendezvous.hub import beat_s, close_gracefully, find_replaced
 from meshrun.rendezvous.messages import Join, Message, Refused, Waiting, encode
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
@@ -59,7 +58,6 @@ class Lobby:
             own=node.info,
             hosts=config.hosts,
         )
-        self._every_s = beat_s(config.nnodes, config.node_timeout_s)
         self._connections: dict[int, Connection] = {}
         """Connections that have sent a Join."""
         self._counter = itertools.count()
@@ -71,14 +69,7 @@ class Lobby:
         self._left_to_notify = config.nnodes - 1
         """How many nodes have not been notified of the failure."""
         self._has_shown_command = False
-        self._unauthenticated = Unauthenticated(
-            listener,
-            secret=node.secret,
-            hub=hub,
-            most=config.nnodes,
-            every_s=self._every_s,
-            on_join=self._on_join,
-        )
+        self._unauthenticated = Unauthenticated(listener, node, self._on_join)
 
     def begin(self) -> None:
         """Start at once if this node is the only one."""
@@ -105,8 +96,7 @@ class Lobby:
         now_ns = time.monotonic_ns()
         self._unauthenticated.check()
         for number, connection in list(self._connections.items()):
-            if connection.beat():
-                self._hub.update(connection)
+            connection.beat()
             if now_ns - connection.received_ns > self._config.node_timeout_s * 1e9:
                 self._drop(number, "it stopped responding")
         if self._failure is None:
@@ -184,7 +174,6 @@ class Lobby:
         message = encode(Waiting(text=text))
         for connection in self._connections.values():
             connection.send_text(message)
-            self._hub.update(connection)
 
     def _endpoint(self) -> str:
         name = self._listener.getsockname()
@@ -196,14 +185,12 @@ class Lobby:
     def _on_join(self, connection: Connection, messages: list[Message]) -> None:
         number = next(self._counter)
         self._connections[number] = connection
-        if connection.closed is None:
-            self._hub.add(connection, partial(self._on_ready, number))
+        connection.watch(partial(self._on_ready, number))
         self._handle(number, connection, messages)
 
     def _on_ready(self, number: int) -> None:
-        connection = self._connections.get(number)
-        if connection is not None:
-            self._handle(number, connection, connection.receive())
+        connection = self._connections[number]
+        self._handle(number, connection, connection.receive())
 
     def _handle(self, number: int, connection: Connection, messages: list[Message]) -> None:
         for message in messages:
@@ -220,11 +207,8 @@ class Lobby:
                 self._continue_without(message)
             elif isinstance(message, GaveUp):
                 self._fail(message.as_error())
-        if self._connections.get(number) is connection:
-            if connection.closed is not None:
-                self._drop(number, connection.closed)
-            else:
-                self._hub.update(connection)
+        if connection.closed is not None and number in self._connections:
+            self._drop(number, connection.closed)
 
     def _admit(self, number: int, info: Join) -> None:
         if info.probe and info.probe == self._info.probe:
@@ -233,10 +217,9 @@ class Lobby:
         if number in self._expected.joined:
             self._drop(number, "it joined twice")
             return
-        for earlier in find_replaced(
-            self._expected.on_host(info.host), self._connections, self._every_s
-        ):
-            self._drop(earlier, "its host reconnected")
+        for earlier in self._expected.on_host(info.host):
+            if self._connections[earlier].may_be_replaced:
+                self._drop(earlier, "its host reconnected")
         is_late = self._config.is_elastic and self._config.last_call_s is None
         if is_late and info.node_rank is None:
             self._drop(number, "the first nodes are about to start")  # it retries
@@ -266,8 +249,6 @@ class Lobby:
         self._unauthenticated.close("all nodes have joined")
         self._beats.cancel()
         self._stop_probing()
-        for connection in connections.values():
-            self._hub.drop(connection)
         self._hand_over(
             Coordinator(
                 self._node, connections, infos, listener=self._listener, run_id=self._run_id
@@ -280,7 +261,7 @@ class Lobby:
             duplicate.close()
 
     def _drop(self, number: int, why: str) -> None:
-        self._hub.close(self._connections.pop(number), why)
+        self._connections.pop(number).close(why)
         self._expected.leave(number)
 
     def _fail(self, error: MeshrunError) -> None:
@@ -293,9 +274,7 @@ class Lobby:
         self._hub.fail(error)
 
     def _refuse(self, number: int, error: MeshrunError) -> None:
-        connection = self._connections[number]
-        connection.send(Refused.of(error))
-        self._hub.update(connection)
+        self._connections[number].send(Refused.of(error))
 
     def close(self) -> None:
         """Notify the nodes that have joined, and close all connections."""
@@ -303,4 +282,4 @@ class Lobby:
         self._stop_probing()
         self._fail(RendezvousError(f"{self._info.host} exited before all nodes had joined"))
         self._unauthenticated.close("the launch has ended")
-        close_gracefully(self._connections.values(), self._hub)
+        close_gracefully(self._connections.values())

@@ -24,7 +24,6 @@ from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake
-from meshrun.rendezvous.hub import beat_s
 from meshrun.rendezvous.messages import (
     AllFinished,
     AskTimes,
@@ -64,7 +63,7 @@ class Participant:
 
     def __init__(self, node: ThisNode, addresses: tuple[str, ...] = ()) -> None:
         self._config, self._info, self._secret = node.config, node.info, node.secret
-        self._hub, self._where = node.hub, node.where
+        self._hub, self._where, self._beat_s = node.hub, node.where, node.beat_s
         reactor = node.hub.reactor
         self._addresses = list(addresses)
         self._lookup: Lookup | None = None
@@ -107,7 +106,6 @@ class Participant:
                 self._reconnect()
         if self._connection is not None and self._met:
             self._connection.send(message)
-            self._update()
         if isinstance(message, Leave):
             self._over = True
 
@@ -116,7 +114,6 @@ class Participant:
         self._gave_up = notice
         if self._connection is not None:
             self._connection.send(notice)
-            self._update()
 
     @property
     def all_notified(self) -> bool:
@@ -128,7 +125,6 @@ class Participant:
         if self._connection is not None and self._connection.is_open:
             self._hub.activity.elsewhere_ns = self._connection.active_ns
             self._connection.beat(idle_s=self._hub.activity.idle_s)
-            self._update()
             if why := self._connection.give_up_if_silent(self._config.node_timeout_s):
                 self._drop(why)
         elif not (self._met or self._failed):  # while connected, node 0's join timeout applies
@@ -234,15 +230,13 @@ class Participant:
             return
         self._end_of_try.restart(_GREETING_S if self._foreign is not None else _FIRST_GREETING_S)
         self._connection = Connection(
-            connection,
-            ParticipantHandshake(self._secret),
-            beat_s=beat_s(self._config.nnodes, self._config.node_timeout_s),
+            connection, ParticipantHandshake(self._secret), self._hub, beat_s=self._beat_s
         )
         if self._reach is None and not self._config.is_elastic and not self._info.probe:
             self._reach = Reachability(self._connection.own_address, self._hub)
             self._info = replace(self._info, reach_port=self._reach.port)
         self._connection.send(self._gave_up or self._info)
-        self._hub.add(self._connection, self._on_ready)
+        self._connection.watch(self._on_ready)
 
     def _not_connected(self, why: str, *, foreign_s: float | None = None) -> None:
         if self._lost and why == os.strerror(errno.ECONNREFUSED):
@@ -304,8 +298,6 @@ class Participant:
             self._is_known = True
         if connection.closed is not None:
             self._drop(connection.closed)
-        else:
-            self._update()
 
     def _wait(self, message: Waiting) -> None:
         if message.has_begun and not self._met:
@@ -377,7 +369,7 @@ class Participant:
         """Close the connection; for ``foreign_s``, something else may answer at the endpoint."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._hub.close(connection, why)
+            connection.close(why)
         if self._over or self._failed:
             return
         is_silent = connection is not None and connection.is_silent
@@ -427,10 +419,6 @@ class Participant:
         self._end_of_try.cancel()
         self._hub.fail(error)
 
-    def _update(self) -> None:
-        if self._connection is not None:
-            self._hub.update(self._connection)
-
     def close(self) -> None:
         """Close the connection to the coordinator."""
         for timer in (self._beats, self._next_try, self._end_of_try):
@@ -443,5 +431,4 @@ class Participant:
             self._hub.reactor.remove(self._connecting)
             self._connecting.close()
         if self._connection is not None:
-            self._connection.flush()
-            self._hub.close(self._connection, "the launch has ended")
+            self._connection.close("the launch has ended")

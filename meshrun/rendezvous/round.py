@@ -149,7 +149,6 @@ class Round:
         for number, connection in self.connections.items():
             if number != but:
                 connection.send_text(text)
-                self._hub.update(connection)
 
 
 def generation_aborted(end: End) -> GenerationAborted:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshrun.plan.rendezvous_config import RendezvousConfig
+from meshrun.rendezvous.connection import beat_s
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import Join
@@ -27,3 +28,8 @@ class ThisNode:
     """Called with a reason when the coordinator requests the stacks of this node's ranks."""
     fit: Fit = fit_without_mesh
     """Solves the mesh for the nodes."""
+
+    @property
+    def beat_s(self) -> float:
+        """The interval of heartbeats."""
+        return beat_s(self.config.nnodes, self.config.node_timeout_s)

@@ -11,10 +11,10 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
 
 from meshrun.errors import MeshrunError
-from meshrun.rendezvous.connection import BEAT_S, Connection
+from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import CoordinatorHandshake
-from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import Beat, Message, Parting, Refused
+from meshrun.rendezvous.this_node import ThisNode
 
 _PROOF_WITHIN_S = 10.0
 _NO_JOIN = (
@@ -40,8 +40,6 @@ class Unauthenticated:
 
     Args:
         listener: The socket to which nodes connect; the caller closes it.
-        most: How many nodes may connect at once, if more than usual.
-        every_s: The interval of heartbeats on these connections.
         on_join: Called with an authenticated connection, no longer watched and perhaps closed, and
             with its first messages.
     """
@@ -49,16 +47,12 @@ class Unauthenticated:
     def __init__(
         self,
         listener: socket.socket,
-        *,
-        secret: bytes,
-        hub: Hub,
-        most: int = 0,
-        every_s: float = BEAT_S,
+        node: ThisNode,
         on_join: Callable[[Connection, list[Message]], None],
     ) -> None:
-        self._listener, self._secret, self._hub = listener, secret, hub
+        self._listener, self._node, self._hub = listener, node, node.hub
         self._on_join = on_join
-        self._every_s, self._most = every_s, max(_MOST, most)
+        self._most = max(_MOST, node.config.nnodes)
         self._connections: dict[int, Connection] = {}
         """By number, the oldest first."""
         self._by_origin: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
@@ -106,8 +100,9 @@ class Unauthenticated:
                     self._pause()
                     return
             else:
-                handshake = CoordinatorHandshake(self._secret)
-                self._watch(Connection(connection, handshake, beat_s=self._every_s))
+                node = self._node
+                handshake = CoordinatorHandshake(node.secret)
+                self._watch(Connection(connection, handshake, self._hub, beat_s=node.beat_s))
 
     def _make_room(self) -> bool:
         """Close the oldest connection, of an origin with too many if there is one, or of all.
@@ -127,22 +122,18 @@ class Unauthenticated:
     def _watch(self, connection: Connection) -> None:
         number = next(self._counter)
         self._connections[number] = self._by_origin[_origin(connection)][number] = connection
-        self._hub.add(connection, partial(self._on_ready, number))
+        connection.watch(partial(self._on_ready, number))
 
     def _on_ready(self, number: int) -> None:
-        connection = self._connections.get(number)
-        if connection is None:
-            return
+        connection = self._connections[number]
         messages: list[Message] = [
             each for each in connection.receive() if not isinstance(each, Beat)
         ]
         if messages:
-            self._hub.drop(self._remove(number))
+            self._remove(number)
             self._on_join(connection, messages)
         elif connection.closed is not None:
             self._drop(number, connection.closed)
-        else:
-            self._hub.update(connection)
 
     def _remove(self, number: int) -> Connection:
         connection = self._connections.pop(number)
@@ -170,7 +161,7 @@ class Unauthenticated:
 
     def _drop(self, number: int, why: str) -> None:
         connection = self._remove(number)
-        self._hub.close(connection, why)
+        connection.close(why)
         if connection.is_other_launch:
             since_ns, count = self._others.get(
                 origin := _origin(connection), (time.monotonic_ns(), 0)
@@ -190,7 +181,7 @@ class Unauthenticated:
         """Stop listening, and close unauthenticated connections."""
         self._pause()
         for connection in self._connections.values():
-            self._hub.close(connection, why)
+            connection.close(why)
         self._connections.clear()
         self._by_origin.clear()
 

@@ -27,10 +27,10 @@ from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.rendezvous import connection as connection_module
-from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connection import Connection, beat_s
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.handshake import ParticipantHandshake
-from meshrun.rendezvous.hub import Hub, beat_s
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import fit_without_mesh
 from meshrun.rendezvous.messages import Begin, Failed, Join, Message, decode
@@ -66,30 +66,27 @@ class Participants:
     def _connect(self, number: int) -> None:
         own = f"127.{1 + number // 62500}.{number // 250 % 250}.{1 + number % 250}"
         sock = socket.create_connection(("127.0.0.1", self._port), source_address=(own, 0))
-        link = Connection(sock, ParticipantHandshake(SECRET), beat_s=self._every_s)
+        link = Connection(sock, ParticipantHandshake(SECRET), self._hub, beat_s=self._every_s)
         self.connections[number] = link
-        self._hub.add(link, partial(self._on_ready, number))
+        link.watch(partial(self._on_ready, number))
         link.send(
             Join(
                 host=f"node{number}.cluster.example", node_rank=number, nproc=8,
                 settings={"--mesh": "dp=-1,tp=8"}, launcher=f"{number:032}",
             )
         )  # fmt: skip
-        self._hub.update(link)
 
     def _on_ready(self, number: int) -> None:
         link = self.connections[number]
         for message in link.receive():
             self.received.setdefault(type(message).__name__, set()).add(number)
-        self._hub.update(link)
         if link.closed is not None and number not in self.received.get("Welcome", ()):
             self.reconnects += 1
             self.reactor.call_later(_RETRY_S, partial(self._connect, number))
 
     def beat(self) -> None:
         for link in self.connections.values():
-            if link.beat(idle_s=0.0):
-                self._hub.update(link)
+            link.beat(idle_s=0.0)
 
     def wait_for(self, name: str) -> None:
         everyone = len(self.numbers)
@@ -99,14 +96,13 @@ class Participants:
         """Lose all connections at once, then reconnect."""
         self.received.clear()
         for number, link in list(self.connections.items()):
-            self._hub.close(link, "cut")
+            link.close("cut")
             self.reactor.call_later(random.random() * _RETRY_S, partial(self._connect, number))
 
     def fail(self, number: int) -> None:
         """Report that a node's ranks failed; that node gets no ``End`` itself."""
         link = self.connections[number]
         link.send(Failed(generation=0, outcome=NodeOutcome(headline="rank 8 failed")))
-        self._hub.update(link)
         self.received.setdefault("End", set()).add(number)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
-from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connection import Connection, beat_s
 from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
-from meshrun.rendezvous.hub import Hub, beat_s
+from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import Beat, Message
 from tests.parties import SECRET, Clock
 
@@ -43,8 +43,10 @@ def test_one_way_is_enough_where_heartbeats_are_rare(
     with listen_on("127.0.0.1", 0) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
-    coordinator = Connection(ours, CoordinatorHandshake(SECRET), beat_s=5)
-    participant = Connection(theirs, ParticipantHandshake(SECRET), beat_s=5)
+    reactor = Reactor()
+    hub = Hub(reactor, note=str)
+    coordinator = Connection(ours, CoordinatorHandshake(SECRET), hub, beat_s=5)
+    participant = Connection(theirs, ParticipantHandshake(SECRET), hub, beat_s=5)
     received: dict[Connection, list[Message]] = {coordinator: [], participant: []}
     for second in range(60):
         for each in (coordinator, participant):
@@ -65,3 +67,6 @@ def test_one_way_is_enough_where_heartbeats_are_rare(
     assert echo.idle_s == 3.0  # carried by the answer, as there is no heartbeat
     for each in (coordinator, participant):
         each.close("done")
+    assert not reactor.watched
+    assert not hub.connections
+    reactor.close()

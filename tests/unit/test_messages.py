@@ -286,14 +286,14 @@ def changed(text: bytes, at: int, value: Any) -> bytes:
 
 
 @contextmanager
-def connected() -> Iterator[tuple[Connection, Connection]]:
+def connected(hub: Hub) -> Iterator[tuple[Connection, Connection]]:
     """Give both ends of a connection."""
     with closing(listen_on("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
     connections = (
-        Connection(near, ParticipantHandshake(b"s")),
-        Connection(far, CoordinatorHandshake(b"s")),
+        Connection(near, ParticipantHandshake(b"s"), hub),
+        Connection(far, CoordinatorHandshake(b"s"), hub),
     )
     yield connections
     for connection in connections:
@@ -311,8 +311,7 @@ def test_nothing_that_a_peer_sends_breaks_a_launch(message: Message, at: int, va
         said = decode(changed(encode(message), at, value))
     except MessageError:
         return
-    with connected() as (near, far), Reactor() as reactor:
-        hub = Hub(reactor, note=str)
+    with Reactor() as reactor, connected(hub := Hub(reactor, note=str)) as (near, far):
         config = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
         node = ThisNode(config=config, info=info("node1"), secret=b"s", hub=hub)
         participant = Participant(node, ("127.0.0.1",))

@@ -135,7 +135,8 @@ def test_a_welcome_with_wrong_values_is_rejected(
 ) -> None:
     """The coordinator knows the secret, but expects other values than this node sent."""
     participant = parties.participant(info("node1"), run_id="r")
-    coordinator = Connection(accepted(parties, other), CoordinatorHandshake(SECRET))
+    accepting = CoordinatorHandshake(SECRET)
+    coordinator = Connection(accepted(parties, other), accepting, participant.hub)
     welcome = {"node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r"}
     coordinator.send(Welcome(**{**welcome, "store_port": 1, **wrong}))
     parties.until(lambda: coordinator.receive() or participant.received(MeetingFailed))
