@@ -16,7 +16,6 @@ from meshrun.host.title import set_title
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, Timings, describe_stop
-from meshrun.report.result_json import parse_result_json
 from meshrun.ssh.connect import Stopped
 from meshrun.ssh.controller import Controller
 from meshrun.ssh.foreground import fork_controller
@@ -64,7 +63,7 @@ def launch_on_hosts(request: LaunchRequest, line: CommandLine, *, report: str | 
                 raise
             note("restarting with the remaining hosts")
         finally:
-            result = controller.report and parse_result_json(controller.report)
+            result = controller.result
             now = Timings(began_ns=time.monotonic_ns(), ended_ns=time.monotonic_ns())
             if signum and not result:
                 result = LaunchResult(exit_code=128 + signum, signum=signum, timings=now)

@@ -133,8 +133,9 @@ class Connector:
             command = self._start(host, agent_command(sys.executable))
         try:
             session = HostSession(
-                number, host, command, env, cwd=cwd, reactor=self._pool.reactor, starter=starter
-            )
+                number, host, command, env, cwd=cwd,
+                reactor=self._pool.reactor, console=self._pool.console, starter=starter,
+            )  # fmt: skip
         except OSError as error:
             raise RendezvousError(
                 f"cannot run `{command[0]}`: {error.strerror}",

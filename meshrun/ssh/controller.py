@@ -15,8 +15,9 @@ from functools import partial
 
 from meshrun.errors import InternalError, MeshrunError, NodeExcludedError
 from meshrun.host.processes import is_stopped
+from meshrun.host.reactor import Timer
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.result import signal_name
+from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.ssh.connect import Connector, Stopped
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, lost_error
@@ -93,8 +94,8 @@ class Controller:
         call_at = self._pool.reactor.call_at
         self._end = call_at(None, partial(self._end_others, at_once=True))
         """Ends the others after one launcher has reported why it cannot launch."""
-        self._is_closing = self._is_overdue = False
-        """Whether hosts must end as one launcher has, and whether their time for it is over."""
+        self._closing: Timer | None = None
+        """When hosts must have ended, once one launcher has."""
 
     def run(self) -> int:
         """Launch, and return how node 0's launcher ended: exit code, or -n for signal n.
@@ -120,7 +121,7 @@ class Controller:
             may_restart = self._may_restart and not self._forwarded
             raise lost_error(self._lost, may_restart=may_restart)
         reporting = self._sessions if not self._is_elastic else [self._first]
-        if errors := [session for session in reporting if session and "error" in session.files]:
+        if errors := [session for session in reporting if session and session.error]:
             raise self._launch_error(errors)
         if self._console.reader_is_gone:
             return -signal.SIGPIPE
@@ -133,9 +134,9 @@ class Controller:
         return 128 - ended if ended - 128 in self._forwarded else ended
 
     @property
-    def report(self) -> str | None:
-        """The result of the launch as JSON, if there is one."""
-        return self._first.files.get("report") if self._first else None
+    def result(self) -> LaunchResult | None:
+        """The result of the launch, if there is one."""
+        return self._first.result if self._first else None
 
     def _start(self, unusable: Mapping[int, Refusal]) -> None:
         """Start a launcher on each usable host."""
@@ -238,7 +239,7 @@ class Controller:
             return
         if code or self._is_elastic:
             self._end_others(at_once=False)
-        if "error" in session.files and self._end.at_ns is None:
+        if session.error is not None and self._end.at_ns is None:
             self._end.restart(_OTHERS_REPORT_S)
 
     def _exclude(self, session: HostSession, unfit: str) -> bool:
@@ -249,16 +250,15 @@ class Controller:
             self._retry.give_up(session, why)
             return True
         left = len(self._sessions) - len(self._excluded)
-        if self._is_closing or left < (self._request.rendezvous.least_nodes or len(self._sessions)):
+        least = self._request.rendezvous.least_nodes or len(self._sessions)
+        if self._closing is not None or left < least:
             return False
         self._lose(why, session)  # it is the first one, without which the others restart
         return True
 
     def _describe(self, session: HostSession, code: int) -> Refusal:
-        from meshrun.report.result_json import parse_error_json
-
-        if text := session.files.get("error"):
-            return Refusal(session.host.name, parse_error_json(text).message)
+        if session.error is not None:
+            return Refusal(session.host.name, session.error.message)
         how = f"code {code}" if code > 0 else signal_name(-code)
         return Refusal(session.host.name, f"its launcher exited with {how}")
 
@@ -273,13 +273,13 @@ class Controller:
             return session.finish().why
         if (silent_s := self._pool.listened - session.received) > self._request.node_timeout_s:
             return f"no message from it for {silent_s:.0f} s"
-        if self._is_overdue:
+        if self._closing is not None and self._closing.at_ns is None:
             return "it did not exit with the other hosts"
         return None
 
     def _can_spare(self, session: HostSession) -> bool:
         """Return whether the launch may continue without a host."""
-        return self._is_elastic and session is not self._first and not self._is_closing
+        return self._is_elastic and session is not self._first and self._closing is None
 
     def _lose(self, why: Refusal, session: HostSession) -> None:
         if self._can_spare(session):
@@ -292,7 +292,7 @@ class Controller:
             return
         if not self._lost:
             self._lost_s = time.monotonic()
-            self._may_restart = self._is_elastic and not self._is_closing
+            self._may_restart = self._is_elastic and self._closing is None
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
         session.close()
@@ -301,9 +301,8 @@ class Controller:
     def _end_others(self, *, at_once: bool) -> None:
         """Stop the other hosts, at once or if they do not stop by themselves."""
         self._retry.close()
-        if not self._is_closing:
-            self._is_closing = True
-            self._pool.reactor.call_later(self._most_s_to_end, self._give_up_waiting)
+        if self._closing is None:
+            self._closing = self._pool.reactor.call_later(self._most_s_to_end, lambda: None)
         if at_once and not self._ending:
             self._ending = True
             for session in self._sessions:
@@ -314,18 +313,14 @@ class Controller:
     def _most_s_to_end(self) -> float:
         return self._request.shutdown_timeout_s + self._request.node_timeout_s + _GRACE_S
 
-    def _give_up_waiting(self) -> None:
-        self._is_overdue = True
-
     def _why_ending(self) -> str:
         """Return why the launchers are stopped, for their messages to each other."""
         return f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
 
     def _launch_error(self, sessions: Sequence[HostSession]) -> MeshrunError:
         """Return the error of the launch, once although every launcher may report it."""
-        from meshrun.report.result_json import parse_error_json
-
-        error = parse_error_json(sessions[0].files["error"])
+        error = sessions[0].error
+        assert error is not None  # noqa: S101 - the caller chose those that have one
         if len(sessions) < len(self._sessions):
             error.message = f"host {sessions[0].host.name}: {error.message}"
         return error
@@ -333,15 +328,9 @@ class Controller:
 
 def _why_unfit(session: HostSession, code: int) -> str | None:
     """Return why a launcher excludes its own host, if it exited for that reason."""
-    if code != NodeExcludedError.exit_code:
-        return None
-    from meshrun.report.result_json import parse_error_json, parse_result_json
-
-    trouble: MeshrunError | None = None
-    if text := session.files.get("error"):
-        trouble = parse_error_json(text)
-    elif text := session.files.get("report"):  # there is none if another host is to blame
-        trouble = parse_result_json(text).trouble
-    if not isinstance(trouble, NodeExcludedError):
+    trouble = session.error
+    if trouble is None and session.result is not None:  # there is none if another is to blame
+        trouble = session.result.trouble
+    if code != NodeExcludedError.exit_code or not isinstance(trouble, NodeExcludedError):
         return None
     return trouble.message

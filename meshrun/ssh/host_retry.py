@@ -53,7 +53,6 @@ class HostRetry:
                 happen if the launch is ending: its launchers exit one after the other.
         """
         session.close()
-        self._pool.merged.end(session.number)
         absence = self._schedule(session.number, why, is_reported=False)
         if report:
             self._report(absence)
@@ -61,7 +60,6 @@ class HostRetry:
     def give_up(self, session: HostSession, why: Refusal) -> None:
         """Continue without a host, for good."""
         session.close()
-        self._pool.merged.end(session.number)
         self._report(_Absence(why, is_reported=False))
 
     def _schedule(self, number: int, why: Refusal, *, is_reported: bool) -> _Absence:

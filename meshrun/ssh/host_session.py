@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import IO, Annotated, Any, cast
 
-from meshrun.errors import UsageError
+from meshrun.console.console import Console, RankStream
+from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.interfaces import own_addresses
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
@@ -22,7 +23,8 @@ from meshrun.plan.hostfile import Host
 from meshrun.protocol.checked import Line
 from meshrun.protocol.packing import Within, convert, read_json
 from meshrun.protocol.printable import one_line
-from meshrun.ssh.framing import MESSAGE, FrameSplitter, order
+from meshrun.protocol.result import LaunchResult
+from meshrun.ssh.framing import MESSAGE, OUT, FrameSplitter, order
 from meshrun.ssh.host_failure import Refusal, describe_end
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -39,6 +41,8 @@ class HostSession:
 
     Args:
         cwd: Its folder; ``None`` for the current one.
+        reactor: Waits until more can be sent.
+        console: Shows whole lines of its launcher's output.
         starter: The name of the command, such as ``ssh``; ``""`` if it is the agent itself.
     """
 
@@ -51,9 +55,12 @@ class HostSession:
         *,
         cwd: str | None,
         reactor: Reactor,
+        console: Console,
         starter: str,
     ) -> None:
-        self.number, self.host, self._reactor, self.starter = number, host, reactor, starter
+        self.number, self.host, self.starter = number, host, starter
+        self._reactor, self._console = reactor, console
+        self._streams: dict[bytes, RankStream] = {}
         self.nonce = secrets.token_hex(16)
         self._frames = FrameSplitter(self.nonce)
         own = os.getpid()
@@ -91,8 +98,10 @@ class HostSession:
         """Why its agent stopped the launcher by itself, if it did."""
         self._protocol_error: str | None = None
         """Why the received data is not from an agent."""
-        self.files: dict[str, str] = {}
-        """The launcher's files ``report`` and ``error``, if it wrote them."""
+        self.error: MeshrunError | None = None
+        """Why its launcher could not launch, if it reported that."""
+        self.result: LaunchResult | None = None
+        """The result that its launcher reported, if it did."""
         self.is_done = False
         """Whether nothing more is expected of it."""
 
@@ -115,7 +124,7 @@ class HostSession:
         """End ssh, read the rest of its output, and return why there is no agent."""
         end_all([self])
         for fd in self.open_pipes:
-            self.read(fd, lambda *_: None)
+            self.read(fd, shows=False)
         if self._protocol_error is not None:
             return Refusal(self.host.name, self._protocol_error)
         return describe_end(
@@ -141,8 +150,8 @@ class HostSession:
         """Send the agent a line."""
         self.buffer.write(order(**values))
 
-    def read(self, fd: int, show: Callable[[int, bytes, bytes], None]) -> None:
-        """Read a descriptor; the launcher's output goes to ``show``."""
+    def read(self, fd: int, *, shows: bool = True) -> None:
+        """Read a descriptor, and show the launcher's output."""
         if fd not in self._pipes:
             return
         try:
@@ -163,11 +172,18 @@ class HostSession:
             for kind, content in self._frames.feed(data):
                 if kind == MESSAGE:
                     self._handle(read_json(content))
-                else:
-                    show(self.number, kind, content)
+                elif shows:
+                    self._show(kind, content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             self._protocol_error = f"invalid data from its agent: {one_line(str(error), 200)}"
             self._close(fd)
+
+    def _show(self, kind: bytes, content: bytes) -> None:
+        if kind not in self._streams:
+            self._streams[kind] = self._console.stream(
+                rank=self.number, prefix=b"", to_stderr=kind != OUT
+            )
+        self._console.feed(self._streams[kind], content)
 
     def _close(self, fd: int) -> None:
         self._reactor.remove(fd)
@@ -187,11 +203,10 @@ class HostSession:
             self.endpoint = (str(ip_address(address)), convert(_PORT, port))
         elif "ended" in news:
             self.ended, self.why_ended = convert(_CODE, news["ended"]), convert(Line, news["why"])
-        else:
-            for name, parse in (("error", parse_error_json), ("report", parse_result_json)):
-                if name in news:
-                    parse(news[name])
-                    self.files[name] = news[name]
+        elif "error" in news:
+            self.error = parse_error_json(news["error"])
+        elif "report" in news:
+            self.result = parse_result_json(news["report"])
 
     def hang_up(self) -> None:
         """Close stdin, so that the agent stops its launcher."""
@@ -201,9 +216,12 @@ class HostSession:
                 self._stdin.close()
 
     def close(self) -> None:
-        """End the connection at once."""
+        """End the connection at once, and show incomplete lines."""
         self.is_done = True
         self.finish()
+        for stream in self._streams.values():
+            self._console.feed(stream, b"")
+        self._streams.clear()
         for fd, pipe in self._pipes.items():
             self._reactor.remove(fd)
             pipe.close()

@@ -7,38 +7,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from meshrun.console.console import Console, RankStream
+from meshrun.console.console import Console
 from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
 from meshrun.host.reactor import Reactor
-from meshrun.ssh.framing import BEAT_S, OUT
+from meshrun.ssh.framing import BEAT_S
 from meshrun.ssh.host_session import HostSession, end_all
 from meshrun.supervisor.signals import SignalQueue
-
-
-class MergedOutput:
-    """The console that shows whole lines of all hosts."""
-
-    def __init__(self) -> None:
-        self.console = Console()
-        self._streams: dict[tuple[int, bytes], RankStream] = {}
-
-    def show(self, number: int, kind: bytes, data: bytes) -> None:
-        """Show output of one stream of a host."""
-        key = (number, kind)
-        if key not in self._streams:
-            self._streams[key] = self.console.stream(rank=number, prefix=b"", to_stderr=kind != OUT)
-        self.console.feed(self._streams[key], data)
-
-    def end(self, number: int) -> None:
-        """Show the incomplete lines of a lost host."""
-        for key in [key for key in self._streams if key[0] == number]:
-            self.console.feed(self._streams.pop(key), b"")
-
-    def finish(self) -> None:
-        """Show all incomplete lines, and close the console."""
-        for stream in self._streams.values():
-            self.console.feed(stream, b"")
-        self.console.close()
 
 
 class HostPool:
@@ -55,8 +29,7 @@ class HostPool:
         """Since when a reader of our output may be stuck, or since the last such signal."""
         self._dropped = 0
         self.sessions: list[HostSession] = []
-        self.merged = MergedOutput()
-        self.console = self.merged.console
+        self.console = Console()
         self.reactor = Reactor()
         self._slow_readers = SlowReaders(self.console, self.reactor)
         self.reactor.add_reader(signals, lambda: None)  # wakes the loop; the callers take them
@@ -77,7 +50,7 @@ class HostPool:
                 if is_full:
                     self.reactor.remove(fd)
                 else:
-                    self.reactor.add_reader(fd, partial(session.read, fd, self.merged.show))
+                    self.reactor.add_reader(fd, partial(session.read, fd))
         self._slow_readers.watch()
         self.reactor.wait()
         if is_full:
@@ -115,7 +88,7 @@ class HostPool:
         end_all(self.sessions)
         for session in self.sessions:
             session.close()
-        self.merged.finish()
+        self.console.close()
         last_words = time.monotonic() + min(self._shutdown_timeout_s, LAST_WORDS_TAKE_S)
         while self.console.waiting and (
             left_s := self._left_s(max(self._stopped + self._shutdown_timeout_s, last_words))
