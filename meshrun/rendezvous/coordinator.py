@@ -15,7 +15,7 @@ from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import GenerationAborted, NextBegins, NodeLost
+from meshrun.protocol.events import GenerationAborted, NodeLost
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
@@ -40,7 +40,7 @@ from meshrun.rendezvous.messages import (
     encode,
 )
 from meshrun.rendezvous.reachability import Reachability
-from meshrun.rendezvous.round import OWN, Round, over_event
+from meshrun.rendezvous.round import OWN, Round, event_of
 from meshrun.rendezvous.store_access import restrict_to_nodes
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
@@ -127,7 +127,7 @@ class Coordinator:
                 self._pending, self._over = None, True
                 self._round.is_ending = True
                 self._send_all(message)
-                self._hub.events.append(over_event(message))
+                self._hub.events.append(event_of(message))
             case _:
                 self._round.send(message)
 
@@ -361,12 +361,9 @@ class Coordinator:
 
     def _continue(self, generation: int) -> None:
         """Begin the next generation with the same nodes."""
-        cause = self._causes[-1]
-        self._round.broadcast(Begin(generation=generation, cause=cause))
+        self._round.broadcast(begin := Begin(generation=generation, cause=self._causes[-1]))
         self._begin_round(generation)
-        self._hub.events.append(
-            NextBegins(generation=generation, cause=cause, at_ns=time.monotonic_ns())
-        )
+        self._hub.events.append(event_of(begin))
 
     def _begin_round(self, generation: int) -> None:
         layout = self._nodes.layout

@@ -12,12 +12,7 @@ from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import interface_of, is_loopback, sockaddr_of
 from meshrun.host.lookup import Lookup
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
-from meshrun.protocol.events import (
-    NextBegins,
-    NodeLost,
-    OthersFinished,
-    TimesRequested,
-)
+from meshrun.protocol.events import NodeLost, TimesRequested
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
@@ -39,7 +34,7 @@ from meshrun.rendezvous.messages import (
     Where,
 )
 from meshrun.rendezvous.reachability import Reachability
-from meshrun.rendezvous.round import generation_aborted, over_event
+from meshrun.rendezvous.round import event_of
 from meshrun.rendezvous.this_node import ThisNode
 
 _RETRY_S = 0.5
@@ -305,7 +300,6 @@ class Participant:
         self._hub.note(message.text)
 
     def _receive(self, message: Message) -> None:
-        now_ns = time.monotonic_ns()
         events = self._hub.events
         match message:
             case Waiting():
@@ -314,24 +308,16 @@ class Participant:
                 self._fail(message.as_error())
             case Welcome() if self._gave_up is None:
                 self._welcome(message)
-            case End():
-                events.append(generation_aborted(message))
-            case AllFinished():
-                events.append(OthersFinished(at_ns=now_ns))
+            case End() | AllFinished():
+                events.append(event_of(message))
             case AskTimes():
                 events.append(TimesRequested(generation=message.generation, late=message.late))
             case Begin():
                 self._take_part()
-                events.append(
-                    NextBegins(
-                        generation=message.generation,
-                        cause=self._by_own_clock(message.cause),
-                        at_ns=now_ns,
-                    )
-                )
+                events.append(event_of(replace(message, cause=self._by_own_clock(message.cause))))
             case Over():
                 self._over = True
-                events.append(over_event(message))
+                events.append(event_of(message))
             case Where():
                 self._where(message.why)
 

@@ -7,8 +7,10 @@ from dataclasses import asdict
 
 from meshrun.protocol.events import (
     AllCleared,
+    FromNodes,
     GenerationAborted,
     LaunchOver,
+    NextBegins,
     OthersFinished,
     TimesReported,
 )
@@ -18,6 +20,7 @@ from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
     AllFinished,
     AskTimes,
+    Begin,
     Cleared,
     End,
     Failed,
@@ -115,7 +118,7 @@ class Round:
             is_hung=outcome.is_hung,
         )
         if self.end(end, but=number) and number != OWN:
-            self._hub.events.append(generation_aborted(end))
+            self._hub.events.append(event_of(end))
 
     def end(self, end: End, *, but: int = OWN) -> bool:
         """Ask the nodes, once, to stop their ranks; return whether this was the first time."""
@@ -128,8 +131,8 @@ class Round:
     def _announce_if_all_finished(self) -> None:
         if self._are_all(self._finished):
             self.is_done = True
-            self.broadcast(AllFinished(generation=self.generation))
-            self._hub.events.append(OthersFinished(at_ns=time.monotonic_ns()))
+            self.broadcast(finished := AllFinished(generation=self.generation))
+            self._hub.events.append(event_of(finished))
 
     def advance(self) -> None:
         """Request this node's decision once nothing is left on any node."""
@@ -151,13 +154,15 @@ class Round:
                 connection.send_text(text)
 
 
-def generation_aborted(end: End) -> GenerationAborted:
-    """Return the event for the end of this generation."""
-    return GenerationAborted(
-        why=end.why, signum=end.signum, is_hung=end.is_hung, at_ns=time.monotonic_ns()
-    )
-
-
-def over_event(message: Over) -> LaunchOver:
-    """Return the event for the end of the launch."""
-    return LaunchOver(**asdict(message), at_ns=time.monotonic_ns())
+def event_of(message: End | AllFinished | Begin | Over) -> FromNodes:
+    """Return the event for this node of a message to all nodes."""
+    at_ns = time.monotonic_ns()
+    match message:
+        case End(why=why, signum=signum, is_hung=is_hung):
+            return GenerationAborted(why=why, signum=signum, is_hung=is_hung, at_ns=at_ns)
+        case AllFinished():
+            return OthersFinished(at_ns=at_ns)
+        case Begin(generation=generation, cause=cause):
+            return NextBegins(generation=generation, cause=cause, at_ns=at_ns)
+        case Over():
+            return LaunchOver(**asdict(message), at_ns=at_ns)
