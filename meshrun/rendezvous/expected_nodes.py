@@ -147,6 +147,12 @@ class ExpectedNodes:
             )
         number = self._by_rank.get(info.node_rank)
         same = self.own if info.node_rank == 0 else None if number is None else self.joined[number]
+        if same is not None and info.probe:
+            raise UsageError(
+                f"{same.host} and {info.host} are both node 0",
+                hint="pass --node-rank 0, or is_host=1 with c10d, on one of them; without either,"
+                " node 0 is the node that has the name or the address in --rdzv-endpoint",
+            )
         if same is not None:
             raise UsageError(
                 f"{same.host} and {info.host} both have --node-rank {info.node_rank}",

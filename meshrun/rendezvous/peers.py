@@ -231,7 +231,7 @@ class Peers:
             self._hub.fail(error)
             self._refuse_on_fallback_port(place, error)
         else:
-            self._become_coordinator(listener, probes=not endpoint.is_ours)
+            self._become_coordinator(listener, probes=not endpoint.own)
 
     def _refuse_on_fallback_port(self, place: str, error: MeshrunError) -> None:
         """Refuse the other nodes on the port that they try if the endpoint's is not ours."""
@@ -298,7 +298,7 @@ class Peers:
             )
         node, duplicate = self._node, None
         if probes:
-            node = replace(node, info=replace(node.info, probe=secrets.token_hex(8)))
+            node = replace(node, info=replace(node.info, probe=secrets.token_hex(8), node_rank=0))
             duplicate = DuplicateCoordinator(node)
         self._side = lobby = Lobby(
             node,

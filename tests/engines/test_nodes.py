@@ -324,7 +324,7 @@ def test_two_first_nodes_are_reported(make_hosts: MakeHosts, fake_torch: Path) -
 
     assert end_all(launches) == [2, 2], launches[0].text + launches[1].text
     for launch in launches:
-        assert "error: node0 and node1 both have --node-rank 0" in launch.text
+        assert "error: node0 and node1 are both node 0" in launch.text
     assert "as node 0, it listens on 0.0.0.0" in launches[1].text
     all_gone(hosts)
 

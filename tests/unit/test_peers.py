@@ -154,20 +154,29 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("early", ["impostor", "real"])
-def test_two_nodes_with_rank_0_are_an_error(launchers: list[Launcher], early: str) -> None:
-    """In either order; both errors name both nodes and the rank."""
+@pytest.mark.parametrize(
+    "why",
+    [
+        {},
+        {"node_rank": None, "backend": "c10d", "conf": (("is_host", "1"),)},
+        {"node_rank": None, "host": "localhost"},  # which is also the name of both machines
+    ],
+    ids=["rank", "c10d", "name"],
+)
+def test_two_first_nodes_are_an_error(
+    launchers: list[Launcher], early: str, why: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either order; both errors name both nodes."""
+    monkeypatch.setattr("meshrun.rendezvous.peers.socket.gethostname", lambda: "localhost")
     port = free_port()
-    if early == "impostor":
-        node_0_elsewhere(launchers, "impostor", port)
-        node_0_elsewhere(launchers, "real", port, local_addr="127.0.0.1")
-    else:
-        node_0_elsewhere(launchers, "real", port, local_addr="127.0.0.1")
-        node_0_elsewhere(launchers, "impostor", port)
+    for name in (early, *({"impostor", "real"} - {early})):
+        address = "127.0.0.1" if name == "real" else "127.0.0.2"
+        node_0_elsewhere(launchers, name, port, **{"local_addr": address, **why})
     until(launchers, MeetingFailed)
 
     for each in launchers:
         error = each.received(MeetingFailed).error
-        assert error.message == "real and impostor both have --node-rank 0"
+        assert error.message == "real and impostor are both node 0"
         assert error.exit_code == 2
 
 
