@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from meshrun.errors import RendezvousError
 from meshrun.protocol.printable import one_line
 from meshrun.protocol.result import signal_name
+from meshrun.ssh.remote_command import NO_STDIN
 
 _SSH = 255
 """ssh's exit code for errors of its own."""
@@ -30,6 +31,7 @@ _HINTS = (
     ),
     ("timed out", "check that the host is up and reachable; test with `ssh {host} true`"),
     ("No route", "check that the host is up and reachable; test with `ssh {host} true`"),
+    (NO_STDIN, "let ssh pass on its stdin: use neither its option -n nor its setting StdinNull"),
 )
 
 

@@ -57,6 +57,20 @@ def start_agent(folder: Path, *, lease_s: float) -> subprocess.Popen[bytes]:
     return agent
 
 
+def test_an_ssh_that_passes_no_stdin_is_reported(tmp_path: Path) -> None:
+    """As with its option -n."""
+    (asks := tmp_path / "ssh").write_text(
+        '#!/bin/sh\nfor line; do :; done; eval "$line" </dev/null\n'
+    )
+    asks.chmod(0o755)
+    ours = run_meshrun("--ssh", str(asks), "--hosts", "elsewhere", PROGRAMS / "echo.py")
+
+    assert ours.returncode == 69
+    *_, hint, _, error = ours.stderr.splitlines()
+    assert error.endswith("exited with code 1: its stdin is empty"), ours.stderr
+    assert hint.startswith("hint: let ssh pass on its stdin"), ours.stderr
+
+
 def test_silence_ends_the_agent(tmp_path: Path) -> None:
     """After the lease without a message, it assumes that the host that started it is gone."""
     with start_agent(tmp_path, lease_s=0.1) as agent:
