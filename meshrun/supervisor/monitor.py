@@ -78,7 +78,6 @@ class Monitor:
             cpu_seconds=cpu_seconds_of_trees,
         )
         reactor.on_skip(self.watchdog.skip)
-        self._pids: dict[int, int] = {}
         self._must_explain = False
         """Whether to print in which collectives ranks are, once they have answered."""
         self._only_conflicts = False
@@ -103,7 +102,6 @@ class Monitor:
         """Prepare for a new generation of ranks."""
         self._then, self._must_explain, self.why, self.explained_rank = None, False, "", None
         self._after_answers.clear()
-        self._pids = {}  # all ranks that were asked have exited
         self.collectives.begin()
         self.watchdog.begin()
         if self.stragglers is not None:
@@ -131,16 +129,13 @@ class Monitor:
             then: The event to emit afterwards.
             except_rank: A rank not to ask.
         """
-        ranks = self._state.ranks
         self._then = self._then or then
-        self._pids = {rank: pid for rank, pid in self._state.alive.items() if rank != except_rank}
-        asked = dict(self._pids)
-        if any(known.pid is None for known in ranks.values()):
-            asked[ZYGOTE] = self._zygote_pid()
+        pids = {rank: pid for rank, pid in self._state.alive.items() if rank != except_rank}
+        is_starting = any(known.pid is None for known in self._state.ranks.values())
         self._console.note(why)
         self._must_explain, self._only_conflicts = True, False
-        self.stacks.ask(asked)
-        self.collectives.ask(self._pids)
+        self.stacks.ask({**pids, ZYGOTE: self._zygote_pid()} if is_starting else pids)
+        self.collectives.ask(pids)
         if self._plan.device_type == "cuda":
             self._nccl.ask()
 
@@ -214,14 +209,12 @@ class Monitor:
 
     def _show(self, lines: list[str]) -> None:
         self._print(lines)
-        if self._pids:
-            self.stacks.collect_native(self._pids.values())
-            self._pids = {}
         self._conclude()
 
     def _conclude(self) -> None:
         """Once all answers are there, print the collectives and continue."""
-        if self._pids or self.collectives.is_under_way or self._nccl.is_under_way:
+        asked = self.collectives.is_under_way or self._nccl.is_under_way
+        if self.stacks.awaits_answers or asked:
             return
         if self._must_explain:
             self._must_explain = False

@@ -95,9 +95,10 @@ class StackRequests:
     def ask(self, pids: Mapping[int, int]) -> None:
         """Ask ranks for their stacks, unless a request is under way.
 
-        If py-spy is still running for an earlier request, it is stopped.
+        Native stacks follow, with py-spy if it is installed. If it is still running for an earlier
+        request, it is stopped.
         """
-        if self._deadline_ns is not None:
+        if self.awaits_answers:
             return
         if self._native is not None:
             self._native.end()
@@ -118,6 +119,11 @@ class StackRequests:
         self._check_later()
 
     @property
+    def awaits_answers(self) -> bool:
+        """Whether ranks have been asked, and some may still answer."""
+        return self._deadline_ns is not None
+
+    @property
     def is_under_way(self) -> bool:
         """Whether there will be more lines to show."""
         return self._next_check.at_ns is not None
@@ -129,9 +135,11 @@ class StackRequests:
         lines = self._answers() if self._native is None else self._native.check()
         if lines is None:
             self._check_later()
-        else:
-            self._native = None
-            self._show(lines)
+            return
+        self._native = self._start_native() if self._native is None else None
+        if self._native is not None:
+            self._check_later()
+        self._show(lines)
 
     def _answers(self) -> list[str] | None:
         """Return the lines to print once all have answered or time has run out, else ``None``."""
@@ -150,12 +158,12 @@ class StackRequests:
         dump = self._read(rank, max(0, size - _READ_BYTES))
         return dump if dump is not None and dump.fatal is not None else None
 
-    def collect_native(self, pids: Iterable[int]) -> None:
-        """Show the native stacks of some processes next, with py-spy if it is installed."""
-        program = shutil.which("py-spy")
-        if program is not None and is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True):
-            self._native = _Native(program, list(pids)[:_MOST_NATIVE])
-            self._check_later()
+    def _start_native(self) -> _Native | None:
+        """Begin to collect the native stacks of some ranks, if py-spy is installed."""
+        pids = [pid for rank, pid in self._pids.items() if rank != ZYGOTE]
+        program = shutil.which("py-spy") if pids else None
+        is_wanted = is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True)
+        return _Native(program, pids[:_MOST_NATIVE]) if program and is_wanted else None
 
     def close(self) -> None:
         """Close all files."""
