@@ -7,7 +7,7 @@ for that rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -128,8 +128,8 @@ def _examine(
         for rank, group in members.items()
         if rank not in under_way and (not group.calls or group.calls[-1].number < latest)
     ]
-    silent = _sets({rank: describe_silent(rank) for rank in ranks if rank not in members})
-    details = [*_details(under_way, places), *_absent(absent, waiting, places)]
+    silent = _sets_by_size({rank: describe_silent(rank) for rank in ranks if rank not in members})
+    details = [*_at_calls(under_way, places), *_absent(absent, waiting, places)]
     for why, those in silent.items():
         where = sorted({places[rank] for rank in those if rank in places})
         at = f", {where[0]}" if where else ""
@@ -137,7 +137,7 @@ def _examine(
     if (found := _contradiction(members)) is not None:
         text, number = found
         calls = {rank: call for rank, group in members.items() for call in _numbered(group, number)}
-        return Finding(0, f"in {name}, {text}", tuple(_details(calls, places)))
+        return Finding(0, f"in {name}, {text}", tuple(_at_calls(calls, places)))
     call = next(call for call in under_way.values() if call.number == latest)
     behind = [rank for rank, each in under_way.items() if each.number < latest]
     in_it = [rank for rank in under_way if rank not in behind]
@@ -154,29 +154,28 @@ def _examine(
     return Finding(2 if is_elsewhere else 1, summary, tuple(details))
 
 
-def _details(under_way: Mapping[int, Call], places: Mapping[int, str]) -> Iterator[str]:
-    same: dict[tuple[Call, str], list[int]] = {}
-    for rank in sorted(under_way):
-        same.setdefault((under_way[rank], _place(places.get(rank, ""))), []).append(rank)
-    for (call, place), those in same.items():
-        at = f" at {place}" if place else ""
-        yield f"{_ranks(those)}: in {_named(call)}{_size(call)}{at}"
+def _at_calls(calls: Mapping[int, Call], places: Mapping[int, str]) -> list[str]:
+    """Return a line for each set of ranks at the same call."""
+    return _lines({
+        rank: f"in {_named(call)}{_size(call)}{_at(places.get(rank, ''))}"
+        for rank, call in calls.items()
+    })  # fmt: skip
 
 
 def _absent(
     absent: Iterable[int], waiting: Mapping[int, tuple[str, Call]], places: Mapping[int, str]
-) -> Iterator[str]:
-    same: dict[str, list[int]] = {}
-    for rank in sorted(absent):
-        where = places.get(rank, "")
-        text = where or "at an unknown call"
-        if rank in waiting:
-            group, call = waiting[rank]
-            at = _place(where)
-            text = f"in {_named(call)} of {group}" + (f" at {at}" if at else "")
-        same.setdefault(text, []).append(rank)
-    for text, those in same.items():
-        yield f"{_ranks(those)}: {text}"
+) -> list[str]:
+    """Return a line for each set of ranks that are elsewhere."""
+    texts = {rank: places.get(rank) or "at an unknown call" for rank in absent}
+    for rank in texts.keys() & waiting.keys():
+        group, call = waiting[rank]
+        texts[rank] = f"in {_named(call)} of {group}{_at(places.get(rank, ''))}"
+    return _lines(texts)
+
+
+def _lines(texts: Mapping[int, str]) -> list[str]:
+    """Return a line for each set of ranks with the same text."""
+    return [f"{_ranks(those)}: {text}" for text, those in _sets(texts).items()]
 
 
 def _contradiction(members: Mapping[int, GroupCalls]) -> tuple[str, int] | None:
@@ -187,19 +186,16 @@ def _contradiction(members: Mapping[int, GroupCalls]) -> tuple[str, int] | None:
             by_number.setdefault(call.number, {})[rank] = call
     for number in sorted(by_number):
         calls = by_number[number]
-        ops = _sets({rank: call.op for rank, call in calls.items()})
+        ops = _sets_by_size({rank: call.op for rank, call in calls.items()})
         if len(ops) > 1:
-            listed = _list({f"{op} on {{}}": ranks for op, ranks in ops.items()})
             how = "different collectives"
             if _is_reordered(members, number):
                 how = "the same collectives in a different order"
-            return f"the ranks call {how}: #{number} is {listed}", number
-        shapes = _sets({rank: _compared(call) for rank, call in calls.items()})
+            return f"the ranks call {how}: #{number} is {_list(ops)}", number
+        shapes = _sets_by_size({rank: _compared(call) for rank, call in calls.items()})
         if len(shapes) > 1:
-            listed = _list({f"{shape} on {{}}": ranks for shape, ranks in shapes.items()})
-            op = next(iter(calls.values())).op
-            text = f"the ranks call {op} #{number} with different shapes or types: {listed}"
-            return text, number
+            what = f"{next(iter(ops))} #{number} with different shapes or types"
+            return f"the ranks call {what}: {_list(shapes)}", number
     return None
 
 
@@ -231,15 +227,20 @@ def _under_way(group: GroupCalls) -> Call | None:
 
 
 def _sets(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the ranks with each value, the most common value first."""
+    """Return the ranks with each value, the value of the first rank first."""
     found: dict[str, list[int]] = {}
     for rank in sorted(values):
         found.setdefault(values[rank], []).append(rank)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+    return found
 
 
-def _list(parts: Mapping[str, list[int]]) -> str:
-    return ", ".join(text.format(_ranks(ranks)) for text, ranks in parts.items())
+def _sets_by_size(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the ranks with each value, the most common value first."""
+    return dict(sorted(_sets(values).items(), key=lambda item: -len(item[1])))
+
+
+def _list(sets: Mapping[str, list[int]]) -> str:
+    return ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in sets.items())
 
 
 def _named(call: Call) -> str:
@@ -270,9 +271,10 @@ def _agree(ranks: Sequence[int], predicate: str) -> str:
     return predicate if len(ranks) == 1 else f"{plurals.get(verb, verb)}{space}{rest}"
 
 
-def _place(headline: str) -> str:
-    """Return ``train.py:41`` of ``all_reduce at train.py:41``."""
-    return headline.rpartition(" at ")[2].partition(" in ")[0]
+def _at(headline: str) -> str:
+    """Return `` at train.py:41`` of ``all_reduce at train.py:41``; "" of ""."""
+    place = headline.rpartition(" at ")[2].partition(" in ")[0]
+    return f" at {place}" if place else ""
 
 
 def _name(layout: Layout, group: GroupCalls) -> str:
