@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
-from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, Signal, WakeAt
+from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, SignalRanks, WakeAt
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
 from meshrun.lifecycle.state import NodesState, State
@@ -44,12 +44,12 @@ def passed(at_s: float) -> TimePassed:
     return TimePassed(at_ns=int(at_s * S))
 
 
-def term(*ranks: int) -> Signal:
-    return Signal(ranks=ranks, signum=signal.SIGTERM)
+def term(*ranks: int) -> SignalRanks:
+    return SignalRanks(ranks=ranks, signum=signal.SIGTERM)
 
 
-def kill(*ranks: int) -> Signal:
-    return Signal(ranks=ranks, signum=signal.SIGKILL, whole_group=True)
+def kill(*ranks: int) -> SignalRanks:
+    return SignalRanks(ranks=ranks, signum=signal.SIGKILL, whole_group=True)
 
 
 READY = ZygoteReady(at_ns=0, import_ns=0)

@@ -1,4 +1,4 @@
-"""The actions that the state machine requests from the loop, as values."""
+"""The actions that the state machine requests from the loop, or orders to the zygote, as values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshrun.lifecycle.state import State
+from meshrun.protocol.codec import EndGeneration, SignalRanks
 from meshrun.protocol.generation import Cause
 
 
@@ -22,22 +23,6 @@ class StartZygote:
 
     without_torch: bool = False
     """Whether each rank gets its own interpreter from now on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
-    """Send a signal to ranks, or to their whole process groups."""
-
-    ranks: tuple[int, ...]
-    signum: int
-    whole_group: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndGeneration:
-    """Have the zygote end the store and the processes that ranks left behind, and keep running."""
-
-    grace_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +66,7 @@ class Decide:
 Action = (
     StartAll
     | StartZygote
-    | Signal
+    | SignalRanks
     | EndGeneration
     | EndZygote
     | WakeAt

@@ -10,11 +10,9 @@ from typing import Any
 from meshrun.lifecycle.actions import (
     Action,
     Decide,
-    EndGeneration,
     EndZygote,
     OpenGate,
     Report,
-    Signal,
     StartAll,
     StartZygote,
     Transition,
@@ -24,6 +22,7 @@ from meshrun.lifecycle.blame import has_culprit
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.restart import back_off, may_restart, plan_restart
 from meshrun.lifecycle.state import NodesState, State, furthest, has_no_rank_left
+from meshrun.protocol.codec import EndGeneration, SignalRanks
 from meshrun.protocol.events import (
     Hung,
     LaunchBegan,
@@ -294,8 +293,8 @@ def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int)
     for rank in ranks:
         if state.ranks[rank].told_to_end_ns is None:
             state = _with_rank(state, rank, told_to_end_ns=at_ns)
-    whole_group = signum == signal.SIGKILL
-    return state, [Signal(ranks=ranks, signum=signum, whole_group=whole_group)] if ranks else []
+    order = SignalRanks(ranks=ranks, signum=signum, whole_group=signum == signal.SIGKILL)
+    return state, [order] if ranks else []
 
 
 def _kill(state: State, at_ns: int) -> Transition:

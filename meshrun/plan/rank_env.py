@@ -58,7 +58,7 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the variables that a rank has in addition to ``base``.
 
-    ``supervisor.workers`` adds those that the zygote lacks, and the rank adds its process id.
+    ``supervisor.node_processes`` adds those the zygote lacks, and the rank adds its process id.
     If a scheduler's task is itself a rank, ``mesh.scheduler_task`` makes the variables instead.
 
     Names and values follow torchrun 2.13 (``_start_workers`` in

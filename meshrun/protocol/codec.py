@@ -105,9 +105,9 @@ class Negotiate:
 class SignalRanks:
     """Launcher to zygote: send a signal to ranks, or to their whole process groups."""
 
-    ranks: list[int]
+    ranks: tuple[int, ...]
     signum: int
-    whole_group: bool
+    whole_group: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

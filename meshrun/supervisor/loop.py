@@ -29,11 +29,9 @@ from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.actions import (
     Action,
     Decide,
-    EndGeneration,
     EndZygote,
     OpenGate,
     Report,
-    Signal,
     StartAll,
     StartZygote,
     WakeAt,
@@ -44,7 +42,13 @@ from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import NodesState, State, skip_time, was_stopped
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.caller import Caller
-from meshrun.protocol.codec import WireError
+from meshrun.protocol.codec import (
+    EndGeneration,
+    ResumeRanks,
+    SignalRanks,
+    SuspendRanks,
+    WireError,
+)
 from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.events import (
     AllCleared,
@@ -82,13 +86,13 @@ from meshrun.supervisor.investigation import Investigation
 from meshrun.supervisor.launch_facts import complete, facts_at_start
 from meshrun.supervisor.listening import note_listening
 from meshrun.supervisor.monitor import Monitor
+from meshrun.supervisor.node_processes import Processes
 from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.signals import SignalQueue
 from meshrun.supervisor.stopwatch import Stopwatch
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.watcher import Watcher
-from meshrun.supervisor.workers import Workers
 
 if TYPE_CHECKING:
     from meshrun.supervisor.node_link import Meet, Nodes
@@ -152,14 +156,14 @@ class Loop:
             plan,
             console,
             self._reactor,
-            lambda *to, **how: self._workers.signal(*to, **how),  # noqa: PLW0108 - set later
+            lambda order: self._processes.send(order),  # noqa: PLW0108 - set later
         )
         self._monitor = Monitor(
             plan,
             console,
             self._reactor,
             emit=self._handle,
-            zygote_pid=lambda: self._workers.zygote.pid,
+            zygote_pid=lambda: self._processes.zygote.pid,
         )
         self._monitor.update(self.state)
         for watcher in self._watchers:
@@ -192,7 +196,7 @@ class Loop:
         if process_name(parent := os.getppid()) == _STEP_DAEMON:
             self._reactor.every(_CHECK_PARENT_S, partial(self._check_parent, parent))
         facts = facts_at_start(plan, run_id, folder, store_listener)
-        self._workers = Workers(
+        self._processes = Processes(
             plan,
             facts,
             folder,
@@ -211,7 +215,7 @@ class Loop:
         self._set_up_turn()
 
     def _meet(self, meet: Meet) -> Nodes:
-        note, negotiate = self._console.note, self._workers.negotiate
+        note, negotiate = self._console.note, self._processes.send
         nodes = meet(self._reactor, note, self._monitor.ask, negotiate)
         self._monitor.watchdog.activity = nodes.peers.activity
         if self._monitor.stragglers is not None:
@@ -230,7 +234,7 @@ class Loop:
     @property
     def plan(self) -> LaunchPlan:
         """What is started; on several nodes, final once they have met."""
-        return self._workers.plan
+        return self._processes.plan
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -251,9 +255,9 @@ class Loop:
             self._finish_output()
             evidence = self._gather()
             if {*self.state.signals} <= {signal.SIGINT}:
-                self._workers.leave_warm_server()
+                self._processes.leave_warm_server()
         finally:
-            self._workers.close()
+            self._processes.close()
             self._monitor.close()
             self._gpu_errors.close()
             self._output.close()
@@ -371,17 +375,17 @@ class Loop:
         self._monitor.update(self.state)
 
     def _on_control(self) -> None:
-        message = self._workers.zygote.receive()
+        message = self._processes.zygote.receive()
         if message is None:
             self._on_zygote_gone()
             return
         if isinstance(message, RankExited | GenerationEnded):
             self._on_reports()  # what ranks reported before their end comes first
         if isinstance(message, RankStarted | StartFailed):
-            self._try_to_start(self._workers.start_next)
+            self._try_to_start(self._processes.start_next)
         if isinstance(message, RankExited):
             raised = self.state.ranks[message.rank].raised
-            if (raised := self._workers.match_error_file(message, raised)) is not None:
+            if (raised := self._processes.match_error_file(message, raised)) is not None:
                 self._handle(raised)
             if message.wait_status:
                 self._exclude_if_unfit(message)
@@ -402,7 +406,7 @@ class Loop:
 
     def _on_zygote_gone(self) -> None:
         self._gpu_wait.cancel()
-        status, kept = self._workers.wait_for_zygote()
+        status, kept = self._processes.wait_for_zygote()
         ended = end_children(grace_s=0.0, spare=self._earlier_children)  # its orphans are ours now
         left = LeftoversEnded(
             count=0,
@@ -439,7 +443,7 @@ class Loop:
         """Yield the ranks' reports; a malformed one must not end the launch."""
         while True:
             try:
-                message = self._workers.zygote.receive_report()
+                message = self._processes.zygote.receive_report()
                 if isinstance(message, FromRank) and message.rank not in self.state.ranks:
                     raise WireError(f"a message of rank {message.rank}, which is not here")
             except WireError:
@@ -494,7 +498,7 @@ class Loop:
             else ""
         )
         self._console.note(f"{why}: suspending the ranks until `fg` or SIGCONT{lost}")
-        self._workers.suspend()
+        self._processes.send(SuspendRanks())
         self._console.leave_terminal()
         self._reactor.asleep_ns = time.monotonic_ns()
         self._signals.suspend_here()
@@ -503,17 +507,17 @@ class Loop:
     def _suspend_ranks(self, *, until_sigcont: bool) -> None:
         if not self.state.stopping:
             self._pause.begin(until_sigcont=until_sigcont)
-            self._workers.suspend()
+            self._processes.send(SuspendRanks())
 
     def _resume(self) -> None:
         self._was_continued = True
         self._pause.end()
-        self._workers.resume()
+        self._processes.send(ResumeRanks())
         self._terminal.resume()
         self._console.return_to_terminal()
 
     def _forward(self, signum: int) -> None:
-        if without_handler := self._workers.forward(signum, self.state):
+        if without_handler := self._processes.forward(signum, self.state):
             who, name = merged_label(self.plan.layout, without_handler), signal_name(signum)
             self._console.note(
                 f"{name} was not forwarded to {who}: it has no handler and would be killed"
@@ -527,17 +531,16 @@ class Loop:
                 self._start_all(generation)
             case StartZygote(without_torch=without_torch):
                 self._start_zygote(without_torch=without_torch)
-            case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
-                send = partial(self._workers.signal, ranks, signum, whole_group=whole_group)
-                self._monitor.after_answers(send)
-            case EndGeneration(grace_s=grace_s):
+            case SignalRanks():
+                self._monitor.after_answers(partial(self._processes.send, action))
+            case EndGeneration():
                 self._gpu_wait.cancel()
-                self._workers.end_generation(grace_s)
+                self._processes.end_generation(action)
             case EndZygote(grace_s=grace_s, by_force=by_force):
                 self._gpu_wait.cancel()
-                self._workers.end(grace_s, by_force=by_force)
+                self._processes.end(grace_s, by_force=by_force)
             case OpenGate():
-                self._workers.zygote.open_gate()
+                self._processes.zygote.open_gate()
             case WakeAt(at_ns=at_ns):
                 self._wake.move(at_ns)
             case Report() | Decide() if self._nodes is not None:
@@ -553,13 +556,13 @@ class Loop:
             memory=self._memory,
             terminal=self._terminal,
             gpu_errors=self._gpu_errors,
-            timers=self._workers.timers,
+            timers=self._processes.timers,
         ).gather()
 
     def _complete(self, met: Met) -> Met | MeetingFailed:
         """Complete the plan with what the other nodes sent."""
         try:
-            plan, facts = complete(self._initial_plan, self._workers.facts, met)
+            plan, facts = complete(self._initial_plan, self._processes.facts, met)
         except MeshrunError as error:
             self.state = replace(
                 self.state,
@@ -568,7 +571,7 @@ class Loop:
             return MeetingFailed(error=error, at_ns=met.at_ns)
         assert self._nodes is not None  # noqa: S101 - an event of theirs
         self._nodes.hosts = met.hosts
-        self._workers.replan(plan, facts, self._nodes.peers.listener)
+        self._processes.replan(plan, facts, self._nodes.peers.listener)
         self._monitor.replan(plan)
         self._output.replan(plan)
         for watcher in self._watchers:
@@ -576,13 +579,13 @@ class Loop:
         note_listening(plan, facts, self._console)
         if self._caller is not None:
             self._caller.note_met()
-        return replace(met, ranks=tuple(self._workers.ranks))
+        return replace(met, ranks=tuple(self._processes.ranks))
 
     def _start_all(self, generation: int) -> None:
-        start = partial(self._try_to_start, partial(self._workers.start_all, generation))
+        start = partial(self._try_to_start, partial(self._processes.start_all, generation))
         if generation:
             self._monitor.begin()  # the wait for the GPUs counts as start
-            self._gpu_wait.hold(self.plan.used_gpus, self._workers.zygote.pid, start)
+            self._gpu_wait.hold(self.plan.used_gpus, self._processes.zygote.pid, start)
         else:
             start()
 
@@ -596,6 +599,6 @@ class Loop:
             self._reactor.call_at(now_ns, partial(self._handle, failed))
 
     def _start_zygote(self, *, without_torch: bool) -> None:
-        self._workers.start_zygote(without_torch=without_torch)
+        self._processes.start_zygote(without_torch=without_torch)
         if self._nodes is not None:
             self._nodes.peers.start_negotiation()

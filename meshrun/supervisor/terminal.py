@@ -25,6 +25,7 @@ from meshrun.layout import Layout
 from meshrun.layout.labels import rank_name
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.codec import SignalRanks
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
@@ -43,7 +44,11 @@ class Terminal:
     """The launcher's stdin and terminal."""
 
     def __init__(
-        self, plan: LaunchPlan, console: Console, reactor: Reactor, send: Callable[..., None]
+        self,
+        plan: LaunchPlan,
+        console: Console,
+        reactor: Reactor,
+        send: Callable[[SignalRanks], None],
     ) -> None:
         """Take the terminal for the rank that is to be debugged, if there is one.
 
@@ -159,7 +164,8 @@ class Terminal:
 
     def _signal(self, signum: int) -> None:
         assert self.rank is not None  # noqa: S101 - the caller has checked
-        self._send([self.rank], signum, whole_group=self._whole_group)
+        order = SignalRanks(ranks=(self.rank,), signum=signum, whole_group=self._whole_group)
+        self._send(order)
 
     # ---- the terminal ----------------------------------------------------------------------
 

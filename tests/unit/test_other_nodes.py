@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.lifecycle.actions import Action, OpenGate, Signal, StartAll, StartZygote, WakeAt
+from meshrun.lifecycle.actions import Action, OpenGate, SignalRanks, StartAll, StartZygote, WakeAt
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.phases import NodesPhase, Phase
 from meshrun.lifecycle.state import NodesState, State
@@ -105,7 +105,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "with the signal that the other node received": (
         [*PARTICIPANT, GenerationAborted(why="stopped", signum=signal.SIGINT, at_ns=5 * S)],
-        [START, Signal(ranks=(2, 3), signum=signal.SIGINT)],
+        [START, SignalRanks(ranks=(2, 3), signum=signal.SIGINT)],
     ),
     "ranks that ignore it are killed": (
         [*PARTICIPANT, OTHERS_FAILED, TimePassed(at_ns=35 * S)],

@@ -8,7 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from meshrun.lifecycle.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
+from meshrun.lifecycle.actions import (
+    Action,
+    EndZygote,
+    OpenGate,
+    SignalRanks,
+    StartAll,
+    StartZygote,
+)
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.local import ZYGOTE_GRACE_S
 from meshrun.lifecycle.phases import NodesPhase
@@ -90,7 +97,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "SIGINT is passed on": (
         [*STARTED, signalled(signal.SIGINT, 5)],
-        [Signal(ranks=(0, 1, 2), signum=signal.SIGINT)],
+        [SignalRanks(ranks=(0, 1, 2), signum=signal.SIGINT)],
     ),
     "a reader that has closed stdout stops the ranks": (
         [*STARTED, signalled(signal.SIGPIPE, 5)],

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,8 @@ _UNCAUGHT = 1 << 8
 """The wait status of a Python program that ends by an exception."""
 
 
-class Workers:
-    """The processes below the launcher.
+class Processes:
+    """The processes below the launcher: the zygote, and the ranks that it starts.
 
     Args:
         listener: The store's socket; ``None`` if the store is on another node, or not known yet.
@@ -119,10 +119,6 @@ class Workers:
         self._waiting.extend(self.ranks.values())
         for _ in range(_AHEAD):
             self.start_next()
-
-    def negotiate(self, order: codec.Negotiate) -> None:
-        """Have the zygote begin torch's rendezvous."""
-        self.zygote.send(order)
 
     def start_next(self) -> None:
         """Start the next rank, now that the zygote has answered an order."""
@@ -212,34 +208,26 @@ class Workers:
 
     # ---- signals and ends ------------------------------------------------------------------
 
-    def signal(self, ranks: Iterable[int], signum: int, *, whole_group: bool) -> None:
-        """Send a signal to ranks, or to all in their process groups."""
-        order = codec.SignalRanks(ranks=list(ranks), signum=signum, whole_group=whole_group)
+    def send(self, order: codec.ToZygote) -> None:
+        """Send an order to the zygote, whichever it is by now."""
         self.zygote.send(order)
-
-    def suspend(self) -> None:
-        """Suspend the ranks."""
-        self.zygote.send(codec.SuspendRanks())
-
-    def resume(self) -> None:
-        """Resume ranks that :meth:`suspend` suspended."""
-        self.zygote.send(codec.ResumeRanks())
 
     def forward(self, signum: int, state: State) -> Sequence[int]:
         """Forward a signal to the ranks that handle it; return the ranks it would kill."""
         alive = dict(sorted(state.alive.items()))
         spared = [rank for rank, pid in alive.items() if not handles_signal(pid, signum)]
-        self.signal([rank for rank in alive if rank not in spared], signum, whole_group=False)
+        ranks = tuple(rank for rank in alive if rank not in spared)
+        self.send(codec.SignalRanks(ranks=ranks, signum=signum))
         return spared
 
-    def end_generation(self, grace_s: float) -> None:
+    def end_generation(self, order: codec.EndGeneration) -> None:
         """Have the zygote end the store and what ranks left behind; start no more ranks."""
         self._waiting.clear()
-        self.zygote.send(codec.EndGeneration(grace_s=grace_s))
+        self.send(order)
 
     def end(self, grace_s: float, *, by_force: bool) -> None:
         """Have the zygote end all processes and then itself; with ``by_force``, kill it."""
-        self.zygote.send(codec.EndZygote(grace_s=grace_s))
+        self.send(codec.EndZygote(grace_s=grace_s))
         if by_force:
             self.zygote.kill()
 
