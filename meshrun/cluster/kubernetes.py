@@ -44,7 +44,9 @@ def detect_trainer(here: Surroundings) -> ClusterFacts | None:
 
 
 def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
-    """Return the facts of a pod of a Kubeflow PyTorchJob, whose RANK and WORLD_SIZE count pods.
+    """Return the facts of a pod of a Kubeflow PyTorchJob, whose RANK counts pods.
+
+    So does WORLD_SIZE, unless the job has ``nprocPerNode``; then there is PET_NNODES, too.
 
     Source:
         Kubeflow training operator v1, ``SetPodEnv`` of its PyTorchJob.
@@ -57,18 +59,19 @@ def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
     of_this_job = {f"{pod['job']}-master-0", f"{pod['job']}-worker-0", "localhost"}
     if not all(env.get(name) for name in _PYTORCH_JOB) or address not in of_this_job:
         return None
-    nnodes = read_number(env, "WORLD_SIZE", least=1)
+    number = "WORLD_SIZE" if ":" in (env.get("PET_NNODES") or ":") else "PET_NNODES"
+    nnodes = read_number(env, number, least=1)
     node_rank = read_index(env, nnodes, "RANK")
     return ClusterFacts(
         system="Kubeflow PyTorchJob",
-        evidence=f"pod {node_rank} of {nnodes} (RANK, WORLD_SIZE)",
+        evidence=f"pod {node_rank} of {nnodes} (RANK, {number})",
         job_id=pod["job"],
         nnodes=nnodes,
         node_rank=node_rank,
         # The first pod's MASTER_ADDR is localhost.
         head=(here.hostname if address == "localhost" else address,),
         port=read_number(env, "MASTER_PORT"),
-        notes=("here RANK and WORLD_SIZE count pods, not processes",),
+        notes=("RANK and WORLD_SIZE, which are not those of processes here",),
     )
 
 

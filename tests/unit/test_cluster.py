@@ -258,6 +258,8 @@ def test_a_node_of_skypilot() -> None:
         (TRAINER, "run-node-0-2", ("Kubeflow Trainer", 4, 2, ("run-node-0-0.run",), 29500)),
         (PYTORCH_JOB, "mnist-worker-1",
          ("Kubeflow PyTorchJob", 3, 2, ("mnist-master-0",), 23456)),
+        ({**PYTORCH_JOB, "PET_NNODES": "3", "PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "12"},
+         "mnist-worker-1", ("Kubeflow PyTorchJob", 3, 2, ("mnist-master-0",), 23456)),
         (GROUP, "vllm-0-1",
          ("LeaderWorkerSet", 2, 1, ("vllm-0.vllm.default",), derive_port("vllm-0.vllm.default"))),
         ({"JOB_COMPLETION_INDEX": "3"}, "train-3",
