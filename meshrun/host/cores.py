@@ -24,7 +24,7 @@ def count_usable_cores() -> int:
         period in microseconds, or ``max``; the lowest of the own cgroup and its parents applies.
     """
     quotas = map(_quota_of, cgroup_folders())
-    return max(1, math.ceil(min(count_cores()[0], *quotas)))
+    return max(1, math.ceil(min([count_cores()[0], *quotas])))
 
 
 def count_cores() -> tuple[int, int]:

@@ -25,6 +25,16 @@ def test_the_affinity_mask_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> 
     assert count_usable_cores() == 1
 
 
+def test_without_cgroups_only_the_affinity_mask_limits_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on macOS, or if /proc is not mounted."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5})
+    monkeypatch.setattr("meshrun.host.cores.cgroup_folders", lambda: iter(()))
+
+    assert count_usable_cores() == 2
+
+
 def test_the_accelerator_of_torch_is_read_without_importing_it() -> None:
     """From the installed build."""
     assert accelerator_of_torch() in (None, "cuda", "xpu")
