@@ -106,10 +106,7 @@ def _all_cleared(state: State, event: AllCleared) -> Transition:
     """Decide for every node: restart the ranks, or end the launch."""
     if _nodes(state).phase in (NodesPhase.MEETING, NodesPhase.OVER):
         return state, []
-    ranks: dict[int, RankState] = {}
-    for outcome in event.outcomes:
-        ranks.update(outcome.ranks)
-    nodes = replace(_nodes(state), ranks=ranks, outcomes=event.outcomes)
+    nodes = replace(_nodes(state), outcomes=event.outcomes)
     state = replace(state, nodes=nodes)
     if nodes.change is not None and may_continue(state):
         return _regroup(state, cause_of_change(state, nodes.change))

@@ -45,11 +45,6 @@ from meshrun.protocol.stacks import current_folder, user_place
 _NOTHING = Evidence()
 
 
-def went_well(state: State) -> bool:
-    """Return whether every rank exited with 0 and nothing stopped the launch."""
-    return _exit_code(state) == 0
-
-
 def node_outcome(
     state: State,
     layout: Layout,
@@ -59,7 +54,7 @@ def node_outcome(
 ) -> NodeOutcome:
     """Return what this node reports to the coordinator after a generation.
 
-    The first arguments are those of :func:`headline`; ``evidence`` is about ranks that failed.
+    The first arguments are those of :func:`describe_end`; ``evidence`` is about ranks that failed.
     """
     failure = describe_failure(state) or ""
     if failure and state.hung is None:
@@ -72,7 +67,7 @@ def node_outcome(
     left = [(known.finished_ns, rank) for rank, known in state.ranks.items() if known.finished_ns]
     reported = failed | {rank for _, rank in sorted(left)[:1]}
     return NodeOutcome(
-        headline=headline(state, layout, hosts, host),
+        headline=describe_end(state, layout, hosts, host).headline,
         signum=state.signals[0] if state.signals else 0,
         is_well=_all_succeeded(state),
         killed=state.killed,
@@ -128,47 +123,39 @@ def build_result(
 def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Ending:
     """Return how the launch ends, on all nodes if this one is the coordinator.
 
-    The arguments are those of :func:`headline`.
-    """
-    return Ending(
-        exit_code=_exit_code(state),
-        signum=_stop_signal(state),
-        preempted=_was_preempted(state),
-        headline=headline(state, layout, hosts, host),
-    )
-
-
-def why_stopped(state: State) -> str:
-    """Return what stopped the launcher: ``stopped by SIGTERM``."""
-    why = state.why_signalled
-    return f"stopped because {why}" if why else f"stopped by {signal_name(state.signals[0])}"
-
-
-def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> str:
-    """Return the cause of a launch's end in one line; "" if nothing has failed.
-
     Args:
         state: The state of the launch.
         layout: The layout of its ranks.
         hosts: The host names of its nodes, in node order.
         host: The host name of this node.
     """
-    if state.signals:
-        return f"{host} was {why_stopped(state)}"
-    if (signum := _stop_signal(state)) is not None:
-        stopped = f"a node was stopped by {signal_name(signum)}"
-        headlines = (outcome.headline for outcome in state.outcomes if outcome.headline)
-        return next(headlines, stopped)
-    if state.broken is not None:
-        where = f"on {host}, " if len(hosts) > 1 else ""
-        return where + state.broken.headline
-    if (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
-        return trouble.message
-    if not (verdicts := judge(state)):
-        return ""
-    rank = verdicts[0].rank
-    host = f" on {hosts[layout.node_rank(rank)]}" if len(hosts) > 1 else ""
-    return f"{rank_name(layout, rank)}{host} {describe_verdict(verdicts[0])}"
+    signum, preempted = _stop_signal(state), _was_preempted(state)
+    exit_code, headline = 0, ""
+    if signum is not None:
+        exit_code = PREEMPTED if preempted else 128 + signum
+        headline = f"a node was stopped by {signal_name(signum)}"
+        headline = next((each.headline for each in state.outcomes if each.headline), headline)
+        if state.signals:
+            headline = f"{host} was {why_stopped(state)}"
+    elif state.broken is not None:
+        exit_code = state.broken.exit_code
+        headline = (f"on {host}, " if len(hosts) > 1 else "") + state.broken.headline
+    elif (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
+        exit_code, headline = trouble.exit_code, trouble.message
+    elif verdicts := judge(state):
+        first = verdicts[0]
+        exit_code = 128 + first.signum if first.signum is not None else first.exit_code or 1
+        where = f" on {hosts[layout.node_rank(first.rank)]}" if len(hosts) > 1 else ""
+        headline = f"{rank_name(layout, first.rank)}{where} {describe_verdict(first)}"
+    if state.nodes is not None and state.nodes.over is not None:
+        exit_code = state.nodes.over.exit_code
+    return Ending(exit_code=exit_code, signum=signum, preempted=preempted, headline=headline)
+
+
+def why_stopped(state: State) -> str:
+    """Return what stopped the launcher: ``stopped by SIGTERM``."""
+    why = state.why_signalled
+    return f"stopped because {why}" if why else f"stopped by {signal_name(state.signals[0])}"
 
 
 def _stop_signal(state: State) -> int | None:
@@ -215,21 +202,6 @@ def _was_preempted(state: State) -> bool:
         and _all_succeeded(state)
         and all(outcome.is_well for outcome in state.outcomes)
     )
-
-
-def _exit_code(state: State) -> int:
-    if state.nodes is not None and state.nodes.over is not None:
-        return state.nodes.over.exit_code
-    if (signum := _stop_signal(state)) is not None:
-        return PREEMPTED if _was_preempted(state) else 128 + signum
-    if state.broken is not None:
-        return state.broken.exit_code
-    if (trouble := find_trouble(state)) is not None:
-        return trouble.exit_code
-    if not (verdicts := judge(state)):
-        return 0
-    first = verdicts[0]
-    return 128 + first.signum if first.signum is not None else first.exit_code or 1
 
 
 def _trouble_elsewhere(state: State) -> MeshrunError | None:

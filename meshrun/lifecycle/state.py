@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
@@ -40,11 +41,9 @@ class NodesState:
     change: GenerationAborted | None = None
     """The first change of the nodes in this generation; only the coordinator knows it."""
     over: LaunchOver | None = None
-    ranks: dict[int, RankState] = field(default_factory=dict)
-    """Ranks of other nodes that failed, and the first to leave; the coordinator has them once
-    every node is cleared."""
     outcomes: tuple[NodeOutcome, ...] = ()
-    """The other nodes' reports on this generation."""
+    """The other nodes' reports on this generation; the coordinator has them once every node is
+    cleared."""
 
     @property
     def is_met(self) -> bool:
@@ -154,7 +153,7 @@ class State:
 
     @property
     def outcomes(self) -> tuple[NodeOutcome, ...]:
-        """The other nodes' reports on this generation; the coordinator has them at its end."""
+        """The other nodes' reports on this generation, if there are any yet."""
         return self.nodes.outcomes if self.nodes is not None else ()
 
     @property
@@ -169,8 +168,9 @@ class State:
 
     @property
     def all_ranks(self) -> dict[int, RankState]:
-        """The ranks of this node, and those that other nodes reported."""
-        return {**self.nodes.ranks, **self.ranks} if self.nodes is not None else self.ranks
+        """The ranks of this node, and those of others that failed or were the first to leave."""
+        elsewhere = (outcome.ranks.items() for outcome in self.outcomes)
+        return {**dict(chain.from_iterable(elsewhere)), **self.ranks}
 
 
 def skip_time(state: State, lost_ns: int) -> State:

@@ -37,7 +37,7 @@ from meshrun.lifecycle.actions import (
     WakeAt,
 )
 from meshrun.lifecycle.advance import advance
-from meshrun.lifecycle.outcome import build_result, went_well
+from meshrun.lifecycle.outcome import build_result, describe_end
 from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import NodesState, State, skip_time, was_stopped
 from meshrun.plan.plan import LaunchPlan
@@ -243,7 +243,7 @@ class Loop:
 
     def run(self) -> LaunchResult:
         """Run until all processes have ended and all output is written."""
-        evidence: Mapping[int, Evidence] | None = None
+        went_well = False
         try:
             self._handle(LaunchBegan(at_ns=time.monotonic_ns()))
             while not self.state.over:
@@ -254,6 +254,7 @@ class Loop:
                 self._nodes.close()
             self._finish_output()
             evidence = self._gather()
+            went_well = describe_end(self.state, self.plan.layout, self.hosts, "").exit_code == 0
             if {*self.state.signals} <= {signal.SIGINT}:
                 self._processes.leave_warm_server()
         finally:
@@ -263,7 +264,7 @@ class Loop:
             self._output.close()
             self._terminal.close()
             self._reactor.close()
-            kept = self._folder.close(went_well=evidence is not None and went_well(self.state))
+            kept = self._folder.close(went_well=went_well)
             # Nothing is left to clean up, so signals get their previous effect, but with a delay:
             # the launch is decided, and only the report is missing.
             self._signals.restore_late(LAST_WORDS_TAKE_S)

@@ -9,7 +9,7 @@ import pytest
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Decide, StartAll
-from meshrun.lifecycle.outcome import build_result, find_trouble, headline, node_outcome
+from meshrun.lifecycle.outcome import build_result, describe_end, find_trouble, node_outcome
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, Timings
@@ -217,7 +217,7 @@ def test_an_error_names_its_host() -> None:
     of_coordinator = result([*COORDINATOR, KILLED_ZYGOTE])
     guard, _ = play([*PARTICIPANT, LOST_STORE])
 
-    assert headline(guard, LAYOUT, HOSTS, "node1") == (
+    assert describe_end(guard, LAYOUT, HOSTS, "node1").headline == (
         "on node1, the process that guards the ranks was killed by SIGKILL, and the ranks need it"
     )
     assert at_coordinator.trouble is not None
