@@ -251,7 +251,7 @@ class Loop:
             if self._nodes is not None:
                 while self._nodes.lingers(self.state, self.plan.layout):
                     self._turn()
-                self._nodes.close()
+                self._nodes.peers.close()
             self._finish_output()
             evidence = self._gather()
             went_well = describe_end(self.state, self.plan.layout, self.hosts, "").exit_code == 0

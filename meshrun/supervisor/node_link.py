@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Protocol
+from typing import TypeAlias
 
 from meshrun.errors import RendezvousError
 from meshrun.host.reactor import Reactor
@@ -26,25 +26,11 @@ _SILENT_STAY_S = 1.0
 """How long a node lingers before it prints a note."""
 
 
-class Meet(Protocol):
-    """Begins to meet the other nodes.
-
-    Args:
-        reactor: The loop's.
-        note: Prints a line.
-        where: Shows where the ranks of this node are.
-        negotiate: Has the zygote begin torch's rendezvous.
-    """
-
-    def __call__(
-        self,
-        reactor: Reactor,
-        note: Callable[[str], None],
-        where: Callable[[str], None],
-        negotiate: Callable[[Negotiate], None],
-    ) -> Nodes:
-        """Begin, and return the other nodes."""
-        ...
+Meet: TypeAlias = Callable[
+    [Reactor, Callable[[str], None], Callable[[str], None], Callable[[Negotiate], None]], "Nodes"
+]
+"""Begins to meet the other nodes. Its arguments are the loop's reactor, and functions that print a
+line, show where the ranks of this node are, and have the zygote begin torch's rendezvous."""
 
 
 class Linger:
@@ -148,10 +134,6 @@ class Nodes:
             stay_s = max(stay_s, self.peers.least_stay_s)
             self._linger = Linger(self.peers, ending.headline, stay_s, self._note, self._reactor)
         return not self._linger.is_over
-
-    def close(self) -> None:
-        """Send what is queued, and close the connections."""
-        self.peers.close()
 
 
 def _why_leaving(state: State) -> str:

@@ -183,7 +183,12 @@ class Terminal:
         return was_typing != self._was_typing
 
     def _is_typing(self) -> bool:
-        return self._modes is not None and self._is_line_edited()
+        if self._modes is None:
+            return False
+        try:
+            return not termios.tcgetattr(self._terminal)[_LOCAL_MODES] & termios.ICANON
+        except termios.error:  # the terminal hung up
+            return False
 
     def on_event(self, event: Event, state: State) -> None:
         """Follow the ranks; take the terminal back once the debugged rank has exited."""
@@ -201,18 +206,12 @@ class Terminal:
         os.close(self._terminal)
         signal.signal(signal.SIGTSTP, self._stop_handler)
 
-    def _is_line_edited(self) -> bool:
-        try:
-            return not termios.tcgetattr(self._terminal)[_LOCAL_MODES] & termios.ICANON
-        except termios.error:  # the terminal hung up
-            return False
-
     def _take_back(self) -> None:
         if self._modes is None:
             return
-        modes, self._modes = self._modes, None
-        if self._is_line_edited():  # the rank ended in the middle of a line
+        if self._is_typing():  # the rank ended in the middle of a line
             os.write(self._terminal, b"\r\n")
+        modes, self._modes = self._modes, None
         with signals_blocked({signal.SIGTTOU}), suppress(termios.error):
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, modes)
         self.update_typing()
