@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from meshrun.console.console import Console
+from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import merged_label, rank_name
 from meshrun.lifecycle.blame import describe_failure
 from meshrun.lifecycle.local import SECOND_SIGNAL_GRACE_S
@@ -48,6 +49,9 @@ from meshrun.report.findings import describe_spare_workers
 from meshrun.supervisor.watcher import Watcher
 from meshrun.wording import count
 
+_IMPORT_TAKES_S = 60.0
+"""How long imports may take before a note says how to see what they wait for."""
+
 
 class StartProgress(Watcher):
     """Shows a status line while a launch starts, and notes on what happens to it.
@@ -69,6 +73,7 @@ class StartProgress(Watcher):
         self._survivors: set[int] = set()
         """Processes that could not be killed and were noted."""
         self._generation = 0
+        self._phase = Phase.IMPORTING
         self._is_checking = bool(plan.request.check_first)
 
     @property
@@ -85,8 +90,21 @@ class StartProgress(Watcher):
             first = replace(first, last_lines=())
         return replace(result, failures=(first, *others))
 
+    def begin(self, reactor: Reactor, state: State) -> None:
+        """Note once if the imports take long."""
+        self._phase = state.phase
+        reactor.call_later(_IMPORT_TAKES_S, self._note_slow_import)
+
+    def _note_slow_import(self) -> None:
+        if self._phase is Phase.IMPORTING:
+            what = " and ".join(("torch", *self.plan.request.own_preload))
+            self._console.note(
+                f"importing {what} has taken {_IMPORT_TAKES_S:g} s; Ctrl-\\ shows where it is"
+            )
+
     def see(self, event: Event, state: State) -> None:
         """Show an event and the state after it."""
+        self._phase = state.phase
         self._note_conditions(event, state)
         if self._quiet:
             return
