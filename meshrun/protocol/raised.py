@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from meshrun.protocol.printable import one_line
 from meshrun.protocol.rank_end import RankRaised
 
 _LONGEST = 240
@@ -85,7 +86,7 @@ def _short(line: str) -> str:
         line = line[:_LONGEST] + "..."
     elif not line.endswith(".."):
         line = line.removesuffix(".")
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    return one_line(line)
 
 
 def timed_out(message: str, traceback: str) -> bool:

@@ -79,14 +79,12 @@ class Coordinator:
         self._spares: dict[int, Connection] = {}
         self._notified: set[int] = set()
         """Spares that know that they are spares."""
-        self._numbers: tuple[int, ...] = ()
-        """The nodes of the last generation, in node order."""
         self._failures: list[tuple[str, str]] = []
         """The host and the description of each failure; "" if no single host failed."""
         self._excluded: dict[str, HostError] = {}
         """Hosts that may no longer take part, and why."""
         self._ran: dict[int, str] = {}
-        """The hosts of the last generation, by number."""
+        """The hosts of the last generation, by number, in node order."""
         self._causes: list[Cause] = []
         self._pending: int | None = 0
         """The generation that begins once there are enough nodes."""
@@ -264,7 +262,7 @@ class Coordinator:
         if layout is None or not cause.is_failure:
             return None
         if rank is not None:
-            return self._numbers[layout.node_rank(rank)]
+            return list(self._ran)[layout.node_rank(rank)]
         failed = [
             number
             for number, outcome in self._round.outcomes.items()
@@ -379,8 +377,8 @@ class Coordinator:
         nodes, before = self._nodes, self._nodes.layout
         previous = {**before.to_dict(), "generation": generation - 1} if before else {}
         nodes.apply(choice)
-        self._numbers = choice.participants
-        runs = {number: nodes.infos[number].host for number in choice.participants}
+        numbers = choice.participants
+        runs = {number: nodes.infos[number].host for number in numbers}
         new = (nodes.infos[number] for number in runs if number not in self._ran)
         if note := note_different_arguments(nodes.infos[OWN], new):
             self._hub.note(note)
@@ -404,13 +402,13 @@ class Coordinator:
         if before is None and self._connections and not self._config.is_elastic:
             self._reach = Reachability(self._address, self._hub)
             first = next(iter(self._connections.values()))
-            info = nodes.infos[nodes.participants[1]]
+            info = nodes.infos[numbers[1]]
             self._reach.probe(info.host, first.their_address, info.reach_port)
         own = self._welcome(previous)
         shared = SharedWelcome(own)
-        for rank, number in enumerate(self._numbers):
+        for rank, number in enumerate(numbers):
             if number != OWN:
-                after = self._numbers[(rank + 1) % len(self._numbers)]
+                after = numbers[(rank + 1) % len(numbers)]
                 self._connections[number].send_text(shared.encode(rank, *self._port_of(after)))
         self._hub.events.append(own.met(store_address=self._address, own_address=self._address))
 
@@ -418,9 +416,9 @@ class Coordinator:
         """Return the Welcome for this node; that of the others differs only in their own place."""
         assert self.store_listener is not None  # noqa: S101 - it was just opened
         nodes = self._nodes
-        infos = [nodes.infos[number] for number in self._numbers]
+        infos = [nodes.infos[number] for number in self._ran]
         return Welcome(
-            node_rank=self._numbers.index(OWN),
+            node_rank=0,
             hosts=[info.host for info in infos],
             nproc_per_node=[info.nproc for info in infos],
             nodes_per_domain=list(nodes.layout.nodes_per_domain) if nodes.layout else [],

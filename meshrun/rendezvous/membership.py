@@ -60,11 +60,6 @@ class Membership:
             self._index(number, info)
 
     @property
-    def hosts(self) -> list[str]:
-        """The host names of nodes that take part, in node order."""
-        return [self.infos[number].host for number in self.participants]
-
-    @property
     def free_places(self) -> Collection[int]:
         """The node ranks of lost nodes."""
         return self._free

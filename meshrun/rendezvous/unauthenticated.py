@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import time
 from collections import defaultdict
@@ -53,36 +52,30 @@ class Unauthenticated:
         self._listener, self._node, self._hub = listener, node, node.hub
         self._on_join = on_join
         self._most = max(_MOST, node.config.nnodes)
-        self._connections: dict[int, Connection] = {}
-        """By number, the oldest first."""
-        self._by_origin: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
-        self._counter = itertools.count()
+        self._connections: dict[Connection, None] = {}
+        """The oldest first."""
+        self._by_origin: defaultdict[str, dict[Connection, None]] = defaultdict(dict)
         self._reported: set[tuple[str, str]] = set()
         """Rejected connections that were reported."""
         self._others: dict[str, tuple[int, int]] = {}
         """Origins of launchers without the secret: since when, and how many connections."""
-        self._is_listening = False
         listener.setblocking(False)
         self._listen()
 
     def _listen(self) -> None:
-        if not self._is_listening:
-            self._is_listening = True
-            self._hub.reactor.add_reader(self._listener, self._accept)
+        self._hub.reactor.add_reader(self._listener, self._accept)
 
     def _pause(self) -> None:
-        if self._is_listening:
-            self._is_listening = False
-            self._hub.reactor.remove(self._listener)
+        self._hub.reactor.remove(self._listener)
 
     def check(self) -> None:
         """Close connections that do not authenticate in time; called at each heartbeat."""
-        for number, connection in list(self._connections.items()):
+        for connection in list(self._connections):
             if _age_s(connection) > _PROOF_WITHIN_S:
                 if connection.is_open and not connection.has_received:
                     self._report(connection.their_address, f"has connected, but {_NO_JOIN}")
                     connection.send(Parting(why=_NO_JOIN))
-                self._drop(number, "it did not identify itself")
+                self._drop(connection, "it did not identify itself")
         self._listen()
 
     def _accept(self) -> None:
@@ -111,38 +104,32 @@ class Unauthenticated:
         """
         crowd = max(self._by_origin.values(), key=len, default={})
         is_crowd = len(crowd) > _MOST_OF_ONE
-        number, connection = next(
-            iter((crowd if is_crowd else self._connections).items()), (0, None)
-        )
-        if connection is None or not (is_crowd or _age_s(connection) > _YOUNG_S):
+        oldest = next(iter(crowd if is_crowd else self._connections), None)
+        if oldest is None or not (is_crowd or _age_s(oldest) > _YOUNG_S):
             return False
-        self._drop(number, "it did not identify itself, and others were waiting")
+        self._drop(oldest, "it did not identify itself, and others were waiting")
         return True
 
     def _watch(self, connection: Connection) -> None:
-        number = next(self._counter)
-        self._connections[number] = self._by_origin[_origin(connection)][number] = connection
-        connection.watch(partial(self._on_ready, number))
+        self._connections[connection] = self._by_origin[_origin(connection)][connection] = None
+        connection.watch(partial(self._on_ready, connection))
 
-    def _on_ready(self, number: int) -> None:
-        connection = self._connections[number]
+    def _on_ready(self, connection: Connection) -> None:
         messages: list[Message] = [
             each for each in connection.receive() if not isinstance(each, Beat)
         ]
         if messages:
-            self._remove(number)
+            self._remove(connection)
             self._on_join(connection, messages)
         elif connection.closed is not None:
-            self._drop(number, connection.closed)
+            self._drop(connection, connection.closed)
 
-    def _remove(self, number: int) -> Connection:
-        connection = self._connections.pop(number)
+    def _remove(self, connection: Connection) -> None:
         origin = _origin(connection)
-        del self._by_origin[origin][number]
+        del self._connections[connection], self._by_origin[origin][connection]
         if not self._by_origin[origin]:
             del self._by_origin[origin]
         self._listen()
-        return connection
 
     def foreign_launchers(self, for_s: float) -> list[str]:
         """Return the addresses of launchers that have tried without the secret for ``for_s``."""
@@ -159,8 +146,8 @@ class Unauthenticated:
         if connection.closed is None:
             self._watch(connection)
 
-    def _drop(self, number: int, why: str) -> None:
-        connection = self._remove(number)
+    def _drop(self, connection: Connection, why: str) -> None:
+        self._remove(connection)
         connection.close(why)
         if connection.is_other_launch:
             since_ns, count = self._others.get(
@@ -180,7 +167,7 @@ class Unauthenticated:
     def close(self, why: str) -> None:
         """Stop listening, and close unauthenticated connections."""
         self._pause()
-        for connection in self._connections.values():
+        for connection in self._connections:
             connection.close(why)
         self._connections.clear()
         self._by_origin.clear()
