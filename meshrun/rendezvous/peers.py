@@ -60,9 +60,11 @@ class Peers:
             node = replace(node, info=replace(node.info, node_rank=None))
         self._node, self._hub = node, node.hub
         self._negotiate, self._is_open = negotiate, is_open
-        self._negotiation: TorchNegotiation | None = None
         self._gave_up: GaveUp | None = None
-        self._side: NameResolver | Lobby | Coordinator | Participant | None = None
+        self._side: NameResolver | TorchNegotiation | Lobby | Coordinator | Participant | None = (
+            None
+        )
+        """What this launcher is to the others by now; ``None`` if it could not become anything."""
         self._listener: socket.socket | None = None
         try:
             self._begin()
@@ -103,22 +105,18 @@ class Peers:
     def give_up(self, notice: GaveUp) -> None:
         """Notify the other nodes, before all have joined, that this one will not take part."""
         self._gave_up = notice
-        if isinstance(self._side, NameResolver | Lobby | Participant):
+        if not isinstance(self._side, Coordinator | None):
             self._side.give_up(notice)
-        elif self._side is None and self._negotiation is not None:
-            self._negotiation.give_up(notice)
 
     @property
     def least_stay_s(self) -> float:
         """How long it takes at least to notify the others that this node gave up."""
-        return _IMPORT_TAKES_S if self._side is None and self._negotiation is not None else 0.0
+        return _IMPORT_TAKES_S if isinstance(self._side, TorchNegotiation) else 0.0
 
     @property
     def all_notified(self) -> bool:
         """Whether all others that can be notified of a failure to join have been."""
-        if self._side is None:
-            return self._negotiation is None or self._negotiation.all_notified
-        return isinstance(self._side, Coordinator) or self._side.all_notified
+        return isinstance(self._side, Coordinator | None) or self._side.all_notified
 
     @property
     def all_delivered(self) -> bool:
@@ -127,31 +125,32 @@ class Peers:
 
     def start_negotiation(self) -> None:
         """Start torch's rendezvous, if there is one and its endpoint is known."""
-        if self._negotiation is not None and self._side is None:
-            self._negotiation.start()
+        if isinstance(self._side, TorchNegotiation):
+            self._side.start()
 
     def receive(self, event: FromNegotiation) -> None:
         """Handle a message of the process that runs torch's rendezvous."""
+        negotiation = self._side
+        if not isinstance(negotiation, TorchNegotiation):
+            return
         match event:
             case NegotiationWaits(text=text):
                 self._hub.note(one_line(text))
-            case NegotiationFailed(text=text, hint=hint) if self._side is None:
+            case NegotiationFailed(text=text, hint=hint):
                 self._hub.fail(
                     RendezvousError(
                         f"{self._config.backend} at {self._config.endpoint}: {one_line(text)}",
                         hint=hint,
                     )
                 )
-            case GaveUp() if self._side is None:
+            case GaveUp():
                 self._hub.fail(event.as_error())
             case Negotiated():
-                self._connect_as_negotiated(event)
+                self._connect_as_negotiated(event, negotiation)
+                negotiation.close()
 
-    def _connect_as_negotiated(self, found: Negotiated) -> None:
+    def _connect_as_negotiated(self, found: Negotiated, negotiation: TorchNegotiation) -> None:
         """Connect to the other launchers, as torch's rendezvous is done."""
-        if self._negotiation is None or self._side is not None:
-            return
-        listener = self._negotiation.take_listener()
         seen = with_interface_of(found.coordinator_address, self._config.host or "")
         self._node = replace(
             self._node,
@@ -159,17 +158,13 @@ class Peers:
             info=replace(self._node.info, node_rank=found.node_rank),
             secret=hashlib.sha256(self._node.secret + found.secret.encode()).digest(),
         )
-        if found.node_rank == 0 and listener is not None:
+        if found.node_rank == 0 and (listener := negotiation.take_listener()) is not None:
             self._become_coordinator(listener, nnodes=found.nnodes)
             return
-        if listener is not None:
-            listener.close()
         self._become_participant((self._config.host or "",))
 
     def close(self) -> None:
         """Send what is left to send, and close all connections."""
-        if self._negotiation is not None:
-            self._negotiation.close()
         if self._side is not None:
             self._side.close()
         if self._listener is not None:
@@ -266,7 +261,7 @@ class Peers:
         return place
 
     def _ask_torch(self, endpoint: Endpoint | None) -> None:
-        self._negotiation = TorchNegotiation(
+        self._side = negotiation = TorchNegotiation(
             self._config,
             endpoint,
             host=self._node.info.host,
@@ -274,9 +269,9 @@ class Peers:
             reactor=self._hub.reactor,
         )
         if self._gave_up is not None:
-            self._negotiation.give_up(self._gave_up)
+            negotiation.give_up(self._gave_up)
         else:
-            self._negotiation.start()
+            negotiation.start()
 
     def _addresses_of_coordinator(self) -> tuple[str, ...]:
         """Return a scheduler's addresses of node 0, without those that this machine has too."""

@@ -13,6 +13,7 @@ from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.endpoint import Endpoint
+from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.torch_decline import DeclineProcess
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - only if the coordinator's own address is unknown
@@ -59,6 +60,9 @@ class TorchNegotiation:
     def start(self) -> None:
         """Start torch's rendezvous."""
         self._start(self._order)
+
+    def send(self, message: Message) -> None:
+        """Do nothing: the other nodes are still unknown."""
 
     def give_up(self, notice: GaveUp) -> None:
         """Notify the other nodes that this one will not take part."""
