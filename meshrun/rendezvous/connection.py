@@ -19,7 +19,6 @@ from meshrun.rendezvous.handshake import (
     NO_LAUNCHER,
     CoordinatorHandshake,
     HandshakeError,
-    OtherLaunch,
     ParticipantHandshake,
     refusal,
 )
@@ -87,12 +86,8 @@ class Connection:
         """Why nothing more will arrive, once that is so."""
         self.is_silent = False
         """Whether one side has dropped the other for its silence."""
-        self.was_refused = False
-        """Whether the peer could not prove that it belongs to this launch."""
-        self.is_foreign = False
-        """Whether the peer, which listens, is not a coordinator of this launch."""
-        self.is_other_launch = False
-        """Whether the peer is a launcher of another launch, or with another secret."""
+        self.stranger: HandshakeError | None = None
+        """Why the peer does not belong to this launch, if it does not."""
         self.began_ns = self.received_ns = time.monotonic_ns()
         """When it was connected, and when the last whole message arrived."""
         self.has_received = False
@@ -190,11 +185,9 @@ class Connection:
             try:
                 messages += self._read(received)
             except HandshakeError as error:
+                self.stranger = error
                 if isinstance(self._handshake, CoordinatorHandshake):
-                    self.is_other_launch = isinstance(error, OtherLaunch)
-                    self.was_refused = True
                     self._out.write(refusal(str(error)))
-                self.is_foreign = not self.was_refused
                 self.close(str(error))
             except (FrameError, MessageError) as error:
                 self.close(str(error))

@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv6Network, ip_address
 
 from meshrun.errors import MeshrunError
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.handshake import CoordinatorHandshake
+from meshrun.rendezvous.handshake import CoordinatorHandshake, OtherLaunch
 from meshrun.rendezvous.messages import Beat, Message, Parting, Refused
 from meshrun.rendezvous.this_node import ThisNode
 
@@ -149,12 +149,12 @@ class Unauthenticated:
     def _drop(self, connection: Connection, why: str) -> None:
         self._remove(connection)
         connection.close(why)
-        if connection.is_other_launch:
+        if isinstance(connection.stranger, OtherLaunch):
             since_ns, count = self._others.get(
                 origin := _origin(connection), (time.monotonic_ns(), 0)
             )
             self._others[origin] = since_ns, count + 1
-        if connection.was_refused:
+        if connection.stranger is not None:
             self._report(connection.their_address, f"was rejected: {why}")
 
     def _report(self, who: str, what: str) -> None:
