@@ -163,7 +163,7 @@ class Loop:
             console,
             self._reactor,
             emit=self._handle,
-            zygote_pid=lambda: self._processes.zygote.pid,
+            zygote_pid=lambda: self._processes.zygote.process.pid,
         )
         self._monitor.update(self.state)
         for watcher in self._watchers:
@@ -586,7 +586,7 @@ class Loop:
         start = partial(self._try_to_start, partial(self._processes.start_all, generation))
         if generation:
             self._monitor.begin()  # the wait for the GPUs counts as start
-            self._gpu_wait.hold(self.plan.used_gpus, self._processes.zygote.pid, start)
+            self._gpu_wait.hold(self.plan.used_gpus, self._processes.zygote.process.pid, start)
         else:
             start()
 

@@ -89,7 +89,7 @@ class Processes:
         """Wait for the zygote's end; return its wait status, and what its keeper could not end."""
         for end in (self.zygote.control, self.zygote.reports):
             self._reactor.remove(end)
-        return self.zygote.wait()
+        return self.zygote.process.wait()
 
     def start_zygote(self, *, without_torch: bool) -> None:
         """Replace a zygote that has exited or is about to."""
@@ -203,7 +203,7 @@ class Processes:
             self.timers.clear()
         elif self.facts.timer_file is not None:
             self.timers = Timers(
-                self.facts.timer_file, self._reactor, lambda: self.zygote.pid, self._note
+                self.facts.timer_file, self._reactor, lambda: self.zygote.process.pid, self._note
             )
 
     # ---- signals and ends ------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Processes:
         """Have the zygote end all processes and then itself; with ``by_force``, kill it."""
         self.send(codec.EndZygote(grace_s=grace_s))
         if by_force:
-            self.zygote.kill()
+            self.zygote.process.kill()
 
     def match_error_file(self, event: RankExited, raised: RankRaised | None) -> RankRaised | None:
         """Read an exception from the rank's error file, or write what the rank reported."""

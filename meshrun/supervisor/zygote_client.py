@@ -65,7 +65,8 @@ class ZygoteClient:
         if process is None:
             with self._new_sockets() as ends:
                 process = _NewZygote(program, (*ends, stacks), mark=mark, stdin=stdin)
-        self._process = process
+        self.process = process
+        """Its process; the kernel ends its ranks with it."""
         self.send(prepare)
         self.reports.setblocking(False)
 
@@ -78,11 +79,6 @@ class ZygoteClient:
         self.reports, self._ranks_end = packet_pair()
         with theirs:
             yield theirs.fileno(), self._ranks_end.fileno()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     def send(self, order: ToZygote, fds: Sequence[int] = ()) -> None:
         """Send an order; if the zygote is gone, :meth:`receive` reports that."""
@@ -138,14 +134,6 @@ class ZygoteClient:
             os.close(self._gate)
             self._gate = -1
 
-    def kill(self) -> None:
-        """Kill the zygote; the kernel ends its ranks."""
-        self._process.kill()
-
-    def wait(self) -> tuple[int, Ended]:
-        """Wait for its end; return its wait status, and what its keeper could not end."""
-        return self._process.wait()
-
     def close(self) -> None:
         """Close our ends of its sockets."""
         self.open_gate()
@@ -186,6 +174,7 @@ class _NewZygote:
         self._process.kill()
 
     def wait(self) -> tuple[int, Ended]:
+        """Wait for its end; return its wait status, and what its keeper could not end."""
         try:
             code = self._process.wait(timeout=_EXIT_TAKES_S)
         except subprocess.TimeoutExpired:  # such as where a module in it executed another program
