@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from meshrun.errors import HostError
+from meshrun.errors import HostError, UsageError
 from meshrun.host.descriptors import allow_many_descriptors
 from meshrun.host.interfaces import address_of
 from meshrun.host.name_service import names_from_files_only
@@ -49,6 +50,12 @@ def run_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
     try:
         _stores = [serve_store(port, listen_fd) for listen_fd in listeners]  # kept by this frame
     except RuntimeError as error:  # torch could not start its thread, or connect to itself
-        note(f"cannot serve the ranks' store: {error}; {TOO_FEW_PROCESSES}")
-        os._exit(HostError.exit_code)
+        _give_up(f"{error}; {TOO_FEW_PROCESSES}")
+    except (ImportError, UsageError) as error:  # unlike forks, new interpreters import it only here
+        _give_up(f"{error} ({sys.executable})")
     guard.run()
+
+
+def _give_up(why: str) -> NoReturn:
+    note(f"cannot serve the ranks' store: {why}")
+    os._exit(HostError.exit_code)

@@ -182,6 +182,27 @@ def test_a_python_without_a_usable_torch(tmp_path: Path, text: str, message: str
     assert ours.stderr.splitlines()[0] == "error: " + message.format(file=file)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (_MISSING, "No module named 'torch'"),
+        ("__version__ = '1.9.0'", "meshrun requires torch 2.10 or newer, found 1.9.0"),
+    ],
+)
+def test_ranks_that_import_torch_themselves_need_a_store(
+    text: str, why: str, tmp_path: Path
+) -> None:
+    """Why there is none is one line, without a traceback."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(text)
+    (tmp_path / "torch" / "distributed.py").touch()
+    words = ("--no-python", "--", "sleep", "1000")
+    ours = run_meshrun(*words, env={"PYTHONPATH": str(tmp_path)})
+
+    assert (ours.returncode, ours.stdout, "Traceback" in ours.stderr) == (71, "", False)
+    assert f"meshrun: cannot serve the ranks' store: {why}" in ours.stderr
+
+
 @pytest.mark.parametrize("version", ["2.6.0+cu124", "2.7.1"])
 def test_a_torch_that_has_all_modules_but_is_too_old(fake_torch: Path, version: str) -> None:
     """The error gives the version that is required, not what this one lacks."""
