@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from meshrun.errors import MeshError
 from meshrun.mesh.build import set_timeout
@@ -45,10 +46,11 @@ def adopt_process_group() -> None:
 
 
 def serve_env_rendezvous(env: Mapping[str, str]) -> None:
-    """Have ``init_method="env://"`` use the launch's store, with new keys for each call.
+    """Have ``init_process_group()`` use the launch's store, with new keys for each call.
 
     torch's own handler uses the same keys for each call, so that a second group of a process
-    hangs, and looks up the peer's name in DNS.
+    hangs, and looks up the peer's name in DNS. It still serves ``dist.rendezvous()`` and RPC, which
+    not every rank may call as often; unlike ``init_process_group()``, they pass no ``timeout``.
     """
     # torch.distributed has a function of the module's name.
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -56,15 +58,18 @@ def serve_env_rendezvous(env: Mapping[str, str]) -> None:
     launched = {name: env[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")}
     calls = 0
 
-    def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def handler(url: str, **kwargs: Any) -> Iterator[Any]:
         nonlocal calls
         elsewhere = any(os.environ.get(name) != value for name, value in launched.items())
-        if elsewhere or "?" in url:
-            yield from theirs(url, *args, **kwargs)
+        given = dict(parse_qsl(urlsplit(url).query))  # the arguments of init_process_group()
+        rank = int(given.pop("rank", os.environ["RANK"]))
+        others = given.pop("world_size", env["WORLD_SIZE"]) != env["WORLD_SIZE"] or given
+        if elsewhere or others or "timeout" not in kwargs:
+            yield from theirs(url, **kwargs)
             return
         calls += 1
         store = connect_store(env, f"env/{env['MESHRUN_GENERATION']}/{calls}")
-        yield store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        yield store, rank, int(env["WORLD_SIZE"])
         raise RuntimeError("Unable to perform re-rendezvous using env:// method")
 
     rendezvous._rendezvous_handlers["env"] = handler

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 how = sys.argv[1]
+place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
 
 
 def connections():
@@ -29,9 +30,9 @@ def train(group=None):
         dist.destroy_process_group(group)
 
 
-def train_once():
+def train_once(**given):
     """The model is local to train(), and has the last reference to the group."""
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", **given)
     try:
         train()
     except ValueError:
@@ -43,8 +44,9 @@ def held():
 
 
 if how in ("return", "raise"):
-    for _ in range(10):
+    for _ in range(5):
         train_once()
+        train_once(**place)
 elif how == "keep":
     dist.init_process_group("gloo")
     train()
