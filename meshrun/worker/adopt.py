@@ -62,14 +62,14 @@ def serve_env_rendezvous(env: Mapping[str, str]) -> None:
         nonlocal calls
         elsewhere = any(os.environ.get(name) != value for name, value in launched.items())
         given = dict(parse_qsl(urlsplit(url).query))  # the arguments of init_process_group()
-        rank = int(given.pop("rank", os.environ["RANK"]))
+        rank = given.pop("rank", None) or os.environ.get("RANK")
         others = given.pop("world_size", env["WORLD_SIZE"]) != env["WORLD_SIZE"] or given
-        if elsewhere or others or "timeout" not in kwargs:
+        if elsewhere or others or not rank or "timeout" not in kwargs:
             yield from theirs(url, **kwargs)
             return
         calls += 1
         store = connect_store(env, f"env/{env['MESHRUN_GENERATION']}/{calls}")
-        yield store, rank, int(env["WORLD_SIZE"])
+        yield store, int(rank), int(env["WORLD_SIZE"])
         raise RuntimeError("Unable to perform re-rendezvous using env:// method")
 
     rendezvous._rendezvous_handlers["env"] = handler

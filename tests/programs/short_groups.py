@@ -47,6 +47,8 @@ if how in ("return", "raise"):
     for _ in range(5):
         train_once()
         train_once(**place)
+    del os.environ["RANK"]
+    train_once(**place)
 elif how == "keep":
     dist.init_process_group("gloo")
     train()
