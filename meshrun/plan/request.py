@@ -239,6 +239,12 @@ class LaunchRequest:
     """Notes about options that are ignored."""
 
     @property
+    def only_launcher_gets_sigquit(self) -> bool:
+        """Whether ranks ignore SIGQUIT, which Slurm may send to every process of a job."""
+        asked = (*self.stop_signals, *self.forwarded_signals)
+        return self.sigterm_repeats and signal.SIGQUIT not in asked
+
+    @property
     def own_preload(self) -> tuple[str, ...]:
         """The modules to preload that are not part of torch."""
         return tuple(name for name in self.preload if name.partition(".")[0] != "torch")

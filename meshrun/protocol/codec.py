@@ -37,6 +37,9 @@ class Prepare:
     """How many of these devices are needed."""
     scratch_dir: str
     """A folder that the zygote removes if the launcher dies first; "" for none."""
+    ignored: list[int]
+    """Signals that ranks ignore: the scheduler sends them to every process, but only the launcher
+    handles them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

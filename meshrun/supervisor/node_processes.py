@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -135,6 +136,7 @@ class Processes:
             device=(self.plan.uncounted_device or "") if builds_first else "",
             workers=min(self.plan.layout.nproc_per_node),
             scratch_dir=self._folder.cleanup_path,
+            ignored=[signal.SIGQUIT] if request.only_launcher_gets_sigquit else [],
         )
         stacks = self._monitor.stacks.open(ZYGOTE)
         try:

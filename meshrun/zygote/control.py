@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import signal
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 from meshrun.host.sockets import peer_of
@@ -49,6 +50,13 @@ def is_hung_up(control: socket.socket) -> bool:
     poll = select.poll()
     poll.register(control, 0)
     return bool(poll.poll(0))
+
+
+def ignore_signals(signums: Iterable[int], dispositions: dict[int, Any]) -> None:
+    """Ignore signals, in ranks as well, which get ``dispositions`` or what a program inherits."""
+    for signum in signums:
+        signal.signal(signum, signal.SIG_IGN)
+        dispositions[signum] = signal.SIG_IGN
 
 
 def leave_signals_to_launcher() -> dict[int, Any]:

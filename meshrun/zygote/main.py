@@ -34,7 +34,7 @@ from meshrun.worker.program import Source, format_raised, read_program
 from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.sys_path import first_path, holds, on_path, put_first
 from meshrun.worker.torch_version import refuse_old_torch, refuse_other_torch
-from meshrun.zygote.control import leave_signals_to_launcher, receive, send
+from meshrun.zygote.control import ignore_signals, leave_signals_to_launcher, receive, send
 from meshrun.zygote.count_devices import check_devices
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
 from meshrun.zygote.guard import Guard
@@ -74,6 +74,7 @@ def run_zygote(
     order, _ = receive(control)
     if not isinstance(order, Prepare):
         os._exit(0)
+    ignore_signals(order.ignored, dispositions)
     guard = Guard(order.scratch_dir, control)
     source = _load(control, program, order, known_at_start)
     ending.keep_modules()

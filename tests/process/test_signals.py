@@ -31,6 +31,32 @@ def test_exit_codes_are_known_though_the_parent_ignores_sigchld(
     assert "error: the process that starts the ranks was killed by SIGKILL" in ours.stderr
 
 
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize(
+    ("words", "env", "code"),
+    [
+        ([], {"SLURM_JOB_ID": "7"}, 0),
+        (["--forward", "QUIT"], {"SLURM_JOB_ID": "7"}, 131),
+        ([], {}, 131),
+    ],
+    ids=["Slurm", "forwarded", "no scheduler"],
+)
+def test_ranks_ignore_a_sigquit_of_slurm(
+    words: list[str],
+    env: dict[str, str],
+    code: int,
+    method: str,
+    tmp_path: Path,
+) -> None:
+    """It may send every process what only asks the launcher where the ranks are."""
+    program = tmp_path / "quits.py"
+    program.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGQUIT)\n")
+    ours = run_meshrun("--start-method", method, *words, program, env=env)
+
+    assert ours.returncode == code, ours.stderr
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_a_zygote_leaves_signals_to_the_launcher_from_its_start(
     name: str, fake_torch: object, tmp_path: Path
