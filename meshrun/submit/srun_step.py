@@ -256,16 +256,17 @@ class _Step:
         srun itself would kill the launchers on SIGTERM.
         """
         job = f"--jobs={self._job}"
-        listed = yield ["squeue", "--noheader", job, "--format=%A %T"]
+        states = (yield ["squeue", "--noheader", job, "--format=%A %T"]).splitlines()
         # Other tasks of an array and other components of a heterogeneous job may be listed, too.
-        if {_ENDING, f"{self._job} {_ENDING}"}.intersection(listed.splitlines()):
+        if {_ENDING, f"{self._job} {_ENDING}"}.intersection(states):
             return  # Slurm has signaled the launchers of a cancelled job
-        listed = yield ["squeue", "--noheader", "--steps", job, "--format=%i %j"]
+        jobs = f"--jobs={','.join(_jobs_of_components() or [self._job])}"
+        listed = yield ["squeue", "--noheader", "--steps", jobs, "--format=%i %j"]
         steps = [
             line.split()[0] for line in listed.splitlines() if line.split()[1:] == [self._name]
         ]
         if steps:
-            yield ["scancel", f"--signal={signal_name(signum).removeprefix('SIG')}", steps[0]]
+            yield ["scancel", f"--signal={signal_name(signum).removeprefix('SIG')}", *steps]
         else:
             self._srun.send_signal(signum)  # it still waits for nodes
 
@@ -445,6 +446,13 @@ def _node_options(nnodes: int) -> list[str]:
             " --ntasks-per-node=1 meshrun ...",
         )
     return [f"--het-group=0-{size - 1}"]
+
+
+def _jobs_of_components() -> list[str]:
+    """Return the ids of a heterogeneous job's components, each of which has a step of its own."""
+    size = read_number(os.environ, "SLURM_HET_SIZE") or 0
+    names = (f"SLURM_JOB_ID_HET_GROUP_{number}" for number in range(size))
+    return [os.environ[name] for name in names if os.environ.get(name)]
 
 
 def _environment() -> dict[str, str]:

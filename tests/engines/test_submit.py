@@ -332,6 +332,33 @@ def test_a_heterogeneous_job_is_one_launch(slurm: Slurm) -> None:
 
 
 @pytest.mark.nightly
+def test_signals_reach_all_components_of_a_heterogeneous_job(slurm: Slurm, tmp_path: Path) -> None:
+    """A forwarded one, and SIGQUIT, which also reaches ranks here, but only asks where they are."""
+    program = tmp_path / "waits.py"
+    program.write_text(
+        "import signal\nsignal.signal(signal.SIGUSR2, lambda *_: print('got it', flush=True))\n"
+        "print('waits', flush=True)\nwhile True: signal.pause()\n"
+    )
+    words = ("--nnodes", "3", "--nproc-per-node", "1", "--forward", "USR2", program)
+    both = ("--nodes=1", ":", "--nodes=2")
+    shell, output = start_shell(slurm, tmp_path, *words, options=both)
+    wait_for(output, "waits", 3)
+    meshrun = int((tmp_path / "pid").read_text())
+    os.kill(meshrun, signal.SIGUSR2)
+    wait_until(
+        lambda: all(f"[rank {rank}] got it" in output.read_text() for rank in range(3)),
+        output.read_text,
+    )
+    os.kill(meshrun, signal.SIGQUIT)
+    for rank in range(3):
+        wait_for(output, f"rank {rank}: waits.py:4 in <module>")
+    interrupt(tmp_path)
+    shell.communicate(timeout=90)
+
+    assert (tmp_path / "code").read_text() == "130\n", output.read_text()
+
+
+@pytest.mark.nightly
 def test_a_users_script_needs_no_srun(slurm: Slurm) -> None:
     """In a batch script, meshrun starts its launchers with srun and passes on the exit code."""
     words = command("--nnodes", "2", "--mesh", "dp=2,tp=2", "--no-prefix", NODES)
