@@ -102,6 +102,7 @@ class Coordinator:
         """Tests whether the next node can be reached."""
         self._over = False
         self._loss = ""
+        """The first loss of a node in this generation, or since it ended."""
         self._error: MeshrunError = RendezvousError("")
         self._connections = dict(connections)
         for number, connection in connections.items():
@@ -305,12 +306,12 @@ class Coordinator:
             return
         at_ns, is_silent = time.monotonic_ns(), connection.is_silent
         lost = NodeLost(node_rank=node_rank, host=host, why=why, at_ns=at_ns, is_silent=is_silent)
-        self._loss = str(lost)
+        self._loss = self._loss or str(lost)
         if not self._config.is_elastic:
-            self._end_for(self._loss)
+            self._end_for(str(lost))
             self._hub.events.append(lost)
         elif not self._round.is_done:
-            self._change(self._loss)
+            self._change(str(lost))
         self._round.advance()
 
     def _lose_spare(self, number: int, why: str) -> None:
@@ -364,6 +365,7 @@ class Coordinator:
         self._hub.events.append(event_of(begin))
 
     def _begin_round(self, generation: int) -> None:
+        self._loss = ""
         layout = self._nodes.layout
         self._round = Round(
             generation,

@@ -404,6 +404,18 @@ def test_a_node_that_does_not_return_ends_the_others(parties: Parties, fixed: li
     assert "--node-timeout" in str(error.hint)
 
 
+def test_the_first_of_two_lost_nodes_is_named(parties: Parties, fixed: list[Party]) -> None:
+    """If another node is lost while the others wait for it."""
+    left = lose(parties, fixed, 2)
+    parties.remove(left[1])
+    parties.until(lambda: len(left[0].received(NodeLost)) == 2)
+    parties.until(lambda: parties.pass_s(5) or left[0].received(MeetingFailed))
+
+    message = left[0].received(MeetingFailed)[0].error.message
+    assert message.startswith("node 2 (node2) was lost: it closed the connection; after 3")
+    assert message.endswith("1 of 3 nodes joined (node0)")
+
+
 @pytest.mark.parametrize(
     ("rank", "message"),
     [(None, "all 3 nodes are already running: node0, node1, node2"),
