@@ -59,7 +59,9 @@ def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
     of_this_job = {f"{pod['job']}-master-0", f"{pod['job']}-worker-0", "localhost"}
     if not all(env.get(name) for name in _PYTORCH_JOB) or address not in of_this_job:
         return None
-    number = "WORLD_SIZE" if ":" in (env.get("PET_NNODES") or ":") else "PET_NNODES"
+    pet_nnodes = env.get("PET_NNODES", "")
+    # An elastic job has a range there.
+    number = "PET_NNODES" if pet_nnodes and ":" not in pet_nnodes else "WORLD_SIZE"
     nnodes = read_number(env, number, least=1)
     node_rank = read_index(env, nnodes, "RANK")
     return ClusterFacts(
