@@ -86,7 +86,7 @@ class Connection:
         """Why nothing more will arrive, once that is so."""
         self.is_silent = False
         """Whether one side has dropped the other for its silence."""
-        self.stranger: HandshakeError | None = None
+        self.handshake_error: HandshakeError | None = None
         """Why the peer does not belong to this launch, if it does not."""
         self.began_ns = self.received_ns = time.monotonic_ns()
         """When it was connected, and when the last whole message arrived."""
@@ -185,7 +185,7 @@ class Connection:
             try:
                 messages += self._read(received)
             except HandshakeError as error:
-                self.stranger = error
+                self.handshake_error = error
                 if isinstance(self._handshake, CoordinatorHandshake):
                     self._out.write(refusal(str(error)))
                 self.close(str(error))

@@ -367,7 +367,7 @@ class Participant:
             if self._is_known:  # it has been there: wait less than for a late one
                 known_s = min(self._deadline.timeout_s, self._config.node_timeout_s)
                 self._deadline = self._hub.deadline(known_s)
-            if connection is not None and connection.stranger is not None:
+            if connection is not None and connection.handshake_error is not None:
                 foreign_s = _FOREIGN_S
             self._not_connected(why, foreign_s=foreign_s)
             if why != self._noted and not self._uses_fallback:

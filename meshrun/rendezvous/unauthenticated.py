@@ -149,12 +149,12 @@ class Unauthenticated:
     def _drop(self, connection: Connection, why: str) -> None:
         self._remove(connection)
         connection.close(why)
-        if isinstance(connection.stranger, OtherLaunch):
+        if isinstance(connection.handshake_error, OtherLaunch):
             since_ns, count = self._others.get(
                 origin := _origin(connection), (time.monotonic_ns(), 0)
             )
             self._others[origin] = since_ns, count + 1
-        if connection.stranger is not None:
+        if connection.handshake_error is not None:
             self._report(connection.their_address, f"was rejected: {why}")
 
     def _report(self, who: str, what: str) -> None:
