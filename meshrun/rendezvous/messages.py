@@ -42,7 +42,7 @@ _LONGEST_DRAWN = 64
 """The most characters of a run id that a coordinator may have generated."""
 Generation = Annotated[int, Within(0, 2**31)]
 NodeRank = Annotated[int, Within(0, MAX_RANKS - 1)]
-Workers = Annotated[int, Within(0, MAX_RANKS)]
+Count = Annotated[int, Within(0, MAX_RANKS)]
 Port = Annotated[int, Within(1, 65_535)]
 OpenPort = Annotated[int, Within(0, 65_535)]
 """A port, or 0 for none."""
@@ -59,7 +59,7 @@ class Join:
     host: Line
     node_rank: NodeRank | None
     """The value of ``--node-rank``, if given."""
-    nproc: Workers
+    nproc: Count
     settings: dict[str, str]
     """Settings that must be the same on every node, by the name of the option."""
     program: dict[str, list[str]] = field(default_factory=dict)
@@ -103,8 +103,8 @@ class Welcome:
     node_rank: NodeRank
     hosts: list[Line]
     """Host names, in node order."""
-    nproc_per_node: list[Workers]
-    nodes_per_domain: list[Workers] = field(default_factory=list)
+    nproc_per_node: list[Count]
+    nodes_per_domain: list[Count] = field(default_factory=list)
     roles: list[str] = field(default_factory=list)
     """The ``--role`` of each node, in node order."""
     run_id: str
