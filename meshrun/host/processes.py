@@ -24,6 +24,9 @@ _PTRACE_DETACH = 17
 _GUARD = b"meshrun-guard"
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4
+_RUNNING = ("R", "S", "D")
+"""States in /proc of a process that is neither stopped, traced nor over."""
+_STOPS_IN_S = 1.0
 _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 """Signals that do nothing to a process without a handler (signal(7))."""
 _KILL_TAKES_S = 10.0
@@ -281,6 +284,14 @@ def is_exiting(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal, not by a debugger."""
     return read_stat(pid)[0] == "T"
+
+
+def wait_until_stopped(pids: Iterable[int]) -> None:
+    """Wait until processes that are being stopped no longer run, but at most for a second."""
+    deadline = time.monotonic() + _STOPS_IN_S
+    for pid in pids:
+        while read_stat(pid)[0] in _RUNNING and time.monotonic() < deadline:
+            time.sleep(0.002)
 
 
 def is_foreground(fd: int) -> bool:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 from meshrun.errors import HostError
-from meshrun.host.processes import die_with_parent, is_stopped, send_signal
+from meshrun.host.processes import die_with_parent, send_signal, wait_until_stopped
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
 from meshrun.supervisor.signals import SignalQueue
-
-_STOPS_IN_S = 1.0
 
 
 def fork_controller(request: LaunchRequest) -> int | None:
@@ -54,7 +51,5 @@ def fork_controller(request: LaunchRequest) -> int | None:
 
 def suspend_foreground() -> None:
     """Suspend the parent, which the shell waits for, as Ctrl-Z requests; for the child."""
-    deadline, pid = time.monotonic() + _STOPS_IN_S, os.getppid()
-    send_signal(pid, signal.SIGSTOP)
-    while not is_stopped(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    send_signal(pid := os.getppid(), signal.SIGSTOP)
+    wait_until_stopped([pid])

@@ -23,6 +23,7 @@ from meshrun.host.processes import (
     is_stopped,
     list_children,
     process_name,
+    wait_until_stopped,
 )
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import merged_label
@@ -498,8 +499,9 @@ class Loop:
             if rendezvous
             else ""
         )
-        self._console.note(f"{why}: suspending the ranks until `fg` or SIGCONT{lost}")
         self._processes.send(SuspendRanks())
+        wait_until_stopped(self.state.alive.values())  # else they read what the shell is to get
+        self._console.note(f"{why}: suspending the ranks until `fg` or SIGCONT{lost}")
         self._console.leave_terminal()
         self._reactor.asleep_ns = time.monotonic_ns()
         self._signals.suspend_here()

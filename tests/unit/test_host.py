@@ -12,7 +12,7 @@ from meshrun.errors import UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.interfaces import interface_variables
-from meshrun.host.processes import read_status, started_at
+from meshrun.host.processes import is_stopped, read_status, started_at, wait_until_stopped
 from meshrun.host.sockets import listen_on
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.run_folder import RunFolder
@@ -109,6 +109,18 @@ def test_ranks_start_without_the_package_that_sets_the_threads_of_blas(
     monkeypatch.setattr(threads, "_have", {"torch": 7, "blas": 1})
 
     threads.raise_thread_counts({"OMP_NUM_THREADS": "7"})
+
+
+def test_a_process_that_is_being_stopped_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that has exited is not."""
+    monkeypatch.setattr("meshrun.host.processes._STOPS_IN_S", 60.0)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        with subprocess.Popen(["sh", "-c", f"kill -STOP {process.pid}"]):
+            wait_until_stopped([process.pid])
+
+            assert is_stopped(process.pid)
+        process.kill()
+    wait_until_stopped([process.pid])
 
 
 def test_a_process_may_have_a_name_that_is_cut_within_a_letter() -> None:
