@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -26,6 +28,8 @@ _ON_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
 _ON_NO_THREADS = ("can't start new thread", "Resource temporarily unavailable")
 """Messages of Python and C++ when no thread can be started."""
 _NO_THREADS = "possibly at a limit: see `ulimit -u`, `ulimit -v` and pids.max of the cgroup"
+_ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
+"""Variables that name the active environment; a virtual one may be inside one of conda."""
 _MOST_RANKS = 16
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """From gloo's ``tcp/pair.cc``."""
@@ -82,6 +86,8 @@ class Investigation:
         raised = verdict.raised
         if raised is not None and (raised.kind, raised.message) in _ON_EMPTY_STDIN:
             return self.terminal.why_empty(self.plan.layout, verdict.rank)
+        if raised is not None and raised.kind == "ModuleNotFoundError":
+            return None if self.plan.program.kind == "command" else _why_not_found()
         if raised is not None and raised.kind == "RuntimeError":
             return _NO_THREADS if raised.message in _ON_NO_THREADS else None
         return None
@@ -119,3 +125,11 @@ class Investigation:
         if verdict.signum != signal.SIGABRT:
             return ""
         return "\n".join(self.output.last_lines(verdict.rank))
+
+
+def _why_not_found() -> str | None:
+    """Return that modules are sought in an environment other than the active one, if they are."""
+    active = [env for name in _ACTIVE if (env := os.environ.get(name))]
+    if not active or os.path.realpath(sys.prefix) in map(os.path.realpath, active):
+        return None
+    return f"meshrun is installed in `{sys.prefix}`, not in the active environment `{active[0]}`"

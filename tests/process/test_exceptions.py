@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,25 @@ def test_an_error_whose_exit_code_an_exit_handler_hides_is_the_cause(
     assert ours.returncode == 1, ours.stderr
     assert "error: rank 1 raised ValueError: the loss is nan, exit code 1" in ours.stderr
     assert "not sent by meshrun" not in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("active", "why"),
+    [
+        ({"VIRTUAL_ENV": "/venv", "CONDA_PREFIX": "/conda"}, "/venv"),
+        ({"VIRTUAL_ENV": "", "CONDA_PREFIX": "/conda"}, "/conda"),
+        ({"VIRTUAL_ENV": f"{sys.prefix}/", "CONDA_PREFIX": "/conda"}, None),
+        ({"VIRTUAL_ENV": "", "CONDA_PREFIX": ""}, None),
+    ],
+)
+def test_a_module_is_not_found_in_another_environment_than_the_active_one(
+    active: dict[str, str], why: str | None, *, fake_torch: object, tmp_path: Path
+) -> None:
+    """As if pipx or `uv tool` had installed meshrun, apart from the program's packages."""
+    (program := tmp_path / "imports.py").write_text("import not_there\n")
+    ours = run_meshrun(program, env=active)
+
+    where = f"meshrun is installed in `{sys.prefix}`, not in the active environment `{why}`"
+    raised = "error: rank 0 raised ModuleNotFoundError: No module named 'not_there'"
+    assert ours.returncode == 1
+    assert ours.stderr.splitlines()[-2] == f"{raised}{f' ({where})' if why else ''}, exit code 1"
