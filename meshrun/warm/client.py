@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import os
 import signal
 import socket
@@ -168,8 +169,8 @@ class WarmRun:
         return None
 
     def leave_server(self) -> None:
-        """Start a server for the next run of this program, unless there is one."""
-        if self._place is None:
+        """Start a server for the next run of this program, unless there is one or no torch."""
+        if self._place is None or importlib.util.find_spec("torch") is None:
             return
         try:
             self._leave_server(self._place)

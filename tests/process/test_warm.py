@@ -489,6 +489,23 @@ def test_a_full_disk_is_why_no_server_is_left(warm: Warm, tmp_path: Path) -> Non
         assert "no warm server was left" in done.stderr
 
 
+_WITHOUT_TORCH = """\
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *words: None if name == "torch" else find(name, *words)
+"""
+
+
+def test_without_torch_no_server_is_left(warm: Warm, tmp_path: Path) -> None:
+    (tmp_path / "site-packages" / "sitecustomize.py").write_text(_WITHOUT_TORCH)
+    done = warm.run(program(tmp_path, "import torch\n"))
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: torch is not installed"), done.stderr
+    assert "warm" not in done.stderr
+
+
 def test_no_server_is_used_from_a_folder_that_is_not_private(warm: Warm, tmp_path: Path) -> None:
     """The run starts without one, and says why."""
     (session := tmp_path / "shared").mkdir()
