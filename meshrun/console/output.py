@@ -23,7 +23,7 @@ from meshrun.console.line_copy import LineCopy
 from meshrun.console.prefix import line_prefix
 from meshrun.console.repeats import Repeats
 from meshrun.host.inotify import WriteNotices
-from meshrun.host.log_file import Opener, append_to_log, open_log
+from meshrun.host.log_file import Opener, append_to_log, nonblocking, open_log
 from meshrun.host.reactor import Reactor
 from meshrun.plan.log_files import RankFiles, StreamFile
 from meshrun.plan.plan import LaunchPlan, RankPlan
@@ -70,7 +70,7 @@ class Output:
         self._plan = plan
         self._hostname = socket.gethostname()
         self._console, self._reactor, self._printed = console, reactor, printed
-        self._opener = opener
+        self._create, self._opener = opener, nonblocking(opener)
         self._pipes: dict[int, _Source] = {}
         self._ahead: set[int] = set()
         """Pipes that are not read until other ranks catch up."""
@@ -155,7 +155,7 @@ class Output:
         if file.path is None and not wanted:
             return None, os.open(os.devnull, os.O_WRONLY)
         if file.path is not None:
-            end = open_log(file.path, self._opener)
+            end = open_log(file.path, self._create)
             if not wanted:
                 return None, end
             read_fd = self._opener(file.path, os.O_RDONLY)

@@ -26,6 +26,11 @@ def open_log(path: str, opener: Opener) -> int:
         ) from error
 
 
+def nonblocking(opener: Opener) -> Opener:
+    """Return an opener that never blocks, as a program may have put a pipe there."""
+    return lambda path, flags: opener(path, flags | os.O_NONBLOCK)
+
+
 def append_to_log(path: str, text: str, opener: Opener) -> None:
     """Append a text to a file, ignoring errors."""
     try:

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 
 from meshrun.errors import MeshrunError
-from meshrun.host.log_file import Opener
+from meshrun.host.log_file import Opener, nonblocking
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.packing import read_json
 from meshrun.protocol.rank_end import RankRaised
@@ -24,7 +24,7 @@ _MOST_BYTES = 4 * 1024 * 1024
 def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
     """Return the exception in an error file, or ``None`` if it cannot be read."""
     try:
-        with open(path, "rb", opener=_nonblocking(opener)) as file:
+        with open(path, "rb", opener=nonblocking(opener)) as file:
             message = read_json(file.read(_MOST_BYTES))["message"]
         if isinstance(message, str):
             headline, trace = message, message
@@ -55,13 +55,8 @@ def write_record(path: str, raised: RankRaised, exit_code: int, opener: Opener) 
         or (there.kind, there.message) == (raised.kind, raised.message)
     ):
         return
-    with suppress(OSError), open(path, "w", encoding="utf-8", opener=_nonblocking(opener)) as file:
+    with suppress(OSError), open(path, "w", encoding="utf-8", opener=nonblocking(opener)) as file:
         file.write(render_record(raised, exit_code))
-
-
-def _nonblocking(opener: Opener) -> Opener:
-    """Return an opener that never blocks, as a program may have put a pipe there."""
-    return lambda path, flags: opener(path, flags | os.O_NONBLOCK)
 
 
 def render_record(raised: RankRaised, exit_code: int) -> str:

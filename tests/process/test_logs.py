@@ -194,6 +194,24 @@ def test_a_log_that_its_rank_truncates_is_still_followed(
     assert text_of(tmp_path / "logs", "attempt_0/0/stdout.log") == "then\n"
 
 
+@pytest.mark.parametrize("kept", ["-r", "-t"])
+@pytest.mark.parametrize("end", ["raise SystemExit(1)", "raise ValueError('the loss is nan')"])
+def test_a_log_that_its_rank_replaces_by_a_pipe_blocks_nothing(
+    end: str, kept: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """Opening a pipe waits for the other end, which nobody opens."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\n"
+        "log = os.path.join(os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE']), 'stderr.log')\n"
+        f"os.unlink(log)\nos.mkfifo(log)\n{end}\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "1", kept, "2", "--log-dir", tmp_path / "logs", program)
+
+    assert ours.returncode == 1
+    assert "\nerror: rank 0 " in f"\n{ours.stderr}"
+
+
 def test_matching_lines_are_copied(fake_torch: object, tmp_path: Path) -> None:
     """Teed lines that contain one of the words are copied with torchrun's prefix."""
     run_meshrun(
