@@ -81,7 +81,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
     """
     from meshrun.check.judge import evaluate, failed_hosts
     from meshrun.check.measured import RESULT_FILE, Measured
-    from meshrun.protocol.packing import convert, read_json
+    from meshrun.protocol.packing import unpack
 
     with ExitStack() as held:
         atexit.register(held.close)  # if a signal ends the launch, it ends this process too
@@ -94,8 +94,8 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
         code = launch()
         if code or not os.path.exists(path):
             return code
-        with open(path, encoding="utf-8", opener=open_private) as file:
-            measured: Measured = convert(Measured, read_json(file.read()))
+        with open(path, "rb", opener=open_private) as file:
+            measured: Measured = unpack(file.read(), Measured)
     from meshrun.report.check_picture import render_check_svg
     from meshrun.report.check_result import render_check, render_check_json
     from meshrun.report.plan_output import print_text

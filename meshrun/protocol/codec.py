@@ -7,11 +7,10 @@ and a packet that does not decode raises WireError.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
 
 from meshrun.errors import InternalError
 from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote
-from meshrun.protocol.packing import pack, unpack
+from meshrun.protocol.packing import pack_fields, unpack
 
 PACKET_BYTES = 160 * 1024
 """Largest packet; below Linux's default socket buffer of 208 KiB."""
@@ -150,12 +149,6 @@ ToZygote = (
 )
 Message = ToZygote | FromZygote | FromRank | FromNegotiation
 
-_TYPES: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for union in (ToZygote, FromZygote, FromRank, FromNegotiation)
-    for kind in get_args(union)
-}
-
 
 def encode(message: Message) -> bytes:
     """Return ``message`` as one packet, without the middle of texts that would not fit."""
@@ -165,7 +158,7 @@ def encode(message: Message) -> bytes:
             name: _shorten(value, longest) if isinstance(value, str) else value
             for name, value in asdict(message).items()
         }
-        packet = pack(type(message), values)
+        packet = pack_fields(type(message), values)
         if len(packet) <= PACKET_BYTES or longest < 16:
             return packet
         longest //= 2
@@ -178,7 +171,7 @@ def decode(packet: bytes) -> Message:
         WireError: If the packet is not a message.
     """
     try:
-        message: Message = unpack(packet, _TYPES)
+        message: Message = unpack(packet, Message)
     except ValueError as error:
         raise WireError(str(error)) from error
     return message

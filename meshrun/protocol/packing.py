@@ -11,7 +11,7 @@ import json
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -32,7 +32,12 @@ class Within:
         return value
 
 
-def pack(kind: type[Any], values: Mapping[str, object]) -> bytes:
+def pack(value: Any) -> bytes:
+    """Return a dataclass as text."""
+    return pack_fields(type(value), asdict(value))
+
+
+def pack_fields(kind: type[Any], values: Mapping[str, object]) -> bytes:
     """Return the fields of a dataclass ``kind`` as text."""
     return json.dumps([kind.__name__, values]).encode()
 
@@ -49,14 +54,12 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def unpack(
-    text: bytes, kinds: Mapping[str, type[Any]], sanitize: Callable[[str], str] = str
-) -> Any:
+def unpack(text: str | bytes, kinds: Any, sanitize: Callable[[str], str] = str) -> Any:
     """Return the value that ``pack`` encoded; fields with a default may be missing.
 
     Args:
         text: The received text.
-        kinds: The dataclasses that it may be, by name.
+        kinds: The dataclass that it is, or a union of those that it may be.
         sanitize: Applied to each string in it, for display.
 
     Raises:
@@ -64,7 +67,7 @@ def unpack(
     """
     try:
         name, values = read_json(text)
-        return convert(kinds[name], values, sanitize)
+        return convert(_by_name(kinds)[name], values, sanitize)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"not a message: {text[:80]!r}") from error
 
@@ -146,6 +149,11 @@ def _convert_plain(hint: Any, value: Any, sanitize: Callable[[str], str]) -> Any
     if isinstance(value, float) and math.isnan(value):
         raise ValueError("not a number")
     return sanitize(value) if isinstance(value, str) else value
+
+
+@cache
+def _by_name(kinds: Any) -> dict[str, Any]:
+    return {kind.__name__: kind for kind in get_args(kinds) or (kinds,)}
 
 
 @cache

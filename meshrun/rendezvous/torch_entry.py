@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Annotated, cast
 
@@ -37,7 +37,7 @@ class NodeInfo:
 
     def to_text(self) -> str:
         """Return the entry as text."""
-        return pack(NodeInfo, asdict(self)).decode()
+        return pack(self).decode()
 
 
 def read_info(text: bytes, key: str) -> NodeInfo:
@@ -47,7 +47,7 @@ def read_info(text: bytes, key: str) -> NodeInfo:
         RendezvousError: If it is not an entry.
     """
     try:
-        return cast("NodeInfo", unpack(text, {NodeInfo.__name__: NodeInfo}))
+        return cast("NodeInfo", unpack(text, NodeInfo))
     except ValueError as error:
         raise foreign(text, key, "a node's address") from error
 

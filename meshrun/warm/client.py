@@ -17,6 +17,7 @@ from meshrun.host.processes import Ended, is_stopped
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
+from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
 from meshrun.warm.identity import Mismatch, Requirements, Server, find_mismatch
 from meshrun.warm.inherited import is_supported, leader_of_session, read_inherited
@@ -24,13 +25,10 @@ from meshrun.warm.place import Place, stop_server, usual_place
 from meshrun.warm.warm_messages import (
     Assignment,
     Dismiss,
-    Message,
     StartZygote,
     ZygoteEnded,
     ZygoteForked,
     ZygoteSpec,
-    decode,
-    encode,
 )
 from meshrun.wording import duration
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
@@ -47,6 +45,7 @@ _PIDFDS = 2
 _TITLE = " " * 200
 """Room for the titles of the processes that are forked from a server."""
 _NO_MARK = "0" * 16
+_FromKeeper = ZygoteForked | ZygoteEnded
 _STARTING_FRESH = "starting fresh, not from the warm server"
 
 
@@ -68,7 +67,7 @@ class WarmZygote:
         """Wait until nothing of it is left; return its wait status, and what could not be ended."""
         ended = self._receive()
         with suppress(OSError):
-            self._keeper.send(encode(Dismiss()))
+            self._keeper.send(pack(Dismiss()))
             self._receive()  # the connection closes
         if not isinstance(ended, ZygoteEnded):  # the keeper was killed
             self.kill()
@@ -79,7 +78,7 @@ class WarmZygote:
         os.close(self._keeper_pidfd)
         return ended.wait_status, Ended(0, tuple(ended.survivors), tuple(ended.denied))
 
-    def _receive(self) -> Message | None:
+    def _receive(self) -> _FromKeeper | None:
         """Return the keeper's next message, ``None`` at its end; wake it if it is stopped."""
         while True:
             with suppress(TimeoutError):
@@ -194,7 +193,7 @@ class WarmRun:
             idle_s=self._idle_s,
             session=leader_of_session(os.getpid()),
         )
-        with _in_memory(encode(assignment)) as text:
+        with _in_memory(pack(assignment)) as text:
             process = subprocess.Popen(
                 own_command("warm-server", str(text), _TITLE, unbuffered=True),
                 stdin=subprocess.DEVNULL,
@@ -288,8 +287,8 @@ class WarmRun:
         connection = self._place.connect(server.pid, _ANSWERS_WITHIN_S)
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with _in_memory(encode(spec)) as text:
-                socket.send_fds(connection, [encode(StartZygote())], [text, folder, *fds])
+            with _in_memory(pack(spec)) as text:
+                socket.send_fds(connection, [pack(StartZygote())], [text, folder, *fds])
             mismatch = self._place.changed_library(server)
             forked, pidfds = _receive(connection)
             if not isinstance(forked, ZygoteForked) or len(pidfds) != _PIDFDS:
@@ -316,10 +315,10 @@ def _send_signal(pidfd: int, signum: int) -> None:
         signal.pidfd_send_signal(pidfd, signum)
 
 
-def _receive(connection: socket.socket) -> tuple[Message | None, list[int]]:
+def _receive(connection: socket.socket) -> tuple[_FromKeeper | None, list[int]]:
     try:
         packet, fds, _, _ = socket.recv_fds(connection, _PACKET_BYTES, _PIDFDS)
-        return (decode(packet) if packet else None), fds
+        return (unpack(packet, _FromKeeper) if packet else None), fds
     except (ConnectionError, ValueError):
         return None, []
 

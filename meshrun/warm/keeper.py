@@ -25,14 +25,13 @@ from meshrun.host.processes import (
 )
 from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
+from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.warm_messages import (
     FDS,
     StartZygote,
     ZygoteEnded,
     ZygoteForked,
     ZygoteSpec,
-    decode,
-    encode,
 )
 from meshrun.zygote.control import leave_signals_to_launcher
 
@@ -58,15 +57,14 @@ def serve_connection(
     connection.settimeout(_REQUEST_TAKES_S)
     try:
         packet, fds, _, _ = socket.recv_fds(connection, _PACKET_BYTES, FDS)
-        message = decode(packet)
-        if not isinstance(message, StartZygote) or len(fds) != FDS:
+        unpack(packet, StartZygote)
+        if len(fds) != FDS:
             os._exit(0)
-        spec = decode(_read_whole(fds[0]))
-        assert isinstance(spec, ZygoteSpec)  # noqa: S101 - the launcher wrote it
+        spec: ZygoteSpec = unpack(_read_whole(fds[0]), ZygoteSpec)
         os.setsid()
         spec.inherited.apply(fds[1])
         mark.set(spec.mark)
-    except (OSError, ValueError, AssertionError):
+    except (OSError, ValueError):
         os._exit(1)
     become_subreaper()
     keeper = os.getpid()
@@ -117,7 +115,7 @@ def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:
 
 def _send(connection: socket.socket, message: ZygoteForked | ZygoteEnded, *fds: int) -> None:
     try:
-        socket.send_fds(connection, [encode(message)], fds)
+        socket.send_fds(connection, [pack(message)], fds)
     except OSError:  # the launcher is dead
         pass
 

@@ -15,7 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, who_else_may_write
@@ -23,7 +23,7 @@ from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.plan.rank_program import Program
-from meshrun.protocol.packing import convert, read_json
+from meshrun.protocol.packing import pack, read_json, unpack
 from meshrun.warm.identity import Mismatch, Server, changed_library, this_interpreter
 from meshrun.warm.inherited import fixed_by_parent, process_namespace
 from meshrun.worker.learnt import Stat
@@ -113,7 +113,7 @@ class Place:
     def describe(self, server: Server, files: Mapping[str, Stat]) -> None:
         """Make a server available to runs, with the files that it has loaded."""
         self._folder.write(f"{server.pid}.files", json.dumps(files))
-        self._folder.write(f"{server.pid}.json", json.dumps(asdict(server)))
+        self._folder.write(f"{server.pid}.json", pack(server).decode())
         self._remove(f"{server.pid}.starting")
 
     def knows(self, pid: int) -> bool:
@@ -220,8 +220,8 @@ class Place:
 
     def _read(self, name: str) -> Server | None:
         try:
-            server: Server = convert(Server, read_json(self._text(name)))
-        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            server: Server = unpack(self._text(name), Server)
+        except (OSError, ValueError):
             return None
         return server if f"{server.pid}.json" == name else None
 

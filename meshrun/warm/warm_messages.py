@@ -1,12 +1,10 @@
-"""Messages between a launcher and a warm server, encoded and decoded with checks. No I/O."""
+"""Messages between a launcher and a warm server, as values."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from dataclasses import dataclass
 
 from meshrun.plan.rank_program import Program
-from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.identity import Requirements
 from meshrun.warm.inherited import Inherited
 
@@ -65,22 +63,3 @@ class ZygoteEnded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dismiss:
     """From the launcher to the keeper: it is alive, and ends what is left itself."""
-
-
-Message = Assignment | StartZygote | ZygoteSpec | ZygoteForked | ZygoteEnded | Dismiss
-_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
-
-
-def encode(message: Message) -> bytes:
-    """Return a message as bytes."""
-    return pack(type(message), asdict(message))
-
-
-def decode(text: bytes) -> Message:
-    """Return the message in these bytes.
-
-    Raises:
-        ValueError: If they contain no valid message.
-    """
-    message: Message = unpack(text, _TYPES)
-    return message

@@ -25,6 +25,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import peer_of
 from meshrun.host.title import set_title
 from meshrun.host.users_files import module_files
+from meshrun.protocol.packing import unpack
 from meshrun.warm.identity import (
     BASE,
     Requirements,
@@ -41,7 +42,7 @@ from meshrun.warm.identity import (
 from meshrun.warm.inherited import fixed_by_parent, leader_of_session
 from meshrun.warm.keeper import serve_connection
 from meshrun.warm.place import Place, is_as_privileged, stop_server
-from meshrun.warm.warm_messages import Assignment, decode
+from meshrun.warm.warm_messages import Assignment
 from meshrun.worker.exit import Ending
 from meshrun.worker.learnt import is_own, stat_of
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
@@ -57,8 +58,7 @@ MOST_SERVERS = 4
 def main(known_at_start: frozenset[str]) -> Callable[[], object]:
     """Serve; return only in a process that was forked for a run, with the function to run."""
     with open(int(sys.argv[1]), "rb") as file:
-        assignment = decode(file.read())
-    assert isinstance(assignment, Assignment)  # noqa: S101 - the launcher wrote it
+        assignment: Assignment = unpack(file.read(), Assignment)
     set_title("warm-server")
     server = WarmServer(assignment, known_at_start)
     return server.serve()

@@ -81,8 +81,7 @@ def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> V
             if os.WIFSIGNALED(status):
                 _end_by_signal(os.WTERMSIG(status))
             signal.signal(signal.SIGTERM, before)
-    kinds: dict[str, type[Any]] = {"Verdict": Verdict, "Raised": Raised}
-    found: Verdict | Raised = unpack(text, kinds)
+    found: Verdict | Raised = unpack(text, Verdict | Raised)
     return found
 
 
@@ -106,7 +105,7 @@ def _run_fork(
         set_title(f"check of rank {order.rank}")
         found = _find(order, settings, reporter)
         with open(sender, "wb") as file:
-            file.write(pack(type(found), asdict(found)))
+            file.write(pack(found))
     finally:
         os._exit(0)  # this process must never run the program
 
@@ -141,9 +140,9 @@ def _check(order: StartRank, report: Callable[..., object]) -> Verdict:
             speeds=verdict.speeds,
             seconds=time.monotonic() - began_s,
         )
-        store.set(_VERDICT, pack(Verdict, asdict(verdict)))
+        store.set(_VERDICT, pack(verdict))
         return verdict
-    received: Verdict = unpack(store.get(_VERDICT), {"Verdict": Verdict})
+    received: Verdict = unpack(store.get(_VERDICT), Verdict)
     return received
 
 

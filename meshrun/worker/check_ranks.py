@@ -7,7 +7,6 @@ quick|full [PATH ...]
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import signal
@@ -17,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import accumulate
 from statistics import median
 from typing import Any
@@ -33,7 +31,7 @@ from meshrun.host.folder import open_private
 from meshrun.layout import Layout
 from meshrun.mesh.current import current_mesh
 from meshrun.mesh.current_layout import current_layout
-from meshrun.protocol.packing import convert
+from meshrun.protocol.packing import pack, unpack
 
 _FULL = tuple(1 << power for power in range(10, 29, 3))
 _SIZES = {
@@ -65,8 +63,8 @@ def main() -> None:
     measured = gather(measure(mode, paths))
     if measured is not None:
         path = os.environ[RESULT_FILE]
-        with open(f"{path}.new", "w", encoding="utf-8", opener=open_private) as file:
-            json.dump(asdict(measured), file)
+        with open(f"{path}.new", "wb", opener=open_private) as file:
+            file.write(pack(measured))
         os.replace(f"{path}.new", path)
     dist.barrier()
 
@@ -112,13 +110,12 @@ def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
 def gather(own: RankMeasures) -> Measured | None:
     """Return the measurements of all ranks, on rank 0."""
     store: Any = dist.distributed_c10d._get_default_store()
-    store.set(f"meshrun/check/{own.rank}", json.dumps(asdict(own)))
+    store.set(f"meshrun/check/{own.rank}", pack(own))
     if own.rank:
         return None
     ranks = range(dist.get_world_size())
-    found = [json.loads(store.get(f"meshrun/check/{each}")) for each in ranks]
-    measured: Measured = convert(Measured, {"layout": current_layout().to_dict(), "ranks": found})
-    return measured
+    found = [unpack(store.get(f"meshrun/check/{each}"), RankMeasures) for each in ranks]
+    return Measured(layout=current_layout().to_dict(), ranks=found)
 
 
 class _Groups:

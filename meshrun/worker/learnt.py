@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import ModuleType
 
 from meshrun.host.folder import write_private
 from meshrun.host.users_files import is_installed, is_users_file, module_files
 from meshrun.host.whole_file import open_nonblocking
-from meshrun.protocol.packing import convert, read_json
+from meshrun.protocol.packing import pack, unpack
 
 Stat = tuple[int, int]
 """Time of the last change in nanoseconds, and size in bytes; the size of a folder is 0."""
@@ -61,15 +60,15 @@ def is_own(path: str) -> bool:
 def write_learnt(path: str, learnt: Learnt) -> None:
     """Write the record, whole or not at all; if its folder is gone, nothing is written."""
     with suppress(OSError):
-        write_private(path, json.dumps(asdict(learnt)))
+        write_private(path, pack(learnt).decode())
 
 
 def read_learnt(path: str) -> Learnt | None:
     """Return the record, or ``None`` if it cannot be read."""
     try:
         with open(path, encoding="utf-8", opener=open_nonblocking) as file:
-            learnt: Learnt = convert(Learnt, read_json(file.read()))
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            learnt: Learnt = unpack(file.read(), Learnt)
+    except (OSError, ValueError):
         return None
     return learnt
 

@@ -92,7 +92,7 @@ def test_a_message_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
         generation: messages.Generation
         why: Line
 
-    monkeypatch.setitem(messages._TYPES, "Drain", Drain)
+    monkeypatch.setattr(messages, "Message", messages.Message | Drain)
     Drain.__module__ = __name__
     text = messages.encode(Drain(generation=0, why="maintenance\x1b[2J"))  # type: ignore[arg-type]
 

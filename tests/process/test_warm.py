@@ -40,19 +40,20 @@ WHERE = os.environ.get("LIBRARY_HOME", "home")
 ASKS = """\
 import os, socket, sys
 from meshrun.plan.rank_program import Program
+from meshrun.protocol.packing import pack
 from meshrun.warm.inherited import read_inherited
-from meshrun.warm.warm_messages import StartZygote, ZygoteSpec, encode
+from meshrun.warm.warm_messages import StartZygote, ZygoteSpec
 program = Program(kind="script", target="none.py")
 spec = ZygoteSpec(program=program, mark="0" * 16, inherited=read_inherited(os.environ))
 text = os.fdopen(os.memfd_create("spec"), "w+b")
-text.write(encode(spec))
+text.write(pack(spec))
 text.flush()
 (control, ours), null = socket.socketpair(), os.open(os.devnull, os.O_RDWR)
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect(sys.argv[1])
 try:
     fds = [text.fileno(), os.open("/", os.O_RDONLY), *[null] * 3, control.fileno()]
-    socket.send_fds(server, [encode(StartZygote())], [*fds, null, null])
+    socket.send_fds(server, [pack(StartZygote())], [*fds, null, null])
     print("answered" if server.recv(1000) else "refused")
 except ConnectionError:
     print("refused")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ from meshrun.check.requirements import check_dims, parse_requirements
 from meshrun.check.schedule import meetings, pairs_of
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
-from meshrun.protocol.packing import convert
+from meshrun.protocol.packing import pack, unpack
 from meshrun.report.check_picture import render_check_svg
 from meshrun.report.check_result import render_check, render_check_json
 
@@ -95,7 +95,7 @@ LAYOUT = Layout.parse("dp=4,tp=2", nproc_per_node=(2, 2, 2, 2))
 def test_all_well() -> None:
     found = measured(LAYOUT, {})
     assert evaluate(found).findings == []
-    assert convert(Measured, json.loads(json.dumps(asdict(found)))) == found
+    assert unpack(pack(found), Measured) == found
     assert "found nothing wrong" in render_check(evaluate(found))
 
 

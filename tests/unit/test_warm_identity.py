@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from meshrun.plan.rank_program import Program
+from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.identity import (
     Requirements,
     Server,
@@ -24,7 +25,7 @@ from meshrun.warm.identity import (
 )
 from meshrun.warm.inherited import fixed_by_parent, read_inherited
 from meshrun.warm.place import Place
-from meshrun.warm.warm_messages import ZygoteSpec, decode, encode
+from meshrun.warm.warm_messages import ZygoteSpec
 from meshrun.worker.learnt import Learnt, learn, read_learnt, write_learnt
 
 READ = ["HF_HOME", "TORCH_LOGS"]
@@ -174,12 +175,12 @@ def test_what_a_zygotes_spec_carries_survives() -> None:
     inherited = read_inherited({"A": "b\udcff"})
     program = Program(kind="module", target="t", args=("\udcfe",))
     spec = ZygoteSpec(program=program, mark="m", inherited=inherited)
-    assert decode(encode(spec)) == spec
+    assert unpack(pack(spec), ZygoteSpec) == spec
     assert signal.SIGPIPE in inherited.ignored  # which every interpreter ignores
     assert fixed_by_parent()["Uid"]
-    for text in (b"", b"{}", b'["ZygoteSpec", {}]', encode(spec).replace(b'"module"', b'"shell"')):
+    for text in (b"", b"{}", b'["ZygoteSpec", {}]', pack(spec).replace(b'"module"', b'"shell"')):
         with pytest.raises(ValueError, match="not a message"):
-            decode(text)
+            unpack(text, ZygoteSpec)
 
 
 def test_what_is_learnt(tmp_path: Path) -> None:
