@@ -11,7 +11,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from typing import Generic, NoReturn, TypeVar
+from typing import ClassVar, Generic, NoReturn, TypeVar
 
 from meshrun.errors import InternalError
 from meshrun.host.processes import die_with_parent, signals_blocked
@@ -29,6 +29,9 @@ class Aside(Generic[T]):
             a pipe or a connection closes with us even if the call never ends.
     """
 
+    running: ClassVar[set[int]] = set()
+    """The processes of all calls that have not been taken or closed."""
+
     def __init__(self, call: Callable[[], T]) -> None:
         self._began_s = time.monotonic()
         self.killed_by: int | None = None
@@ -45,6 +48,7 @@ class Aside(Generic[T]):
             raise
         finally:
             os.close(write)
+        self.running.add(self.pid)
 
     @property
     def age_s(self) -> float:
@@ -86,6 +90,7 @@ class Aside(Generic[T]):
             while not pid and time.monotonic() < deadline:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 time.sleep(0 if pid else 0.001)
+        self.running.discard(self.pid)
         self.pid = 0
         if pid and os.WIFSIGNALED(status):
             self.killed_by = os.WTERMSIG(status)

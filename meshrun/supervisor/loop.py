@@ -15,6 +15,7 @@ from meshrun.console.console import Console
 from meshrun.console.output import Output
 from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
 from meshrun.errors import HostError, MeshrunError
+from meshrun.host.aside import Aside
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import (
@@ -409,7 +410,8 @@ class Loop:
     def _on_zygote_gone(self) -> None:
         self._gpu_wait.cancel()
         status, kept = self._processes.wait_for_zygote()
-        ended = end_children(grace_s=0.0, spare=self._earlier_children)  # its orphans are ours now
+        own = self._earlier_children | Aside.running
+        ended = end_children(grace_s=0.0, spare=own)  # the zygote's orphans are ours now
         left = LeftoversEnded(
             count=0,
             survivors=[*kept.survivors, *ended.survivors],

@@ -232,6 +232,29 @@ def test_a_third_signal_kills_all_at_once(fake_torch: object, tmp_path: Path) ->
     ]
 
 
+def test_the_end_of_the_zygote_ends_no_lookup_of_the_launcher(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """A lookup that was ended counted as an address of another machine, and others were opened."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import socket, time\n"
+        "def getaddrinfo(host, *args, known=socket.getaddrinfo, **kwargs):\n"
+        "    time.sleep(600 if host == 'slow.example' else 0)\n"
+        "    return known(host, *args, **kwargs)\n"
+        "socket.getaddrinfo = getaddrinfo\n"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    words = ("--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "slow.example:29500")
+    with start_meshrun(*words, PREEMPTED, env=env, folder=tmp_path) as running:
+        wait_until(lambda: "has not answered yet" in running.stderr, lambda: running.stderr)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert running.stderr.splitlines()[-2:] == [
+        "meshrun: SIGTERM: no rank was started",
+        "meshrun: stopped by SIGTERM",
+    ]
+
+
 def test_a_blocked_signal_is_caught() -> None:
     """SIGINT is blocked in every process that a Ray worker starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
