@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
+from meshrun.protocol.printable import one_line
 
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 """Requests a rank's stacks. Nothing else uses this real-time signal, and Python can catch it."""
 
 _THREAD = re.compile(r"(?:(Current) t|T)hread 0x([0-9a-fA-F]+)(?: \[[^\]]*\])?.*:")
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
-_TRACEBACK_FRAME = re.compile(r'^ +(?:\| +)?File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
+_TRACEBACK_FRAME = re.compile(r'^ +(?:\| +)?File "(.*|[^"]*)", line (\d+), in (.*)$', re.MULTILINE)
+"""A path may contain quotes, or else line breaks."""
 _PARTS_OF_GROUP = re.compile(r"^ +\+-\+-", re.MULTILINE)
 """Begins the tracebacks of an ``ExceptionGroup``'s members, which follow its own."""
 _FATAL = re.compile(r"Fatal Python error: (.*)")
@@ -42,7 +44,7 @@ class Frame:
 
     def place(self, folder: str) -> str:
         """Return ``train.py:41``, relative to ``folder`` if it is below that."""
-        return f"{short_path(self.file, folder)}:{self.line}"
+        return f"{one_line(short_path(self.file, folder))}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,8 @@ def test_the_place_of_an_exception_is_in_the_users_file() -> None:
         "RuntimeError: gone\n"
     )
     assert user_place(text, "/home/me") == "all_reduce at train.py:41"
+    assert user_place(text.replace("train", "a\nb"), "/home/me") == r"all_reduce at a\nb.py:41"
+    assert user_place(text.replace("train", 'a"b'), "/home/me") == 'all_reduce at a"b.py:41'
     assert user_place(text.replace("/home/me/", f"{TORCH}/"), "/home/me") == ""
     assert user_place("", "/") == ""
 
