@@ -65,7 +65,8 @@ _meshrun_dims() {  # of the mesh on this line, each followed by $1
   done
   local IFS=, dim
   for dim in ${names:-$spec}; do
-    [[ ${dim%%=*} == [a-zA-Z_]* ]] && echo "${dim%%=*}$1"
+    # compgen -W would run a command in a word, even one in MESHRUN_MESH.
+    [[ ${dim%%=*} =~ ^[a-zA-Z_][a-zA-Z0-9_]*$ ]] && echo "${dim%%=*}$1"
   done
 }
 

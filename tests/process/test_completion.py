@@ -80,6 +80,31 @@ def test_what_is_typed_is_completed(
     assert len(lines) == (1 if shell == "fish" else 2)
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_command_in_a_mesh_is_not_run(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither one that is typed, perhaps pasted, nor one in the variable."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    (home := tmp_path / "home").mkdir()
+    (work := tmp_path / "work").mkdir()
+    (home / ".local" / "share" / "fish" / "generated_completions").mkdir(parents=True)
+    (tmp_path / "completion").write_text(render_completion(shell, Options))
+    monkeypatch.delenv("ZDOTDIR", raising=False)
+    monkeypatch.setenv("MESHRUN_MESH", "a$(touch${IFS}c)=2,b`touch${IFS}d`=2,dp=2")
+    monkeypatch.chdir(work)
+    with open_shell(shell, home) as terminal:
+        terminal.type(f". {tmp_path}/completion; echo load''ed\n")
+        terminal.wait_for("loaded")
+        terminal.type("meshrun --show d\t")
+        terminal.wait_for("--show dp=")
+        terminal.type(CLEAR + "meshrun --mesh 'a$(touch${IFS}e)=2,b`touch${IFS}f`=2,tp=2' --show t\t")
+        terminal.wait_for("--show tp=")
+
+    assert os.listdir(work) == []
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_a_script_knows_every_option(shell: str) -> None:
     """It completes without starting Python."""
