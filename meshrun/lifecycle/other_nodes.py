@@ -14,7 +14,6 @@ from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report, Trans
 from meshrun.lifecycle.local import (
     end_zygote,
     finish,
-    ignore,
     leave,
     mark_stopped,
     report_cleared,
@@ -35,8 +34,6 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFinished,
-    TimesReported,
-    TimesRequested,
 )
 from meshrun.protocol.generation import Cause, RankState
 
@@ -145,8 +142,6 @@ def _launch_over(state: State, event: LaunchOver) -> Transition:
 
 
 HANDLERS: dict[type[Any], Callable[[State, Any], Transition]] = {
-    TimesRequested: ignore,
-    TimesReported: ignore,
     Met: _met,
     MeetingFailed: _meeting_failed,
     NodeLost: _node_lost,

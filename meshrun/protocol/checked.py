@@ -27,6 +27,7 @@ ExitCode = Annotated[int, Within(0, 255)]
 Signum = Annotated[int, Within(0, 64)]
 """A signal, or 0 for none."""
 Rank = Annotated[int, Within(0, _MOST)]
+Generation = Annotated[int, Within(0, _MOST)]
 Seconds = Annotated[float, Within(0, 10**12)]
 WaitStatus = Annotated[int, _wait_status]
 """As ``os.waitpid`` gives it."""

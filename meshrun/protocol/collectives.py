@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from meshrun.protocol.checked import Line, Rank, Time
+from meshrun.protocol.checked import Generation, Line, Rank, Time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,15 @@ class RankWaits:
     place: str
     """A text that changes whenever a collective begins or ends, or the main thread calls or
     returns; "" if no collective is under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskTimes:
+    """The coordinator to other nodes: report when ranks began their last collectives."""
+
+    generation: Generation
+    late: list[Rank] = field(default_factory=list)
+    """Ranks of any node that were late at the previous request: report what delays them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import MeshrunError
-from meshrun.protocol.collectives import RankTimes
+from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.from_zygote import FromZygote, RankEvent
 from meshrun.protocol.generation import Cause, Ending, NodeOutcome
 
@@ -125,15 +125,6 @@ class GenerationAborted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimesRequested:
-    """The coordinator requests the times at which ranks of this node began their collectives."""
-
-    generation: int
-    late: list[int]
-    """Ranks of any node that were late at the previous request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimesReported:
     """Another node's answer to the coordinator, by the coordinator's monotonic clock."""
 
@@ -183,10 +174,8 @@ class TimePassed:
     at_ns: int
 
 
-FromNodes = (
+NodesEvent = (
     Met
-    | TimesRequested
-    | TimesReported
     | MeetingFailed
     | NodeLost
     | GenerationAborted
@@ -195,11 +184,12 @@ FromNodes = (
     | NextBegins
     | LaunchOver
 )
+FromNodes = NodesEvent | AskTimes | TimesReported
 Event = (
     LaunchBegan
     | FromZygote
     | RankEvent
-    | FromNodes
+    | NodesEvent
     | ZygoteGone
     | SignalArrived
     | Hung

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import MAX_RANKS, Layout
-from meshrun.protocol.checked import Line, Rank, Signum, Time
-from meshrun.protocol.collectives import RankTimes
+from meshrun.protocol.checked import Generation, Line, Rank, Signum, Time
+from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.events import Met
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause, Ending, NodeOutcome, Trouble
@@ -40,7 +40,6 @@ def _layout(values: dict[str, Any]) -> dict[str, Any]:
 
 _LONGEST_DRAWN = 64
 """The most characters of a run id that a coordinator may have generated."""
-Generation = Annotated[int, Within(0, 2**31)]
 NodeRank = Annotated[int, Within(0, MAX_RANKS - 1)]
 Count = Annotated[int, Within(0, MAX_RANKS)]
 Port = Annotated[int, Within(1, 65_535)]
@@ -265,15 +264,6 @@ class Where:
     """To participants: print where the ranks are."""
 
     why: Line = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskTimes:
-    """To participants: report when ranks began their last collectives."""
-
-    generation: Generation
-    late: list[Rank] = field(default_factory=list)
-    """Ranks of any node that were late at the previous request: report what delays them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

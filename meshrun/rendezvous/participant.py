@@ -12,7 +12,8 @@ from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import interface_of, is_loopback, sockaddr_of
 from meshrun.host.lookup import Lookup
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
-from meshrun.protocol.events import NodeLost, TimesRequested
+from meshrun.protocol.collectives import AskTimes
+from meshrun.protocol.events import NodeLost
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
@@ -21,7 +22,6 @@ from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
     AllFinished,
-    AskTimes,
     Begin,
     Cleared,
     End,
@@ -311,7 +311,7 @@ class Participant:
             case End() | AllFinished():
                 events.append(event_of(message))
             case AskTimes():
-                events.append(TimesRequested(generation=message.generation, late=message.late))
+                events.append(message)
             case Begin():
                 self._take_part()
                 events.append(event_of(replace(message, cause=self._by_own_clock(message.cause))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
+from meshrun.protocol.collectives import AskTimes
 from meshrun.protocol.events import (
     AllCleared,
     FromNodes,
@@ -19,7 +20,6 @@ from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
     AllFinished,
-    AskTimes,
     Begin,
     Cleared,
     End,

@@ -51,7 +51,7 @@ from meshrun.protocol.codec import (
     SuspendRanks,
     WireError,
 )
-from meshrun.protocol.collectives import FromRecorder
+from meshrun.protocol.collectives import AskTimes, FromRecorder
 from meshrun.protocol.events import (
     AllCleared,
     Event,
@@ -63,7 +63,6 @@ from meshrun.protocol.events import (
     SignalArrived,
     TimePassed,
     TimesReported,
-    TimesRequested,
     ZygoteGone,
 )
 from meshrun.protocol.from_zygote import (
@@ -347,7 +346,7 @@ class Loop:
             self._on_node_event(event)
 
     def _on_node_event(self, event: FromNodes) -> None:
-        if isinstance(event, TimesRequested | TimesReported):
+        if isinstance(event, AskTimes | TimesReported):
             if self._monitor.stragglers is not None:
                 self._monitor.stragglers.receive_from_node(event)
         elif isinstance(event, GenerationAborted) and event.is_hung and not self.state.stopping:

@@ -16,9 +16,9 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import group_label, rank_name
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.collectives import RankTimes
-from meshrun.protocol.events import RankLate, TimesReported, TimesRequested
-from meshrun.rendezvous.messages import AskTimes, Times
+from meshrun.protocol.collectives import AskTimes, RankTimes
+from meshrun.protocol.events import RankLate, TimesReported
+from meshrun.rendezvous.messages import Times
 from meshrun.supervisor.lateness import Late, find_late
 
 _SHARE = 0.1
@@ -103,9 +103,9 @@ class Stragglers:
             self._deadline.cancel()
             self._end_round()
 
-    def receive_from_node(self, message: TimesRequested | TimesReported) -> None:
+    def receive_from_node(self, message: AskTimes | TimesReported) -> None:
         """Answer the coordinator; or, as the coordinator, take another node's answer."""
-        if isinstance(message, TimesRequested):
+        if isinstance(message, AskTimes):
             if message.generation == self._state.generation and not self._is_coordinator:
                 self._watch(message.late)
                 self._ask_and_wait(self._state.alive, _ANSWER_TAKES_S)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from meshrun.host.sockets import listen_on
-from meshrun.protocol.collectives import GroupCalls, RankTimes
+from meshrun.protocol.collectives import AskTimes, GroupCalls, RankTimes
 from meshrun.protocol.events import (
     AllCleared,
     MeetingFailed,
@@ -22,13 +22,12 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     TimesReported,
-    TimesRequested,
 )
 from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
-from meshrun.rendezvous.messages import AskTimes, Begin, Cleared, Failed, Times, Welcome
+from meshrun.rendezvous.messages import Begin, Cleared, Failed, Times, Welcome
 from meshrun.rendezvous.participant import Participant
 from tests.parties import SECRET, WHY, Parties, Party, S, info
 
@@ -280,8 +279,8 @@ def test_times_of_calls_are_converted_to_the_local_clock(parties: Parties, ahead
     """Calls of unknown groups are dropped; an unknown rank ends the connection."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
     coordinator.send(AskTimes(generation=0, late=[1]))
-    parties.until(lambda: participant.received(TimesRequested))
-    assert participant.received(TimesRequested)[0].late == [1]
+    parties.until(lambda: participant.received(AskTimes))
+    assert participant.received(AskTimes)[0].late == [1]
     at_ns, true_ns = participant.now_ns(), coordinator.now_ns()
     group = GroupCalls(name="0", description="mesh_dp", ranks=[0, 1], calls=[])
     answer = RankTimes(rank=1, at_ns=0, groups=[group], calls=[[0, 7, at_ns], [3, 8, at_ns], [0]])
