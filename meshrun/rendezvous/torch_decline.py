@@ -1,6 +1,6 @@
 """Notifies nodes that wait in torch's rendezvous that this one failed, through torch's store.
 
-    start.py decline < a Negotiate and a GaveUp, one per line
+    start.py decline LAUNCHER_PID < a Negotiate and a GaveUp, one per line
 
 This needs torch, which the launcher does not import, so it runs in a separate process. The text
 that it writes changes constantly: one that does not is left over from an earlier launch.
@@ -44,7 +44,7 @@ class DeclineProcess:
     def __init__(self, order: Negotiate, notice: GaveUp, reactor: Reactor) -> None:
         self._reactor = reactor
         self._process = subprocess.Popen(
-            own_command("decline"),
+            own_command("decline", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -76,9 +76,9 @@ class DeclineProcess:
 
 def main(_known_at_start: object = None) -> None:
     """Write the notice until all other nodes have received it, or the launcher kills us."""
+    die_with_parent(int(sys.argv[1]))
     from meshrun.rendezvous.torch_handler import make_handler
 
-    die_with_parent(os.getppid())
     set_title("decline")
     order = cast("Negotiate", codec.decode(sys.stdin.buffer.readline().strip()))
     text = sys.stdin.buffer.readline().strip().decode()

@@ -34,7 +34,13 @@ from meshrun.worker.program import Source, format_raised, read_program
 from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.sys_path import first_path, holds, on_path, put_first
 from meshrun.worker.torch_version import refuse_old_torch, refuse_other_torch
-from meshrun.zygote.control import ignore_signals, leave_signals_to_launcher, receive, send
+from meshrun.zygote.control import (
+    ignore_signals,
+    is_hung_up,
+    leave_signals_to_launcher,
+    receive,
+    send,
+)
 from meshrun.zygote.count_devices import check_devices
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
 from meshrun.zygote.guard import Guard
@@ -72,7 +78,8 @@ def run_zygote(
     dispositions = leave_signals_to_launcher()
     become_subreaper()
     order, _ = receive(control)
-    if not isinstance(order, Prepare):
+    # If the launcher was killed before die_with_parent(), only the socket shows it.
+    if not isinstance(order, Prepare) or is_hung_up(control):
         os._exit(0)
     ignore_signals(order.ignored, dispositions)
     guard = Guard(order.scratch_dir, control)

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from meshrun.start import own_command
 from tests.kit import (
     PROGRAMS,
     Running,
@@ -101,6 +102,34 @@ def test_no_process_outlives_a_kill(
         code = running.wait()
 
     assert code == {"launcher": 137, "zygote": 137, "store": 71, "rank": 137}[victim]
+
+
+def test_a_zygote_that_starts_as_the_launcher_is_killed_imports_no_torch(
+    fake_torch: Path, tmp_path: Path
+) -> None:
+    """The kernel does not report the end of a parent that ended before it was asked to."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if 'zygote' in sys.orig_argv: os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    with start_meshrun(*FOUR, PROGRAMS / "wait.py", env=env, folder=tmp_path) as running:
+        zygote = psutil.Process(running.zygote())
+        wait_for_states([zygote], stopped=True)
+        running.signal(signal.SIGKILL)
+        assert running.wait() == 137
+        zygote.resume()
+        wait_until(lambda: not zygote.is_running(), zygote.status)
+
+    assert not fake_torch.exists()
+
+
+def test_a_process_that_declines_ends_if_its_launcher_was_killed_before_it_could_know() -> None:
+    """It would otherwise tell other nodes forever."""
+    words = own_command("decline", "0")  # the id of no parent
+    ended = subprocess.run(words, stdin=subprocess.DEVNULL, check=False)
+
+    assert ended.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("method", ["fork", "exec"])
