@@ -99,7 +99,8 @@ def test_a_command_in_a_mesh_is_not_run(
         terminal.wait_for("loaded")
         terminal.type("meshrun --show d\t")
         terminal.wait_for("--show dp=")
-        terminal.type(CLEAR + "meshrun --mesh 'a$(touch${IFS}e)=2,b`touch${IFS}f`=2,tp=2' --show t\t")
+        mesh = "'a$(touch${IFS}e)=2,b`touch${IFS}f`=2,tp=2'"
+        terminal.type(f"{CLEAR}meshrun --mesh {mesh} --show t\t")
         terminal.wait_for("--show tp=")
 
     assert os.listdir(work) == []
