@@ -174,11 +174,17 @@ def _check_command(name: str) -> None:
 
     if shutil.which(name) is not None:
         return
-    found = os.path.exists(name)
+    is_file = os.path.isfile(name)
+    if is_file and os.sep in name:
+        raise ProgramError(
+            f"`{name}` is not executable",
+            exit_code=126,  # as in a shell, and 127 below
+            hint=f"run `chmod +x {name}`, or remove --no-python",
+        )
     raise ProgramError(
-        f"`{name}` is not executable" if found else f"no command named `{name}`",
-        exit_code=126 if found else 127,  # as in a shell
-        hint=f"run `chmod +x {name}`, or remove --no-python" if found else None,
+        f"no command named `{name}`",
+        exit_code=127,
+        hint=f"for the file in this folder, write ./{name}" if is_file else None,
     )
 
 

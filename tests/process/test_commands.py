@@ -49,10 +49,17 @@ def test_a_command_that_fails_is_restarted(tmp_path: Path, fake_torch: object) -
     [
         ("no_such_command", 127, "no command named `no_such_command`"),
         (str(PROGRAMS / "echo.py"), 126, "is not executable"),
+        ("echo.sh", 127, "write ./echo.sh"),
+        ("./folder", 127, "no command named `./folder`"),
     ],
 )
-def test_a_command_that_cannot_be_run(name: str, code: int, message: str) -> None:
-    """Exit codes 126 and 127, as in a shell."""
+def test_a_command_that_cannot_be_run(
+    name: str, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit codes 126 and 127, as in a shell, which looks for commands only on PATH."""
+    executable(tmp_path, "#!/bin/sh\n").rename(tmp_path / "echo.sh")
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
     ours = run_meshrun("--no-python", name)
 
     assert ours.returncode == code
