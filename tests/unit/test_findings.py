@@ -7,24 +7,13 @@ import os
 
 import pytest
 
-from meshrun.cli.options import Options
-from meshrun.cli.read import build_request
 from meshrun.errors import UsageError
-from meshrun.host.machine import HostFacts
 from meshrun.layout import Layout
 from meshrun.layout.selection import find_rank
-from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.rank_program import Program
 from meshrun.report.findings import describe_spare_workers, find_problems
 from meshrun.report.one_rank import environment_of, render_rank_json
 from meshrun.report.plan_json import render_plan_json
-
-
-def plan(**values: object) -> LaunchPlan:
-    program = Program(kind="script", target="train.py")
-    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
-    asked = Options(values, dict.fromkeys(values, "command line"), {})
-    return build_plan(build_request(asked, program), facts, check_host=False)
+from tests.plans import plan_of
 
 
 @pytest.mark.parametrize(
@@ -70,7 +59,7 @@ def test_each_finding_has_a_remedy(mesh: str, nnodes: int, found: list[tuple[str
 )  # fmt: skip
 def test_json_has_what_the_plan_says_of_each_rank(values: dict[str, object]) -> None:
     """Although only one rank for each local rank is encoded."""
-    asked = plan(**values)
+    asked = plan_of(**values)
     text = render_plan_json(asked)
 
     assert json.loads(text)["ranks"] == [
@@ -113,7 +102,7 @@ def test_a_dry_run_says_what_each_dim_stays_within(capsys: pytest.CaptureFixture
     from meshrun.report.dry_run import print_dry_run
     from meshrun.report.one_rank import print_rank
 
-    placed = plan(mesh="pp=2,dp=2,cp=2,tp=2", nnodes="5", nproc_per_node="4,4,4,2,2",
+    placed = plan_of(mesh="pp=2,dp=2,cp=2,tp=2", nnodes="5", nproc_per_node="4,4,4,2,2",
                   domain_size="2", intra_domain=["cp"], place="auto")  # fmt: skip
     print_dry_run(placed)
     print_rank(placed, 11)
@@ -136,20 +125,20 @@ def test_a_dry_run_says_what_each_dim_stays_within(capsys: pytest.CaptureFixture
 
 def test_spares_are_named() -> None:
     """With the nodes that have some, or the first of many."""
-    uneven = plan(mesh="dp=-1,tp=3", nproc_per_node="8,4", intra_node=["tp"])
-    many = plan(mesh="dp=-1,tp=3", nproc_per_node="4", nnodes="5", intra_node=["tp"])
+    uneven = plan_of(mesh="dp=-1,tp=3", nproc_per_node="8,4", intra_node=["tp"])
+    many = plan_of(mesh="dp=-1,tp=3", nproc_per_node="4", nnodes="5", intra_node=["tp"])
 
     assert describe_spare_workers(uneven) == "3 of 12 workers are spare: node 0 has 2, node 1 has 1"
     assert describe_spare_workers(many) == (
         "5 of 20 workers are spare: node 0 has 1, node 1 has 1, node 2 has 1"
         ", and 2 more nodes have some"
     )
-    assert plan(mesh="dp=2").spare_workers == ()
+    assert plan_of(mesh="dp=2").spare_workers == ()
 
 
 def test_a_rank_is_named_by_number_or_coordinate() -> None:
     """A name of no rank, or of several, is an error."""
-    two = plan(mesh="dp=2,tp=4", nnodes="2")
+    two = plan_of(mesh="dp=2,tp=4", nnodes="2")
 
     assert find_rank(two.layout, "5") == find_rank(two.layout, "dp=1,tp=1") == 5
     for wrong in ("8", "dp=1", "tp=0-3"):
@@ -160,7 +149,7 @@ def test_a_rank_is_named_by_number_or_coordinate() -> None:
 def test_one_rank_is_shown_as_a_launch_would_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only variables that meshrun sets are shown, and no secrets of the environment."""
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
-    placed = plan(mesh="tp=4,dp=2", nnodes="2", intra_node=["tp"], place="auto")
+    placed = plan_of(mesh="tp=4,dp=2", nnodes="2", intra_node=["tp"], place="auto")
     environment = environment_of(placed, placed.rank(5))
     found = json.loads(render_rank_json(placed, 5))
 

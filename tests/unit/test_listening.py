@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.cli.options import Options
-from meshrun.cli.read import build_request
-from meshrun.host.machine import HostFacts
-from meshrun.plan.plan import LaunchPlan, build_plan
+from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import LaunchFacts
-from meshrun.plan.rank_program import Program
 from meshrun.supervisor.listening import describe_listening
+from tests.plans import plan_of
 
 
 def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:
-    values = {"nnodes": nnodes, "nproc_per_node": "2", **more}
-    if device is not None:
-        values |= {"mesh": "dp=-1", "device": device}
-    program = Program(kind="script", target="train.py")
-    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
-    return build_plan(build_request(Options(values, {}, {}), program), facts, check_host=False)
+    mesh = {} if device is None else {"mesh": "dp=-1", "device": device}
+    return plan_of(nnodes=nnodes, nproc_per_node="2", **mesh, **more)
 
 
 @pytest.mark.parametrize(

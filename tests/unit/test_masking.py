@@ -6,19 +6,17 @@ import io
 import json
 import os
 from contextlib import redirect_stdout
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.cli.options import Options
-from meshrun.cli.read import build_request
-from meshrun.host.machine import HostFacts
 from meshrun.plan.masking import MASK, Mask, is_secret
-from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.rank_program import Program
+from meshrun.plan.plan import LaunchPlan
 from meshrun.report.plan_output import print_plan
+from tests.plans import TRAIN, plan_of
 
 SECRET_NAMES = (
     *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "APIKEY", "MY_KEYS"),
@@ -29,13 +27,6 @@ PLAIN_NAMES = (
     *("--tokenizer", "RANK", "", "MAX_KEYSTROKES"),
 )
 secrets = st.text("QZJ7%=,;'\" $\\\u00e9\n", min_size=6, max_size=30)
-
-
-def plan(args: tuple[str, ...], values: dict[str, str]) -> LaunchPlan:
-    program = Program(kind="script", target="train.py", args=args)
-    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
-    asked = Options(values, dict.fromkeys(values, "command line"), {})
-    return build_plan(build_request(asked, program), facts, check_host=False)
 
 
 def printed(shown: LaunchPlan, output_format: str, rank: str | None) -> str:
@@ -64,7 +55,7 @@ def test_a_plan_shows_no_secret_of_the_environment(
 ) -> None:
     """In any format, wherever the secret stands on the command line."""
     values = {"mesh": "dp=2", "rdzv_conf": f"a=b{secret}".partition(",")[0], "role": secret}
-    shown = plan((secret, f"--x={secret}", "--y", f"a{secret}b"), values)
+    shown = plan_of(replace(TRAIN, args=(secret, f"--x={secret}", "--y", f"a{secret}b")), **values)
     if output_format == "svg" and rank is not None:
         return
     with mock.patch.dict(os.environ, {name: secret}):

@@ -1,0 +1,160 @@
+"""Notes about a launch: slow imports, signals, changes of nodes, and processes that remain."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from meshrun.console.console import Console
+from meshrun.host.reactor import Reactor
+from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
+from meshrun.lifecycle.state import NodesState, State
+from meshrun.plan.plan import complete_plan
+from meshrun.protocol.events import LaunchBegan, Met, SignalArrived, TimePassed
+from meshrun.protocol.from_zygote import LeftoversEnded
+from meshrun.protocol.generation import Cause, RankState
+from meshrun.protocol.rank_end import RankExited
+from meshrun.protocol.result import Resize
+from meshrun.report import progress
+from meshrun.report.progress import StartProgress
+from tests.plans import plan_of
+
+NOT_YET = {0: RankState()}
+READY = {0: RankState(pid=7, joined=True, ready_ns=1)}
+EXITED = RankExited(rank=1, pid=8, wait_status=0, at_ns=1)
+_HELD = """
+import subprocess
+from meshrun.host import processes
+
+child = subprocess.Popen(["sleep", "600"])
+processes._KILL_TAKES_S = 0.05
+processes.send_signal = lambda pid, signum: None  # as if the kernel held it
+ended = processes.end_children(grace_s=0.0)
+child.kill()
+child.wait()
+print(ended.killed, ended.count, ended.survivors == (child.pid,))
+"""
+
+
+def test_imports_that_take_long_are_noted(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only while they do; with the modules that are preloaded."""
+    monkeypatch.setattr(progress, "_IMPORT_TAKES_S", 0.0)
+    for phase in (Phase.IMPORTING, Phase.RUNNING):
+        watch = StartProgress(plan_of(preload=["slow"]), Console())
+        with Reactor() as reactor:
+            watch.begin(reactor, State(shutdown_timeout_s=1.0, ranks={}, phase=phase))
+            reactor.turn(most_s=0)
+
+    assert capfd.readouterr().err == (
+        "meshrun: importing torch and slow has taken 0 s; Ctrl-\\ shows where it is\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "note"),
+    [
+        ([RankState()], "no rank was started"),
+        ([RankState(pid=8, exited=EXITED)], "all ranks have exited"),
+        ([RankState(pid=7), RankState(pid=8)], "stopping 2 ranks, up to 1 s"),
+        ([RankState(pid=7), RankState()], "stopping 2 ranks, up to 1 s"),
+        ([RankState(pid=7), RankState(pid=8, exited=EXITED)], "stopping 1 rank, up to 1 s"),
+    ],
+    ids=["before the first", "after the last", "all", "one not reported yet", "one exited"],
+)
+def test_how_many_ranks_a_signal_stops(
+    capfd: pytest.CaptureFixture[str], ranks: list[RankState], note: str
+) -> None:
+    """Ranks are forked together, and reported one after the other."""
+    state = State(shutdown_timeout_s=1.0, ranks=dict(enumerate(ranks)), stop=Stop.ASKED)
+    StartProgress(plan_of(), Console()).see(SignalArrived(signum=15, at_ns=1), state)
+
+    assert capfd.readouterr().err.splitlines() == [f"meshrun: SIGTERM: {note}"]
+
+
+def change(generation: int, lost: str, shapes: str) -> Cause:
+    """Return the loss of a node, and the resize that followed."""
+    resize = Resize(
+        generation=generation, left=(lost,), joined=(), shapes=shapes, mesh="", hosts=("node0",)
+    )
+    return Cause(
+        rank=None, description=f"{lost} was lost", raised=None, ran_s=None,
+        at_ns=time.monotonic_ns(), is_failure=False, resize=resize,
+    )  # fmt: skip
+
+
+def met(*causes: Cause) -> Met:
+    """Return the event that all nodes have joined."""
+    return Met(
+        node_rank=0, hosts=("node0",), nproc_per_node=(1,), run_id="j", store_address="node0",
+        store_port=1, own_address="node0", at_ns=1, causes=tuple({} for _ in causes),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_every_change_is_reported_once(has_run: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Once its ranks run, or once the next change follows, if that is earlier."""
+    watch = StartProgress(plan_of(), Console())
+    first, second = change(1, "node1", "dp 3 -> 2"), change(2, "node2", "dp 2 -> 1")
+    state = State(shutdown_timeout_s=1.0, ranks=READY, nodes=NodesState(phase=NodesPhase.RUNNING))
+    watch.see(met(), state)
+    state = replace(state, ranks=NOT_YET, causes=(first,))
+    watch.see(met(first), state)
+    if has_run:
+        watch.see(TimePassed(at_ns=1), replace(state, ranks=READY))
+    state = replace(state, ranks=NOT_YET, causes=(first, second))
+    watch.see(met(first, second), state)
+    watch.see(TimePassed(at_ns=1), replace(state, ranks=READY))
+    lines = capfd.readouterr().err.splitlines()
+
+    how = "runs" if has_run else "started"
+    assert lines[0].startswith(f"meshrun: generation 1 {how} without node1: dp 3 -> 2")
+    assert lines[1].startswith("meshrun: generation 2 runs without node2: dp 2 -> 1; it took ")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_spare_workers_are_reported_once_nodes_have_met(
+    node_rank: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By node 0 alone, and again if their number changes."""
+    plan = plan_of(
+        nnodes="2", nproc_per_node="3", mesh="dp=-1,tp=2", device="cpu", rdzv_endpoint="node0:1"
+    )
+    watch = StartProgress(plan, Console())
+    state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, nodes=NodesState())
+    watch.see(LaunchBegan(at_ns=1), state)
+    for workers in ((2, 3), (2, 3), (2, 2), (3, 4)):
+        settled = complete_plan(plan, node_rank=node_rank, nproc_per_node=workers)
+        watch.replan(settled)
+        watch.see(met(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]
+
+    of_five, of_seven = (f"meshrun: 1 of {n} workers is spare: node 1 has 1" for n in (5, 7))
+    assert lines == ([] if node_rank else [of_five, of_seven])
+
+
+def test_what_survives_sigkill_is_returned() -> None:
+    """After a limited wait."""
+    ran = subprocess.run([sys.executable, "-c", _HELD], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == "0 1 True\n"
+
+
+def test_survivors_are_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Even if a second event names one again."""
+    state = State(shutdown_timeout_s=1.0, ranks={0: RankState()})
+    watch = StartProgress(plan_of(), Console())
+    watch.see(LeftoversEnded(count=2, survivors=[7, 5]), state)
+    watch.see(LeftoversEnded(count=0, survivors=[5, 9]), state)
+    lines = capfd.readouterr().err.splitlines()
+
+    assert lines[0] == "meshrun: killed 2 processes that the ranks left behind"
+    assert lines[1].startswith("meshrun: processes 5, 7 survived SIGKILL: ")
+    assert lines[2].startswith("meshrun: process 9 survived SIGKILL")
+    assert len(lines) == 3
