@@ -7,13 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from meshrun.errors import HostError
 from meshrun.host.stderr import note
-
-if TYPE_CHECKING:
-    from meshrun.protocol.result import LaunchResult
+from meshrun.protocol.result import LaunchResult
+from meshrun.report.result_json import write_report
 
 
 def leave_report(result: LaunchResult, path: str) -> None:
@@ -23,8 +22,6 @@ def leave_report(result: LaunchResult, path: str) -> None:
         HostError: If the launch succeeded and the report cannot be written.
         OSError: If the launch succeeded and the report was to go to stdout, which failed.
     """
-    from meshrun.report.result_json import write_report
-
     try:
         write_report(result, path)
     except (HostError, OSError) as error:

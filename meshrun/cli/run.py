@@ -28,6 +28,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult
 from meshrun.protocol.step_end import report_end
+from meshrun.report.timings import render_timings
 from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
@@ -238,8 +239,6 @@ def _launch_here(
         caller=invocation.caller,
     )
     if options.timings and not quiet:
-        from meshrun.report.timings import render_timings
-
         say(render_timings(result.timings))
     # Nodes that share a file system share the report, and the first node knows the most.
     if options.report is not None and (

@@ -1,6 +1,8 @@
 """How launches end: exit code, last lines, and no process left behind."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,9 @@ import pytest
 
 from meshrun.start import own_command
 from tests.kit import (
+    FAKES,
     PROGRAMS,
+    ROOT,
     Running,
     command,
     run_meshrun,
@@ -360,6 +364,25 @@ def test_a_report_that_cannot_be_written_hides_no_failure(
     assert ours.returncode == code
     assert last in lines[-1], ours.stderr
     assert any("--report: folder " in line for line in lines)
+
+
+def test_a_launch_ends_as_usual_though_meshrun_was_removed(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Such as by an upgrade of a shared environment: what the end needs is already imported."""
+    copy, report = tmp_path / "lib" / "meshrun", tmp_path / "report.json"
+    shutil.copytree(ROOT / "meshrun", copy)
+    program = tmp_path / "program.py"
+    program.write_text(f"import shutil\nshutil.rmtree({str(copy)!r})\n")
+    ours = run_meshrun(
+        "--report", report, "--timings", program,
+        env={"PYTHONPATH": f"{FAKES}:{copy.parent}"}, cwd=tmp_path,
+    )  # fmt: skip
+
+    assert ours.returncode == 0, ours.stderr
+    assert not copy.exists()
+    assert json.loads(report.read_text())["exit_code"] == 0
+    assert "mesh ready, program starts" in ours.stderr
 
 
 def test_a_rank_that_raised_and_cannot_end_exits_with_one(
