@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from typing import Any
 
 from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, SignalRanks, WakeAt
 from meshrun.lifecycle.advance import advance
@@ -65,6 +66,21 @@ CLEAR = EndGeneration(grace_s=LEFTOVER_GRACE_S)
 BY_FORCE = EndZygote(by_force=True)
 
 
+def launch(ranks: int = 3, **changes: Any) -> State:
+    """Return the state of a launch of some ranks, none of which was started."""
+    known = {rank: RankState() for rank in range(ranks)}
+    return State(shutdown_timeout_s=30.0, ranks=known, **changes)
+
+
+def follow(state: State, *events: Event) -> tuple[State, list[Action]]:
+    """Return the state after some events, and the actions taken, except for wake-up times."""
+    taken: list[Action] = []
+    for event in events:
+        state, actions = advance(state, event)
+        taken.extend(action for action in actions if not isinstance(action, WakeAt))
+    return state, taken
+
+
 def play(
     events: Iterable[Event],
     max_restarts: int = 0,
@@ -73,14 +89,4 @@ def play(
     nodes: NodesState | None = None,
 ) -> tuple[State, list[Action]]:
     """Return the final state of a launch, and the actions taken, except for wake-up times."""
-    state = State(
-        shutdown_timeout_s=30.0,
-        ranks={rank: RankState() for rank in range(ranks)},
-        max_restarts=max_restarts,
-        nodes=nodes,
-    )
-    taken: list[Action] = []
-    for event in events:
-        state, actions = advance(state, event)
-        taken.extend(action for action in actions if not isinstance(action, WakeAt))
-    return state, taken
+    return follow(launch(ranks, max_restarts=max_restarts, nodes=nodes), *events)

@@ -6,13 +6,11 @@ import signal
 
 import pytest
 
-from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.blame import Verdict, describe_verdict, judge
-from meshrun.lifecycle.state import State
 from meshrun.protocol.events import Event
-from meshrun.protocol.from_zygote import RankFinished, RankStarted
-from meshrun.protocol.generation import RankState
+from meshrun.protocol.from_zygote import RankFinished
 from meshrun.protocol.rank_end import RankExited, RankRaised
+from tests.histories import STARTED, play
 
 MS = 1_000_000
 TERM = int(signal.SIGTERM)
@@ -48,10 +46,7 @@ def finished(rank: int, at_ms: int) -> RankFinished:
 
 def judged(*events: Event) -> list[Verdict]:
     """Return the verdicts on three ranks after these events."""
-    state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
-    for event in (*(RankStarted(rank=rank, pid=rank, at_ns=0) for rank in range(3)), *events):
-        state, _ = advance(state, event)
-    return judge(state)
+    return judge(play([*STARTED, *events])[0])
 
 
 LEFT = "exited with code 0 while other ranks still needed it"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.lifecycle.actions import Action, OpenGate, SignalRanks, StartAll, StartZygote, WakeAt
-from meshrun.lifecycle.advance import advance
+from meshrun.lifecycle.actions import (
+    Action,
+    EndZygote,
+    OpenGate,
+    SignalRanks,
+    StartAll,
+    StartZygote,
+)
 from meshrun.lifecycle.phases import NodesPhase, Phase
-from meshrun.lifecycle.state import NodesState, State
+from meshrun.lifecycle.state import NodesState
 from meshrun.protocol.events import Event, GenerationAborted, TimePassed
 from meshrun.protocol.from_zygote import ProgramBroken, StartFailed
 from tests.histories import (
@@ -27,7 +32,9 @@ from tests.histories import (
     READY,
     S,
     exited,
+    follow,
     kill,
+    launch,
     signalled,
     started,
     term,
@@ -247,18 +254,10 @@ def test_history(name: str) -> None:
 
 def test_a_plan_that_fails_after_the_nodes_met_is_reported() -> None:
     """The others are about to start ranks; the coordinator learns that this node is cleared."""
-    state = State(
-        shutdown_timeout_s=30.0,
-        ranks={},
-        nodes=NodesState(phase=NodesPhase.RUNNING),
-        phase=Phase.WAITING,
-    )
-    state, first = advance(state, NOT_MET)
-    state, then = advance(state, ENDED)
+    met = launch(0, nodes=NodesState(phase=NodesPhase.RUNNING), phase=Phase.WAITING)
+    _, taken = follow(met, NOT_MET, ENDED)
 
-    assert [each for each in (*first, *then) if not isinstance(each, WakeAt)] == [
-        FAILED, CLEAR, CLEARED,
-    ]  # fmt: skip
+    assert taken == [FAILED, CLEAR, CLEARED]
 
 
 OVER: dict[str, tuple[list[Event], bool]] = {
@@ -286,6 +285,23 @@ def test_when_a_launch_is_over(name: str) -> None:
     assert play(events)[0].over is is_over
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        [COORDINATOR_LOST, *PARTICIPANT_ENDED],
+        [*DIES, COORDINATOR_LOST, ENDED],
+        [*DIES, ENDED, COORDINATOR_LOST],
+    ],
+    ids=["running", "clearing up", "waiting"],
+)
+def test_the_coordinator_may_be_lost_at_any_moment(events: list[Event]) -> None:
+    """While ranks run, while leftover processes are being ended, and after that."""
+    state, taken = play([*PARTICIPANT, *events])
+
+    assert sum(isinstance(action, EndZygote) for action in taken) == 1
+    assert follow(state, GONE)[0].over
+
+
 ANYTHING = [
     *started(2, 3), exited(2, 0, 5), exited(3, 0, 5), exited(2, 9, 5), exited(3, 15, 6),
     *finished(2, 3), OTHERS_FAILED, OTHERS_FINISHED, ENDED, NEXT, COORDINATOR_LOST, over(7),
@@ -298,16 +314,8 @@ ANYTHING = [
 def test_no_participant_keeps_running_without_a_coordinator(events: list[Event]) -> None:
     """Whatever happened before, a launcher without coordinator and ranks ends."""
     state, _ = play([READY, met(1), *events, COORDINATOR_LOST], max_restarts=2)
-    state, _ = _step_through(state, [exited(rank, 15, 50) for rank in sorted(state.alive)])
-    state, _ = _step_through(state, [ENDED, TimePassed(at_ns=900 * S), TimePassed(at_ns=999 * S)])
+    state, _ = follow(state, *(exited(rank, 15, 50) for rank in sorted(state.alive)))
+    state, _ = follow(state, ENDED, TimePassed(at_ns=900 * S), TimePassed(at_ns=999 * S))
 
     assert state.phase is Phase.ENDING
-    assert _step_through(state, [GONE])[0].over
-
-
-def _step_through(state: State, events: Iterable[Event]) -> tuple[State, list[Action]]:
-    taken: list[Action] = []
-    for event in events:
-        state, actions = advance(state, event)
-        taken += actions
-    return state, taken
+    assert follow(state, GONE)[0].over

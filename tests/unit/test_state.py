@@ -19,7 +19,7 @@ from meshrun.lifecycle.actions import (
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.local import ZYGOTE_GRACE_S
 from meshrun.lifecycle.phases import NodesPhase
-from meshrun.lifecycle.state import NodesState, State
+from meshrun.lifecycle.state import NodesState
 from meshrun.protocol.events import Event, GenerationAborted
 from meshrun.protocol.from_zygote import (
     Checked,
@@ -28,7 +28,6 @@ from meshrun.protocol.from_zygote import (
     StartFailed,
     ZygoteUnsafe,
 )
-from meshrun.protocol.generation import RankState
 from tests.histories import (
     BY_FORCE,
     FINISH,
@@ -37,7 +36,9 @@ from tests.histories import (
     STARTED,
     S,
     exited,
+    follow,
     kill,
+    launch,
     passed,
     play,
     raised,
@@ -164,15 +165,9 @@ def test_history(name: str) -> None:
 
 def test_one_signal_to_every_node_counts_once() -> None:
     """A node that knows of another's keeps its grace period after its own; a second one counts."""
-    state = State(
-        shutdown_timeout_s=30.0,
-        ranks={rank: RankState() for rank in range(3)},
-        nodes=NodesState(phase=NodesPhase.RUNNING),
-    )
-    histories = [*STARTED, GenerationAborted(why="node1 was stopped", signum=15, at_ns=5 * S)]
-    for event in [*histories, signalled(15, 6)]:
-        state, _ = advance(state, event)
-    once = state
+    aborted = GenerationAborted(why="node1 was stopped", signum=15, at_ns=5 * S)
+    nodes = NodesState(phase=NodesPhase.RUNNING)
+    once, _ = play([*STARTED, aborted, signalled(15, 6)], nodes=nodes)
     twice, _ = advance(once, signalled(15, 7))
     other, _ = advance(replace(once, signals=()), signalled(signal.SIGINT, 7))
 
@@ -182,10 +177,7 @@ def test_one_signal_to_every_node_counts_once() -> None:
 @pytest.mark.parametrize(("signum", "until_s"), [(15, 35), (1, 35), (2, 8), (13, 8)])
 def test_a_first_signal_while_ranks_stop_leaves_them_their_time(signum: int, until_s: int) -> None:
     """Its sender does not know that they are stopping; somebody who presses Ctrl-C sees it."""
-    state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
-    failed = [*STARTED, exited(1, 1 << 8, 5), signalled(signum, 6)]
-    for event in failed:
-        state, _ = advance(state, event)
+    state, _ = play([*STARTED, exited(1, 1 << 8, 5), signalled(signum, 6)])
     again, _ = advance(state, signalled(signum, 7))
 
     assert state.deadline_ns == until_s * S
@@ -194,21 +186,16 @@ def test_a_first_signal_while_ranks_stop_leaves_them_their_time(signum: int, unt
 
 def test_a_sigterm_that_slurm_repeats_counts_once() -> None:
     """Ranks keep their grace period, and Ctrl-C still counts."""
-    state = State(
-        shutdown_timeout_s=30.0,
-        ranks={rank: RankState() for rank in range(3)},
-        sigterm_repeats=True,
-    )
-    for event in [*STARTED, *(signalled(15, at) for at in (5, 5.1, 5.2, 6))]:
-        state, _ = advance(state, event)
+    signals = [signalled(15, at) for at in (5, 5.1, 5.2, 6)]
+    state, _ = follow(launch(sigterm_repeats=True), *STARTED, *signals)
     interrupted, _ = advance(state, signalled(signal.SIGINT, 7))
 
     assert [each.deadline_ns for each in (state, interrupted)] == [35 * S, 9 * S]
     assert not state.killed
 
     state = replace(state, deadline_ns=35 * S, signals=(signal.SIGINT,))
-    for at in (8, 9):  # after Ctrl-C, only the first counts
-        state, _ = advance(state, signalled(signal.SIGTERM, at))
+    # After Ctrl-C, only the first counts.
+    state, _ = follow(state, *(signalled(signal.SIGTERM, at) for at in (8, 9)))
     assert state.signals == (signal.SIGINT, signal.SIGTERM)
     assert state.deadline_ns == 10 * S
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.lifecycle.actions import (
-    Action,
     EndGeneration,
     EndZygote,
     Report,
@@ -37,10 +36,9 @@ from meshrun.protocol.from_zygote import (
     RankStarted,
     ZygoteReady,
 )
-from meshrun.protocol.generation import Cause, RankState
+from meshrun.protocol.generation import Cause
 from meshrun.protocol.rank_end import RankExited, RankRaised
-
-S = 1_000_000_000
+from tests.histories import S, follow, launch
 
 
 @dataclass(frozen=True)
@@ -81,12 +79,10 @@ def events_of(end: End, now_s: float) -> list[Event]:
 
 def play(ends: list[End]) -> tuple[list[float], str | None]:
     """Return the wait before each restart, and why there was no other, if so."""
-    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=10**6)
-    state, _ = advance(state, ZygoteReady(at_ns=0, import_ns=0))
+    state, _ = advance(launch(1, max_restarts=10**6), ZygoteReady(at_ns=0, import_ns=0))
     now_s, waits = 0.0, []
     for end in ends:
-        for event in events_of(end, now_s):
-            state, _ = advance(state, event)
+        state, _ = follow(state, *events_of(end, now_s))
         if state.no_restart is not None:
             return waits, state.no_restart
         now_s += end.ran_s + 1
@@ -221,50 +217,41 @@ def waiting(nodes: NodesState | None = None) -> State:
         Cause(rank=0, description="exited with code 3", raised=None, ran_s=1.0, at_ns=each * S)
         for each in (1, 2)
     )
-    return State(
-        shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes,
-        phase=Phase.WAITING, begin_ns=10 * S, nodes=nodes,
-    )  # fmt: skip
-
-
-def follow(state: State, *events: Event) -> list[Action]:
-    """Return the actions with which a launch responds to these events."""
-    taken: list[Action] = []
-    for event in events:
-        state, actions = advance(state, event)
-        taken += [action for action in actions if not isinstance(action, WakeAt)]
-    return taken
+    return launch(
+        1, max_restarts=9, causes=causes, phase=Phase.WAITING, begin_ns=10 * S, nodes=nodes
+    )
 
 
 def test_a_signal_ends_the_wait() -> None:
     """Nothing starts when the wait would have ended."""
     signalled = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
 
-    assert follow(waiting(), signalled, TimePassed(at_ns=10 * S)) == [EndZygote(by_force=True)]
+    _, taken = follow(waiting(), signalled, TimePassed(at_ns=10 * S))
+
+    assert taken == [EndZygote(by_force=True)]
 
 
 def test_ranks_that_have_ended_do_not_hang() -> None:
     """One may succeed while it is being asked where it is, and then nothing is wrong."""
     events = events_of(End(5), 0.0)
     events[-1] = RankExited(rank=0, pid=100, wait_status=0, at_ns=S)
-    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, phase=Phase.WAITING)
-    for event in [*events, Hung(idle_s=60.0, at_ns=2 * S)]:
-        state, _ = advance(state, event)
+    hung = Hung(idle_s=60.0, at_ns=2 * S)
+    state, _ = follow(launch(1, phase=Phase.WAITING), *events, hung)
 
     assert (state.hung, state.stopping) == (None, False)
 
 
 def test_a_zygote_that_is_lost_meanwhile_is_another_failure() -> None:
     """If a restart is left, another zygote imports during the wait for it."""
-    state, _ = advance(waiting(), lost := ZygoteGone(wait_status=9, at_ns=5 * S))
+    state, taken = follow(waiting(), lost := ZygoteGone(wait_status=9, at_ns=5 * S))
 
-    assert follow(waiting(), lost) == [StartZygote()]
+    assert taken == [StartZygote()]
     assert (state.restarts, state.causes[-1].description) == (
         3,
         "the process that starts the ranks was killed by SIGKILL",
     )
     ready = ZygoteReady(at_ns=6 * S, import_ns=S)
-    assert follow(state, ready, TimePassed(at_ns=7 * S)) == [StartAll(generation=3)]
+    assert follow(state, ready, TimePassed(at_ns=7 * S))[1] == [StartAll(generation=3)]
     assert advance(replace(waiting(), max_restarts=2), lost)[0].over
 
 
@@ -272,24 +259,23 @@ def test_each_node_waits_by_itself() -> None:
     """All know the same failures, so a node that learns of another's end has nothing to stop."""
     causes = waiting().causes
     met = NodesState(phase=NodesPhase.RUNNING)
-    before = State(
-        shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes[:1],
-        stop=Stop.ASKED, phase=Phase.CLEARING, nodes=met,
-    )  # fmt: skip
+    before = launch(
+        1, max_restarts=9, causes=causes[:1], stop=Stop.ASKED, phase=Phase.CLEARING, nodes=met
+    )
     begins = NextBegins(generation=2, cause=causes[1], at_ns=9 * S)
     others = GenerationAborted(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
 
     assert advance(before, begins)[1] == [WakeAt(at_ns=10 * S)]
-    assert follow(before, begins, TimePassed(at_ns=10 * S)) == [StartAll(generation=2)]
-    assert follow(
-        waiting(met), others, TimePassed(at_ns=10 * S), GenerationEnded(at_ns=11 * S)
-    ) == [EndGeneration(grace_s=2.0), Report(what="cleared")]
+    assert follow(before, begins, TimePassed(at_ns=10 * S))[1] == [StartAll(generation=2)]
+    ended = GenerationEnded(at_ns=11 * S)
+    _, taken = follow(waiting(met), others, TimePassed(at_ns=10 * S), ended)
+    assert taken == [EndGeneration(grace_s=2.0), Report(what="cleared")]
 
 
 def test_a_signal_to_one_waiting_node_is_reported_to_all() -> None:
     """It ends the launch, not this node alone."""
     signalled = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
-    taken = follow(waiting(NodesState(phase=NodesPhase.RUNNING)), signalled)
+    _, taken = follow(waiting(NodesState(phase=NodesPhase.RUNNING)), signalled)
 
     assert taken == [Report(what="failed"), EndZygote(by_force=True)]
 
@@ -298,7 +284,8 @@ def test_skipped_time_makes_nothing_due() -> None:
     """Neither the next start nor the end of the grace period."""
     waits, ends = waiting(), replace(waiting(), begin_ns=None, stop=Stop.ASKED, deadline_ns=30 * S)
 
-    assert follow(skip_time(waits, 100 * S), TimePassed(at_ns=109 * S)) == []
-    assert follow(skip_time(waits, 100 * S), TimePassed(at_ns=110 * S)) == [StartAll(generation=2)]
+    later = skip_time(waits, 100 * S)
+    assert follow(later, TimePassed(at_ns=109 * S))[1] == []
+    assert follow(later, TimePassed(at_ns=110 * S))[1] == [StartAll(generation=2)]
     assert not advance(skip_time(ends, 100 * S), TimePassed(at_ns=129 * S))[0].killed
     assert advance(skip_time(ends, 100 * S), TimePassed(at_ns=130 * S))[0].killed
