@@ -43,16 +43,22 @@ class GpuUse:
 
 
 def read_use(
-    nvml: Nvml, gpus: Sequence[Gpu], *, with_holders: bool = True, roots: Sequence[int] = ()
+    nvml: Nvml | None,
+    gpus: Sequence[Gpu],
+    *,
+    with_holders: bool = True,
+    roots: Sequence[int] = (),
 ) -> list[GpuUse]:
     """Return the memory in use on each GPU that answers.
 
     Args:
-        nvml: The library.
+        nvml: The library; without it, no GPU answers.
         gpus: The GPUs.
         with_holders: Whether to list the processes, too.
         roots: Processes that belong to this launch, with their descendants.
     """
+    if nvml is None:
+        return []
     found = []
     for gpu in gpus:
         handle = nvml.gpu_of(gpu.uuid) if gpu.uuid else None

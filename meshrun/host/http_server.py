@@ -113,8 +113,7 @@ class HttpServer:
 
     def _drop(self, connection: socket.socket) -> None:
         self._clients.pop(connection).timer.cancel()
-        self._reactor.remove(connection)
-        connection.close()
+        self._reactor.drop(connection)
 
 
 def _render(response: Response, *, is_head: bool = False) -> bytes:

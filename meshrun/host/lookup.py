@@ -34,10 +34,8 @@ class Lookup:
 
     def close(self) -> None:
         """Stop the lookup if it is still running."""
-        if self._call is not None:
-            self._reactor.remove(self._call)
-            self._call.close()
-            self._call = None
+        self._reactor.drop(self._call)
+        self._call = None
 
 
 def _look_up(host: str) -> tuple[list[str], str]:

@@ -33,6 +33,14 @@ class HasFileno(Protocol):
         ...
 
 
+class Closable(HasFileno, Protocol):
+    """An object with a descriptor that it can close."""
+
+    def close(self) -> object:
+        """Close it."""
+        ...
+
+
 class Timer:
     """A call at a certain time, which can be moved or cancelled."""
 
@@ -135,6 +143,12 @@ class Reactor:
         """Stop watching, even if it is closed; do nothing if it is not being watched."""
         with contextlib.suppress(KeyError, ValueError):  # a closed one is found by its object
             self._selector.unregister(fileobj).data.clear()
+
+    def drop(self, each: Closable | None) -> None:
+        """Stop watching an object and close it; do nothing for ``None``."""
+        if each is not None:
+            self.remove(each)
+            each.close()
 
     @property
     def watched(self) -> Collection[int | HasFileno]:

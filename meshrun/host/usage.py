@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from meshrun.host.ask_driver import Driver
+from meshrun.host.gpu_use import read_use
 from meshrun.host.machine import Gpu
-from meshrun.host.nvml import Nvml
 
 
 @dataclass(slots=True)
@@ -56,12 +56,6 @@ def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:
     return {pid: used.cpu_s for pid, used in usage_of_trees(roots).items()}
 
 
-def used_gpu_bytes(nvml: Nvml | None, *, gpus: Sequence[Gpu]) -> list[int | None]:
-    """Return the memory in use on each GPU by all processes; ``None`` if unknown."""
-    handles = [nvml.gpu_of(gpu.uuid) if nvml and gpu.uuid else None for gpu in gpus]
-    return [nvml.used_bytes(gpu) if nvml and gpu else None for gpu in handles]
-
-
 class GpuMemory:
     """The last reading of the memory in use on GPUs.
 
@@ -75,8 +69,10 @@ class GpuMemory:
 
     def read(self, gpus: Sequence[Gpu]) -> None:
         """Read the memory in use on ``gpus``, unless the driver hangs."""
-        answer = self._driver.ask(partial(used_gpu_bytes, gpus=gpus)) if gpus else None
-        self._used = answer or []
+        read = partial(read_use, gpus=gpus, with_holders=False)
+        uses = (self._driver.ask(read) if gpus else None) or ()
+        found = {use.gpu: use.used_bytes for use in uses}
+        self._used = [found.get(gpu) for gpu in gpus]
 
     def used_bytes(self, index: int) -> int | None:
         """Return the memory in use on a GPU by all processes; ``None`` if unknown."""

@@ -265,8 +265,7 @@ class Participant:
     def _give_up(self) -> None:
         """End the current attempt, which takes too long."""
         if self._connecting is not None:
-            self._hub.reactor.remove(self._connecting)
-            self._connecting.close()
+            self._hub.reactor.drop(self._connecting)
             self._connecting = None
             self._not_connected("no answer")
         elif self._connection is not None and not self._connection.is_open:
@@ -414,8 +413,6 @@ class Participant:
             self._reach.close()
         if self._lookup is not None:
             self._lookup.close()
-        if self._connecting is not None:
-            self._hub.reactor.remove(self._connecting)
-            self._connecting.close()
+        self._hub.reactor.drop(self._connecting)
         if self._connection is not None:
             self._connection.close("the launch has ended")

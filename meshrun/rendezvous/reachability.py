@@ -89,17 +89,12 @@ class Reachability:
         )
 
     def _stop_trying(self) -> None:
-        trying, self._trying = self._trying, None
-        self._close(trying)
+        self._hub.reactor.drop(self._trying)
+        self._trying = None
 
     def _stop_listening(self) -> None:
-        listener, self._listener = self._listener, None
-        self._close(listener)
-
-    def _close(self, each: socket.socket | None) -> None:
-        if each is not None:
-            self._hub.reactor.remove(each)
-            each.close()
+        self._hub.reactor.drop(self._listener)
+        self._listener = None
 
     def close(self) -> None:
         """Close both sockets."""

@@ -68,8 +68,7 @@ class DeclineProcess:
 
     def close(self) -> None:
         """Kill the process."""
-        self._reactor.remove(self._output)
-        self._output.close()
+        self._reactor.drop(self._output)
         self._process.kill()
         self._process.wait()
 

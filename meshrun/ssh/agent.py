@@ -251,8 +251,7 @@ class Agent:
             self._out.write(frame(kind, data))
         else:
             del self._pipes[fd]
-            self._reactor.remove(fd)
-            pipe.close()
+            self._reactor.drop(pipe)
         return bool(data)
 
     def _finish(self) -> None:

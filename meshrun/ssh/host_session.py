@@ -186,8 +186,7 @@ class HostSession:
         self._console.feed(self._streams[kind], content)
 
     def _close(self, fd: int) -> None:
-        self._reactor.remove(fd)
-        self._pipes.pop(fd).close()
+        self._reactor.drop(self._pipes.pop(fd))
 
     def _handle(self, news: Mapping[str, Any]) -> None:
         """Handle a message of the agent; validate and sanitize it."""
@@ -222,9 +221,8 @@ class HostSession:
         for stream in self._streams.values():
             self._console.feed(stream, b"")
         self._streams.clear()
-        for fd, pipe in self._pipes.items():
-            self._reactor.remove(fd)
-            pipe.close()
+        for pipe in self._pipes.values():
+            self._reactor.drop(pipe)
         self._pipes.clear()
 
 

@@ -347,8 +347,7 @@ class _Errors:
         error = self._outlet.error
         self.is_cut = error is not None and is_reader_gone(error)
         if not data or self.is_cut:  # if cut, srun must notice
-            self._reactor.remove(self._pipe)
-            self._pipe.close()
+            self._reactor.drop(self._pipe)
             return False
         if self._outlet.queued_bytes:
             self._reactor.remove(self._pipe)

@@ -9,9 +9,9 @@ from functools import partial
 
 from meshrun.host.aside import Aside
 from meshrun.host.ask_driver import Driver
-from meshrun.host.gpu_use import GpuUse, read_use
+from meshrun.host.gpu_use import read_use
 from meshrun.host.machine import Gpu
-from meshrun.host.nvml import Nvml, open_nvml
+from meshrun.host.nvml import open_nvml
 from meshrun.host.reactor import Reactor
 from meshrun.plan.plan import LaunchPlan
 from meshrun.wording import size
@@ -34,7 +34,7 @@ class GpuWait:
         self._limits, self._note, self._reactor = plan.request.gpu_memory_wait, note, reactor
         self._driver = Driver(note)
         gpus = () if plan.device_type == "cpu" else plan.host.gpus
-        if self._limits is not None and self._driver.ask(partial(_read_use, gpus=gpus)) == []:
+        if self._limits is not None and self._driver.ask(partial(read_use, gpus=gpus)) == []:
             note("--gpu-memory-wait has no effect: NVML reports no GPU of this launch")
             self._limits = None
         self._deadline = reactor.call_at(None, self._give_up)
@@ -71,16 +71,14 @@ class GpuWait:
         self._deadline.cancel()
         self._note_timer.cancel()
         self._driver.close()
-        if self._until_free is not None:
-            self._reactor.remove(self._until_free)
-            self._until_free.close()
-            self._until_free = None
+        self._reactor.drop(self._until_free)
+        self._until_free = None
 
     def _why(self) -> list[str]:
         """Return what the wait is for."""
         assert self._limits is not None  # noqa: S101 - otherwise, there is no wait
         roots = os.getpid(), self._zygote
-        uses = self._driver.ask(partial(_read_use, gpus=self._gpus, roots=roots))
+        uses = self._driver.ask(partial(read_use, gpus=self._gpus, roots=roots))
         if uses is None:
             return [self._driver.trouble]
         return [str(use) for use in uses if use.used_bytes > self._limits.limit_bytes]
@@ -102,14 +100,8 @@ class GpuWait:
         self._then()
 
 
-def _read_use(nvml: Nvml | None, *, gpus: Sequence[Gpu], roots: Sequence[int] = ()) -> list[GpuUse]:
-    return read_use(nvml, gpus, roots=roots) if nvml is not None else []
-
-
 def _wait_until_free(gpus: Sequence[Gpu], limit_bytes: int) -> None:
     """Return once no GPU uses more memory, or without a driver; runs in a process of its own."""
     with open_nvml() as nvml:
-        while nvml is not None and any(
-            use.used_bytes > limit_bytes for use in read_use(nvml, gpus, with_holders=False)
-        ):
+        while any(use.used_bytes > limit_bytes for use in read_use(nvml, gpus, with_holders=False)):
             time.sleep(_CHECK_EVERY_S)

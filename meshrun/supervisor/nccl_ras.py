@@ -86,10 +86,8 @@ class NcclRas:
     def close(self) -> None:
         """Close the connection."""
         self._deadline.cancel()
-        if self._socket is not None:
-            self._reactor.remove(self._socket)
-            self._socket.close()
-            self._socket = None
+        self._reactor.drop(self._socket)
+        self._socket = None
 
     def _send_next(self) -> None:
         assert self._socket is not None  # noqa: S101 - the caller is its event
