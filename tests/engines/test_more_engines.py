@@ -5,30 +5,24 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.engines.hosts import Hosts, MakeHosts
+from tests.engines.hosts import MakeHosts
 from tests.engines.openmpi import Mpirun
 from tests.engines.slurm import Slurm
 from tests.engines.together import Launch, all_gone, as_shell, end_all, rank_lines
 from tests.kit import PROGRAMS, command, run_meshrun, wait_until
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
 TOGETHER = PROGRAMS / "together.py"
 MESH = ("--mesh", "dp=2,tp=2")
 HEAD = "job-0.service"
-
-
-def start_pods(hosts: Hosts, envs: Sequence[Mapping[str, str]], *words: str | Path) -> list[Launch]:
-    """Start meshrun on each host with the same arguments and its own variables."""
-    for host in range(len(hosts.names)):
-        hosts.add_name(host, HEAD, hosts.addresses[0])
-    return [Launch(hosts, host, words, env=env) for host, env in enumerate(envs)]
 
 
 def check_mesh(launches: Sequence[Launch]) -> None:
@@ -43,38 +37,40 @@ def check_mesh(launches: Sequence[Launch]) -> None:
 # ---- Kubernetes ----------------------------------------------------------------------------
 
 
-def test_a_pytorch_job_is_enough(make_hosts: MakeHosts) -> None:
-    """Its RANK and WORLD_SIZE count pods; the first pod's MASTER_ADDR is localhost."""
-    hosts = make_hosts(2, name="train-worker-")
-    envs = [
-        {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "MASTER_PORT": "23456", "WORLD_SIZE": "2",
-         "RANK": str(pod), "MASTER_ADDR": "localhost" if pod == 0 else "train-worker-0"}
-        for pod in range(2)
-    ]  # fmt: skip
+# The host names, and the variables of each of two hosts; NODE stands for its number.
+PLATFORMS: dict[str, tuple[str, dict[str, str]]] = {
+    # RANK and WORLD_SIZE count pods; the first pod's MASTER_ADDR is localhost.
+    "PyTorchJob": ("train-worker-", {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1", "MASTER_PORT": "23456", "WORLD_SIZE": "2",
+        "RANK": "NODE", "MASTER_ADDR": "train-worker-0",
+    }),
+    "Kubeflow Trainer": ("node", {
+        "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "NODE",
+        "PET_MASTER_ADDR": HEAD, "PET_MASTER_PORT": "29500",
+    }),
+    # The meeting point follows from the job's name and the pods' indices.
+    "Indexed Job": ("train-", {"JOB_COMPLETION_INDEX": "NODE", "PET_NNODES": "2"}),
+    "SkyPilot": ("node", {
+        "SKYPILOT_NODE_IPS": "10.77.0.1\n10.77.0.2", "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "NODE", "SKYPILOT_TASK_ID": "sky-1-train",
+    }),
+}  # fmt: skip
 
-    check_mesh(start_pods(hosts, envs, *MESH, SAYS))
 
-
-@pytest.mark.nightly
-def test_five_variables_of_kubeflow_trainer_are_enough(make_hosts: MakeHosts) -> None:
+@pytest.mark.parametrize("platform", ordinary(PLATFORMS, "PyTorchJob"))
+def test_the_variables_of_a_platform_are_enough(platform: str, make_hosts: MakeHosts) -> None:
     """Nothing else is set, in the environment or on the command line."""
-    hosts = make_hosts(2)
-    envs = [
-        {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(pod),
-         "PET_MASTER_ADDR": HEAD, "PET_MASTER_PORT": "29500"}
-        for pod in range(2)
-    ]  # fmt: skip
+    name, variables = PLATFORMS[platform]
+    hosts = make_hosts(2, name=name)
+    launches = []
+    for node in range(2):
+        hosts.add_name(node, HEAD, hosts.addresses[0])
+        env = {key: value.replace("NODE", str(node)) for key, value in variables.items()}
+        if platform == "PyTorchJob" and node == 0:
+            env["MASTER_ADDR"] = "localhost"
+        launches.append(Launch(hosts, node, [*MESH, SAYS], env=env))
 
-    check_mesh(start_pods(hosts, envs, *MESH, SAYS))
-
-
-@pytest.mark.nightly
-def test_an_indexed_job_needs_the_number_of_nodes(make_hosts: MakeHosts) -> None:
-    """The meeting point follows from the job's name and the pods' indices."""
-    hosts = make_hosts(2, name="train-")
-    envs = [{"JOB_COMPLETION_INDEX": str(pod)} for pod in range(2)]
-
-    check_mesh(start_pods(hosts, envs, "--nnodes", "2", *MESH, SAYS))
+    check_mesh(launches)
 
 
 @pytest.mark.nightly
@@ -108,19 +104,6 @@ def test_pods_of_an_elastic_job_come_back(make_hosts: MakeHosts, tmp_path: Path)
     assert meshrun == "meshrun"
     assert code in rules[0]["onExitCodes"]["values"]
     assert end_all([again, pods[1]]) == [0, 0], pods[1].text
-
-
-@pytest.mark.nightly
-def test_skypilot_is_enough(make_hosts: MakeHosts) -> None:
-    """It gives the addresses in node order and the node's number."""
-    hosts = make_hosts(2)
-    envs = [
-        {"SKYPILOT_NODE_IPS": "\n".join(hosts.addresses), "SKYPILOT_NUM_NODES": "2",
-         "SKYPILOT_NODE_RANK": str(node), "SKYPILOT_TASK_ID": "sky-1-train"}
-        for node in range(2)
-    ]  # fmt: skip
-
-    check_mesh(start_pods(hosts, envs, *MESH, SAYS))
 
 
 # ---- Slurm ---------------------------------------------------------------------------------

@@ -377,20 +377,6 @@ def test_an_exception_elsewhere_is_shown_in_full_on_the_first_node(make_hosts: M
 
 
 @pytest.mark.nightly
-def test_a_launcher_that_is_killed_ends_the_others(make_hosts: MakeHosts) -> None:
-    """At once, as its connection closes; no process is left on its own host either."""
-    hosts = make_hosts(2)
-    launches = launch_on(hosts, *AT, TOGETHER, "stay")
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
-    os.kill(launches[1].process.pid, signal.SIGKILL)
-
-    assert launches[0].end() == 69
-    assert "error: node 1 (node1) was lost: it closed the connection" in launches[0].text
-    all_gone(hosts)
-
-
-@pytest.mark.nightly
 def test_no_process_outlives_launcher_and_zygote_of_the_first_node(make_hosts: MakeHosts) -> None:
     """Both are killed at once; the store's process is the last guard and kills the rest."""
     hosts, deaf = make_hosts(2), (PROGRAMS / "wait.py", "deaf", "children")
@@ -404,16 +390,20 @@ def test_no_process_outlives_launcher_and_zygote_of_the_first_node(make_hosts: M
     all_gone(hosts)
 
 
-def test_a_lost_coordinator_ends_the_others(make_hosts: MakeHosts, fake_torch: Path) -> None:
-    """Nothing else can tell them what to do next."""
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_launcher_that_is_killed_ends_the_others(
+    make_hosts: MakeHosts, host: int, fake_torch: Path
+) -> None:
+    """At once, as its connection closes; no process is left on its own host either."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *BARE, PROGRAMS / "wait.py")
     for launch in launches:
         launch.wait_for("up", times=2)
-    os.kill(launches[0].process.pid, signal.SIGKILL)
+    os.kill(launches[host].process.pid, signal.SIGKILL)
 
-    assert launches[1].end() == 69
-    assert "error: node 0 (node0) was lost" in launches[1].text
+    other = launches[1 - host]
+    assert other.end() == 69
+    assert f"error: node {host} (node{host}) was lost: it closed the connection" in other.text
     all_gone(hosts)
 
 

@@ -179,33 +179,6 @@ def test_deaf_ranks_are_killed_after_the_grace_period(fake_torch: object, tmp_pa
         assert running.wait() == 143
 
 
-def test_a_third_ctrl_c_kills_at_once(fake_torch: object, tmp_path: Path) -> None:
-    """Even with ten minutes of grace and ranks that ignore signals."""
-    with start_meshrun(
-        *FOUR, "--shutdown-timeout", "600", PROGRAMS / "wait.py", "deaf", folder=tmp_path
-    ) as running:
-        running.wait_for("up", 4)
-        for answer in ("SIGINT: stopping", "SIGINT again: killing"):
-            running.signal(signal.SIGINT)
-            wait_until(lambda answer=answer: answer in running.stderr, lambda: running.stderr)
-        running.signal(signal.SIGINT)
-
-        assert running.wait() == 130
-
-
-def test_two_ctrl_c_shorten_the_grace_period(fake_torch: object, tmp_path: Path) -> None:
-    """The second one leaves the ranks two seconds of their ten minutes."""
-    with start_meshrun(
-        *FOUR, "--shutdown-timeout", "600", PROGRAMS / "wait.py", "deaf", folder=tmp_path
-    ) as running:
-        running.wait_for("up", 4)
-        running.signal(signal.SIGINT)
-        wait_until(lambda: "SIGINT: stopping" in running.stderr, lambda: running.stderr)
-        running.signal(signal.SIGINT)
-
-        assert running.wait() == 130
-
-
 @pytest.mark.parametrize("pause_s", [0.001, pytest.param(0.0, marks=pytest.mark.nightly)])
 def test_a_storm_of_ctrl_c_leaves_no_folder(
     pause_s: float, fake_torch: object, tmp_path: Path

@@ -198,37 +198,35 @@ def test_ranks_that_do_not_exit_in_time_are_named(fake_torch: object, tmp_path: 
     ]
 
 
-def test_a_second_signal_shortens_the_grace_period_and_says_so(
-    fake_torch: object, tmp_path: Path
+@pytest.mark.parametrize(
+    ("signum", "first", "again"),
+    [
+        (signal.SIGTERM, "", "send it"),
+        (signal.SIGINT, "; press Ctrl-C again to kill in 2 s", "press Ctrl-C"),
+    ],
+    ids=["SIGTERM", "SIGINT"],
+)
+@pytest.mark.parametrize("times", [2, 3])
+@pytest.mark.usefixtures("fake_torch")
+def test_each_further_signal_leaves_less_time_and_says_so(
+    times: int, signum: signal.Signals, first: str, again: str, tmp_path: Path
 ) -> None:
-    """To two seconds of ten minutes."""
-    words = ("--nproc-per-node", "2", "--shutdown-timeout", "600")
-    with start_meshrun(*words, PREEMPTED, "never", "never", folder=tmp_path) as running:
+    """The second leaves deaf ranks two seconds of their ten minutes, the third nothing."""
+    words = ("--nproc-per-node", "2", "--shutdown-timeout", "600", PROGRAMS / "wait.py", "deaf")
+    name = signum.name
+    with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
-        running.signal(signal.SIGTERM)
-        wait_until(lambda: "SIGTERM: stopping" in running.stderr, lambda: running.stderr)
-        running.signal(signal.SIGTERM)
-        assert running.wait() == 143
-    assert running.stderr.splitlines() == [
-        "meshrun: SIGTERM: stopping 2 ranks, up to 600 s",
-        "meshrun: SIGTERM again: killing in 2 s; send it again to kill now",
-        "meshrun: timed out: 0 of 2 ranks exited; killing both",
-        "meshrun: stopped by SIGTERM",
-    ]
-
-
-def test_a_third_signal_kills_all_at_once(fake_torch: object, tmp_path: Path) -> None:
-    """One line says so."""
-    words = ("--nproc-per-node", "2", "--shutdown-timeout", "600")
-    with start_meshrun(*words, PREEMPTED, "never", "never", folder=tmp_path) as running:
-        running.wait_for("up", 2)
-        for text in ("SIGTERM: stopping", "SIGTERM again", "killing both now"):
-            running.signal(signal.SIGTERM)
+        for text in (f"{name}: stopping", "killing in 2 s;", "killing both now")[:times]:
+            running.signal(signum)
             wait_until(lambda text=text: text in running.stderr, lambda: running.stderr)
-        assert running.wait() == 143
-    assert running.stderr.splitlines()[2:] == [
-        "meshrun: SIGTERM again: killing both now",
-        "meshrun: stopped by SIGTERM",
+        assert running.wait() == 128 + signum
+    assert running.stderr.splitlines() == [
+        f"meshrun: {name}: stopping 2 ranks, up to 600 s{first}",
+        f"meshrun: {name} again: killing in 2 s; {again} again to kill now",
+        "meshrun: timed out: 0 of 2 ranks exited; killing both"
+        if times == 2
+        else f"meshrun: {name} again: killing both now",
+        f"meshrun: stopped by {'Ctrl-C, ' * (signum == signal.SIGINT)}{name}",
     ]
 
 
