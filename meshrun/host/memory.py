@@ -1,8 +1,9 @@
-"""Out-of-memory kills, from the kernel's counters. Linux only."""
+"""Kills for lack of memory, from the kernel's counters, and limits of processes. Linux only."""
 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 from meshrun.host.sysfs import cgroup_folders, read_number, read_text
@@ -31,7 +32,10 @@ class MemoryWatch:
         self._in_machine = _count_kills(self._vmstat)
 
     def why_killed(self) -> str | None:
-        """Return a sentence about out-of-memory kills since the start, ``None`` without any."""
+        """Return a sentence about out-of-memory kills since the start, or the limit of CPU time.
+
+        It is ``None`` if there is neither.
+        """
         if self._cgroup is not None and (new := self._count_in_cgroup() - self._in_cgroup) > 0:
             limit = _limit_of(self._cgroup)
             at = f" of {limit / 2**30:.1f} GiB" if limit else ""
@@ -42,11 +46,22 @@ class MemoryWatch:
             # This includes kills at the limit of other cgroups.
             killed = f"the kernel killed {count(new, 'process')} on this machine meanwhile"
             return f"possibly out of memory: {killed}"
-        return None
+        most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        if most == resource.RLIM_INFINITY:
+            return None
+        return f"possibly at the limit of CPU time: `ulimit -t` is {most} s"
 
     def _count_in_cgroup(self) -> int:
         files = [self._cgroup / name for name in _COUNTS] if self._cgroup is not None else []
         return max(map(_count_kills, files), default=0)
+
+
+def describe_limited_memory() -> str | None:
+    """Return a sentence if the memory of each process is limited, else ``None``."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most == resource.RLIM_INFINITY:
+        return None
+    return f"`ulimit -v` is {most // 1024}: {most / 2**30:.1f} GiB for each process"
 
 
 def describe_full_shm(path: str = "/dev/shm") -> str | None:  # noqa: S108 - only inspected

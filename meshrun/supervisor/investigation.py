@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshrun.console.output import Output
-from meshrun.host.memory import MemoryWatch, describe_full_shm
+from meshrun.host.memory import MemoryWatch, describe_full_shm, describe_limited_memory
 from meshrun.lifecycle.blame import Verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
@@ -28,6 +28,8 @@ _ON_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
 _ON_NO_THREADS = ("can't start new thread", "Resource temporarily unavailable")
 """Messages of Python and C++ when no thread can be started."""
 _NO_THREADS = "possibly at a limit: see `ulimit -u`, `ulimit -v` and pids.max of the cgroup"
+_NO_MEMORY = "cannot allocate memory"
+"""In messages of Python and of torch's allocator."""
 _ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
 """Variables that name the active environment; a virtual one may be inside one of conda."""
 _MOST_RANKS = 16
@@ -88,6 +90,10 @@ class Investigation:
             return self.terminal.why_empty(self.plan.layout, verdict.rank)
         if raised is not None and raised.kind == "ModuleNotFoundError":
             return None if self.plan.program.kind == "command" else _why_not_found()
+        if raised is not None and (
+            raised.kind == "MemoryError" or _NO_MEMORY in raised.message.lower()
+        ):
+            return describe_limited_memory()
         if raised is not None and raised.kind == "RuntimeError":
             return _NO_THREADS if raised.message in _ON_NO_THREADS else None
         return None

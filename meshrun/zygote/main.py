@@ -139,6 +139,8 @@ def _load(
         if isinstance(error, UsageError):
             hint = f"\n\nhint: {error.hint}" if error.hint else ""
             exit_code, text = error.exit_code, f"error: {error.message}{hint}"
+        elif isinstance(error, MemoryError) and (shortage := describe_shortage(error)) is not None:
+            note(f"{shortage.message}; {shortage.hint}")
         send(
             control,
             ProgramBroken(text=text, exit_code=exit_code if isinstance(exit_code, int) else 1),

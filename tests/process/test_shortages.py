@@ -105,6 +105,49 @@ def test_too_many_threads(as_nobody: tuple[list[str], Path], fake_torch: object)
     ) in ours.stderr, ours.stderr
 
 
+@pytest.mark.parametrize(
+    ("limit", "source", "end"),
+    [
+        (
+            (resource.RLIMIT_AS, (1 << 33, 1 << 33)),
+            "bytearray(1 << 40)",
+            "raised MemoryError (`ulimit -v` is 8388608: 8.0 GiB for each process), exit code 1",
+        ),
+        (
+            (resource.RLIMIT_CPU, (2, 2)),
+            "while True: pass",
+            "was killed by SIGKILL (possibly at the limit of CPU time: `ulimit -t` is 2 s)",
+        ),
+        (
+            (resource.RLIMIT_CPU, (2, 1000)),
+            "while True: pass",
+            "was killed by SIGXCPU (at the limit of CPU time, of `ulimit -t` or of the job)",
+        ),
+    ],
+    ids=["memory", "CPU time", "warned of CPU time"],
+)
+def test_a_rank_at_a_limit(
+    limit: tuple[int, tuple[int, int]], source: str, end: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """The report names the limit and its value."""
+    (program := tmp_path / "needs.py").write_text(f"{source}\n")
+    ours = run_meshrun(program, preexec_fn=lambda: resource.setrlimit(*limit))
+
+    assert ours.stderr.splitlines()[-2] == f"error: rank 0 {end}", ours.stderr
+
+
+def test_a_preload_without_memory(fake_torch: object, tmp_path: Path) -> None:
+    """Its traceback follows the limits to check."""
+    (tmp_path / "huge.py").write_text("raise MemoryError\n")
+    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
+    ours = run_meshrun("--preload", "huge", PROGRAMS / "echo.py", env={"PYTHONPATH": path})
+
+    assert (ours.returncode, ours.stderr.splitlines()[-1]) == (1, "MemoryError")
+    assert ours.stderr.startswith(
+        "meshrun: this machine is out of memory; check `free -h`, `ulimit -v`, and the memory"
+    )
+
+
 def test_no_room_for_the_logs_of_a_restart(fake_torch: object, tmp_path: Path) -> None:
     """The launch fails as if a rank could not be started."""
     program = tmp_path / "fails.py"
