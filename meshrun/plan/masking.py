@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 MASK = "***"
 _SECRET_NAME = re.compile(
-    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:^|_)[A-Z]*(?:TOKEN|KEYS?)(?:_|$)"
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:^|_)(?:JWT|[A-Z]*(?:TOKEN|KEYS?))(?:_|$)"
+    r"|PRECONDITION_TRANSPORTS"  # the key of an Open MPI job
 )
+_IN_URL = re.compile(r"(?<=://)(?P<user>[^\s/:@]*):[^\s/]+@")
 _PAIR = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[^\s,;]+)")
 _MIN_LENGTH = 6
 """Shorter values are not secrets, and would match everywhere."""
@@ -24,8 +26,13 @@ def is_secret(name: str) -> bool:
     return _SECRET_NAME.search(re.sub(r"\W", "_", name).upper()) is not None
 
 
+def holds_secret(name: str, value: str) -> bool:
+    """Return whether a variable has a secret's name, or a URL with a password as its value."""
+    return is_secret(name) or _IN_URL.search(value) is not None
+
+
 class Mask:
-    """A mask for the secrets of an environment, and for any value with a secret's name."""
+    """A mask for the secrets of an environment, values with a secret's name, URLs' passwords."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         found = {value for name, value in env.items() if is_secret(name)}
@@ -34,9 +41,10 @@ class Mask:
         self._secrets = re.compile(longest_first) if secrets else None
 
     def text(self, text: str) -> str:
-        """Return the text with secrets masked: ``id=7,token=***``."""
+        """Return the text with secrets masked: ``id=7,token=***``, ``https://ada:***@host``."""
         if self._secrets is not None:
             text = self._secrets.sub(MASK, text)
+        text = _IN_URL.sub(rf"\g<user>:{MASK}@", text)
         return _PAIR.sub(_mask_pair, text)
 
     def words(self, words: Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.host.interfaces import is_unspecified
-from meshrun.plan.masking import is_secret
+from meshrun.plan.masking import holds_secret
 from meshrun.submit.job import Job
 from meshrun.submit.yaml import Explained
 
@@ -79,7 +79,7 @@ def variables_of(job: Job) -> list[Any]:
     )
     exported: list[dict[str, Any]] = [
         {"name": name, "valueFrom": _from_secret(job, name)}
-        if is_secret(name)
+        if holds_secret(name, value)
         else {"name": name, "value": _literal(value)}
         for name, value in job.exported
     ]
@@ -115,7 +115,7 @@ def secret_name(job: Job) -> str:
 
 def secrets_of(job: Job) -> dict[str, str]:
     """Return the exported variables whose values are only in the Secret."""
-    return {name: value for name, value in job.exported if is_secret(name)}
+    return {name: value for name, value in job.exported if holds_secret(name, value)}
 
 
 def why_no_probes(job: Job) -> str | None:

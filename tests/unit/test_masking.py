@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.plan.masking import MASK, Mask, is_secret
+from meshrun.plan.masking import MASK, Mask, holds_secret, is_secret
 from meshrun.plan.plan import LaunchPlan
 from meshrun.report.plan_output import print_plan
 from tests.plans import TRAIN, plan_of
@@ -21,6 +21,7 @@ from tests.plans import TRAIN, plan_of
 SECRET_NAMES = (
     *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "APIKEY", "MY_KEYS"),
     *("GOOGLE_APPLICATION_CREDENTIALS", "AUTH_TOKEN", "AWS_ACCESS_KEY_ID", "key", "wandb.api-key"),
+    *("SLURM_JWT", "OMPI_MCA_orte_precondition_transports"),
 )
 PLAIN_NAMES = (
     *("PATH", "TOKENIZERS_PARALLELISM", "KEYBOARD", "PWD", "MAX_TOKENS", "MESHRUN_MESH"),
@@ -76,8 +77,24 @@ def test_the_value_of_a_secret_name_is_masked(name: str, secret: str) -> None:
     assert Mask({}).text(f"id=7,{name}={secret}") == f"id=7,{name}={MASK}"
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://ada:hunter2@host:80/a?b=c@d", "https://ada:***@host:80/a?b=c@d"),
+        ("redis://:p:w@x@host/0", "redis://:***@host/0"),
+        ("--db=postgresql://ada:hunter2@host/db", "--db=postgresql://ada:***@host/db"),
+        ("https://host:80/user@x", "https://host:80/user@x"),
+        ("https://ada@host", "https://ada@host"),
+    ],
+)
+def test_the_password_of_a_url_is_masked(url: str, shown: str) -> None:
+    """Whatever the option or variable is called."""
+    assert Mask({}).words([url, url]) == (shown, shown)
+    assert holds_secret("URL", url) == (url != shown)
+
+
 @given(st.lists(st.text(max_size=8), max_size=6), st.dictionaries(st.text(), st.text(max_size=5)))
 def test_what_is_not_secret_stays_as_it_is(words: list[str], env: dict[str, str]) -> None:
     """Short values of variables are not masked, as they occur everywhere."""
-    if not any(is_secret(word) for word in words):
+    if not any(is_secret(word) or "://" in word for word in words):
         assert Mask(env).words(words) == tuple(words)

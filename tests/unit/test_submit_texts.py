@@ -480,7 +480,8 @@ def check_pod(pod: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_secrets_are_in_the_secret_alone(kind: str) -> None:
     """Other exported variables are in the pod as they are; nothing shows a secret."""
-    exported = (("HF_TOKEN", "hf_hush"), ("HF_HOME", "$(HOME)/$x"))
+    url = "https://ada:hf_hush@host"
+    exported = (("HF_TOKEN", "hf_hush"), ("HF_HOME", "$(HOME)/$x"), ("HF_ENDPOINT", url))
     job = make_job(exported=exported, image="a")
     *others, secret = manifest(kind, exported=exported)
     (container,) = containers(others)
@@ -488,8 +489,15 @@ def test_secrets_are_in_the_secret_alone(kind: str) -> None:
 
     assert "hf_hush" not in render_manifest(job, kind) + repr(job)
     assert expand(variables["HF_HOME"]["value"]) == "$(HOME)/$x"
-    assert secret["stringData"] == {"meshrun-secret": "x", "HF_TOKEN": "hf_hush"}
-    for name, key in (("MESHRUN_SECRET", "meshrun-secret"), ("HF_TOKEN", "HF_TOKEN")):
+    assert secret["stringData"] == {
+        "meshrun-secret": "x", "HF_TOKEN": "hf_hush", "HF_ENDPOINT": url
+    }  # fmt: skip
+    keys = {
+        "MESHRUN_SECRET": "meshrun-secret",
+        "HF_TOKEN": "HF_TOKEN",
+        "HF_ENDPOINT": "HF_ENDPOINT",
+    }
+    for name, key in keys.items():
         source = variables[name]["valueFrom"]["secretKeyRef"]
         assert source == {"name": secret["metadata"]["name"], "key": key}
     assert 'HF_TOKEN="$HF_TOKEN"' in render_manifest(job, kind)
