@@ -22,9 +22,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from meshrun.host.users_files import is_users_file
+from meshrun.host.users_files import is_installed, is_users_file
 from meshrun.plan.parse import is_on
 from meshrun.protocol.from_zygote import RankFinished, RankLeaves
 from meshrun.worker.group_lifetime import PEERS_TAKE_S, destroyed
@@ -200,10 +201,13 @@ def _free_program(kept: frozenset[str]) -> None:
         sys.__dict__.pop(name, None)
     gc.callbacks.clear()  # Python calls none from here on
     main = sys.modules.get("__main__")  # the same module as __mp_main__ in some programs
+    package = _installed_package(main)
     own = [
         (name, weakref.ref(module))
         for name, module in list(sys.modules.items())
-        if (main is not None and module is main) or (name not in kept and _is_programs_own(module))
+        if (main is not None and module is main)
+        or name.partition(".")[0] == package
+        or (name not in kept and _is_programs_own(module))
     ]
     del main
     for name, _ in own:
@@ -214,6 +218,15 @@ def _free_program(kept: frozenset[str]) -> None:
         if module is not None:
             _clear(module)
     gc.collect()
+
+
+def _installed_package(main: object) -> str:
+    """Return the package of an installed program that runs with ``-m``, "" for any other."""
+    spec = getattr(main, "__spec__", None)
+    if not isinstance(spec, ModuleSpec) or not is_installed(spec.origin):
+        return ""
+    top = spec.name.partition(".")[0]
+    return top if top not in ("torch", "meshrun") else ""
 
 
 def _is_programs_own(module: object) -> bool:

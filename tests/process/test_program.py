@@ -1,5 +1,6 @@
 """A program runs as it does under ``python``."""
 
+import gzip
 import json
 import os
 import py_compile
@@ -290,6 +291,29 @@ def test_a_rank_ends_as_a_program_does_under_python(
     assert sorted(ours.stdout.splitlines()) == [
         f"[rank {rank}] no newline at the endfreed" for rank in range(ranks)
     ]
+
+
+@pytest.mark.parametrize("preloaded", [[], ["--preload", "trainer.files"]])
+def test_an_installed_program_frees_what_its_modules_hold(
+    preloaded: list[str], tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python does at the end; otherwise a compressed file, for one, lacks its last bytes."""
+    package = tmp_path / "site-packages" / "trainer"
+    package.mkdir(parents=True)
+    (package / "files.py").write_text("opened = []")
+    (package / "__main__.py").write_text(
+        "import gzip\n"
+        "from trainer import files\n"
+        "files.opened.append(gzip.open('log.gz', 'wt'))\n"
+        "files.opened[0].write('saved')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{package.parent}:{os.environ['PYTHONPATH']}")
+
+    ours = run_meshrun(*preloaded, "-m", "trainer", cwd=tmp_path)
+
+    assert ours.returncode == 0, ours.stderr
+    with gzip.open(tmp_path / "log.gz", "rt") as file:
+        assert file.read() == "saved"
 
 
 @pytest.mark.parametrize("method", METHODS)
