@@ -10,7 +10,7 @@ from meshrun.host.gpu_links import read_domain, read_gpu_links
 from meshrun.host.gpus import visible_gpus
 from meshrun.host.machine import GpuLinks
 from tests.nvml import FakeNvml, card
-from tests.unit.test_findings import plan
+from tests.plans import plan_of
 
 Ends = list[int | str | None]
 
@@ -69,7 +69,7 @@ def test_a_dry_run_shows_the_slowest_link_of_each_dim(
 
     far = dict.fromkeys([(0, 2), (0, 3), (1, 2), (1, 3)], 50)
     links = read(monkeypatch, [[1, 1], [0, 0], [3], [2]], far)
-    here = plan(mesh="dp=2,tp=2", device="cuda")
+    here = plan_of(mesh="dp=2,tp=2", device="cuda")
     here = replace(here, host=replace(here.host, links=links))
 
     print_dry_run(here)
