@@ -191,6 +191,7 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
     """
     import atexit
 
+    from meshrun.cli.end import end_by_signal
     from meshrun.host.processes import die_with_parent
 
     caller, folder = os.environ.pop(PARENT_PID, ""), os.environ.pop(PARENT_FOLDER, "")
@@ -210,9 +211,9 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
 
             say(render_error(error))
 
-    def leave(*_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let the exit handlers finish
-        sys.exit(128 + signal.SIGTERM)
+    def leave(signum: int, _: object) -> NoReturn:
+        signal.signal(signum, signal.SIG_IGN)  # let the exit handlers finish
+        sys.exit(end_by_signal(signum))
 
     clean_up()
     atexit.register(clean_up)
@@ -337,9 +338,7 @@ def check_options(flags: Sequence[str]) -> None:
 
 def _unreported(code: int, timings: Timings) -> LaunchResult:
     """Return the result of a launcher that reported none, because it was killed or did nothing."""
-    # A launcher that cleans up after a signal exits with 128 + signal.
-    by_code = code - 128 if code - 128 in signal.valid_signals() else None
-    signum = -code if code < 0 else by_code
+    signum = -code if code < 0 else None
     trouble = None
     if code:
         end = describe_exit(code, signum)

@@ -167,8 +167,7 @@ class Agent:
         elif "start" in order:
             self._start(order["start"], order["env"], listens=order["listens"])
         elif "signal" in order and self._launcher is not None:
-            met = os.path.exists(os.path.join(self._folder, MET))
-            if order["even_if_met"] or not met:
+            if order["even_if_met"] or not self._has_met():
                 send_signal(self._launcher.pid, order["signal"])
         elif "end" in order:
             self._end(order["end"])
@@ -182,18 +181,19 @@ class Agent:
     def _stop(self, signum: int) -> None:
         if self._launcher is None:
             _print_error(f"it received {signal_name(signum)}")
-        self._end(f"the agent on its host received {signal_name(signum)}")
+        self._end("", signum)  # the launcher reports it as if it alone had received it
 
-    def _end(self, why: str) -> None:
-        """Stop the launcher; without one, exit."""
+    def _end(self, why: str, signum: int = signal.SIGTERM) -> None:
+        """Stop the launcher, which is silent if the controller reports why; without one, exit."""
         if self._launcher is None:
             self._over = True
         elif not self._is_ending:
             self._is_ending = True
             self._reactor.call_later(self._order["grace_s"] + _AFTER_GRACE_S, self._launcher.kill)
-            with contextlib.suppress(OSError):
-                write_private(os.path.join(self._folder, WHY), why)
-            send_signal(self._launcher.pid, signal.SIGTERM)
+            if why:
+                with contextlib.suppress(OSError):
+                    write_private(os.path.join(self._folder, WHY), why)
+            send_signal(self._launcher.pid, signum)
 
     # ---- the launcher -----------------------------------------------------------------------
 
@@ -240,6 +240,10 @@ class Agent:
                 os.set_blocking(pipe.fileno(), False)
                 self._pipes[pipe.fileno()] = (kind, pipe)
 
+    def _has_met(self) -> bool:
+        """Whether the launcher has met those of the other nodes."""
+        return os.path.exists(os.path.join(self._folder, MET))
+
     def _forward(self, fd: int) -> bool:
         """Forward available output of a stream; return whether there was any."""
         kind, pipe = self._pipes[fd]
@@ -261,9 +265,9 @@ class Agent:
                     pass
             for name in ("error", "report"):
                 self._send_file(name)
+            code, has_met = self._launcher.returncode, self._has_met()
             self._holder.close()
-            code = self._launcher.returncode
-            self._send(ended=code, why=self._why if code else "")
+            self._send(ended=code, met=has_met, why=self._why if code else "")
         while self._out.queued_bytes and not self._is_abandoned:
             self._turn()
 

@@ -266,7 +266,9 @@ class Controller:
         """Return why a host is lost, if its launcher did not exit normally."""
         if session.ended is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
-            if session.ended < 0 and -session.ended not in own and not self._ending:
+            others_know = session.has_met or self._stop is not None
+            is_stopped = -session.ended in own and others_know
+            if session.ended < 0 and not is_stopped and not self._ending:
                 return f"its launcher was killed by {signal_name(-session.ended)}"
             return session.why_ended or None
         if session.is_closed:

@@ -94,6 +94,8 @@ class HostSession:
         """Where its launcher will listen."""
         self.ended: int | None = None
         """How its launcher ended: exit code, or -n for signal n."""
+        self.has_met = False
+        """Whether its launcher had met those of the other nodes when it ended."""
         self.why_ended = ""
         """Why its agent stopped the launcher by itself, if it did."""
         self._protocol_error: str | None = None
@@ -202,6 +204,7 @@ class HostSession:
             self.endpoint = (str(ip_address(address)), convert(_PORT, port))
         elif "ended" in news:
             self.ended, self.why_ended = convert(_CODE, news["ended"]), convert(Line, news["why"])
+            self.has_met = convert(bool, news["met"])
         elif "error" in news:
             self.error = parse_error_json(news["error"])
         elif "report" in news:

@@ -96,6 +96,7 @@ from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.watcher import Watcher
 
 if TYPE_CHECKING:
+    from meshrun.plan.rank_env import LaunchFacts
     from meshrun.supervisor.node_link import Meet, Nodes
 
 _LATE_NS = 1_000_000_000
@@ -211,7 +212,7 @@ class Loop:
             on_reports=self._on_reports,
         )
         if meet is None:
-            note_listening(plan, facts, console)
+            self._note_met(facts)
         self._nodes = None if meet is None else self._meet(meet)
         self._set_up_turn()
 
@@ -222,6 +223,11 @@ class Loop:
         if self._monitor.stragglers is not None:
             self._monitor.stragglers.send_to_nodes = nodes.peers.send
         return nodes
+
+    def _note_met(self, facts: LaunchFacts) -> None:
+        note_listening(self.plan, facts, self._console)
+        if self._caller is not None:
+            self._caller.note_met()
 
     def _set_up_turn(self) -> None:
         """Register what each turn does, in this order."""
@@ -580,9 +586,7 @@ class Loop:
         self._output.replan(plan)
         for watcher in self._watchers:
             watcher.replan(plan)
-        note_listening(plan, facts, self._console)
-        if self._caller is not None:
-            self._caller.note_met()
+        self._note_met(facts)
         return replace(met, ranks=tuple(self._processes.ranks))
 
     def _start_all(self, generation: int) -> None:

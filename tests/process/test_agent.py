@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from meshrun import __version__
 from meshrun.ssh.framing import order
 from meshrun.ssh.remote_command import boot_command
-from tests.kit import PROGRAMS, run_meshrun
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun
 
 SAYS = """\
 import json, struct, sys
@@ -102,7 +104,7 @@ def test_a_signal_ends_the_agent(tmp_path: Path) -> None:
         [_news(ready=5)],
         [_news(refused="why")],
         [("n", 0, READY), _news(listening=["\x1b[31m", 1])],
-        [("n", 0, READY), _news(ended="0", why="")],
+        [("n", 0, READY), _news(ended="0", met=True, why="")],
         [("n", 0, READY), _news(report="[" * 100_000)],
         [("n", 0, READY), _news(error=json.dumps({**ERROR, "exit_code": "x"}))],
         [("n", 0, READY), _news(error=json.dumps({**ERROR, "kind": "SpecError"}))],
@@ -121,9 +123,48 @@ def test_invalid_data_from_an_agent_ends_only_its_host(
     assert "bug" not in ours.stderr
 
 
+def test_a_launcher_that_is_killed_as_it_starts_names_its_host(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Nothing else ends the wait of the other hosts, and nothing else reports it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if 'launcher' in sys.orig_argv: os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    ours = run_meshrun(*_hosts_through_sh(tmp_path), PROGRAMS / "echo.py", env=env)
+
+    assert ours.returncode == 69, ours.stderr
+    last = ours.stderr.splitlines()[-1]
+    assert last == "error: host elsewhere was lost: its launcher was killed by SIGTERM"
+
+
+def test_a_signal_to_the_agent_is_one_to_its_launcher(fake_torch: object, tmp_path: Path) -> None:
+    """Slurm sends it to every process of a step; the exit code is that of the signal."""
+    words = (*_hosts_through_sh(tmp_path), "--nproc-per-node", "2", PROGRAMS / "wait.py")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        below = psutil.Process(running.process.pid).children(recursive=True)
+        (agent,) = [each for each in below if each.cmdline()[1:2] == ["agent"]]
+        agent.terminate()
+
+        assert running.wait() == 143
+    assert running.stderr.splitlines() == [
+        "meshrun: SIGTERM: stopping 2 ranks, up to 30 s",
+        "meshrun: stopped by SIGTERM",
+    ]
+
+
+def _hosts_through_sh(folder: Path) -> tuple[str | Path, ...]:
+    """Return the options for a host that is this machine by another name."""
+    (ssh := folder / "ssh").write_text('#!/bin/sh\nfor line; do :; done; eval "$line"\n')
+    ssh.chmod(0o755)
+    return "--ssh", ssh, "--hosts", "elsewhere"
+
+
 def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> None:
     """The controller prints it to its own terminal."""
-    said = [("n", 0, READY), _news(error=json.dumps(ERROR)), _news(ended=3, why="")]
+    said = [("n", 0, READY), _news(error=json.dumps(ERROR)), _news(ended=3, met=False, why="")]
     ours = _with_agent_that(said, tmp_path)
 
     assert ours.returncode == 3

@@ -38,13 +38,13 @@ def test_changes_of_nodes_are_parsed_as_they_were_rendered() -> None:
     ("code", "end"),
     [
         (-9, "was killed by SIGKILL"),
-        (143, "was killed by SIGTERM"),
+        (-15, "was killed by SIGTERM"),
         (1, "exited with code 1"),
         (255, "exited with code 255"),
     ],
 )
 def test_a_launcher_that_reports_nothing(tmp_path: Path, code: int, end: str) -> None:
-    """One that a signal ended exits with 128 + n if it had to clean up first."""
+    """How it ended is the error."""
     result = read_result(str(tmp_path), code, began_ns=0)
     assert result.trouble is not None
     assert result.trouble.message == f"the launcher {end} before it could report a result"
