@@ -6,6 +6,8 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 
 from meshrun.errors import HostError
 from meshrun.plan.rendezvous_config import RendezvousConfig
@@ -44,11 +46,7 @@ def read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
     text, path = env.get("MESHRUN_SECRET", ""), env.get("MESHRUN_SECRET_FILE")
     if text or not path:
         return text or config.secret or ""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read().strip()
-    except OSError as error:
-        raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
+    text = _content(path)
     if not text:
         raise HostError(
             f"MESHRUN_SECRET_FILE `{path}` is empty",
@@ -67,10 +65,21 @@ def secret_warnings(env: Mapping[str, str], config: RendezvousConfig) -> list[st
             f" impersonates the first node; `{_DRAW}` generates one of 44"
         )
     if path and not env.get("MESHRUN_SECRET"):
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            warnings.append(
-                f"MESHRUN_SECRET_FILE `{path}` is accessible to other users (mode {mode:04o});"
-                f" run `chmod 600 {path}`"
-            )
+        with suppress(FileNotFoundError):  # removed once it was read
+            mode = stat.S_IMODE(os.stat(path).st_mode)
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                warnings.append(
+                    f"MESHRUN_SECRET_FILE `{path}` is accessible to other users (mode {mode:04o});"
+                    f" run `chmod 600 {path}`"
+                )
     return warnings
+
+
+@cache
+def _content(path: str) -> str:
+    """Return the text of a file, which is read once: it may be a pipe, as of ``<(pass ...)``."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error

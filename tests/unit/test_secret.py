@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
 
 from meshrun.errors import HostError
 from meshrun.plan.rendezvous_config import RendezvousConfig
+from meshrun.rendezvous import secret as module
 from meshrun.rendezvous.secret import find_secret, secret_warnings
 
 
 def secret(env: dict[str, str], *, run_id: str | None = "job", own: str | None = None) -> bytes:
     return find_secret(env, RendezvousConfig(nnodes=2, run_id=run_id, secret=own))
+
+
+@pytest.fixture(autouse=True)
+def read_again() -> None:
+    module._content.cache_clear()
 
 
 @pytest.fixture
@@ -57,6 +64,23 @@ def test_an_empty_file_is_no_secret(file: Path, text: str) -> None:
 
     with pytest.raises(HostError, match="is empty"):
         secret({"MESHRUN_SECRET_FILE": str(file)})
+
+
+def test_a_pipe_or_a_file_that_is_removed_is_read_once(file: Path) -> None:
+    """As of ``MESHRUN_SECRET_FILE=<(pass show job)``; a launcher asks for it several times."""
+    reader, writer = os.pipe()
+    os.write(writer, LONG.encode())
+    os.close(writer)
+    by_pipe = {"MESHRUN_SECRET_FILE": f"/dev/fd/{reader}"}
+    by_file = {"MESHRUN_SECRET_FILE": str(file)}
+    found = secret(by_pipe), secret(by_file)
+    file.unlink()
+
+    assert found == (secret({"MESHRUN_SECRET": LONG}), secret({"MESHRUN_SECRET": "hidden"}))
+    assert found == (secret(by_pipe), secret(by_file))
+    assert warnings_of(by_pipe) == []
+    assert len(warnings_of(by_file)) == 1  # it is short
+    os.close(reader)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
