@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass
 
 from meshrun.host.folder import open_private
@@ -18,6 +19,7 @@ WHY = "why"
 """A file in that folder with the reason for the parent's next signal to the launcher."""
 
 _MARK = "\x1e"
+_END_OF_CALL = re.compile(f"{_MARK}([0-9]{{1,18}}){_MARK}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +77,5 @@ def end_of_call(number: int) -> bytes:
 
 def ended_call(line: str) -> int | None:
     """Return the number of the call that a line ends, or ``None`` for any other line."""
-    number = line.removeprefix(_MARK).removesuffix(_MARK)
-    return int(number) if line == f"{_MARK}{number}{_MARK}" and number.isdecimal() else None
+    match = _END_OF_CALL.fullmatch(line)
+    return int(match[1]) if match else None

@@ -86,7 +86,12 @@ def test_kept_output_is_not_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "7", "\x1e", "\x1e\x1e", "\x1e7", "[dp0] \x1e7\x1e", "\x1ex\x1e"]
+    "line",
+    [
+        *("", "7", "\x1e", "\x1e\x1e", "\x1e7", "[dp0] \x1e7\x1e", "\x1ex\x1e"),
+        f"\x1e{'7' * 5000}\x1e",
+    ],
+    ids=lambda line: repr(line[:9]),
 )
 def test_lines_that_do_not_end_a_call(line: str) -> None:
     """A rank may print them."""
