@@ -114,7 +114,7 @@ def describe_lost_process(state: State) -> str | None:
         what = "hosts the ranks' store"
     else:
         what = "guards the ranks"
-    why = f" ({lost.why})" if isinstance(lost, ZygoteGone) and lost.why else ""
+    why = f" ({lost.why})" if lost.why else ""
     return f"the process that {what} {describe_exit(*split_wait_status(lost.wait_status))}{why}"
 
 

@@ -274,10 +274,10 @@ def _trouble_here(state: State) -> MeshrunError | None:
         return HostError(describe_start_error(failed), hint=failed.hint)
     if (what := describe_lost_process(state)) is None or state.lost_process is None:
         return None
-    if isinstance(state.lost_process, StoreEnded):
-        return HostError(f"{what}, and the ranks need it")
     exit_code, signum = split_wait_status(state.lost_process.wait_status)
     hint = None if state.lost_process.why else _hint_of_death(signum)
+    if isinstance(state.lost_process, StoreEnded):
+        return HostError(f"{what}, and the ranks need it", hint=hint)
     trouble = HostError(f"{what}, and the ranks ended with it", hint=hint)
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
     refusal = state.nodes.failed if state.nodes is not None else None

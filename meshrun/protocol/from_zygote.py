@@ -176,6 +176,8 @@ class StoreEnded:
 
     wait_status: int
     at_ns: int
+    why: str | None = None
+    """Why it was killed, if the launcher knows that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,7 @@ from meshrun.protocol.from_zygote import (
     RankReady,
     RankStarted,
     StartFailed,
+    StoreEnded,
 )
 from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
@@ -397,7 +398,13 @@ class Loop:
                 self._handle(raised)
             if message.wait_status:
                 self._exclude_if_unfit(message)
+        if isinstance(message, StoreEnded):
+            message = replace(message, why=self._why_killed(message.wait_status))
         self._handle(message)
+
+    def _why_killed(self, wait_status: int) -> str | None:
+        is_killed = split_wait_status(wait_status)[1] == signal.SIGKILL
+        return self._memory.why_killed() if is_killed else None
 
     def _exclude_if_unfit(self, event: RankExited | RankRaised) -> None:
         """Exclude this node from the launch if the rank's GPU needs a reset."""
@@ -425,8 +432,7 @@ class Loop:
         if left.survivors or left.denied:
             self._handle(left)
         self._on_reports()
-        killed = split_wait_status(status)[1] == signal.SIGKILL
-        why = self._memory.why_killed() if killed else None
+        why = self._why_killed(status)
         self._handle(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns(), why=why))
 
     def _on_reports(self) -> None:

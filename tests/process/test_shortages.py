@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,6 +20,7 @@ from tests.kit import (
     command,
     marked_processes,
     run_meshrun,
+    start_meshrun,
     wait_until,
     within,
 )
@@ -134,6 +136,21 @@ def test_a_rank_at_a_limit(
     ours = run_meshrun(program, preexec_fn=lambda: resource.setrlimit(*limit))
 
     assert ours.stderr.splitlines()[-2] == f"error: rank 0 {end}", ours.stderr
+
+
+def test_a_process_of_meshrun_at_a_limit(fake_torch: object, tmp_path: Path) -> None:
+    """The store's, which the kernel's out-of-memory killer may choose too, names it likewise."""
+    with start_meshrun(PROGRAMS / "wait.py", folder=tmp_path) as running:
+        running.wait_for("up")
+        resource.prlimit(running.process.pid, resource.RLIMIT_CPU, (5000, 5000))
+        os.kill(running.below_zygote()[0], signal.SIGKILL)
+
+        assert running.wait() == 71
+    last = running.stderr.splitlines()[-1]
+    assert last == (
+        "error: the process that hosts the ranks' store was killed by SIGKILL"
+        " (possibly at the limit of CPU time: `ulimit -t` is 5000 s), and the ranks need it"
+    )
 
 
 def test_a_preload_without_memory(fake_torch: object, tmp_path: Path) -> None:
