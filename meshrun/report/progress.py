@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from meshrun.console.console import Console
-from meshrun.host.reactor import Reactor
+from meshrun.host.reactor import Reactor, Timer
 from meshrun.layout.labels import merged_label, rank_name
 from meshrun.lifecycle.blame import describe_failure
 from meshrun.lifecycle.local import SECOND_SIGNAL_GRACE_S
@@ -74,6 +74,7 @@ class StartProgress(Watcher):
         """Processes that could not be killed and were noted."""
         self._generation = 0
         self._phase = Phase.IMPORTING
+        self._slow_import: Timer | None = None
         self._is_checking = bool(plan.request.check_first)
 
     @property
@@ -91,9 +92,14 @@ class StartProgress(Watcher):
         return replace(result, failures=(first, *others))
 
     def begin(self, reactor: Reactor, state: State) -> None:
-        """Note once if the imports take long."""
+        """Note if the imports of a zygote take long."""
         self._phase = state.phase
-        reactor.call_later(_IMPORT_TAKES_S, self._note_slow_import)
+        self._slow_import = reactor.call_later(_IMPORT_TAKES_S, self._note_slow_import)
+
+    def _enter(self, phase: Phase) -> None:
+        if phase is not self._phase and self._slow_import is not None:
+            self._slow_import.restart(_IMPORT_TAKES_S)
+        self._phase = phase
 
     def _note_slow_import(self) -> None:
         if self._phase is Phase.IMPORTING:
@@ -104,7 +110,7 @@ class StartProgress(Watcher):
 
     def see(self, event: Event, state: State) -> None:
         """Show an event and the state after it."""
-        self._phase = state.phase
+        self._enter(state.phase)
         self._note_conditions(event, state)
         if self._quiet:
             return

@@ -56,6 +56,25 @@ def test_imports_that_take_long_are_noted(
     )
 
 
+def test_imports_of_another_zygote_are_noted_after_the_same_time(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Not after the time since the launch began; also if that is much longer."""
+    now_s = 0.0
+    state = State(shutdown_timeout_s=1.0, ranks={}, phase=Phase.IMPORTING)
+    with Reactor(clock_ns=lambda: int(now_s * 1e9)) as reactor:
+        (watch := StartProgress(plan_of(), Console())).begin(reactor, state)
+        noted = []
+        for at_s, phase in (50, Phase.RUNNING), (55, Phase.IMPORTING), (100, None), (120, None):
+            now_s = at_s
+            if phase is not None:
+                watch.see(TimePassed(at_ns=0), replace(state, phase=phase))
+            reactor.turn(most_s=0)
+            noted.append("importing torch has taken 60 s" in capfd.readouterr().err)
+
+    assert noted == [False, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("ranks", "note"),
     [
