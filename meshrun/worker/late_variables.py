@@ -12,6 +12,14 @@ from meshrun.worker.early_settings import EarlySettings, is_read_at_import, is_t
 from meshrun.worker.threads import raise_thread_counts
 
 _OURS = (__file__, os.__file__)
+_IN_TIME = (
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR",
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
+)  # fmt: skip
+"""Variables that torch reads whenever it needs them, or that other copies of OpenMP read.
+
+Lightning, joblib and scikit-learn set some of them when they are imported.
+"""
 
 
 def follow_environment(settings: EarlySettings) -> None:
@@ -29,7 +37,7 @@ def follow_environment(settings: EarlySettings) -> None:
         if is_thread_count(name) and not _has_torch(sys._getframe(2)):
             now = {**os.environ, name: value or ""}
             raise_thread_counts(now)
-        elif is_read_at_import(name) and had.get(name) != value:
+        elif is_read_at_import(name) and name not in _IN_TIME and had.get(name) != value:
             had[name] = value
             if os.environ.get("RANK") == "0" and not _has_torch(sys._getframe(2)):
                 note(

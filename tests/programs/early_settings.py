@@ -12,6 +12,8 @@ if "unclear" in sys.argv:
     os.environ["TORCHDYNAMO_VERBOSE"] = str(min(os.getpid(), 1))
 if "hidden" in sys.argv:
     exec('os.environ["TORCHDYNAMO_VERBOSE"] = "1"')
+    exec('os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"')  # as Lightning; read at each check
+    exec('os.environ["KMP_INIT_AT_FORK"] = "FALSE"')  # as joblib, for the OpenMP of others
 
 import logging
 

@@ -46,7 +46,7 @@ def test_a_value_known_only_at_run_time_requires_an_interpreter_per_rank() -> No
 
 
 def test_a_value_that_comes_too_late_is_warned_of() -> None:
-    """Once, and not if it would have no effect under Python either."""
+    """Once, and not if it has an effect, or would have none under Python either."""
     ours = run_meshrun("--nproc-per-node", "2", _PROGRAM, "0", "hidden")
     warnings = [line for line in ours.stderr.splitlines() if "was set after torch" in line]
 
