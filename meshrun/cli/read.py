@@ -384,13 +384,15 @@ def _nodes(options: Options) -> tuple[int | None, int | None]:
 
 
 def _rendezvous(options: Options, least_nodes: int | None) -> Rendezvous:
+    backend = options.rdzv_backend or Options.rdzv_backend.default
+    node_rank = options.node_rank
     return Rendezvous(
-        backend=options.rdzv_backend or Options.rdzv_backend.default,
+        backend=backend,
         endpoint=options.rdzv_endpoint or "",
         run_id=None if options.standalone else options.rdzv_id,  # as torchrun
         conf=options.rdzv_conf,
         standalone=options.standalone,
-        node_rank=options.node_rank,
+        node_rank=node_rank if backend == "static" else None,  # as torchrun
         least_nodes=least_nodes,
         compares_programs=not options.allow_different_programs,
         master_addr=options.master_addr,

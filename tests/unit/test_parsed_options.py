@@ -36,6 +36,14 @@ def test_times_of_a_rendezvous_are_whole_seconds() -> None:
         request(rdzv_conf="join_timeout=soon")
 
 
+@pytest.mark.parametrize(("backend", "node_rank"), [("static", 5), ("c10d", None), ("etcd", None)])
+def test_a_node_rank_is_for_static_rendezvous(backend: str, node_rank: int | None) -> None:
+    """torchrun ignores it elsewhere, even if it is larger than the number of nodes."""
+    found = request(nnodes="2", node_rank="5", rdzv_backend=backend)
+
+    assert found.rendezvous.node_rank == node_rank
+
+
 def test_an_empty_log_folder_means_no_logs() -> None:
     """As in torchrun: ``--log-dir "$LOGS"`` writes no files if the variable is not set."""
     assert request(log_dir="").logs.log_dir is None
