@@ -316,32 +316,6 @@ def test_two_nodes_with_one_node_rank_are_reported(make_hosts: MakeHosts, fake_t
     assert set(error.groups()) == {"node1", "node2"}
 
 
-@pytest.mark.nightly
-def test_two_first_nodes_are_reported(make_hosts: MakeHosts, fake_torch: Path) -> None:
-    """Only one of them has the endpoint's address; each names both, and neither waits."""
-    hosts = make_hosts(2)
-    launches = launch_on(hosts, "--node-rank", "0", *AT, SAYS)
-
-    assert end_all(launches) == [2, 2], launches[0].text + launches[1].text
-    for launch in launches:
-        assert "error: node0 and node1 are both node 0" in launch.text
-    assert "as node 0, it listens on 0.0.0.0" in launches[1].text
-    all_gone(hosts)
-
-
-def test_another_launch_is_rejected(make_hosts: MakeHosts, fake_torch: Path) -> None:
-    """If --rdzv-id differs, both sides report it, and the contacted launch keeps waiting."""
-    hosts = make_hosts(2)
-    launches = launch_on(
-        hosts, *AT, "--rdzv-conf", "join_timeout=5", SAYS,
-        each=lambda host: ["--rdzv-id", f"job{host}"],
-    )  # fmt: skip
-
-    assert end_all(launches) == [69, 69]
-    assert "10.77.0.2 was rejected: it belongs to another launch" in launches[0].text
-    assert "it belongs to another launch or has a different secret" in launches[1].text
-
-
 def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
     """The same exit code everywhere; the first node prints the full report, the others a line."""
     hosts = make_hosts(3)
@@ -522,21 +496,6 @@ def test_a_launcher_that_is_not_started_again_is_not_waited_for_long(make_hosts:
     lost = "error: node 1 (node1) was lost: it closed the connection; after "
     assert lost in launches[0].text
     all_gone(hosts)
-
-
-@pytest.mark.nightly
-def test_a_surplus_node_is_told_that_all_are_running(make_hosts: MakeHosts) -> None:
-    """Once the launch has started, a further node exits at once, and the launch goes on."""
-    hosts = make_hosts(3)
-    launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
-    surplus = Launch(hosts, 2, [*AT, TOGETHER, "save", "stay"])
-
-    assert surplus.end() == 2
-    assert "error: all 2 nodes are already running: node0, node1" in surplus.text
-    launches[0].send(signal.SIGTERM)
-    assert end_all(launches) == [75, 75]
 
 
 @pytest.mark.nightly

@@ -11,6 +11,7 @@ import pytest
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines
 from tests.kit import PROGRAMS
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -184,23 +185,6 @@ def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) ->
 
 
 @pytest.mark.nightly
-def test_a_node_that_comes_after_all_have_joined_is_rejected(make_hosts: MakeHosts) -> None:
-    """torch's rendezvous would keep it waiting; the others keep running."""
-    hosts = make_hosts(3)
-    words = ["--rdzv-backend", "c10d", *AT, TOGETHER, "save", "stay"]
-    launches = [Launch(hosts, host, words) for host in (0, 1)]
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
-    surplus = Launch(hosts, 2, words)
-
-    assert surplus.end() == 2
-    assert "error: all 2 nodes are already running: node0, node1" in surplus.text
-    launches[0].send(signal.SIGTERM)
-    assert end_all(launches) == [75, 75], launches[0].text + launches[1].text
-    all_gone(hosts)
-
-
-@pytest.mark.nightly
 def test_a_node_that_dies_while_others_are_awaited_may_come_back(make_hosts: MakeHosts) -> None:
     """The coordinator drops it and accepts its replacement."""
     hosts = make_hosts(3)
@@ -239,60 +223,62 @@ def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
 def test_one_node_too_many_is_rejected(
     make_hosts: MakeHosts, backend: str, request: pytest.FixtureRequest
 ) -> None:
-    """It finds no launch that waits for it; the others keep running."""
+    """It is told that all are running, where torch's rendezvous would keep it waiting."""
     if backend == "static":
         request.getfixturevalue("fake_torch")
     hosts = make_hosts(3)
-    words = ["--rdzv-backend", backend, "--rdzv-conf", "join_timeout=12", *AT[:4],
-             "--nproc-per-node", "1", PROGRAMS / "wait.py"]  # fmt: skip
+    words = ["--rdzv-backend", backend, *AT[:4], "--nproc-per-node", "1", PROGRAMS / "wait.py"]
     launches = [Launch(hosts, host, words) for host in (0, 1)]
     for launch in launches:
         launch.wait_for("up")
     late = Launch(hosts, 2, words)
 
     assert late.end() == 2, late.text
-    assert "error: " in late.text
+    assert "error: all 2 nodes are already running: node0, node1" in late.text
     assert [launch.process.poll() for launch in launches] == [None, None]
-    launches[0].send(signal.SIGINT)
-    end_all(launches)
-    print(late.text)
+    launches[0].send(signal.SIGTERM)
+    assert end_all(launches) == [-signal.SIGTERM, 143], launches[0].text + launches[1].text
+    all_gone(hosts)
 
 
 # ---- wrong addresses -----------------------------------------------------------------------
 
+# A node's words, with its number for N; its exit code; and what nodes 0 and 1 say.
+PORTS = (["--rdzv-endpoint", "node0:2950N"], 69, ["1 of 2 nodes joined"],
+         ["node0:29501", "Connection refused"])  # fmt: skip
+MISTAKES: dict[str, tuple[list[str], int, list[str], list[str]]] = {
+    # Only one has the endpoint's address; each names both, and neither waits.
+    "both first": (["--node-rank", "0"], 2, ["error: node0 and node1 are both node 0"],
+                   ["error: node0 and node1 are both node 0", "it listens on 0.0.0.0"]),
+    # The launch that the other contacts keeps waiting.
+    "launches": (["--rdzv-id", "jobN"], 69,
+                 ["10.77.0.2 was rejected: it belongs to another launch"],
+                 ["it belongs to another launch or has a different secret"]),
+    "endpoint": (["--rdzv-endpoint", "node1:29500", "--node-rank", "N"], 69,
+                 ["node1:29500 is not an address of node0"],
+                 ["10.77.0.2 is an address of this machine, which is not node 0"]),
+    "ports": PORTS,
+    "ports, c10d": (["--rdzv-backend", "c10d", *PORTS[0]], *PORTS[1:]),
+}  # fmt: skip
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_another_port_is_reported(make_hosts: MakeHosts, backend: str) -> None:
-    """No one listens there, and both nodes report where they wait."""
-    hosts = make_hosts(2)
-    words = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-conf", "join_timeout=6", *MESH]
-    launches = launch_on(
-        hosts, *words, SAYS,
-        each=lambda host: ["--rdzv-endpoint", f"node0:{29500 + host}"],
-    )  # fmt: skip
 
-    assert end_all(launches) == [69, 69]
-    assert "1 of 2 nodes joined" in launches[0].text
-    assert "node0:29501" in launches[1].text
-    assert "Connection refused" in launches[1].text
-
-
-@pytest.mark.nightly
-def test_an_endpoint_on_another_node_than_the_first_is_reported(
-    make_hosts: MakeHosts, fake_torch: Path
+@pytest.mark.parametrize("mistake", ordinary(MISTAKES, "launches"))
+def test_nodes_that_cannot_meet_each_say_why(
+    make_hosts: MakeHosts, mistake: str, request: pytest.FixtureRequest
 ) -> None:
-    """Each node reports the contradiction from its side."""
-    hosts = make_hosts(2)
+    """From its side, if both nodes are started with words that contradict each other."""
+    words, code, *said = MISTAKES[mistake]
+    if "c10d" not in words:
+        request.getfixturevalue("fake_torch")
     launches = launch_on(
-        hosts, "--nnodes", "2", "--rdzv-conf", "join_timeout=5",
-        "--rdzv-endpoint", "node1:29500", *MESH, SAYS,
-        each=lambda host: ["--node-rank", str(host)],
+        hosts := make_hosts(2), "--rdzv-conf", "join_timeout=6", SAYS,
+        each=lambda host: [*AT, *(word.replace("N", str(host)) for word in words)],
     )  # fmt: skip
 
-    assert end_all(launches) == [69, 69]
-    assert "node1:29500 is not an address of node0" in launches[0].text
-    assert "10.77.0.2 is an address of this machine, which is not node 0" in launches[1].text
+    assert end_all(launches) == [code, code], launches[0].text + launches[1].text
+    for launch, texts in zip(launches, said, strict=True):
+        assert [text for text in texts if text not in launch.text] == [], launch.text
+    all_gone(hosts)
 
 
 @pytest.mark.nightly

@@ -108,10 +108,11 @@ def test_a_slow_reader_loses_nothing(fake_torch: object) -> None:
         assert found[f"rank {rank}"] == [f"{rank}:{n}".ljust(99, ".") for n in range(count)]
 
 
-def test_a_reader_that_exits_ends_the_launch(fake_torch: object) -> None:
+@pytest.mark.parametrize("flags", [(), ("--status", "--status-interval", "0.05")])
+def test_a_reader_that_exits_ends_the_launch(flags: tuple[str, ...], fake_torch: object) -> None:
     """``meshrun ... | head`` ends by SIGPIPE, like any program in a pipe."""
     with subprocess.Popen(
-        command("--nproc-per-node", "2", PROGRAMS / "print_much.py", "100000000"),
+        command(*flags, "--nproc-per-node", "2", PROGRAMS / "print_much.py", "100000000"),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as process:
@@ -224,23 +225,6 @@ def test_a_closed_stream_is_not_replaced_by_another(
     assert ran.returncode == 0
     assert ran.stdout == ("" if closed == 1 else "[rank 0] out, read ''\n")
     assert ran.stderr == ("" if closed == 2 else "[rank 0] err\n")
-
-
-def test_a_full_disk_is_reported_and_does_not_end_the_launch(fake_torch: object) -> None:
-    """One line says that output is lost."""
-    with open("/dev/full", "wb") as full:
-        result = subprocess.run(
-            command("--nproc-per-node", "2", PROGRAMS / "print_much.py", "3"),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-
-    assert result.returncode == 0
-    assert result.stderr == (
-        b"meshrun: cannot write to stdout (No space left on device);"
-        b" what ranks print there is lost\n"
-    )
 
 
 def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Path) -> None:
@@ -481,16 +465,26 @@ def test_an_error_is_colored_on_a_terminal(env: dict[str, str]) -> None:
     )
 
 
-@pytest.mark.parametrize("asked", [["--version"], ["--help"], ["--dry-run", "--mesh", "2", "x.py"]])
-def test_a_full_disk_behind_stdout_is_not_a_bug(asked: list[str]) -> None:
-    """One line of error, and the exit code for a problem of the machine."""
+@pytest.mark.parametrize(
+    ("words", "stream", "code", "said"),
+    [
+        (["--nproc-per-node", "2", PROGRAMS / "print_much.py", "3"], "stdout", 0,
+         "meshrun: cannot write to stdout (No space left on device);"
+         " what ranks print there is lost\n"),
+        (["--nproc-per-node", "2", PROGRAMS / "end.py", "7"], "stderr", 7, None),
+        *((words, "stdout", 71, "error: cannot write the output: No space left on device\n")
+          for words in (["--version"], ["--help"], ["--dry-run", "--mesh", "2", "x.py"])),
+    ],
+)  # fmt: skip
+def test_a_full_disk_costs_only_what_is_printed(
+    words: list[str | Path], stream: str, code: int, said: str | None, fake_torch: object
+) -> None:
+    """No launch ends for it; what only prints ends with the code for a problem of the machine."""
     with open("/dev/full", "w") as full:
-        result = subprocess.run(
-            command(*asked), stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        result = subprocess.run(command(*words), text=True, check=False, **streams)
 
-    assert result.returncode == 71
-    assert result.stderr == "error: cannot write the output: No space left on device\n"
+    assert (result.returncode, result.stderr) == (code, said)
 
 
 def test_an_error_shows_what_it_found_without_control_characters() -> None:
@@ -499,19 +493,6 @@ def test_an_error_shows_what_it_found_without_control_characters() -> None:
 
     assert ran.returncode == 2
     assert ran.stderr.startswith(r"error: --hosts: `a\x1b]0;b\x07` is not a host" + "\n\nhint: ")
-
-
-def test_a_full_disk_behind_stderr_changes_no_exit_code(fake_torch: object) -> None:
-    """Only the report of the failure is lost."""
-    with open("/dev/full", "w") as full:
-        result = subprocess.run(
-            command("--nproc-per-node", "2", PROGRAMS / "end.py", "7"),
-            stdout=subprocess.PIPE,
-            stderr=full,
-            check=False,
-        )
-
-    assert result.returncode == 7
 
 
 @pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.nightly)])

@@ -38,6 +38,7 @@ KILLED = "killed from outside; the kernel logged no out-of-memory kill"
         (str(2**64), 255, "exited with code 255", ""),
         ("raise", 1, "raised ValueError: the loss is nan, exit code 1", ":13 in <module>, "),
         ("chain", 1, "raised RuntimeError: no learning rate, exit code 1", ":18 in <module>, "),
+        ("odd", 1, r"raised ValueError: a\ud800b\x1b[31m, exit code 1", ":29 in <module>, "),
         ("text", 1, "exited with code 1: the config is missing", ""),
         ("mute", 1, "exited with code 1: (no message: its __str__ raised)", ""),
         ("SIGKILL", 137, f"was killed by SIGKILL ({KILLED})", ""),
@@ -304,18 +305,6 @@ def test_what_ranks_leave_behind_is_killed_and_reported(fake_torch: object, tmp_
 
     assert ours.returncode == 0
     assert ours.stderr == "meshrun: killed 2 processes that the ranks left behind\n"
-
-
-def test_a_message_that_cannot_be_printed_as_it_is_does_not_hide_the_cause(
-    fake_torch: object, tmp_path: Path
-) -> None:
-    """A lone surrogate and control characters are escaped."""
-    program = tmp_path / "odd.py"
-    program.write_text("raise ValueError('a\\ud800b\\x1b[31m')\n")
-    ours = run_meshrun("--nproc-per-node", "2", program)
-
-    assert ours.returncode == 1
-    assert "raised ValueError: a\\ud800b\\x1b[31m, exit code 1" in ours.stderr
 
 
 @pytest.mark.parametrize(

@@ -205,19 +205,6 @@ def test_plain_lines_elsewhere(
     assert any(full.search(line) for line in status)
 
 
-def test_a_reader_that_exits_ends_the_launch(fake_torch: object, until: Path) -> None:
-    """``meshrun --status ... | head -1`` ends as without --status."""
-    with subprocess.Popen(
-        command(*OFTEN, "--nproc-per-node", "2", until),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.wait(timeout=60) == -signal.SIGPIPE
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -525,46 +525,31 @@ def test_no_server_is_used_from_a_folder_that_is_not_private(warm: Warm, tmp_pat
         assert os.listdir(folder) == []
 
 
-def test_another_user_is_neither_served_nor_trusted(
-    warm: Warm, as_nobody: tuple[list[str], Path], tmp_path: Path
+@pytest.mark.parametrize("who", ["another user", "fewer privileges"])
+def test_others_are_neither_served_nor_trusted(
+    who: str, warm: Warm, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Both ends check the other's user; in this test, that user may enter any folder."""
-    as_other, _ = as_nobody
+    """Both ends check the other's user and whether it is sandboxed, even if it sees the folder."""
+    as_other, first = [], ""
+    if who == "another user":
+        as_other, _ = request.getfixturevalue("as_nobody")
+    elif read_status("/proc/self/status")["NoNewPrivs"] == "1":
+        pytest.skip("no process here can gain privileges")
+    else:
+        first = LIMITED
     script = program(tmp_path, "import torch\n")
     server = warm.leave(script)
     name = f"{server}.sock"
     words = {"cwd": usual_place(), "stdout": subprocess.PIPE, "text": True}
-    asks = [sys.executable, "-c", ASKS, name]
-    for who, answer in (([], "answered\n"), (as_other, "refused\n")):
-        asked = subprocess.run([*who, *asks], check=True, **words)  # type: ignore[call-overload]
+    python = [sys.executable, "-c"]
+    own, other = [*python, ASKS, name], [*as_other, *python, first + ASKS, name]
+    for asks, answer in ((own, "answered\n"), (other, "refused\n")):
+        asked = subprocess.run(asks, check=True, **words)  # type: ignore[call-overload]
         assert asked.stdout == answer
     assert psutil.pid_exists(server)
     assert warm.run(script).stderr == ""
 
-    listens = [*as_other, sys.executable, "-c", LISTENS, name]
-    with subprocess.Popen(listens, **words) as impostor:  # type: ignore[call-overload]
-        assert impostor.stdout.readline() == "listening\n"
-        done = warm.run(script)
-        assert impostor.stdout.readline() == "got nothing\n"
-    assert done.returncode == 0
-    assert f"the warm server (process {server}) did not answer; starting fresh" in done.stderr
-
-
-def test_a_process_with_fewer_privileges_is_neither_served_nor_trusted(
-    warm: Warm, tmp_path: Path
-) -> None:
-    """A sandboxed process that sees the folder gets no zygote outside, nor a run's environment."""
-    if read_status("/proc/self/status")["NoNewPrivs"] == "1":
-        pytest.skip("no process here can gain privileges")
-    script = program(tmp_path, "import torch\n")
-    name = f"{(server := warm.leave(script))}.sock"
-    words = {"cwd": usual_place(), "stdout": subprocess.PIPE, "text": True}
-    for first, answer in (("", "answered\n"), (LIMITED, "refused\n")):
-        asks = [sys.executable, "-c", first + ASKS, name]
-        asked = subprocess.run(asks, check=True, **words)  # type: ignore[call-overload]
-        assert asked.stdout == answer
-
-    listens = [sys.executable, "-c", LIMITED + LISTENS, name]
+    listens = [*as_other, *python, first + LISTENS, name]
     with subprocess.Popen(listens, **words) as impostor:  # type: ignore[call-overload]
         assert impostor.stdout.readline() == "listening\n"
         done = warm.run(script)

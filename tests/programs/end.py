@@ -25,3 +25,5 @@ if how.isdigit():
 if how.startswith("SIG"):
     os.kill(os.getpid(), getattr(signal, how))
     threading.Event().wait()
+if how == "odd":
+    raise ValueError("a\ud800b\x1b[31m")
