@@ -15,11 +15,12 @@ pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
 
 
-def test_srun_is_enough(slurm: Slurm) -> None:
-    """One launcher per node: the mesh spans the nodes, and rank 0 is on the first."""
-    done = slurm.srun(
-        FIRST_TWO, "--ntasks-per-node=1", *command("--mesh", "dp=2,tp=2", "--no-prefix", SAYS)
-    )
+@pytest.mark.parametrize("gpus", [0, pytest.param(2, marks=pytest.mark.nightly)])
+def test_srun_is_enough(slurm: Slurm, gpus: int) -> None:
+    """One launcher per node: the mesh spans the nodes; GPUs that torch cannot use do no harm."""
+    asked, device = ([f"--gpus-per-node={gpus}"], ["--device", "cpu"]) if gpus else ([], [])
+    words = command("--mesh", "dp=2,tp=2", *device, "--no-prefix", SAYS)
+    done = slurm.srun(FIRST_TWO, "--ntasks-per-node=1", *asked, *words)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.splitlines()) == [

@@ -115,18 +115,6 @@ def typed(*words: str | Path) -> str:
 
 
 @pytest.mark.nightly
-def test_srun_with_gpus_is_enough(slurm: Slurm) -> None:
-    """Accelerators that torch cannot use do no harm if --device is given."""
-    done = slurm.srun(
-        "-N2", "--ntasks-per-node=1", "--gpus-per-node=2",
-        *command("--device", "cpu", *MESH, "--no-prefix", SAYS),
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 4
-
-
-@pytest.mark.nightly
 def test_a_batch_script_with_srun_is_enough(slurm: Slurm) -> None:
     """Its first node need not be the cluster's first."""
     printed = slurm.sbatch(

@@ -11,6 +11,7 @@ import pytest
 from tests.engines.hosts import MakeHosts
 from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on
 from tests.kit import PROGRAMS
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -19,66 +20,39 @@ SHORT = ("--node-timeout", "5")
 """How long a node that gives up stays to notify those it has not reached."""
 
 
-@pytest.mark.parametrize("host", [0, 1])
-def test_a_broken_program_on_one_node_ends_all(
-    make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path, host: int
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize(
+    ("wrong", "host", "backend"),
+    ordinary(
+        [
+            *(("a broken program", host, "static") for host in (0, 1)),
+            *(("a missing program", *row) for row in ((0, "static"), (1, "static"), (1, "c10d"))),
+            ("a folder for logs that others may write to", 1, "static"),
+        ],
+        "a broken program",
+    ),
+)
+def test_what_one_node_cannot_run_ends_all(
+    make_hosts: MakeHosts, tmp_path: Path, wrong: str, host: int, backend: str
 ) -> None:
     """Both nodes exit with the same code and reason, though a third node is missing."""
     hosts = make_hosts(2)
-    broken = tmp_path / "broken.py"
-    broken.write_text("print(")
-    words = [*AT, *SHORT, "--allow-different-programs"]  # else that error might come first
-    launches = launch_on(hosts, each=lambda each: [*words, broken if each == host else SAYS])
-
-    assert end_all(launches) == [1, 1], launches[0].text + launches[1].text
-    assert "SyntaxError" in launches[host].text
-    text = launches[1 - host].text
-    assert f"error: node{host} exited before all nodes had joined: SyntaxError: " in text
-    all_gone(hosts)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("host", "backend"), [(0, "static"), (1, "static"), (1, "c10d")])
-def test_a_missing_program_on_one_node_ends_all(
-    make_hosts: MakeHosts, tmp_path: Path, host: int, backend: str
-) -> None:
-    """It is missed before anything starts, yet the other node is notified."""
-    hosts = make_hosts(2)
-    lost = tmp_path / "lost.py"
-    words = ["--rdzv-backend", backend, *AT, *SHORT]
-    launches = launch_on(hosts, each=lambda each: [*words, lost if each == host else SAYS])
-    codes = end_all(launches)
-
-    assert len(set(codes)) == 1, launches[0].text + launches[1].text
-    text = launches[1 - host].text
-    assert f"error: node{host} exited before all nodes had joined: " in text
-    assert "lost.py" in text
-    all_gone(hosts)
-
-
-@pytest.mark.nightly
-def test_a_log_folder_that_one_node_refuses_ends_all(
-    make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path
-) -> None:
-    """On that node alone, the folder is writable by other users."""
-    hosts = make_hosts(2)
+    (broken := tmp_path / "broken.py").write_text("print(")
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
-    launches = launch_on(
-        hosts,
-        each=lambda each: [
-            *AT,
-            "--node-timeout",
-            "5",
-            "--log-dir",
-            shared if each else tmp_path,
-            SAYS,
-        ],
-    )
-    codes = end_all(launches)
+    its, code, why = {
+        "a broken program": ([broken], 1, "SyntaxError: "),
+        "a missing program": ([tmp_path / "lost.py"], 2, f"can't open file '{tmp_path}/lost.py'"),
+        "a folder for logs that others may write to": (["--log-dir", shared, SAYS], 2, "--log-dir"),
+    }[wrong]
+    # Else a difference between the programs might be the first error.
+    words = ["--rdzv-backend", backend, *AT, *SHORT, "--allow-different-programs"]
+    launches = launch_on(hosts, each=lambda each: [*words, *(its if each == host else [SAYS])])
 
-    assert len(set(codes)) == 1, launches[0].text + launches[1].text
-    assert "error: node1 exited before all nodes had joined: --log-dir" in launches[0].text
+    assert end_all(launches) == [code, code], launches[0].text + launches[1].text
+    text = launches[1 - host].text
+    assert f"error: node{host} exited before all nodes had joined: {why}" in text
+    assert why in launches[host].text
     all_gone(hosts)
 
 

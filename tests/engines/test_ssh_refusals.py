@@ -179,16 +179,21 @@ def test_every_host_that_cannot_be_used_is_named(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
-def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """It is named, and the others do not wait for it."""
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path, full: bool) -> None:
+    """It is named at once, even if its agent's folder cannot hold its launcher's error."""
     sshd = make_sshd(2)
     (folder := tmp_path / "programs").mkdir()
     (program := folder / "a.py").write_text("print('hello')")
     hide(sshd, 1, folder)
-    run = launch(sshd, *MESH, program)
+    if full:
+        hide(sshd, 1, tempfile.gettempdir(), "-o", "nr_inodes=2")
+    run = launch(sshd, "--nproc-per-node", "1", program)
 
     assert run.end() == 2, run.text
-    assert f"error: host node1: can't open file '{program}'" in run.text
+    host = "" if full else "host node1: "
+    assert f"error: {host}can't open file '{program}'" in run.text
     all_gone(sshd)
 
 
@@ -217,22 +222,4 @@ def test_a_full_disk_on_a_host_is_named(make_sshd: MakeSshd, inodes: int, code: 
         last = run.text.splitlines()[-1]
         assert "error: on node1, cannot create" in last, run.text
         assert last.endswith("No space left on device"), run.text
-    all_gone(sshd)
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("fake_torch")
-def test_an_error_is_printed_if_a_full_disk_cannot_hold_it(
-    make_sshd: MakeSshd, tmp_path: Path
-) -> None:
-    """A launcher otherwise writes why it cannot launch to a file in its agent's folder."""
-    sshd = make_sshd(2)
-    (folder := tmp_path / "programs").mkdir()
-    (program := folder / "a.py").write_text("print('hello')")
-    hide(sshd, 1, folder)
-    hide(sshd, 1, tempfile.gettempdir(), "-o", "nr_inodes=2")
-    run = launch(sshd, "--nproc-per-node", "1", program)
-
-    assert run.end() == 2, run.text
-    assert f"error: can't open file '{program}'" in run.text
     all_gone(sshd)
