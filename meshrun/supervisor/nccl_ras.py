@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from meshrun.host.reactor import Reactor
+from meshrun.protocol.printable import one_line
 
 _PORT = 28028
 _TAKES_S = 2.0
@@ -42,8 +43,11 @@ def ras_address(env: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def select_findings(status: str) -> list[str]:
-    """Return the errors and warnings of an answer, without the tables before them."""
-    lines = [line.rstrip() for line in status.splitlines()]
+    """Return the errors and warnings of an answer, without the tables before them.
+
+    Any user of this machine can listen at that port, so control characters are escaped.
+    """
+    lines = [one_line(line.rstrip()) for line in status.splitlines()]
     first = next((at for at, line in enumerate(lines) if line in _HEADINGS), len(lines))
     findings = [line for line in lines[first:] if line and set(line) != {"="}]
     return findings[:_MOST_LINES]

@@ -74,6 +74,14 @@ def ask(replies: dict[bytes, bytes] | None) -> list[str]:
     return ras.findings
 
 
+def test_an_answer_moves_no_cursor() -> None:
+    """Another user of this machine may listen at NCCL's port before NCCL does."""
+    found = select_findings("Errors\n\x1b[2Ja\x07\x9b\n" + "b" * 10_000)
+
+    assert found[:2] == ["Errors", r"\x1b[2Ja\x07\x9b"]
+    assert len(found[2]) <= 1000
+
+
 GREETING = {b"CLIENT PROTOCOL 2\n": b"SERVER PROTOCOL 2\n", b"TIMEOUT 1\n": b"OK\n"}
 
 
