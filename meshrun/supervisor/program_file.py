@@ -190,6 +190,7 @@ def _check_command(name: str) -> None:
 
 def _hint_for(path: str) -> str | None:
     """Return what may be meant by a path that cannot be opened."""
+    import shutil
     from difflib import get_close_matches
 
     if path == "-":
@@ -199,6 +200,8 @@ def _hint_for(path: str) -> str | None:
     folder = os.path.dirname(path) or "."
     if os.path.isfile(f"{path}.py"):
         return f"did you mean `{path}.py`?"
+    if shutil.which(path):
+        return "use --no-python to run it as a command"
     try:
         names = [name for name in os.listdir(folder) if name != os.path.basename(path)]
         near = get_close_matches(os.path.basename(path), names, n=1, cutoff=0.7)

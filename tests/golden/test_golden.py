@@ -62,6 +62,7 @@ ERRORS: dict[str, list[str]] = {
     "a binary program": [sys.executable, "train.py"],
     "a shell script": ["run.sh"],
     "a program without its extension": ["train"],
+    "a command as the program": ["bash", "-c", "ls"],
     "options after the name of a check": ["--check", "--mesh", "dp=2", "quick", "--device", "cpu"],
     "a size that is not a number": ["--mesh", "dp=two", "train.py"],
     "a missing size": ["--mesh", "2x", "train.py"],
