@@ -142,7 +142,9 @@ class LaunchPlan:
         """Return the value of a rank's visible-devices variable, or ``None`` to leave it unset."""
         visible = self.host.visible_devices
         if self.request.virtual_local_rank:
-            return visible[local_rank] if visible else str(local_rank)
+            if visible is None:
+                return str(local_rank)
+            return visible[local_rank] if visible else ""  # what is hidden stays hidden
         return ",".join(visible or ()) if self.request.gpus else None
 
     def ranks(self) -> Iterator[RankPlan]:

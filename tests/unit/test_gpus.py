@@ -432,6 +432,17 @@ def test_mig_instances_need_virtual_local_ranks() -> None:
     assert environment(plan("dp=1", gpus=("MIG-1",)), 0)["CUDA_VISIBLE_DEVICES"] == "MIG-1"
 
 
+@pytest.mark.parametrize(("visible", "seen"), [(None, "1"), (("5", "7"), "7"), ((), "")])
+def test_a_virtual_local_rank_sees_no_gpu_that_is_hidden(
+    visible: tuple[str, ...] | None, seen: str
+) -> None:
+    """An empty CUDA_VISIBLE_DEVICES means no GPU, not all of them."""
+    here = facts(visible, accelerator=None, accelerator_count=0)
+    virtual = plan(None, here, gpus=None, nproc_per_node=2, virtual_local_rank=True)
+
+    assert environment(virtual, 1)["CUDA_VISIBLE_DEVICES"] == seen
+
+
 def test_a_torch_without_gpu_support_cannot_use_them() -> None:
     """Although the machine has some; without a mesh, the program may use them."""
     bare = facts(accelerator=None, accelerator_count=0)
