@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _PORTS = range(20000, 30000)
 """Below the ports that the kernel uses for outgoing connections (from 32768 on Linux)."""
@@ -98,13 +98,15 @@ def facts_of_node(
     system: str,
     evidence: str,
     job_id: str | None,
-    node_rank: int,
+    node_rank: int | None,
     nnodes: int | None = None,
     *,
     hosts: tuple[str, ...] = (),
     head: Iterable[str | None] | None = None,
+    port: int | None = None,
+    **more: Any,
 ) -> ClusterFacts:
-    """Return the facts of a node if the system starts one process on each and chooses no port.
+    """Return the facts of a node, or of a task on it, with a port if the job has an id.
 
     Args:
         system: Name of the system.
@@ -114,6 +116,8 @@ def facts_of_node(
         nnodes: Number of nodes; by default that of ``hosts``, if any.
         hosts: The hosts in node order.
         head: Names or addresses of node 0, without those that are empty; by default the first host.
+        port: The system's own port, if it chooses one.
+        more: Other facts.
     """
     return ClusterFacts(
         system=system,
@@ -123,5 +127,6 @@ def facts_of_node(
         node_rank=node_rank,
         hosts=hosts,
         head=hosts[:1] if head is None else tuple(filter(None, head)),
-        port=derive_port(job_id) if job_id else None,
+        port=port or (derive_port(job_id) if job_id else None),
+        **more,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
 from meshrun.cluster.read_variables import invalid, read_number
 from meshrun.cluster.tasks import read_task
 from meshrun.host.host_names import first_label
@@ -92,19 +92,12 @@ def detect_jsrun(here: Surroundings) -> ClusterFacts | None:
     job_id = ".".join(
         filter(None, (env.get("LSB_JOBID"), env.get("LSB_JOBINDEX"), env.get("PMIX_NAMESPACE")))
     )
-    return ClusterFacts(
-        system="jsrun",
-        evidence=f"task {task.rank} of {task.world_size} (JSM_NAMESPACE_RANK)",
-        job_id=job_id or None,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        hosts=hosts,
-        head=hosts[:1],
-        port=derive_port(job_id) if job_id else None,
-        task=task,
+    evidence = f"task {task.rank} of {task.world_size} (JSM_NAMESPACE_RANK)"
+    return facts_of_node(
+        "jsrun", evidence, job_id or None, node_rank, nnodes, hosts=hosts, task=task,
         one_a_node="jsrun --rs_per_host 1 --tasks_per_rs 1 --cpu_per_rs ALL_CPUS"
         " --gpu_per_rs ALL_GPUS meshrun ...",
-    )
+    )  # fmt: skip
 
 
 def detect_lsf(here: Surroundings) -> ClusterFacts | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
 from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
 from meshrun.cluster.tasks import place_task, read_task
 from meshrun.errors import UsageError
@@ -30,20 +30,15 @@ def detect_openmpi(here: Surroundings) -> ClusterFacts | None:
     if placed is None:
         return None
     task, nnodes, node_rank = placed
+    evidence = f"process {task.rank} of {task.world_size} (OMPI_COMM_WORLD_RANK)"
     job_id = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE")
-    return ClusterFacts(
-        system="Open MPI",
-        evidence=f"process {task.rank} of {task.world_size} (OMPI_COMM_WORLD_RANK)",
-        job_id=job_id,
-        nnodes=nnodes,
-        node_rank=node_rank,
+    return facts_of_node(
+        "Open MPI", evidence, job_id, node_rank, nnodes, task=task,
         head=_addresses(env.get("OMPI_MCA_orte_hnp_uri", "")) or _host_of_prterun(env),
-        port=derive_port(job_id) if job_id else None,
-        task=task,
         secret=env.get("OMPI_MCA_orte_precondition_transports"),
         one_a_node="mpirun -npernode 1 --bind-to none meshrun ...",
         more_cores="mpirun --bind-to none lifts the limit",
-    )
+    )  # fmt: skip
 
 
 def detect_prrte(here: Surroundings) -> ClusterFacts | None:
@@ -58,18 +53,11 @@ def detect_prrte(here: Surroundings) -> ClusterFacts | None:
     rank = read_number(env, "PMIX_RANK")
     if rank is None or not env.get("PRTE_LAUNCHED") or not env.get("PMIX_NAMESPACE"):
         return None
-    job_id = env["PMIX_NAMESPACE"]
-    return ClusterFacts(
-        system="PRRTE",
-        evidence=f"process {rank} (PMIX_RANK)",
-        job_id=job_id,
-        nnodes=None,
-        node_rank=rank,
-        head=_host_of_prterun(env),
-        port=derive_port(job_id),
-        is_one_of_several=True,
+    return facts_of_node(
+        "PRRTE", f"process {rank} (PMIX_RANK)", env["PMIX_NAMESPACE"], rank,
+        head=_host_of_prterun(env), is_one_of_several=True,
         one_a_node="prterun --map-by ppr:1:node --bind-to none meshrun --nnodes N ...",
-    )
+    )  # fmt: skip
 
 
 def _addresses(uri: str) -> tuple[str, ...]:
@@ -100,16 +88,12 @@ def detect_mvapich(here: Surroundings) -> ClusterFacts | None:
     if placed is None:
         return None
     task, nnodes, node_rank = placed
-    return ClusterFacts(
-        system="MVAPICH",
-        evidence=f"process {task.rank} of {task.world_size} (MV2_COMM_WORLD_RANK)",
-        job_id=None,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        task=task,
+    evidence = f"process {task.rank} of {task.world_size} (MV2_COMM_WORLD_RANK)"
+    return facts_of_node(
+        "MVAPICH", evidence, None, node_rank, nnodes, task=task,
         one_a_node="mpirun_rsh -np N -hostfile FILE MV2_ENABLE_AFFINITY=0 meshrun ..., with each"
         " host once in the file",
-    )
+    )  # fmt: skip
 
 
 def detect_hydra(here: Surroundings) -> ClusterFacts | None:
@@ -129,17 +113,11 @@ def detect_hydra(here: Surroundings) -> ClusterFacts | None:
         return None
     task, nnodes, node_rank = placed
     is_intels = bool(env.get("I_MPI_HYDRA_UUID"))
-    return ClusterFacts(
-        system="Intel MPI" if is_intels else "MPICH",
-        evidence=f"process {task.rank} of {task.world_size} (PMI_RANK, MPI_LOCALRANKID)",
-        job_id=None,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        task=task,
-        one_a_node="mpiexec -ppn 1 -genv I_MPI_PIN=off meshrun ..."
-        if is_intels
-        else "mpiexec -ppn 1 meshrun ...",
-    )
+    evidence = f"process {task.rank} of {task.world_size} (PMI_RANK, MPI_LOCALRANKID)"
+    return facts_of_node(
+        "Intel MPI" if is_intels else "MPICH", evidence, None, node_rank, nnodes, task=task,
+        one_a_node=f"mpiexec -ppn 1{' -genv I_MPI_PIN=off' * is_intels} meshrun ...",
+    )  # fmt: skip
 
 
 def detect_pmi(here: Surroundings) -> ClusterFacts | None:
@@ -185,17 +163,11 @@ def detect_pals(here: Surroundings) -> ClusterFacts | None:
     if nnodes is not None and node_rank >= nnodes:
         nnodes = None  # nodes have different numbers of processes
         task = replace(task, per_node=())
-    job_id = env["PALS_APID"]
-    return ClusterFacts(
-        system="PALS",
-        evidence=f"process {task.rank} of {task.world_size} (PALS_RANKID)",
-        job_id=job_id,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        port=derive_port(job_id),
-        task=task,
+    evidence = f"process {task.rank} of {task.world_size} (PALS_RANKID)"
+    return facts_of_node(
+        "PALS", evidence, env["PALS_APID"], node_rank, nnodes, task=task,
         one_a_node="mpiexec --ppn 1 --cpu-bind none meshrun ...",
-    )
+    )  # fmt: skip
 
 
 _FLUX = (
@@ -224,13 +196,8 @@ def detect_flux(here: Surroundings) -> ClusterFacts | None:
     local_size = max(size // nnodes, local_rank + 1)
     task, _, node_rank = place_task(rank, local_rank, size, local_size, nnodes=nnodes)
     job_id = env["FLUX_JOB_ID"]
-    return ClusterFacts(
-        system="Flux",
-        evidence=f"task {rank} of job {job_id} (FLUX_TASK_RANK)",
-        job_id=job_id,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        port=derive_port(job_id),
-        task=task,
+    evidence = f"task {rank} of job {job_id} (FLUX_TASK_RANK)"
+    return facts_of_node(
+        "Flux", evidence, job_id, node_rank, nnodes, task=task,
         one_a_node="flux run -N NODES -n NODES --exclusive -o cpu-affinity=off meshrun ...",
-    )
+    )  # fmt: skip

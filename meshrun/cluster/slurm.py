@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, facts_of_node
 from meshrun.cluster.read_variables import invalid, read_index, read_number
 from meshrun.cluster.slurm_lists import expand_counts, expand_hosts
 from meshrun.errors import UsageError
@@ -53,7 +53,6 @@ def detect_step(here: Surroundings) -> ClusterFacts | None:
     local_size = counts[node_rank]
     local_rank = read_index(env, local_size, "SLURM_LOCALID") or 0
     job, step = env["SLURM_JOB_ID"], _step(env)
-    job_id = f"{job}.{step}"
     task = Task(
         rank=rank,
         world_size=world_size,
@@ -62,21 +61,13 @@ def detect_step(here: Surroundings) -> ClusterFacts | None:
         per_node=counts,
         in_blocks=_in_blocks(env) and rank == sum(counts[:node_rank]) + local_rank,
     )
-    return ClusterFacts(
-        system="Slurm",
-        evidence=f"step {step} of job {job} (SLURM_STEP_ID)",
-        job_id=job_id,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        hosts=hosts,
-        head=_head(env, hosts[0]),
-        port=derive_port(job_id),
-        domain=_domain(env),
-        task=task,
-        one_a_node=_RUN,
+    evidence = f"step {step} of job {job} (SLURM_STEP_ID)"
+    return facts_of_node(
+        "Slurm", evidence, f"{job}.{step}", node_rank, nnodes, hosts=hosts,
+        head=_head(env, hosts[0]), domain=_domain(env), task=task, one_a_node=_RUN,
         more_cores="srun --cpus-per-task={workers} gives each worker a core",
         repeats_sigterm=True,
-    )
+    )  # fmt: skip
 
 
 def detect_shell(here: Surroundings) -> ClusterFacts | None:
