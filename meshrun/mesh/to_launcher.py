@@ -10,6 +10,8 @@ from typing import SupportsIndex
 
 _EVERY_S = 0.2
 """More frequent heartbeats carry no new information."""
+_MOST_STEPS = 2**63 - 1
+"""A larger number would not fit into a metric, or even into a message."""
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ def progress(step: SupportsIndex) -> None:
         step: Counted from the beginning of the training, not of this start: a program that
             resumes continues from the step of its checkpoint.
     """
-    number = int(operator.index(step))
+    number = max(-_MOST_STEPS, min(int(operator.index(step)), _MOST_STEPS))
     if to_launcher.step is None or number > to_launcher.step:
         to_launcher.step = number
     heartbeat()

@@ -54,6 +54,15 @@ def test_a_step_is_an_integer(sent_steps: list[int | None]) -> None:
     assert codec.decode(codec.encode(RankBeat(rank=0, at_ns=1, step=sent_steps[0]))).step == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("step", [10**400, -(10**5000)], ids=["large", "negative"])
+def test_a_step_that_fits_nowhere_is_cut(step: int, sent_steps: list[int | None]) -> None:
+    """Metrics are floats, and Python writes no number of more than 4300 digits."""
+    module.progress(step)
+    text = codec.encode(RankBeat(rank=0, at_ns=1, step=sent_steps[0]))
+
+    assert f"{codec.decode(text).step:.0f}" in (f"{2**63:.0f}", f"-{2**63:.0f}")  # type: ignore[union-attr]
+
+
 def test_no_launcher_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under torchrun or plain Python."""
     monkeypatch.setattr(module, "to_launcher", module._ToLauncher())
