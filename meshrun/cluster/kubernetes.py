@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 
-from meshrun.cluster.cluster_facts import (
-    ClusterFacts,
-    Surroundings,
-    facts_of_node,
-)
+from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
 from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
 
 _TRAINER = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR",
@@ -32,15 +28,11 @@ def detect_trainer(here: Surroundings) -> ClusterFacts | None:
     nnodes = env["PET_NNODES"]
     count = read_number(env, "PET_NNODES", least=1) if ":" not in nnodes else None
     address = env["PET_MASTER_ADDR"]
-    return ClusterFacts(
-        system="Kubeflow Trainer",
-        evidence=f"node {env['PET_NODE_RANK']} of {nnodes} (PET_NODE_RANK)",
-        job_id=address,
-        nnodes=count,
-        node_rank=read_index(env, count, "PET_NODE_RANK"),
-        head=(address,),
-        port=read_number(env, "PET_MASTER_PORT"),
-    )
+    evidence = f"node {env['PET_NODE_RANK']} of {nnodes} (PET_NODE_RANK)"
+    return facts_of_node(
+        "Kubeflow Trainer", evidence, address, read_index(env, count, "PET_NODE_RANK"), count,
+        head=(address,), port=read_number(env, "PET_MASTER_PORT"),
+    )  # fmt: skip
 
 
 def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
@@ -64,17 +56,14 @@ def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
     number = "PET_NNODES" if pet_nnodes and ":" not in pet_nnodes else "WORLD_SIZE"
     nnodes = read_number(env, number, least=1)
     node_rank = read_index(env, nnodes, "RANK")
-    return ClusterFacts(
-        system="Kubeflow PyTorchJob",
-        evidence=f"pod {node_rank} of {nnodes} (RANK, {number})",
-        job_id=pod["job"],
-        nnodes=nnodes,
-        node_rank=node_rank,
+    evidence = f"pod {node_rank} of {nnodes} (RANK, {number})"
+    return facts_of_node(
+        "Kubeflow PyTorchJob", evidence, pod["job"], node_rank, nnodes,
         # The first pod's MASTER_ADDR is localhost.
         head=(here.hostname if address == "localhost" else address,),
         port=read_number(env, "MASTER_PORT"),
         notes=("RANK and WORLD_SIZE, which are not those of processes here",),
-    )
+    )  # fmt: skip
 
 
 def detect_leader_worker_set(here: Surroundings) -> ClusterFacts | None:
