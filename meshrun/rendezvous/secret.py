@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -50,7 +51,8 @@ def read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
     if not text:
         raise HostError(
             f"MESHRUN_SECRET_FILE `{path}` is empty",
-            hint=f"create it with `{_DRAW} > {path}` and copy it to every node",
+            hint=f"create it with `(umask 077; {_DRAW} > {shlex.quote(path)})` and copy it to every"
+            " node",
         )
     return text
 
@@ -70,7 +72,7 @@ def secret_warnings(env: Mapping[str, str], config: RendezvousConfig) -> list[st
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 warnings.append(
                     f"MESHRUN_SECRET_FILE `{path}` is accessible to other users (mode {mode:04o});"
-                    f" run `chmod 600 {path}`"
+                    f" run `chmod 600 {shlex.quote(path)}`"
                 )
     return warnings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,22 @@ def test_an_empty_file_is_no_secret(file: Path, text: str) -> None:
 
     with pytest.raises(HostError, match="is empty"):
         secret({"MESHRUN_SECRET_FILE": str(file)})
+
+
+def test_the_hint_makes_a_file_that_nobody_else_can_read(tmp_path: Path) -> None:
+    """Whatever the umask, and wherever it is."""
+    (path := tmp_path / "a job's secret").touch()
+    by_file = {"MESHRUN_SECRET_FILE": str(path)}
+    with pytest.raises(HostError) as raised:
+        secret(by_file)
+    path.unlink()
+    command = str(raised.value.hint).partition("`")[2].rpartition("`")[0]
+    subprocess.run(["sh", "-c", f"umask 022; {command}"], check=True)
+    module._content.cache_clear()
+
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert secret(by_file) != secret({})
+    assert warnings_of(by_file) == []
 
 
 def test_a_pipe_or_a_file_that_is_removed_is_read_once(file: Path) -> None:
