@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from meshrun.errors import LayoutError
 from meshrun.layout import Layout, solve_layout
 from meshrun.layout.labels import merged_label, rank_label
-from meshrun.layout.spec import MeshSpec, parse_mesh
-
-NAMES = ("dp", "pp", "tp", "ep_2")
+from meshrun.layout.spec import parse_mesh
+from tests.layouts import layouts
 
 
 def numbers(text: str, size: int) -> set[int]:
@@ -39,16 +38,6 @@ def expand(layout: Layout, label: str) -> set[int]:
         }
     assert len(found) == int(count)
     return found
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-    names = NAMES[: len(shape)] if draw(st.integers(0, 3)) else None
-    layout = solve_layout(MeshSpec(sizes=tuple(shape), mesh_dim_names=names))
-    if draw(st.integers(0, 4)):
-        return layout
-    return Layout(mesh=None, nproc_per_node=(layout.world_size,))
 
 
 @given(layouts(), st.data())

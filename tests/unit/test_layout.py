@@ -16,25 +16,7 @@ from hypothesis import strategies as st
 from meshrun.errors import LayoutError
 from meshrun.layout import Layout, solve_layout
 from meshrun.layout.spec import MeshSpec, parse_mesh
-
-shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
-DIMS = ("a", "b", "c", "d")
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    """Named meshes on even and uneven nodes, with an own rank."""
-    shape = draw(shapes)
-    world_size = math.prod(shape)
-    cuts = draw(st.sets(st.integers(1, max(1, world_size - 1)), max_size=5))
-    ends = sorted({*(cut for cut in cuts if cut < world_size), world_size})
-    counts = tuple(end - start for start, end in zip([0, *ends[:-1]], ends, strict=True))
-    even = draw(st.sampled_from([n for n in range(1, world_size + 1) if world_size % n == 0]))
-    if draw(st.booleans()):
-        counts = (even,) * (world_size // even)
-    mesh = MeshSpec(sizes=shape, mesh_dim_names=DIMS[: len(shape)])
-    own_rank = draw(st.integers(0, world_size - 1))
-    return Layout(mesh=mesh, nproc_per_node=counts, own_rank=own_rank)
+from tests.layouts import layouts, shapes
 
 
 def layout_of(shape: tuple[int, ...], nodes: int = 1) -> Layout:
@@ -146,7 +128,7 @@ def test_an_unknown_dim_is_an_error() -> None:
 # ---- compared with counting ----------------------------------------------------------------
 
 
-@given(layouts())
+@given(layouts(are_named=True))
 def test_answers_about_a_dim_agree_with_its_groups(layout: Layout) -> None:
     """Indices, neighbors, ends and sources follow from the groups."""
     for dim, size in layout.shape.items():
@@ -166,7 +148,7 @@ def test_answers_about_a_dim_agree_with_its_groups(layout: Layout) -> None:
                     assert around == group[(place + offset) % size]
 
 
-@given(layouts())
+@given(layouts(are_named=True))
 def test_crossings_are_counted_without_listing(layout: Layout) -> None:
     """The arithmetic agrees with a look at every group, on even and uneven nodes."""
     for dim in layout.shape:
@@ -180,7 +162,7 @@ def test_crossings_are_counted_without_listing(layout: Layout) -> None:
         assert layout.rail_aligned(dim) == all(aligned)
 
 
-@given(layouts())
+@given(layouts(are_named=True))
 def test_slots_are_ranks(layout: Layout) -> None:
     """Each rank has one slot, and each slot one rank."""
     for rank in range(layout.world_size):
@@ -188,7 +170,7 @@ def test_slots_are_ranks(layout: Layout) -> None:
         assert layout.rank_at(*layout.slot(rank)) == rank
 
 
-@given(layouts(), st.data())
+@given(layouts(are_named=True), st.data())
 def test_ranks_are_found_by_their_indices(layout: Layout, data: st.DataObject) -> None:
     """A filter returns the ranks whose coordinates match, in order."""
     some = data.draw(st.sets(st.sampled_from(list(layout.shape))))
@@ -205,7 +187,7 @@ def test_ranks_are_found_by_their_indices(layout: Layout, data: st.DataObject) -
     assert layout.ranks(**ones) == layout.ranks(**{dim: [at] for dim, at in ones.items()})
 
 
-@given(layouts(), st.data())
+@given(layouts(are_named=True), st.data())
 def test_omitted_dims_are_those_of_the_own_rank(layout: Layout, data: st.DataObject) -> None:
     """rank(dp=1) has the own rank's coordinate, except for dp."""
     some = data.draw(st.sets(st.sampled_from(list(layout.shape))))
@@ -217,7 +199,7 @@ def test_omitted_dims_are_those_of_the_own_rank(layout: Layout, data: st.DataObj
     assert layout.rank() == layout.own_rank
 
 
-@given(layouts())
+@given(layouts(are_named=True))
 def test_a_layout_survives_json_and_pickle(layout: Layout) -> None:
     """The copy is equal and gives the same answers; only JSON loses the own rank."""
     from_json = Layout.from_dict(json.loads(json.dumps(layout.to_dict())))

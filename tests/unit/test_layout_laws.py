@@ -18,13 +18,10 @@ from hypothesis import strategies as st
 from meshrun.errors import LayoutError
 from meshrun.layout import Flatten, Layout, View
 from meshrun.layout.spec import MeshSpec
+from tests.layouts import divisors, node_counts
 
 NAMES = ("dp", "_", "tp_1", "index", "self")
 MOST_RANKS = 48
-
-
-def divisors(number: int) -> list[int]:
-    return [part for part in range(1, number + 1) if number % part == 0]
 
 
 @st.composite
@@ -34,16 +31,6 @@ def factors(draw: st.DrawFn, number: int, most: int) -> tuple[int, ...]:
     for _ in range(draw(st.integers(0, most - 1))):
         sizes.append(draw(st.sampled_from(divisors(number // math.prod(sizes)))))
     return (*sizes, number // math.prod(sizes))
-
-
-@st.composite
-def node_counts(draw: st.DrawFn, world_size: int) -> tuple[int, ...]:
-    """Numbers of workers of each node, equal or not."""
-    if draw(st.booleans()):
-        workers = draw(st.sampled_from(divisors(world_size)))
-        return (workers,) * (world_size // workers)
-    cuts = draw(st.sets(st.integers(1, max(1, world_size - 1)), max_size=6)) - {world_size}
-    return tuple(end - start for start, end in itertools.pairwise([0, *sorted(cuts), world_size]))
 
 
 @st.composite

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 from meshrun.errors import SpecError
 from meshrun.layout import Layout, solve_layout
 from meshrun.layout.selection import select_ranks
-from meshrun.layout.spec import MeshSpec, parse_mesh
+from meshrun.layout.spec import parse_mesh
+from tests.layouts import layouts
 
-shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 ranges = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=3)
-NAMES = ("dp", "pp", "tp", "ep_2")
 
 
 def layout_of(mesh: str, nodes: int = 1) -> Layout:
@@ -22,17 +21,6 @@ def error_of(layout: Layout, text: str) -> SpecError:
     with pytest.raises(SpecError) as caught:
         select_ranks(layout, text)
     return caught.value
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    """Return layouts with or without a mesh and names, on nodes of different sizes."""
-    shape = draw(shapes)
-    names = NAMES[: len(shape)] if draw(st.booleans()) else None
-    mesh = MeshSpec(sizes=tuple(shape), mesh_dim_names=names)
-    first = draw(st.integers(1, mesh.known_size))
-    counts = tuple(count for count in (first, mesh.known_size - first) if count)
-    return Layout(mesh=mesh if draw(st.integers(0, 4)) else None, nproc_per_node=counts)
 
 
 def places(layout: Layout, rank: int) -> dict[str, int]:
