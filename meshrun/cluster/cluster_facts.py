@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _PORTS = range(20000, 30000)
 """Below the ports that the kernel uses for outgoing connections (from 32768 on Linux)."""
@@ -104,7 +104,6 @@ def facts_of_node(
     hosts: tuple[str, ...] = (),
     head: Iterable[str | None] | None = None,
     port: int | None = None,
-    **more: Any,
 ) -> ClusterFacts:
     """Return the facts of a node, or of a task on it, with a port if the job has an id.
 
@@ -117,7 +116,6 @@ def facts_of_node(
         hosts: The hosts in node order.
         head: Names or addresses of node 0, without those that are empty; by default the first host.
         port: The system's own port, if it chooses one.
-        more: Other facts.
     """
     return ClusterFacts(
         system=system,
@@ -128,5 +126,4 @@ def facts_of_node(
         hosts=hosts,
         head=hosts[:1] if head is None else tuple(filter(None, head)),
         port=port or (derive_port(job_id) if job_id else None),
-        **more,
     )

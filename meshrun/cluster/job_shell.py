@@ -93,11 +93,12 @@ def detect_jsrun(here: Surroundings) -> ClusterFacts | None:
         filter(None, (env.get("LSB_JOBID"), env.get("LSB_JOBINDEX"), env.get("PMIX_NAMESPACE")))
     )
     evidence = f"task {task.rank} of {task.world_size} (JSM_NAMESPACE_RANK)"
-    return facts_of_node(
-        "jsrun", evidence, job_id or None, node_rank, nnodes, hosts=hosts, task=task,
+    return replace(
+        facts_of_node("jsrun", evidence, job_id or None, node_rank, nnodes, hosts=hosts),
+        task=task,
         one_a_node="jsrun --rs_per_host 1 --tasks_per_rs 1 --cpu_per_rs ALL_CPUS"
         " --gpu_per_rs ALL_GPUS meshrun ...",
-    )  # fmt: skip
+    )
 
 
 def detect_lsf(here: Surroundings) -> ClusterFacts | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
 from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
@@ -29,10 +30,10 @@ def detect_trainer(here: Surroundings) -> ClusterFacts | None:
     count = read_number(env, "PET_NNODES", least=1) if ":" not in nnodes else None
     address = env["PET_MASTER_ADDR"]
     evidence = f"node {env['PET_NODE_RANK']} of {nnodes} (PET_NODE_RANK)"
+    node_rank, port = read_index(env, count, "PET_NODE_RANK"), read_number(env, "PET_MASTER_PORT")
     return facts_of_node(
-        "Kubeflow Trainer", evidence, address, read_index(env, count, "PET_NODE_RANK"), count,
-        head=(address,), port=read_number(env, "PET_MASTER_PORT"),
-    )  # fmt: skip
+        "Kubeflow Trainer", evidence, address, node_rank, count, head=(address,), port=port
+    )
 
 
 def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
@@ -57,13 +58,15 @@ def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
     nnodes = read_number(env, number, least=1)
     node_rank = read_index(env, nnodes, "RANK")
     evidence = f"pod {node_rank} of {nnodes} (RANK, {number})"
-    return facts_of_node(
-        "Kubeflow PyTorchJob", evidence, pod["job"], node_rank, nnodes,
-        # The first pod's MASTER_ADDR is localhost.
-        head=(here.hostname if address == "localhost" else address,),
-        port=read_number(env, "MASTER_PORT"),
+    port = read_number(env, "MASTER_PORT")
+    # The first pod's MASTER_ADDR is localhost.
+    head = (here.hostname if address == "localhost" else address,)
+    return replace(
+        facts_of_node(
+            "Kubeflow PyTorchJob", evidence, pod["job"], node_rank, nnodes, head=head, port=port
+        ),
         notes=("RANK and WORLD_SIZE, which are not those of processes here",),
-    )  # fmt: skip
+    )
 
 
 def detect_leader_worker_set(here: Surroundings) -> ClusterFacts | None:

@@ -32,13 +32,14 @@ def detect_openmpi(here: Surroundings) -> ClusterFacts | None:
     task, nnodes, node_rank = placed
     evidence = f"process {task.rank} of {task.world_size} (OMPI_COMM_WORLD_RANK)"
     job_id = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE")
-    return facts_of_node(
-        "Open MPI", evidence, job_id, node_rank, nnodes, task=task,
-        head=_addresses(env.get("OMPI_MCA_orte_hnp_uri", "")) or _host_of_prterun(env),
+    head = _addresses(env.get("OMPI_MCA_orte_hnp_uri", "")) or _host_of_prterun(env)
+    return replace(
+        facts_of_node("Open MPI", evidence, job_id, node_rank, nnodes, head=head),
+        task=task,
         secret=env.get("OMPI_MCA_orte_precondition_transports"),
         one_a_node="mpirun -npernode 1 --bind-to none meshrun ...",
         more_cores="mpirun --bind-to none lifts the limit",
-    )  # fmt: skip
+    )
 
 
 def detect_prrte(here: Surroundings) -> ClusterFacts | None:
@@ -53,11 +54,12 @@ def detect_prrte(here: Surroundings) -> ClusterFacts | None:
     rank = read_number(env, "PMIX_RANK")
     if rank is None or not env.get("PRTE_LAUNCHED") or not env.get("PMIX_NAMESPACE"):
         return None
-    return facts_of_node(
-        "PRRTE", f"process {rank} (PMIX_RANK)", env["PMIX_NAMESPACE"], rank,
-        head=_host_of_prterun(env), is_one_of_several=True,
+    job_id, evidence = env["PMIX_NAMESPACE"], f"process {rank} (PMIX_RANK)"
+    return replace(
+        facts_of_node("PRRTE", evidence, job_id, rank, head=_host_of_prterun(env)),
+        is_one_of_several=True,
         one_a_node="prterun --map-by ppr:1:node --bind-to none meshrun --nnodes N ...",
-    )  # fmt: skip
+    )
 
 
 def _addresses(uri: str) -> tuple[str, ...]:
@@ -89,11 +91,12 @@ def detect_mvapich(here: Surroundings) -> ClusterFacts | None:
         return None
     task, nnodes, node_rank = placed
     evidence = f"process {task.rank} of {task.world_size} (MV2_COMM_WORLD_RANK)"
-    return facts_of_node(
-        "MVAPICH", evidence, None, node_rank, nnodes, task=task,
+    return replace(
+        facts_of_node("MVAPICH", evidence, None, node_rank, nnodes),
+        task=task,
         one_a_node="mpirun_rsh -np N -hostfile FILE MV2_ENABLE_AFFINITY=0 meshrun ..., with each"
         " host once in the file",
-    )  # fmt: skip
+    )
 
 
 def detect_hydra(here: Surroundings) -> ClusterFacts | None:
@@ -114,10 +117,13 @@ def detect_hydra(here: Surroundings) -> ClusterFacts | None:
     task, nnodes, node_rank = placed
     is_intels = bool(env.get("I_MPI_HYDRA_UUID"))
     evidence = f"process {task.rank} of {task.world_size} (PMI_RANK, MPI_LOCALRANKID)"
-    return facts_of_node(
-        "Intel MPI" if is_intels else "MPICH", evidence, None, node_rank, nnodes, task=task,
-        one_a_node=f"mpiexec -ppn 1{' -genv I_MPI_PIN=off' * is_intels} meshrun ...",
-    )  # fmt: skip
+    return replace(
+        facts_of_node("Intel MPI" if is_intels else "MPICH", evidence, None, node_rank, nnodes),
+        task=task,
+        one_a_node="mpiexec -ppn 1 -genv I_MPI_PIN=off meshrun ..."
+        if is_intels
+        else "mpiexec -ppn 1 meshrun ...",
+    )
 
 
 def detect_pmi(here: Surroundings) -> ClusterFacts | None:
@@ -164,10 +170,11 @@ def detect_pals(here: Surroundings) -> ClusterFacts | None:
         nnodes = None  # nodes have different numbers of processes
         task = replace(task, per_node=())
     evidence = f"process {task.rank} of {task.world_size} (PALS_RANKID)"
-    return facts_of_node(
-        "PALS", evidence, env["PALS_APID"], node_rank, nnodes, task=task,
+    return replace(
+        facts_of_node("PALS", evidence, env["PALS_APID"], node_rank, nnodes),
+        task=task,
         one_a_node="mpiexec --ppn 1 --cpu-bind none meshrun ...",
-    )  # fmt: skip
+    )
 
 
 _FLUX = (
@@ -197,7 +204,8 @@ def detect_flux(here: Surroundings) -> ClusterFacts | None:
     task, _, node_rank = place_task(rank, local_rank, size, local_size, nnodes=nnodes)
     job_id = env["FLUX_JOB_ID"]
     evidence = f"task {rank} of job {job_id} (FLUX_TASK_RANK)"
-    return facts_of_node(
-        "Flux", evidence, job_id, node_rank, nnodes, task=task,
+    return replace(
+        facts_of_node("Flux", evidence, job_id, node_rank, nnodes),
+        task=task,
         one_a_node="flux run -N NODES -n NODES --exclusive -o cpu-affinity=off meshrun ...",
-    )  # fmt: skip
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, facts_of_node
 from meshrun.cluster.read_variables import (
@@ -102,10 +103,11 @@ def detect_azure_ml(here: Surroundings) -> ClusterFacts | None:
     task = _azure_task(env, nnodes)
     port = read_number(env, "MASTER_PORT", least=1) if address_name == "MASTER_ADDR" else None
     evidence = f"node {node_rank} of {nnodes} ({_AZURE_COUNT}, {rank_name})"
-    return facts_of_node(
-        "Azure ML", evidence, job_id, node_rank, nnodes, head=(address,), port=port, task=task,
+    return replace(
+        facts_of_node("Azure ML", evidence, job_id, node_rank, nnodes, head=(address,), port=port),
+        task=task,
         one_a_node="process_count_per_instance: 1 in the job's distribution",
-    )  # fmt: skip
+    )
 
 
 def _azure_task(env: Mapping[str, str], nnodes: int) -> Task | None:
@@ -240,4 +242,4 @@ def detect_ray(here: Surroundings) -> ClusterFacts | None:
     if name is None:
         return None
     evidence = f"{_RAY_EVIDENCE[name]} ({name})"
-    return facts_of_node("Ray", evidence, None, None, shell=_RUN_ON_RAY)
+    return replace(facts_of_node("Ray", evidence, None, None), shell=_RUN_ON_RAY)

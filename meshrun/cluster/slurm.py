@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, facts_of_node
@@ -62,12 +63,15 @@ def detect_step(here: Surroundings) -> ClusterFacts | None:
         in_blocks=_in_blocks(env) and rank == sum(counts[:node_rank]) + local_rank,
     )
     evidence = f"step {step} of job {job} (SLURM_STEP_ID)"
-    return facts_of_node(
-        "Slurm", evidence, f"{job}.{step}", node_rank, nnodes, hosts=hosts,
-        head=_head(env, hosts[0]), domain=_domain(env), task=task, one_a_node=_RUN,
+    job_id, head = f"{job}.{step}", _head(env, hosts[0])
+    return replace(
+        facts_of_node("Slurm", evidence, job_id, node_rank, nnodes, hosts=hosts, head=head),
+        domain=_domain(env),
+        task=task,
+        one_a_node=_RUN,
         more_cores="srun --cpus-per-task={workers} gives each worker a core",
         repeats_sigterm=True,
-    )  # fmt: skip
+    )
 
 
 def detect_shell(here: Surroundings) -> ClusterFacts | None:
