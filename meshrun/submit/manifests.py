@@ -63,8 +63,9 @@ def render_manifest(job: Job, kind: str) -> str:
             hint="pass --image registry/name:tag, an image with torch, meshrun and the program",
         )
     documents = _documents(job, kind)
-    entries = [f"--from-literal={SECRET_KEY}=$(openssl rand -hex 32)"]
-    entries += [f'--from-literal={name}="${name}"' for name in secrets_of(job)]
+    # Pipes, as every user can read arguments.
+    entries = [f"--from-file={SECRET_KEY}=<(openssl rand -hex 32)"]
+    entries += [f'--from-file={name}=<(printf %s "${name}")' for name in secrets_of(job)]
     head = [
         f"# {job.summary}",
         "# Run this once, to create the secret by which the nodes recognize each other:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -500,7 +501,27 @@ def test_secrets_are_in_the_secret_alone(kind: str) -> None:
     for name, key in keys.items():
         source = variables[name]["valueFrom"]["secretKeyRef"]
         assert source == {"name": secret["metadata"]["name"], "key": key}
-    assert 'HF_TOKEN="$HF_TOKEN"' in render_manifest(job, kind)
+
+
+def test_the_command_for_the_secret_has_no_secret_in_its_arguments(tmp_path: Path) -> None:
+    """Every user of the machine can read them."""
+    job = make_job(exported=(("HF_TOKEN", "x"), ("HF_ENDPOINT", "https://ada:x@host")), image="a")
+    commented, *_ = render_manifest(job, "kubernetes").partition("\n---\n")
+    lines = [line.removeprefix("# ") for line in commented.splitlines()]
+    (kubectl := tmp_path / "kubectl").write_text(
+        '#!/bin/bash\necho "$*"\nfor word in "${@:5}"; do cat "${word#*=*=}"; echo; done\n'
+    )
+    kubectl.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_TOKEN": "a b$", "HF_ENDPOINT": 'c"'}
+    ran = subprocess.run(
+        ["bash", "-c", "\n".join(lines[2:])], env=env, capture_output=True, text=True, check=True
+    )
+    words, secret, *others = filter(None, ran.stdout.split("\n"))
+
+    assert words.startswith("create secret generic train-meshrun --from-file=meshrun-secret=/dev/")
+    assert "a b" not in words
+    assert re.fullmatch("[0-9a-f]{64}", secret)
+    assert others == ["a b$", 'c"']
 
 
 @pytest.mark.parametrize(
