@@ -167,7 +167,10 @@ def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> E
             turn, begin = _Turn.SHM_MANAGER, max(begin, now + _SHM_MANAGER_TAKES_S)
             deadline = begin + grace_s
         if now >= (deadline + _KILL_TAKES_S if ours else begin):
-            return Ended(len(seen), tuple(ours), tuple({*children} - {*ours}))
+            for pid in ours.keys() - seen:  # whose turn has not come, such as a guard's
+                send_signal(pid, signal.SIGKILL)
+            survivors = tuple(pid for pid in ours if pid in seen)
+            return Ended(len(seen), survivors, tuple({*children} - {*ours}))
         if now < begin:
             _wait_for_child(begin - now)
             continue

@@ -110,7 +110,7 @@ def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:
     _send(connection, message)
     with suppress(OSError):
         if connection.recv(_PACKET_BYTES):  # the launcher is alive, so no guard is needed
-            end_children(grace_s=0.0)
+            end_children(grace_s=0.0, spare=frozenset(left.survivors))
 
 
 def _send(connection: socket.socket, message: ZygoteForked | ZygoteEnded, *fds: int) -> None:

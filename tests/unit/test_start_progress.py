@@ -27,16 +27,41 @@ NOT_YET = {0: RankState()}
 READY = {0: RankState(pid=7, joined=True, ready_ns=1)}
 EXITED = RankExited(rank=1, pid=8, wait_status=0, at_ns=1)
 _HELD = """
+import os
+import socket
 import subprocess
+import sys
 from meshrun.host import processes
+from meshrun.warm import keeper
 
-child = subprocess.Popen(["sleep", "600"])
+BECOME_GUARD = '''
+import time
+from meshrun.host.processes import become_guard
+become_guard()
+print("guards", flush=True)
+time.sleep(600)
+'''
+held = subprocess.Popen(["sleep", "600"])
+guard = subprocess.Popen([sys.executable, "-c", BECOME_GUARD], stdout=subprocess.PIPE)
+guard.stdout.readline()
+send_signal = processes.send_signal
+# as if the kernel held it
+processes.send_signal = lambda pid, signum: pid == held.pid or send_signal(pid, signum)
 processes._KILL_TAKES_S = 0.05
-processes.send_signal = lambda pid, signum: None  # as if the kernel held it
+"""
+_END = """
 ended = processes.end_children(grace_s=0.0)
-child.kill()
-child.wait()
-print(ended.killed, ended.count, ended.survivors == (child.pid,))
+print(ended.killed, ended.count, ended.survivors == (held.pid,), guard.wait())
+held.kill()
+"""
+_KEEP = """
+keeper._send = lambda *_: setattr(processes, "_KILL_TAKES_S", 600.0)
+ours, launcher = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+launcher.send(b"!")  # it is alive
+zygote = subprocess.Popen(["true"])
+keeper._keep(ours, zygote.pid, os.pidfd_open(zygote.pid))
+print(held.poll())
+held.kill()
 """
 
 
@@ -158,11 +183,21 @@ def test_spare_workers_are_reported_once_nodes_have_met(
     assert lines == ([] if node_rank else [of_five, of_seven])
 
 
-def test_what_survives_sigkill_is_returned() -> None:
-    """After a limited wait."""
-    ran = subprocess.run([sys.executable, "-c", _HELD], capture_output=True, text=True, check=True)
+def run_python(code: str) -> str:
+    """Return what a Python program prints."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
 
-    assert ran.stdout == "0 1 True\n"
+
+def test_what_survives_sigkill_is_returned() -> None:
+    """After a limited wait; a guard, whose turn would come after it, is ended nevertheless."""
+    assert run_python(_HELD + _END) == "0 1 True -9\n"
+
+
+def test_a_keeper_waits_once_for_what_survives_sigkill() -> None:
+    """Then it ends the guard, which would share the port with the next store."""
+    assert run_python(_HELD + _KEEP) == "None\n"
 
 
 def test_survivors_are_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
