@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import signal
 import socket
@@ -37,11 +39,17 @@ def launcher_pid(control: socket.socket) -> int:
 
 
 def receive(control: socket.socket) -> tuple[codec.Message | None, list[int]]:
-    """Return the next order, ``None`` once the launcher is dead, and its descriptors."""
+    """Return the next order, ``None`` once the launcher is dead, and its descriptors.
+
+    Raises:
+        OSError: If this process may have no more descriptors.
+    """
     try:
-        packet, fds, _, _ = socket.recv_fds(control, codec.PACKET_BYTES, _FDS_PER_PACKET)
+        packet, fds, flags, _ = socket.recv_fds(control, codec.PACKET_BYTES, _FDS_PER_PACKET)
     except ConnectionError:
         return None, []
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return (codec.decode(packet) if packet else None), fds
 
 

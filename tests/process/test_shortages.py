@@ -271,6 +271,23 @@ def test_descriptors_that_a_parent_left_open(free: int, fake_torch: object) -> N
     assert (empty, hint) == ("", "hint: raise the limit with `ulimit -n`")
 
 
+@pytest.mark.parametrize("free", range(1, 6))
+def test_a_zygote_without_descriptors(free: int, fake_torch: object, tmp_path: Path) -> None:
+    """Such as when a module opens files: orders arrive without the descriptors for ranks."""
+    (tmp_path / "opens.py").write_text(
+        "import os, resource\n"
+        "highest = os.dup(0)\n"
+        "os.close(highest)\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (highest + {free},) * 2)\n"
+    )
+    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
+    ours = run_meshrun("--preload", "opens", PROGRAMS / "echo.py", env=env)
+
+    assert ours.returncode == 71, ours.stderr
+    assert "Too many open files" in ours.stderr
+    assert "Traceback" not in ours.stderr
+
+
 def run_refusing(
     folder: Path, refused: str, error: str, program: str = "echo.py"
 ) -> subprocess.CompletedProcess[str]:
