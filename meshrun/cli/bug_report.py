@@ -24,6 +24,8 @@ _VARIABLES = re.compile(
     r"|(RANK|LOCAL_RANK|WORLD_SIZE|NO_COLOR|TERM|CI)$"
 )
 """Variables that affect meshrun, torch or their libraries."""
+_ABOUT_THE_USER = ("_USER", "_ACCOUNT")
+"""How the names of those among them end that name the user."""
 
 
 def render_bug_report(options: Options, line: CommandLine) -> str:
@@ -75,7 +77,8 @@ def _machine() -> Iterator[str]:
 
 def _environment(env: Mapping[str, str], mask: Mask) -> Iterator[str]:
     for name in sorted(filter(_VARIABLES.match, env)):
-        yield f"{name}={MASK if is_secret(name) else mask.text(env[name])}"
+        is_hidden = is_secret(name) or name.endswith(_ABOUT_THE_USER)
+        yield f"{name}={MASK if is_hidden else mask.text(env[name])}"
 
 
 def _detected_and_plan(options: Options, line: CommandLine) -> tuple[str, str]:

@@ -179,6 +179,7 @@ def test_a_bug_report_has_no_secret(mesh: str, plan: str, tmp_path: Path, fake_t
     (home / "train.py").touch()
     env = {
         "HOME": str(home), "WANDB_API_KEY": "hunter2hunter2", "MESHRUN_SECRET": "hunter3hunter3",
+        "SLURM_JOB_USER": "adalovelace", "SLURM_JOB_ACCOUNT": "adalovelace",
         "SLURM_JWT": "hunter5", "TORCH_HOME": "https://ada:hunter6@host/torch",
         "NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NNODES": "1",
         "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1",
