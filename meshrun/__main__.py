@@ -17,6 +17,7 @@ def main(_known_at_start: object = None) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until there is something to clean up, Ctrl-C ends this process without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see interrupts_delayed()
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # As some daemons start programs; the exit codes of children would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import IO, Any, TextIO
 
+from meshrun.host.processes import interrupts_delayed
 from meshrun.host.reactor import Reactor
 
 _READ_BYTES = 1 << 16
@@ -46,15 +47,16 @@ def run_launcher(
     """
     streams = {1: sys.stdout, 2: sys.stderr}
     with _forward_interrupts() as interrupts:
-        process = subprocess.Popen(
-            list(command),
-            env=dict(env),
-            cwd=cwd,
-            stdin=stdin,
-            stdout=None if _leads_to(streams[1], 1) else subprocess.PIPE,
-            stderr=None if _leads_to(streams[2], 2) else subprocess.PIPE,
-            start_new_session=True,
-        )
+        with interrupts_delayed():
+            process = subprocess.Popen(
+                list(command),
+                env=dict(env),
+                cwd=cwd,
+                stdin=stdin,
+                stdout=None if _leads_to(streams[1], 1) else subprocess.PIPE,
+                stderr=None if _leads_to(streams[2], 2) else subprocess.PIPE,
+                start_new_session=True,
+            )
         try:
             interrupts.attach(process)
             pipes = ((process.stdout, streams[1]), (process.stderr, streams[2]))

@@ -17,6 +17,7 @@ from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, ProgramError, UsageError
 from meshrun.host.folder import open_private, write_private
 from meshrun.host.leftovers import private_folder
+from meshrun.host.processes import interrupts_delayed
 from meshrun.host.stderr import note, say
 from meshrun.host.title import set_title
 from meshrun.host.watched_files import WatchedFiles
@@ -106,11 +107,12 @@ class _Watch:
             noted, is_stopping = _NotedFiles(os.path.join(folder, "files")), False
             own = {PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder, WATCH: noted.path}
             self._files.changed()  # forget earlier changes
-            process = subprocess.Popen(
-                own_command("launcher", *self._words),
-                env={**os.environ, **own},
-                start_new_session=True,  # so that this process forwards the terminal's signals
-            )
+            with interrupts_delayed():
+                process = subprocess.Popen(
+                    own_command("launcher", *self._words),
+                    env={**os.environ, **own},
+                    start_new_session=True,  # so that this process forwards the terminal's signals
+                )
             while process.poll() is None:
                 self._wait(process)
                 self._add(noted.take())

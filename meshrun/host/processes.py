@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from meshrun.errors import HostError
@@ -95,6 +95,14 @@ def signals_blocked(signals: Iterable[int]) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def interrupts_delayed() -> AbstractContextManager[None]:
+    """Delay SIGINT to a launcher that the block starts until its ``main()``.
+
+    Python would print a traceback and exit with 1 while it starts.
+    """
+    return signals_blocked({signal.SIGINT})
 
 
 def send_signal(pid: int, signum: int) -> None:

@@ -20,7 +20,7 @@ from meshrun.host.folder import open_private, write_private
 from meshrun.host.interfaces import interface_of, is_loopback, outward_address
 from meshrun.host.leftovers import private_folder
 from meshrun.host.machine_id import boot_id, own_namespaces
-from meshrun.host.processes import die_with_parent, send_signal
+from meshrun.host.processes import die_with_parent, interrupts_delayed, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.host.title import set_title
@@ -225,14 +225,15 @@ class Agent:
             passed = (self._listener.fileno(),)
             whole["MESHRUN_LISTENER"] = str(self._listener.fileno())
         report = os.path.join(self._folder, "report.json")
-        self._launcher = subprocess.Popen(
-            own_command("launcher", f"--report={report}", *argv),
-            env=whole,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=passed,
-        )
+        with interrupts_delayed():
+            self._launcher = subprocess.Popen(
+                own_command("launcher", f"--report={report}", *argv),
+                env=whole,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=passed,
+            )
         if self._listener is not None:
             self._listener.close()
         for kind, pipe in ((OUT, self._launcher.stdout), (ERR, self._launcher.stderr)):

@@ -126,8 +126,8 @@ class Controller:
         if self._console.reader_is_gone:
             return -signal.SIGPIPE
         ended = (self._first and self._first.ended) or 0
-        if ended == -signal.SIGKILL and self._stop is not None:
-            raise Stopped(self._stop[1])  # its agent killed it, as it did not stop
+        if ended and self.result is None and self._stop is not None:
+            raise Stopped(self._stop[1])  # it had not begun, or its agent killed it
         if not ended and (late := (self._forwarded - before) & {*self._request.stop_signals}):
             return -min(late)  # the ranks had finished, but not the readers of their output
         # A launcher that a forwarded signal stopped exits with 128 + n.

@@ -123,20 +123,31 @@ def test_invalid_data_from_an_agent_ends_only_its_host(
     assert "bug" not in ours.stderr
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_launcher_that_is_killed_as_it_starts_names_its_host(
-    fake_torch: object, tmp_path: Path
+    name: str, fake_torch: object, tmp_path: Path
 ) -> None:
     """Nothing else ends the wait of the other hosts, and nothing else reports it."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, sys\n"
-        "if 'launcher' in sys.orig_argv: os.kill(os.getpid(), signal.SIGTERM)\n"
-    )
-    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    env = _launchers_begin_with(f"os.kill(os.getpid(), signal.{name})", tmp_path)
     ours = run_meshrun(*_hosts_through_sh(tmp_path), PROGRAMS / "echo.py", env=env)
 
     assert ours.returncode == 69, ours.stderr
-    last = ours.stderr.splitlines()[-1]
-    assert last == "error: host elsewhere was lost: its launcher was killed by SIGTERM"
+    lost = f"host elsewhere was lost: its launcher was killed by {name}"
+    assert ours.stderr == f"meshrun: {lost}\nerror: {lost}\n"
+
+
+def test_a_signal_before_a_launcher_can_report_it_is_reported(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """The last line says what ended the launch."""
+    env = _launchers_begin_with("print('begins', flush=True), time.sleep(600)", tmp_path)
+    words = (*_hosts_through_sh(tmp_path), PROGRAMS / "echo.py")
+    with start_meshrun(*words, env=env, folder=tmp_path) as running:
+        running.wait_for("begins")
+        running.signal(signal.SIGTERM)
+
+        assert running.wait() == 143
+    assert running.stderr == "meshrun: stopped by SIGTERM\n"
 
 
 def test_a_signal_to_the_agent_is_one_to_its_launcher(fake_torch: object, tmp_path: Path) -> None:
@@ -153,6 +164,14 @@ def test_a_signal_to_the_agent_is_one_to_its_launcher(fake_torch: object, tmp_pa
         "meshrun: SIGTERM: stopping 2 ranks, up to 30 s",
         "meshrun: stopped by SIGTERM",
     ]
+
+
+def _launchers_begin_with(source: str, folder: Path) -> dict[str, str]:
+    """Return an environment in which launchers run an expression while Python starts."""
+    (folder / "sitecustomize.py").write_text(
+        f"import os, signal, sys, time\nif 'launcher' in sys.orig_argv: {source}\n"
+    )
+    return {"PYTHONPATH": f"{folder}:{os.environ['PYTHONPATH']}"}
 
 
 def _hosts_through_sh(folder: Path) -> tuple[str | Path, ...]:

@@ -253,6 +253,27 @@ def test_the_end_of_the_zygote_ends_no_lookup_of_the_launcher(
     ]
 
 
+def test_an_interrupt_of_a_launcher_that_starts_prints_no_traceback(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Python prints one while it starts; launch() and --watch pass Ctrl-C on at any time."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if 'launcher' in sys.orig_argv: os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    (caller := tmp_path / "calls.py").write_text(
+        "import sys, meshrun\n"
+        "try: print(meshrun.launch(sys.argv[1]).trouble)\n"
+        "except meshrun.MeshrunError as error: print(error)\n"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    with start_meshrun(PROGRAMS / "echo.py", env=env, folder=tmp_path, caller=caller) as running:
+        running.wait()
+
+    assert "Traceback" not in running.stderr
+    assert "the launcher was killed by SIGINT before" in running.stdout
+
+
 def test_a_blocked_signal_is_caught() -> None:
     """SIGINT is blocked in every process that a Ray worker starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
