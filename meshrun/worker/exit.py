@@ -99,6 +99,7 @@ class Ending:
             _if_memory_allows(self._write_learnt)
             # A fork would wait forever for the groups' threads, which it does not have.
             _if_memory_allows(_drop_exit_handlers, self._handler)
+            _drop_signal_handlers()
             _if_memory_allows(_free_program, self._kept_modules)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         destroyed.hold()
@@ -188,6 +189,14 @@ def _drop_exit_handlers(running: object) -> None:
         for handlers in (thing for thing in gc.get_objects() if type(thing) is list):
             if any(type(entry) is tuple and entry and entry[0] is running for entry in handlers):
                 handlers.clear()
+
+
+def _drop_signal_handlers() -> None:
+    """Ignore the signals that the program handles: a handler may be a method, and hold a file."""
+    for signum in signal.valid_signals():
+        if callable(signal.getsignal(signum)):  # SIGCHLD, if ignored, loses the status of children
+            default = signum == signal.SIGCHLD
+            signal.signal(signum, signal.SIG_DFL if default else signal.SIG_IGN)
 
 
 def _free_program(kept: frozenset[str]) -> None:

@@ -284,7 +284,7 @@ def test_a_rank_ends_as_a_program_does_under_python(
         return {path.name: path.read_text() for path in (tmp_path / rank).iterdir()}
 
     assert ours.returncode == alone.returncode == code
-    assert traces("alone").keys() == {"atexit", "unflushed", "cycle", "thread"}
+    assert traces("alone").keys() == {"atexit", "unflushed", "cycle", "thread", "handler"}
     for rank in range(ranks):
         assert traces(str(rank)) == traces("alone")
     assert alone.stdout == "no newline at the endfreed\n"
