@@ -245,5 +245,5 @@ def _open_streams() -> None:
     """Open standard streams that are closed (``2>&-``) on the null device; lose no output."""
     open_standard_streams()
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
-    sys.stdout = patient(sys.stdout or open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    sys.stderr = patient(sys.stderr or open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    sys.stdout = patient(sys.stdout or open(1, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+    sys.stderr = patient(sys.stderr or open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115

@@ -210,6 +210,14 @@ def test_closed_streams_do_no_harm(fake_torch: object, tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["--dry-run", PROGRAMS / "echo.py"]])
+def test_information_for_a_closed_stream_is_no_error(words: list[str | Path]) -> None:
+    """As under ``python --version >&-``."""
+    ours = run_meshrun(*words, around=["sh", "-c", '"$@" >&-', "sh"])
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("method", ["fork", "exec"])
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_a_closed_stream_is_not_replaced_by_another(
