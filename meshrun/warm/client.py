@@ -19,7 +19,7 @@ from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
-from meshrun.warm.identity import Mismatch, Requirements, Server, find_mismatch
+from meshrun.warm.identity import BASE, Mismatch, Requirements, Server, find_mismatch
 from meshrun.warm.inherited import is_supported, leader_of_session, read_inherited
 from meshrun.warm.place import Place, stop_server, usual_place
 from meshrun.warm.warm_messages import (
@@ -218,7 +218,7 @@ class WarmRun:
 
     def _find(self) -> Server | None:
         """Return the matching server; whether its libraries have changed is checked as it forks."""
-        if self._place is None:
+        if self._place is None or holds(first_path(self._program), BASE):
             return None
         required = self._requirements()
         near: list[tuple[int, str]] = []

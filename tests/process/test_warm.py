@@ -490,6 +490,19 @@ def test_a_full_disk_is_why_no_server_is_left(warm: Warm, tmp_path: Path) -> Non
         assert "no warm server was left" in done.stderr
 
 
+def test_a_file_in_place_of_torch_is_reported_as_without_a_server(
+    warm: Warm, tmp_path: Path
+) -> None:
+    """The folder of the program comes before the installed packages."""
+    script = program(tmp_path, "import torch\n")
+    warm.leave(script)
+    (tmp_path / "torch.py").touch()
+    done = warm.run(script)
+
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"error: {tmp_path}/torch.py is imported in place of torch")
+
+
 _WITHOUT_TORCH = """\
 from importlib.machinery import PathFinder
 
