@@ -13,7 +13,7 @@ from tests.engines.hosts import MakeHosts
 from tests.engines.over_ssh import pids_of
 from tests.engines.sshd import MakeSshd
 from tests.engines.test_resize import start_all
-from tests.engines.together import Launch, all_gone, end_all, launch_on
+from tests.engines.together import Launch, all_gone, end_all, launch_on, wait_for_all
 from tests.kit import PROGRAMS
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -53,14 +53,12 @@ def test_all_nodes_start_again(how: str, make_hosts: MakeHosts, tmp_path: Path) 
     # Never twice in a row on one node, or the others would go on without it.
     struck = [(1, "guard"), (0, "zygote"), (1, "zygote"), (0, "store")]
     for number, (host, what) in enumerate(struck, start=1):
-        for launch in launches:
-            launch.wait_for(f" in {number - 1} on ")
+        wait_for_all(launches, f" in {number - 1} on ")
         kill(launches[host], what)
         for launch in launches:
             launch.wait_for(f"restart {number} of 4")
             assert f"because {cause(what, host)}" in launch.text.replace("; none", "\n; none")
-    for launch in launches:
-        launch.wait_for(" in 4 on ")
+    wait_for_all(launches, " in 4 on ")
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, 0], launches[0].text
@@ -92,8 +90,7 @@ def test_a_static_launch_without_restarts_ends(make_hosts: MakeHosts, tmp_path: 
     """On all nodes, with the same exit code."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *STATIC, "--nproc-per-node", "1", PROGRAM, tmp_path)
-    for launch in launches:
-        launch.wait_for(" in 0 on ")
+    wait_for_all(launches, " in 0 on ")
     kill(launches[1], "zygote")
 
     assert end_all(launches) == [137, 137], launches[0].text

@@ -14,7 +14,7 @@ import yaml
 from tests.engines.hosts import MakeHosts
 from tests.engines.openmpi import Mpirun
 from tests.engines.slurm import Slurm
-from tests.engines.together import Launch, all_gone, as_shell, end_all, rank_lines
+from tests.engines.together import Launch, all_gone, as_shell, end_all, rank_lines, wait_for_all
 from tests.kit import PROGRAMS, command, run_meshrun, wait_until
 from tests.variations import ordinary
 
@@ -91,8 +91,7 @@ def test_pods_of_an_elastic_job_come_back(make_hosts: MakeHosts, tmp_path: Path)
         return Launch(hosts, index, words, env={"JOB_COMPLETION_INDEX": str(index)})
 
     pods = [pod(1), pod(0)]  # the order does not matter
-    for each in pods:
-        each.wait_for("in 0 on")
+    wait_for_all(pods, "in 0 on")
     pods[0].send(signal.SIGTERM)
     code = as_shell(pods[0].end())
     pods[1].wait_for("in 1 on")

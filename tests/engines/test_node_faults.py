@@ -17,7 +17,7 @@ import pytest
 
 from tests.engines.faults import LOST, Case, draw
 from tests.engines.hosts import Hosts, MakeHosts
-from tests.engines.together import Launch, all_gone, as_shell
+from tests.engines.together import Launch, all_gone, as_shell, wait_for_all
 from tests.kit import PROGRAMS, wait_until
 
 pytestmark = pytest.mark.torch
@@ -73,8 +73,7 @@ def _start(case: Case, hosts: Hosts, folder: Path) -> list[Launch]:
 
 def _wait_for_phase(case: Case, launches: list[Launch], folder: Path) -> None:
     if case.phase == "meeting":
-        for launch in launches:
-            launch.wait_for("waiting ")
+        wait_for_all(launches, "waiting ")
         return
     if case.phase == "restarting":
         launches[case.victim].wait_for("restart 1 of 1")

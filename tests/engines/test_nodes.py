@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.engines.hosts import MakeHosts
-from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines
+from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines, wait_for_all
 from tests.kit import PROGRAMS, wait_until
 from tests.schedulers import variables
 
@@ -355,8 +355,7 @@ def test_no_process_outlives_launcher_and_zygote_of_the_first_node(make_hosts: M
     """Both are killed at once; the store's process is the last guard and kills the rest."""
     hosts, deaf = make_hosts(2), (PROGRAMS / "wait.py", "deaf", "children")
     launches = launch_on(hosts, *AT, "--shutdown-timeout", "1", *deaf)
-    for launch in launches:
-        launch.wait_for("up", times=2)
+    wait_for_all(launches, "up", times=2)
     launcher = psutil.Process(launches[0].process.pid)
     for process in (launcher, *launcher.children()):
         process.kill()
@@ -371,8 +370,7 @@ def test_a_launcher_that_is_killed_ends_the_others(
     """At once, as its connection closes; no process is left on its own host either."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *BARE, PROGRAMS / "wait.py")
-    for launch in launches:
-        launch.wait_for("up", times=2)
+    wait_for_all(launches, "up", times=2)
     os.kill(launches[host].process.pid, signal.SIGKILL)
 
     other = launches[1 - host]
@@ -388,8 +386,7 @@ def test_a_node_that_falls_silent_is_lost(
     """Its link is cut: each side exits on its own and names the node it lost."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *BARE, "--node-timeout", "4", PROGRAMS / "wait.py")
-    for launch in launches:
-        launch.wait_for("up", times=2)
+    wait_for_all(launches, "up", times=2)
     hosts.cut(host)
 
     assert end_all(launches) == [69, 69]
@@ -413,8 +410,7 @@ def test_sigterm_on_one_node_ends_all_alike(
     """Every rank of every node saves and exits; the exit code is the same everywhere."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *BARE, PROGRAMS / "preempted.py", *[way] * 4)
-    for launch in launches:
-        launch.wait_for("up", times=2)
+    wait_for_all(launches, "up", times=2)
     launches[host].send(signal.SIGTERM)
 
     assert end_all(launches) == [code, code], launches[0].text + launches[1].text
@@ -431,8 +427,7 @@ def test_the_signal_is_named_by_nodes_that_the_first_did_not_wait_for(
     where = ("--rdzv-backend", "c10d", "--nnodes", nnodes, "--rdzv-endpoint", "node0:29500")
     ranks = ("--nproc-per-node", "1", "--shutdown-timeout", "5", PROGRAMS / "wait.py", "deaf")
     launches = launch_on(hosts, *where, *ranks)
-    for launch in launches:
-        launch.wait_for("up")
+    wait_for_all(launches, "up")
     for text in ("SIGINT: stopping", "SIGINT again: killing in", "SIGINT again: killing rank"):
         launches[0].send(signal.SIGINT)
         launches[0].wait_for(text)
@@ -469,8 +464,7 @@ def test_a_launcher_that_is_started_again_rejoins(make_hosts: MakeHosts, how: li
         return Launch(hosts, host, [*(word.format(host) for word in how), *words])
 
     first, second = start(0), start(1)
-    for launch in (first, second):
-        launch.wait_for("met 4", times=2)
+    wait_for_all((first, second), "met 4", times=2)
     second.process.kill()
     first.wait_for("1 of 2 nodes joined (node0)")
     again = start(1)
@@ -488,8 +482,7 @@ def test_a_launcher_that_is_not_started_again_is_not_waited_for_long(make_hosts:
     """The error names the lost node and how long the others waited."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--max-restarts", "1", "--node-timeout", "3", TOGETHER, "stay")
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
+    wait_for_all(launches, "met 4", times=2)
     launches[1].process.kill()
 
     assert launches[0].end() == 69
@@ -503,11 +496,9 @@ def test_sigquit_on_the_coordinator_asks_every_node(make_hosts: MakeHosts) -> No
     """Each shows its own ranks' stacks and goes on."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, TOGETHER, "stay")
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
+    wait_for_all(launches, "met 4", times=2)
     launches[0].send(signal.SIGQUIT)
-    for launch in launches:
-        launch.wait_for("together.py:")
+    wait_for_all(launches, "together.py:")
     launches[1].send(signal.SIGINT)
 
     assert {launch.end() for launch in launches} <= {130, -signal.SIGINT}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.hosts import MakeHosts
-from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on
+from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on, wait_for_all
 from tests.kit import PROGRAMS
 from tests.variations import ordinary
 
@@ -70,8 +70,7 @@ def test_a_signal_to_a_waiting_node_ends_all(
         request.getfixturevalue("fake_torch")
     hosts = make_hosts(2)
     launches = launch_on(hosts, "--rdzv-backend", backend, *AT, SAYS)
-    for launch in launches:
-        launch.wait_for("2 of 3 nodes joined")
+    wait_for_all(launches, "2 of 3 nodes joined")
     launches[host].send(signum)
 
     assert [as_shell(code) for code in end_all(launches)] == [128 + signum] * 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.hosts import MakeHosts
-from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on
+from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on, wait_for_all
 from tests.kit import PROGRAMS, ROOT, let_pass, ranks_below, wait_for_states
 
 pytestmark = pytest.mark.torch
@@ -42,8 +42,7 @@ def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: 
     """Each launcher delays its restart on its own, and all are told to stop."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--max-restarts", "9", STEPS, ":3")
-    for launch in launches:
-        launch.wait_for("restart 4 of 9 in 4 s, because rank 1 exited with code 3")
+    wait_for_all(launches, "restart 4 of 9 in 4 s, because rank 1 exited with code 3")
     launches[host].send(signal.SIGTERM)
 
     codes = [as_shell(code) for code in end_all(launches)]
@@ -60,8 +59,7 @@ def test_a_stopped_node_is_no_hang(make_hosts: MakeHosts, tmp_path: Path, host: 
     hosts = make_hosts(2)
     words = (*AT, "--hang-timeout", str(LIMIT_S), "--node-timeout", "300")
     launches = launch_on(hosts, *words, PROGRAMS / "in_step.py", tmp_path)
-    for launch in launches:
-        launch.wait_for("step 3\n")
+    wait_for_all(launches, "step 3\n")
     ranks = [each for each in ranks_below(launches[host].process.pid) if each.is_running()]
     launches[host].send(signal.SIGSTOP)
     wait_for_states(ranks, stopped=True)

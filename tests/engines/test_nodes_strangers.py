@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
-from tests.engines.together import Launch, end_all
+from tests.engines.together import Launch, end_all, wait_for_all
 from tests.kit import PROGRAMS, wait_until
 
 pytestmark = pytest.mark.torch
@@ -99,8 +99,7 @@ def test_writing_to_the_store_ends_nothing(make_hosts: MakeHosts) -> None:
     """The store accepts only the launch's nodes, and does not decide whether ranks run or end."""
     hosts = make_hosts(3)
     launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
+    wait_for_all(launches, "met 4", times=2)
     store = ("10.77.0.1", store_port(hosts))
     reached = hosts.run(STRANGER, [sys.executable, MEDDLE, "reach", *store])
     assert reached.stdout == "not reached\n", reached.stderr
@@ -118,8 +117,7 @@ def test_a_node_reaches_the_store_from_each_of_its_addresses(make_hosts: MakeHos
     hosts.run(1, ["ip", "-6", "address", "add", "fd77::22/64", "dev", "eth0", "nodad"])
     words = ["--nnodes", "2", "--rdzv-endpoint", "[fd77::1]:29500", "--mesh", "dp=2,tp=2"]
     launches = [Launch(hosts, host, [*words, TOGETHER, "stay"]) for host in (0, 1)]
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
+    wait_for_all(launches, "met 4", times=2)
     reach = [sys.executable, MEDDLE, "reach", "fd77::1", store_port(hosts)]
     reached = [hosts.run(1, [*reach, own]).stdout for own in ("fd77::2", "fd77::22")]
     stranger = hosts.run(STRANGER, reach).stdout
@@ -176,8 +174,7 @@ def test_launches_listen_only_on_addresses_that_peers_use(make_hosts: MakeHosts)
     """Store, gloo and launchers listen only on the address by which the nodes reach each other."""
     hosts = make_hosts(2)
     launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
+    wait_for_all(launches, "met 4", times=2)
     found = [hosts.run(host, ["ss", "-ltnH"]).stdout for host in (0, 1)]
     launches[0].send(signal.SIGTERM)
     end_all(launches)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
-from tests.engines.together import Launch, all_gone, as_shell, end_all
+from tests.engines.together import Launch, all_gone, as_shell, end_all, wait_for_all
 from tests.kit import PROGRAMS, wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -37,8 +37,7 @@ def start(
 def start_all(hosts: Hosts, count: int, folder: Path, *more: str, **kwargs: Any) -> list[Launch]:
     """Start the launchers of the first ``count`` nodes and wait until their ranks run."""
     launches = [start(hosts, host, folder, *more, **kwargs) for host in range(count)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    wait_for_all(launches, "in 0 on")
     return launches
 
 
@@ -54,9 +53,7 @@ def test_a_launch_goes_on_without_a_lost_node(make_hosts: MakeHosts, tmp_path: P
     hosts = make_hosts(3)
     launches = start_all(hosts, 3, tmp_path, mesh="dp=1:8,tp=1", nnodes="2:3")
     os.kill(launches[1].process.pid, signal.SIGKILL)
-    for launch in (launches[0], launches[2]):
-        launch.wait_for("in 1 on")
-        launch.wait_for("generation 1 runs without node1: dp 3 -> 2")
+    wait_for_all(launches[::2], "in 1 on", "generation 1 runs without node1: dp 3 -> 2")
     (tmp_path / "go").touch()
 
     assert end_all([launches[0], launches[2]]) == [0, 0], launches[0].text
@@ -70,8 +67,7 @@ def test_a_node_that_comes_later_joins(make_hosts: MakeHosts, tmp_path: Path) ->
     hosts = make_hosts(3)
     launches = start_all(hosts, 2, tmp_path, mesh="dp=1:8,tp=1")
     launches.append(start(hosts, 2, tmp_path, mesh="dp=1:8,tp=1"))
-    for launch in launches:
-        launch.wait_for("generation 1 runs with node2: dp 2 -> 3")
+    wait_for_all(launches, "generation 1 runs with node2: dp 2 -> 3")
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, 0, 0], launches[2].text
@@ -140,8 +136,7 @@ def test_growth_needs_no_process_but_the_launcher(make_hosts: MakeHosts, tmp_pat
     first.wait_for("in 0 on")
     assert listening(hosts, "29400") == {first.process.pid}
     second = start(hosts, 1, tmp_path, mesh="dp=1:8,tp=1")
-    for launch in (first, second):
-        launch.wait_for("generation 1 runs with node1: dp 1 -> 2")
+    wait_for_all((first, second), "generation 1 runs with node1: dp 1 -> 2")
     (tmp_path / "go").touch()
 
     assert end_all([first, second]) == [0, 0], second.text
@@ -157,8 +152,7 @@ def test_a_zygote_that_is_killed_while_nodes_are_awaited(
     hosts = make_hosts(3)
     more = ("--max-restarts", restarts)
     launches = [start(hosts, host, tmp_path, *more, nnodes="3:4") for host in range(2)]
-    for launch in launches:
-        launch.wait_for("2 of at least 3 nodes joined")
+    wait_for_all(launches, "2 of at least 3 nodes joined")
     (zygote,) = psutil.Process(launches[0].process.pid).children()
     zygote.kill()
     if restarts == "1":
@@ -191,8 +185,7 @@ def test_a_zygote_that_is_stopped_is_replaced_when_a_node_joins(
     wait_until(has_zygote, lambda: "no zygote")
     zygotes[0].suspend()
     launches.append(start(hosts, 1, tmp_path, **conf))
-    for launch in launches:
-        launch.wait_for("generation 1 runs with node1: dp 1 -> 2")
+    wait_for_all(launches, "generation 1 runs with node1: dp 1 -> 2")
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, 0], launches[0].text
@@ -215,8 +208,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(make_hosts: MakeHosts, tmp_path:
     launches.append(start(hosts, 2, tmp_path, mesh=mesh, nnodes="1:2"))
     launches[2].wait_for("this node is a spare")
     os.kill(launches[1].process.pid, signal.SIGKILL)
-    for launch in (launches[0], launches[2]):
-        launch.wait_for("generation 1 runs without node1 and with node2: dp=2,tp=1 as before")
+    wait_for_all(launches[::2], "1 runs without node1 and with node2: dp=2,tp=1 as before")
     (tmp_path / "go").touch()
 
     assert end_all([launches[0], launches[2]]) == [0, 0], launches[2].text
@@ -290,8 +282,7 @@ def test_a_node_that_was_cut_off_rejoins(make_hosts: MakeHosts, tmp_path: Path) 
     launches[2].wait_for("generation 1 runs without node1: dp 3 -> 2")
     launches[1].wait_for("reconnecting to node 0")
     hosts.heal(1)
-    for launch in launches:
-        launch.wait_for("generation 2 runs with node1: dp 2 -> 3")
+    wait_for_all(launches, "generation 2 runs with node1: dp 2 -> 3")
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, 0, 0], launches[1].text
@@ -342,8 +333,7 @@ def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) 
     more = ("--max-restarts", "1", "--report", str(report))
     launches = start_all(hosts, 2, tmp_path, *more, mesh="dp=1:8,tp=1")
     (tmp_path / "raise").touch()
-    for launch in launches:
-        launch.wait_for("in 1 on")
+    wait_for_all(launches, "in 1 on")
     assert "restart 1 of 1, because rank 0 [dp0 tp0] raised ValueError" in launches[1].text
     os.kill(launches[1].process.pid, signal.SIGKILL)
     launches[0].wait_for("in 2 on")
@@ -399,11 +389,10 @@ def test_output_follows_the_number_of_ranks(make_hosts: MakeHosts, tmp_path: Pat
     launches = [
         start(hosts, host, tmp_path, *more, mesh="dp=1:8,tp=2", workers=2) for host in range(3)
     ]
-    for launch in launches:
-        launch.wait_for("in 0 on", times=2)
+    wait_for_all(launches, "in 0 on", times=2)
     launches[2].send(signal.SIGQUIT)
     os.kill(launches[1].process.pid, signal.SIGKILL)
-    for launch in (launches[0], launches[2]):
+    for launch in launches[::2]:
         launch.wait_for("generation 1 runs without node1: dp 3 -> 2")
         launch.wait_for("in 1 on", times=2)
     launches[2].send(signal.SIGQUIT)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
-from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines
+from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines, wait_for_all
 from tests.kit import PROGRAMS
 from tests.variations import ordinary
 
@@ -29,8 +29,7 @@ def pause(seconds: float) -> None:
 def start_talking(hosts: Hosts, go: Path, *words: str) -> list[Launch]:
     """Start ranks that talk to each other until the file ``go`` exists."""
     launches = launch_on(hosts, *AT, *words, TALK, go)
-    for launch in launches:
-        launch.wait_for("talking", times=2)
+    wait_for_all(launches, "talking", times=2)
     return launches
 
 
@@ -65,8 +64,7 @@ def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> N
     """On both sides, though one still hears the other for a while."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--node-timeout", "4", TOGETHER, "stay")
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
+    wait_for_all(launches, "met 4", times=2)
     hosts.lose_towards(host, 1 - host)
 
     assert end_all(launches) == [69, 69], launches[0].text + launches[1].text
@@ -97,8 +95,7 @@ def test_the_first_node_stays_until_others_know_the_result(
     launches = launch_on(
         hosts, *AT[:4], *timeout, "--nproc-per-node", "1", program, tmp_path / "go"
     )
-    for launch in launches:
-        launch.wait_for("began")
+    wait_for_all(launches, "began")
     hosts.lose_towards(0, 1)
     (tmp_path / "go").touch()
     launches[1].wait_for("rank 1 exited with code 3")
@@ -140,8 +137,7 @@ def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, ho
     """The other node exits; the stopped launcher, once resumed, finds this out and exits too."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--node-timeout", "3", TOGETHER, "stay")
-    for launch in launches:
-        launch.wait_for("met 4", times=2)
+    wait_for_all(launches, "met 4", times=2)
     stopped, other = launches[host], launches[1 - host]
     stopped.send(signal.SIGSTOP)
 
@@ -210,8 +206,7 @@ def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
         hosts, "--nnodes", "2", "--rdzv-backend", backend,
         "--rdzv-endpoint", "job-0.service:29500", *MESH, SAYS,
     )  # fmt: skip
-    for launch in launches:
-        launch.wait_for("waiting ")
+    wait_for_all(launches, "waiting ")
     for host in (1, 0):
         hosts.add_name(host, "job-0.service", hosts.addresses[0])
 
@@ -229,8 +224,7 @@ def test_one_node_too_many_is_rejected(
     hosts = make_hosts(3)
     words = ["--rdzv-backend", backend, *AT[:4], "--nproc-per-node", "1", PROGRAMS / "wait.py"]
     launches = [Launch(hosts, host, words) for host in (0, 1)]
-    for launch in launches:
-        launch.wait_for("up")
+    wait_for_all(launches, "up")
     late = Launch(hosts, 2, words)
 
     assert late.end() == 2, late.text

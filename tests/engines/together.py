@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,13 @@ def launch_on(
     return [
         Launch(hosts, host, [*each(host), *words], **kwargs) for host in range(len(hosts.names))
     ]
+
+
+def wait_for_all(launches: Iterable[Launch], *texts: str, times: int = 1) -> None:
+    """Wait until the output of each launcher contains each of the texts so many times."""
+    for launch in launches:
+        for text in texts:
+            launch.wait_for(text, times=times)
 
 
 def end_all(launches: Sequence[Launch]) -> list[int]:
