@@ -236,7 +236,7 @@ class WarmRun:
         if near:
             self._note(f"{_STARTING_FRESH}: {min(near)[1]}")
         elif reason := self._place.take_reason():
-            self._note(f"starting fresh: no warm server was left: {reason}")
+            self._note(f"starting fresh: the last run left no warm server: {reason}")
         return None
 
     def _requirements(self) -> Requirements:
