@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -11,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
 from meshrun.host.reactor import Reactor
@@ -65,13 +65,10 @@ def launchers() -> Iterator[list[Launcher]]:
         each.reactor.close()
 
 
-def has_no_child() -> bool:
-    """Reap a child that has ended; return whether none is left."""
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return True
-    return False
+def children() -> set[int]:
+    """Return the running children of this process, which earlier tests may have had."""
+    found = psutil.Process().children()
+    return {each.pid for each in found if each.status() != psutil.STATUS_ZOMBIE}
 
 
 def until(launchers: list[Launcher], kind: type[Any]) -> None:
@@ -292,6 +289,7 @@ def test_a_name_service_that_never_answers_is_reported(
 ) -> None:
     """A resolver may hang; the time limit applies, and the lookup is stopped."""
     monkeypatch.setattr("meshrun.host.lookup.look_up", lambda _: signal.pause())
+    before = children()
     launchers.append(first := Launcher("a", host="node0", port=free_port(), timeout_s=0.2))
     until([first], MeetingFailed)
 
@@ -301,7 +299,7 @@ def test_a_name_service_that_never_answers_is_reported(
         error.message,
     )
     assert "--rdzv-endpoint ADDRESS:PORT" in error.hint
-    wait_until(has_no_child, lambda: "the lookup to end")
+    wait_until(lambda: children() <= before, lambda: "the lookup to end")
 
 
 def test_a_node_that_is_not_first_connects_to_the_endpoint(launchers: list[Launcher]) -> None:
