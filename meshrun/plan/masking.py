@@ -11,7 +11,7 @@ _SECRET_NAME = re.compile(
     r"|PRECONDITION_TRANSPORTS"  # the key of an Open MPI job
 )
 _IN_URL = re.compile(r"(?<=://)(?P<user>[^\s/:@]*):[^\s/]+@")
-_PAIR = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[^\s,;]+)")
+_PAIR = re.compile(r"(?<![\w.-])(?P<name>[\w.-]+)=(?P<value>[^\s,;]+)")
 _MIN_LENGTH = 6
 """Shorter values are not secrets, and would match everywhere."""
 

@@ -23,6 +23,7 @@ _UNITS_BYTES = {
 }
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_TIME_PARTS = re.compile(rf"(?:{_TIME_PART.pattern})+")
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f", ""})
 _COUNT_WORDS = ("auto", "gpu", "cpu", "xpu")
@@ -67,10 +68,9 @@ def parse_seconds(text: str, what: str, *, least: float = 0.0, most: float = LON
     try:
         seconds = float(word)
     except ValueError:
-        parts = _TIME_PART.findall(word)
-        if not parts or "".join(map("".join, parts)) != word:
+        if not _TIME_PARTS.fullmatch(word):
             raise UsageError(f"{what} expects a time, found `{text}`", hint=_TIMES) from None
-        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _TIME_PART.findall(word))
     if not least <= seconds <= most:
         bounds = f"{least:g} and {most:,.0f} seconds"
         raise UsageError(f"{what} must be between {bounds}, found `{text}`", hint=_TIMES)

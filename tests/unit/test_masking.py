@@ -98,3 +98,8 @@ def test_what_is_not_secret_stays_as_it_is(words: list[str], env: dict[str, str]
     """Short values of variables are not masked, as they occur everywhere."""
     if not any(is_secret(word) or "://" in word for word in words):
         assert Mask(env).words(words) == tuple(words)
+
+
+def test_a_long_argument_is_searched_once() -> None:
+    """Such as a file in base64, without a separator."""
+    assert Mask({}).words([long := "A" * 1_000_000]) == (long,)

@@ -72,7 +72,8 @@ def test_times_have_units(text: str, seconds: float) -> None:
     assert parse_seconds(text, "--node-timeout") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "-1", "-5m", "m", "5 m", "5y", "1h30", "nan", "inf", "200d"])
+@pytest.mark.parametrize("text", ["", "-1", "-5m", "m", "5 m", "5y", "1h30", "nan", "inf", "200d",
+                                  pytest.param("9" * 100_000 + "x", id="long")])  # fmt: skip
 def test_invalid_times(text: str) -> None:
     """The error quotes the text, and the hint shows a valid time."""
     with pytest.raises(UsageError, match=f"found `{text}`") as caught:
