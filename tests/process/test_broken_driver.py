@@ -33,6 +33,7 @@ def test_a_driver_that_never_answers_is_named(hang: Path, tmp_path: Path) -> Non
     assert (on_cpu.returncode, on_cpu.stderr) == (0, "")
 
 
+@pytest.mark.nightly
 def test_a_launch_starts_once_the_driver_answers(hang: Path, tmp_path: Path) -> None:
     hang.touch()
     with start_meshrun("--nproc-per-node", "1", "--no-python", "true", folder=tmp_path) as run:

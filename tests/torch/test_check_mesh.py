@@ -65,7 +65,10 @@ def test_a_check_before_the_program(tmp_path: Path) -> None:
     assert len(history.read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize(("products", "ends"), [(20, "fast"), (10**9, "slow")])
+@pytest.mark.parametrize(
+    ("products", "ends"),
+    [pytest.param(20, "fast", marks=pytest.mark.nightly), (10**9, "slow")],
+)
 def test_what_is_slow_by_chance_is_measured_again(tmp_path: Path, products: int, ends: str) -> None:
     """A rank that is disturbed during its first products does not count as slow."""
     (program := tmp_path / "disturbed.py").write_text(

@@ -81,7 +81,7 @@ CASES = [
     Case("segfault", 139, "was killed by SIGSEGV (a crash in native code)", "string_at(0)", True),
     Case("abort", 134, "was killed by SIGABRT (*)", "(None).abort()", True),
 ]
-ORDINARY = ("inside", "leave", "segfault")
+ORDINARY = ("inside", "segfault")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,7 +24,7 @@ LATE = "in the tp group {2-3}, rank 2 waits in all_reduce #2, which rank 3 has n
 @pytest.mark.parametrize(
     ("how", "limit", "expected"),
     [
-        pytest.param("ops", "--hang-timeout", DIFFERENT),
+        pytest.param("ops", "--hang-timeout", DIFFERENT, marks=pytest.mark.nightly),
         pytest.param("late", "--timeout", LATE),
         pytest.param("spin nccl", "--hang-timeout", DIFFERENT),
         pytest.param("spin", "--hang-timeout", DIFFERENT, marks=pytest.mark.nightly),

@@ -345,7 +345,7 @@ def pytest_configure_node(node):
 """
 
 
-@pytest.mark.parametrize("place", [5, 6])
+@pytest.mark.parametrize("place", [5, pytest.param(6, marks=pytest.mark.nightly)])
 def test_plug_ins_treat_a_rank_like_a_worker_of_xdist(place: int, tmp_path: Path) -> None:
     """A rank gets what they send to workers; if a plug-in fails on a rank, the error says why."""
     (tmp_path / "conftest.py").write_text(PLUG_IN.replace("PLACE", str(place)))
