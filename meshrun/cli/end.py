@@ -9,30 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from meshrun.errors import HostError
-from meshrun.host.stderr import note
-from meshrun.protocol.result import LaunchResult
-from meshrun.report.result_json import write_report
-
-
-def leave_report(result: LaunchResult, path: str) -> None:
-    """Write the report of a launch; if the launch failed, an error in writing is only a message.
-
-    Raises:
-        HostError: If the launch succeeded and the report cannot be written.
-        OSError: If the launch succeeded and the report was to go to stdout, which failed.
-    """
-    try:
-        write_report(result, path)
-    except (HostError, OSError) as error:
-        if result.exit_code == 0:
-            raise
-        if isinstance(error, HostError):
-            note(error.message)
-        else:
-            note(f"cannot write the report: {error.strerror}")
-
-
 _at_end: list[Callable[[int], None]] = []
 
 

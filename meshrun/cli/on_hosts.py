@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from meshrun import __version__
-from meshrun.cli.end import end_as, leave_report
+from meshrun.cli.end import end_as
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.host.detect_host import detect_host
@@ -16,6 +16,7 @@ from meshrun.host.title import set_title
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, Timings, describe_stop
+from meshrun.report.result_json import leave_report
 from meshrun.ssh.connect import Stopped
 from meshrun.ssh.controller import Controller
 from meshrun.ssh.foreground import fork_controller

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun.cli.check import check_mesh, check_requirements, read_check_program
-from meshrun.cli.end import end_as, end_by_signal, leave_report
+from meshrun.cli.end import end_as, end_by_signal
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
     build_rendezvous_request,
@@ -28,6 +28,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult
 from meshrun.protocol.step_end import report_end
+from meshrun.report.result_json import leave_report
 from meshrun.report.timings import render_timings
 from meshrun.supervisor.program_file import read_source
 

@@ -10,6 +10,7 @@ from meshrun import errors
 from meshrun.errors import HostError, MeshrunError, SpecError, UsageError
 from meshrun.host.folder import write_private
 from meshrun.host.leftovers import is_in_private
+from meshrun.host.stderr import note
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.checked import ExitCode
 from meshrun.protocol.packing import Within, convert, read_json
@@ -28,7 +29,25 @@ _OF_ALL = ("message", "hint", "exit_code", "is_reported_elsewhere")
 _OF_A_SPEC = tuple(_ATTRIBUTES)
 
 
-def write_report(result: LaunchResult, path: str) -> None:
+def leave_report(result: LaunchResult, path: str) -> None:
+    """Write the report of a launch; if the launch failed, an error in writing is only a message.
+
+    Raises:
+        HostError: If the launch succeeded and the report cannot be written.
+        OSError: If the launch succeeded and the report was to go to stdout, which failed.
+    """
+    try:
+        _write_report(result, path)
+    except (HostError, OSError) as error:
+        if result.exit_code == 0:
+            raise
+        if isinstance(error, HostError):
+            note(error.message)
+        else:
+            note(f"cannot write the report: {error.strerror}")
+
+
+def _write_report(result: LaunchResult, path: str) -> None:
     """Write ``result`` to a file that only this user can read, or to stdout if ``path`` is ``-``.
 
     Raises:
