@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 _TESTS = Path(__file__).parent
-_ONE_OF = {_TESTS / "engines": 100, _TESTS / "process": 3}
+_ONE_OF = {_TESTS / "engines": 100, _TESTS / "process": 4}
 """For each folder: one of this many variations of a test is ordinary, and always at least one."""
 
 
