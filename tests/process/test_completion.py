@@ -48,23 +48,32 @@ def open_shell(name: str, home: Path) -> Iterator[Terminal]:
         terminal.end()
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_what_is_typed_is_completed(
-    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After --install-completion, which is idempotent."""
-    if shutil.which(shell) is None:
-        pytest.skip(f"needs {shell}")
+@pytest.fixture(params=["bash", "zsh", "fish"])
+def shell(request: pytest.FixtureRequest) -> str:
+    """Return a shell that is installed."""
+    if shutil.which(request.param) is None:
+        pytest.skip(f"needs {request.param}")
+    return str(request.param)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a shell's home, and enter the empty folder ``work`` beside it."""
     (home := tmp_path / "home").mkdir()
-    (startup := home / f".{shell}rc").write_text("# mine")
-    (work := tmp_path / "work").mkdir()
-    (work / "logs").mkdir()
-    for name in ("notes.txt", "train.py"):
-        (work / name).touch()
     # Without this folder, fish first parses all man pages.
     (home / ".local" / "share" / "fish" / "generated_completions").mkdir(parents=True)
+    (work := tmp_path / "work").mkdir()
     monkeypatch.delenv("ZDOTDIR", raising=False)
     monkeypatch.chdir(work)
+    return home
+
+
+def test_what_is_typed_is_completed(shell: str, home: Path) -> None:
+    """After --install-completion, which is idempotent."""
+    (startup := home / f".{shell}rc").write_text("# mine")
+    Path("logs").mkdir()
+    for name in ("notes.txt", "train.py"):
+        Path(name).touch()
     with open_shell(shell, home) as terminal:
         for count in (1, 2):
             terminal.type("meshrun --install-completion\n")
@@ -80,22 +89,14 @@ def test_what_is_typed_is_completed(
     assert len(lines) == (1 if shell == "fish" else 2)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_command_in_a_mesh_is_not_run(
-    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither one that is typed, perhaps pasted, nor one in the variable."""
-    if shutil.which(shell) is None:
-        pytest.skip(f"needs {shell}")
-    (home := tmp_path / "home").mkdir()
-    (work := tmp_path / "work").mkdir()
-    (home / ".local" / "share" / "fish" / "generated_completions").mkdir(parents=True)
-    (tmp_path / "completion").write_text(render_completion(shell, Options))
-    monkeypatch.delenv("ZDOTDIR", raising=False)
+    (home / "completion").write_text(render_completion(shell, Options))
     monkeypatch.setenv("MESHRUN_MESH", "a$(touch${IFS}c)=2,b`touch${IFS}d`=2,dp=2")
-    monkeypatch.chdir(work)
     with open_shell(shell, home) as terminal:
-        terminal.type(f". {tmp_path}/completion; echo load''ed\n")
+        terminal.type(f". {home}/completion; echo load''ed\n")
         terminal.wait_for("loaded")
         terminal.type("meshrun --show d\t")
         terminal.wait_for("--show dp=")
@@ -103,7 +104,7 @@ def test_a_command_in_a_mesh_is_not_run(
         terminal.type(f"{CLEAR}meshrun --mesh {mesh} --show t\t")
         terminal.wait_for("--show tp=")
 
-    assert os.listdir(work) == []
+    assert os.listdir() == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
