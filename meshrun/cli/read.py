@@ -385,7 +385,7 @@ def _nodes(options: Options) -> tuple[int | None, int | None]:
 
 def _rendezvous(options: Options, least_nodes: int | None) -> Rendezvous:
     backend = options.rdzv_backend or Options.rdzv_backend.default
-    node_rank = options.node_rank
+    node_rank = options.node_rank  # an invalid one is always an error
     return Rendezvous(
         backend=backend,
         endpoint=options.rdzv_endpoint or "",

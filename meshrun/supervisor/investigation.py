@@ -86,16 +86,16 @@ class Investigation:
     def _why_raised(self, verdict: Verdict) -> str | None:
         """Return what explains an exception of a rank."""
         raised = verdict.raised
-        if raised is not None and (raised.kind, raised.message) in _ON_EMPTY_STDIN:
+        if raised is None:
+            return None
+        if (raised.kind, raised.message) in _ON_EMPTY_STDIN:
             return self.terminal.why_empty(self.plan.layout, verdict.rank)
-        if raised is not None and raised.kind == "ModuleNotFoundError":
+        if raised.kind == "ModuleNotFoundError":
             return None if self.plan.program.kind == "command" else _why_not_found()
-        if raised is not None and (
-            raised.kind == "MemoryError" or _NO_MEMORY in raised.message.lower()
-        ):
+        if raised.kind == "MemoryError" or _NO_MEMORY in raised.message.lower():
             return describe_limited_memory()
-        if raised is not None and raised.kind == "RuntimeError":
-            return _NO_THREADS if raised.message in _ON_NO_THREADS else None
+        if raised.kind == "RuntimeError" and raised.message in _ON_NO_THREADS:
+            return _NO_THREADS
         return None
 
     def _why_killed(self, verdict: Verdict) -> str | None:

@@ -99,7 +99,7 @@ class Ending:
             _if_memory_allows(self._write_learnt)
             # A fork would wait forever for the groups' threads, which it does not have.
             _if_memory_allows(_drop_exit_handlers, self._handler)
-            _drop_signal_handlers()
+            _if_memory_allows(_drop_signal_handlers)
             _if_memory_allows(_free_program, self._kept_modules)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         destroyed.hold()

@@ -18,7 +18,8 @@ _IN_TIME = (
 )  # fmt: skip
 """Variables that torch reads whenever it needs them, or that other copies of OpenMP read.
 
-Lightning, joblib and scikit-learn set some of them when they are imported.
+Lightning, joblib and scikit-learn set some of them when they are imported. A warm server still
+compares them, as libraries may read them at import.
 """
 
 
