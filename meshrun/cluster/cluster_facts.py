@@ -88,10 +88,8 @@ class ClusterFacts:
     """The variables that were read and are set, with their values."""
 
 
-def derive_port(job_id: str | None) -> int | None:
-    """Return a port for a job, the same on every node; ``None`` for a job without an id."""
-    if not job_id:
-        return None
+def derive_port(job_id: str) -> int:
+    """Return a port for a job, the same on every node."""
     digest = sha256(job_id.encode(errors="surrogateescape")).digest()
     return _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
 
@@ -127,5 +125,5 @@ def facts_of_node(
         node_rank=node_rank,
         hosts=hosts,
         head=hosts[:1] if head is None else tuple(filter(None, head)),
-        port=port or derive_port(job_id),
+        port=port or (derive_port(job_id) if job_id else None),
     )

@@ -169,6 +169,6 @@ def _with_hosts(found: ClusterFacts, around: list[ClusterFacts], hostname: str) 
                 hosts=outer.hosts,
                 head=outer.hosts[:1],
                 job_id=job_id,
-                port=found.port or derive_port(job_id),
+                port=found.port or (derive_port(job_id) if job_id else None),
             )
     return found
