@@ -14,9 +14,9 @@ _FEW_COLLECTIONS = 50_000
 
 def main(_known_at_start: object = None) -> None:
     """Run the command line and exit with its code."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Until there is something to clean up, Ctrl-C ends this process without a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from meshrun.cli.end import end_by_signals
+
+    end_by_signals(silently="MESHRUN_PARENT_PID" in os.environ)  # its caller reports it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see interrupts_delayed()
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # As some daemons start programs; the exit codes of children would be lost.

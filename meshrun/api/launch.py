@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
@@ -191,7 +190,7 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
     """
     import atexit
 
-    from meshrun.cli.end import end_by_signal
+    from meshrun.cli.end import end_silently
     from meshrun.host.processes import die_with_parent
 
     caller, folder = os.environ.pop(PARENT_PID, ""), os.environ.pop(PARENT_FOLDER, "")
@@ -211,14 +210,9 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
 
             say(render_error(error))
 
-    def leave(signum: int, _: object) -> NoReturn:
-        signal.signal(signum, signal.SIG_IGN)  # let the exit handlers finish
-        sys.exit(end_by_signal(signum))
-
     clean_up()
     atexit.register(clean_up)
-    # Until the launch installs its own handler: exit handlers run, and no SIG_IGN is inherited.
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, end_silently)  # even if it is ignored
     die_with_parent(int(caller), signal.SIGTERM)
     return Caller(int(caller), folder), report
 

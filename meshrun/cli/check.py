@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from meshrun.check.requirements import check_dims
-from meshrun.cli.end import end_by_signal
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
 from meshrun.host.folder import open_private
@@ -67,10 +66,6 @@ def check_requirements(options: Options, request: LaunchRequest) -> None:
     check_dims(options.require, dims or ())
 
 
-def _end_by(signum: int, _frame: object) -> None:
-    os._exit(end_by_signal(signum))
-
-
 def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], int]) -> int:
     """Launch the ranks that measure, print what they found, and return the exit code.
 
@@ -85,9 +80,6 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
 
     with ExitStack() as held:
         atexit.register(held.close)  # if a signal ends the launch, it ends this process too
-        for signum in _SIGNALS:
-            if signal.getsignal(signum) is signal.SIG_DFL:  # until the launch has its own handlers
-                signal.signal(signum, _end_by)
         with signals_blocked(_SIGNALS):  # until the folder is held
             path = os.path.join(held.enter_context(private_folder()), "measured")
         os.environ[RESULT_FILE] = path

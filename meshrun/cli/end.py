@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import atexit
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
+from meshrun.host.stderr import note
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _at_end: list[Callable[[int], None]] = []
 
 
@@ -39,11 +44,38 @@ def end_by_signal(signum: int) -> int:
     Returns:
         The exit code to use instead in PID 1 of a container, which its own signals do not end.
     """
-    atexit._run_exitfuncs()  # a signal skips them
     sys.stdout.flush()
     sys.stderr.flush()
+    return _end(signum)
+
+
+def _end(signum: int) -> int:
+    atexit._run_exitfuncs()  # a signal skips them
     code = 128 + signum
     _announce_end(code)
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
     return code
+
+
+def end_by_signals(*, silently: bool) -> None:
+    """Have the signals that stop a launch end this process in the same way until it begins.
+
+    Without a handler, PID 1 of a container would not receive them.
+    """
+    for signum in _STOP_SIGNALS:
+        if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signum, end_silently if silently else _say_and_end)
+
+
+def end_silently(signum: int, _frame: object) -> NoReturn:
+    """Handle a signal: end by it, even in the middle of writing output that nobody reads."""
+    signal.signal(signum, signal.SIG_IGN)  # let the exit handlers finish
+    os._exit(_end(signum))
+
+
+def _say_and_end(signum: int, frame: object) -> NoReturn:
+    with suppress(OSError, RuntimeError):  # stderr is closed, or it was being written to
+        if select.select([], [2], [], 0)[1]:
+            note(f"stopped by {signal.Signals(signum).name}")
+    end_silently(signum, frame)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshrun.supervisor.signals import SignalQueue
-from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until, within
 
 USR1 = signal.SIGUSR1
 FORWARDED = PROGRAMS / "forwarded.py"
@@ -272,6 +272,25 @@ def test_an_interrupt_of_a_launcher_that_starts_prints_no_traceback(
 
     assert "Traceback" not in running.stderr
     assert "the launcher was killed by SIGINT before" in running.stdout
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("is_first", [False, True], ids=["", "PID 1"])
+def test_a_signal_while_meshrun_is_imported(*, name: str, is_first: bool, tmp_path: Path) -> None:
+    """The kernel drops a signal to PID 1 of a container that has no handler for it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Signals:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == 'meshrun.cli.options': os.kill(os.getpid(), signal.{name})\n"
+        "sys.meta_path.insert(0, Signals())\n"
+    )
+    around = within("--user", "--map-root-user", "--pid", "--fork", prepare=":") if is_first else ()
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHONPATH": str(tmp_path)}, around=around)
+
+    signum = signal.Signals[name]
+    assert ours.returncode == (128 + signum if is_first else -signum)
+    assert (ours.stdout, ours.stderr) == ("", f"meshrun: stopped by {name}\n")
 
 
 def test_a_blocked_signal_is_caught() -> None:
