@@ -10,6 +10,7 @@ from string import Template
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from meshrun.errors import UsageError
+from meshrun.host.small_file import read_small
 from meshrun.plan.parse import parse_choice, parse_integer, parse_seconds, parse_settings
 
 if TYPE_CHECKING:
@@ -118,8 +119,7 @@ def text_of_file(path: str, flag: str) -> str:
         UsageError: If it cannot be read, or is not text.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        return read_small(path, errors="strict")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UsageError(f"{flag} {path}: {why}") from error

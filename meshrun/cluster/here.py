@@ -14,10 +14,10 @@ from meshrun.host.entry_points import entry_points, load
 from meshrun.host.interfaces import addresses_with_prefixes
 from meshrun.host.machine_id import boot_id
 from meshrun.host.pmi import exchange
+from meshrun.host.small_file import read_small
 
 PLUG_INS = "meshrun.clusters"
 """The group of entry points that name detectors."""
-_MOST = 1 << 20
 _MOST_ADDRESSES = 12
 
 
@@ -32,7 +32,7 @@ def detect_here(*, collective: bool) -> ClusterFacts | None:
         UsageError: If a variable or a plug-in is invalid.
     """
     facts = detect_cluster(
-        Surroundings(os.environ, os.uname().nodename, has_terminal(), _read),
+        Surroundings(os.environ, os.uname().nodename, has_terminal(), read_small),
         plug_ins=tuple(
             partial(_ask_plug_in, name, load(PLUG_INS, name, value))
             for name, value in entry_points(PLUG_INS).items()
@@ -61,11 +61,6 @@ def with_starter(facts: ClusterFacts) -> tuple[ClusterFacts, bool]:
     if not facts.starter:
         return facts, shutil.which(facts.step_starter) is not None
     return (facts if shutil.which(facts.starter) else replace(facts, starter="ssh")), True
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(_MOST)
 
 
 def _ask_plug_in(name: str, detect: Detector, here: Surroundings) -> ClusterFacts | None:

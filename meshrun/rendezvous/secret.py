@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cache
 
 from meshrun.errors import HostError
+from meshrun.host.small_file import read_small
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.wording import count
 
@@ -81,7 +82,6 @@ def secret_warnings(env: Mapping[str, str], config: RendezvousConfig) -> list[st
 def _content(path: str) -> str:
     """Return the text of a file, which is read once: it may be a pipe, as of ``<(pass ...)``."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read().strip()
+        return read_small(path).strip()
     except OSError as error:
         raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error

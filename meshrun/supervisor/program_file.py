@@ -92,7 +92,8 @@ def _is_python(path: str) -> bool:
     import ast
 
     try:
-        ast.parse(Path(path).read_bytes())
+        with open(path, "rb") as file:
+            ast.parse(file.read(_LONGEST_SOURCE))
     except (OSError, SyntaxError, ValueError):
         return False
     return True

@@ -12,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.cli.parsers import text_of_file
 from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, open_private, who_else_may_write, write_private
 from meshrun.host.leftovers import private_folder, remove_if_stale
 from meshrun.host.reactor import Reactor
+from meshrun.host.small_file import read_small
 from meshrun.host.whole_file import check_target, write_whole
+from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.error_record import read_record
+from meshrun.rendezvous.secret import read_secret
 from meshrun.report.node_history import record_failure
 from meshrun.supervisor.timers import Timers
 from meshrun.worker.function import open_own
@@ -279,3 +283,14 @@ def test_invalid_messages_to_a_timer_pipe_are_ignored(tmp_path: Path) -> None:
 
     assert notes == [f"killed process {child.pid}: its timer `a` expired"]
     assert child.wait() == -signal.SIGTERM
+
+
+def test_a_device_without_end_is_not_read_to_its_end() -> None:
+    """For a list of hosts, a patch, a secret, and what a scheduler names."""
+    for read in (
+        lambda path: text_of_file(path, "--hostfile"),
+        lambda path: read_secret({"MESHRUN_SECRET_FILE": path}, RendezvousConfig(nnodes=2)),
+        read_small,
+    ):
+        with pytest.raises((HostError, UsageError, OSError), match="more than 4 MiB of text"):
+            read("/dev/zero")
