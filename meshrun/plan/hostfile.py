@@ -45,10 +45,10 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise UsageError("--hosts lists no host", hint="use --hosts a,b or --hosts a:8,b:8")
-    hosts: list[Host] = []
+    hosts: dict[str, Host] = {}
     for part in parts:
         _add(hosts, _read_host(part, "--hosts"), "--hosts")
-    return tuple(hosts)
+    return tuple(hosts.values())
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
@@ -59,13 +59,13 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     Raises:
         UsageError: If a line cannot be parsed or repeats a host.
     """
-    hosts: list[Host] = []
+    hosts: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if words := line.partition("#")[0].split():
             _add(hosts, _read_line(words, where := f"{path}, line {number}"), where)
     if not hosts:
         raise UsageError(f"{path} lists no host", hint="list one host per line: host slots=8")
-    return tuple(hosts)
+    return tuple(hosts.values())
 
 
 def choose_hosts(
@@ -131,13 +131,13 @@ def _count(text: str, where: str, word: str) -> int:
     return int(text)
 
 
-def _add(hosts: list[Host], host: Host, where: str) -> None:
-    if any(host.name == other.name for other in hosts):
+def _add(hosts: dict[str, Host], host: Host, where: str) -> None:
+    if host.name in hosts:
         raise UsageError(
             f"{where}: {host.name} is listed twice",
             hint=f"use {host.name}:8 to run 8 workers on it",
         )
-    hosts.append(host)
+    hosts[host.name] = host
 
 
 def _named(

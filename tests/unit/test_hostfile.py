@@ -88,6 +88,13 @@ def test_any_text_is_parsed_or_rejected(text: str) -> None:
         assert not any(host.destination.startswith("-") for host in hosts)
 
 
+def test_a_file_of_many_hosts_is_read_quickly() -> None:
+    """In hours, if each host were compared with all before it."""
+    assert (
+        len(parse_hostfile("\n".join(f"node{number}:8" for number in range(40_000)), "f")) == 40_000
+    )
+
+
 def test_addresses_and_users() -> None:
     """ssh gets IPv6 addresses without brackets; a user is not part of the host's name."""
     hosts = parse_hosts("[fd00::1]:4, ada@[fe80::2%eth0] ,ada@c.example:2")
