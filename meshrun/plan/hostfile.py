@@ -68,6 +68,11 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     return tuple(hosts.values())
 
 
+def is_host(name: str) -> bool:
+    """Return whether a text is the name or the address of a host, and not an option of ssh."""
+    return _NAME.fullmatch(f"[{name}]" if ":" in name else name) is not None
+
+
 def choose_hosts(
     hosts: Sequence[Host], *, include: str | None = None, exclude: str | None = None
 ) -> tuple[Host, ...]:

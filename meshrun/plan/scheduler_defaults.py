@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import UsageError
-from meshrun.plan.hostfile import Host
+from meshrun.plan.hostfile import Host, is_host
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.request import LaunchRequest, Remote, Rendezvous
 from meshrun.wording import count
@@ -217,7 +217,7 @@ def _in_shell(
     if (request.nnodes or 1) > 1 and not is_one_of_several:
         if facts.starter and facts.hosts and may_step:
             return _on_hosts_of_job(request, facts)
-        if may_step:
+        if may_step and not facts.starter:
             return _in_a_step(request, facts)
         why = "; ".join(facts.notes) or facts.evidence
         raise UsageError(
@@ -268,6 +268,11 @@ def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchReque
             f" from 0 ({facts.evidence}); the launch starts on the first, {facts.hosts[0]}",
             hint="run meshrun once, in the job's script, not through a command that starts it on"
             " each host; --nnodes 1 launches on this host alone",
+        )
+    if wrong := next((name for name in facts.hosts if not is_host(name)), None):
+        raise UsageError(
+            f"{facts.system} lists `{wrong}`, which is not a host ({facts.evidence})",
+            hint="name the hosts with --hosts",
         )
     hosts = tuple(Host(name) for name in facts.hosts[:nnodes])
     reach = replace(request.reach, starter=request.reach.starter or facts.starter)

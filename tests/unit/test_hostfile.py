@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request, with_hosts
 from meshrun.errors import UsageError
-from meshrun.plan.hostfile import Host, choose_hosts, parse_hostfile, parse_hosts
+from meshrun.plan.hostfile import Host, choose_hosts, is_host, parse_hostfile, parse_hosts
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 
@@ -102,6 +102,7 @@ def test_addresses_and_users() -> None:
     assert [host.destination for host in hosts] == ["fd00::1", "ada@fe80::2%eth0", "ada@c.example"]
     assert [host.name for host in hosts] == ["fd00::1", "fe80::2%eth0", "c.example"]
     assert [host.slots for host in hosts] == [4, None, 2]
+    assert all(is_host(host.name) for host in hosts)
     assert choose_hosts(hosts, include="[fd00::1]:1,3@c.example")[0].chosen == (1, 3)
 
 

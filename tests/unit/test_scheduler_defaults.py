@@ -252,10 +252,12 @@ def test_a_script_launches_on_the_hosts_of_its_job() -> None:
     [
         (SCRIPT, 3, r"--nnodes 3, but PBS allocated 2 .*: n1, n2"),
         (replace(SCRIPT, node_rank=1), 2, "--nnodes 2 on host 1 of PBS's 2, .* the first, n1"),
+        (replace(SCRIPT, hosts=("n1", "-x")), 2, "PBS lists `-x`, which is not a host"),
+        (replace(SCRIPT, hosts=()), 2, "PBS shell, which starts nothing on other nodes"),
     ],
 )
 def test_a_script_cannot_launch(facts: ClusterFacts, nnodes: int, message: str) -> None:
-    """On more hosts than the job has, or from a host other than the first."""
+    """On more hosts than the job has, from a host other than the first, or on what is no host."""
     with pytest.raises(UsageError, match=message):
         fit_to_cluster(request(nnodes), facts, may_step=True)
 
