@@ -14,10 +14,10 @@ from dataclasses import asdict, replace
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.errors import HostError
 from meshrun.host.leftovers import remove_if_stale
+from meshrun.host.printable import one_line
 from meshrun.host.stderr import note
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import Reach, Remote
-from meshrun.protocol.printable import one_line
 from meshrun.start import own_command
 
 _EXIT_TAKES_S = 10.0

@@ -14,6 +14,7 @@ from meshrun import __version__
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, MeshrunError
+from meshrun.host.printable import printable
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.wording import count, size
 
@@ -43,7 +44,7 @@ def render_bug_report(options: Options, line: CommandLine) -> str:
     report = "\n".join(
         f"### {title}\n\n```text\n{text.rstrip() or 'none'}\n```\n" for title, text in parts.items()
     )
-    return _without_home(report, options.env).rstrip()
+    return printable(_without_home(report, options.env).rstrip())
 
 
 def _versions() -> Iterator[str]:

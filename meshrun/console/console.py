@@ -12,6 +12,7 @@ from meshrun.console.escapes import CLEAR_BELOW, CLEAR_LINE, colored, fit, panel
 from meshrun.console.json_lines import as_json_lines
 from meshrun.console.lines import LineAssembler, Piece, Prefix
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
+from meshrun.host.printable import printable
 from meshrun.host.stderr import discard_output
 from meshrun.protocol.caller import end_of_call
 
@@ -118,7 +119,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """Print a line of meshrun's own to stderr."""
-        self._show(self, self._err, Piece(f"meshrun: {text}\n".encode(errors="backslashreplace")))
+        self._show(self, self._err, Piece(f"{printable(f'meshrun: {text}')}\n".encode()))
 
     @property
     def window(self) -> os.terminal_size | None:

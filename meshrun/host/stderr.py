@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
+from meshrun.host.printable import printable
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -44,7 +46,7 @@ def set_message_format(render: Callable[[str], str]) -> None:
 
 def note(text: str) -> None:
     """Print a message of meshrun's own to stderr, as :func:`say` does."""
-    say(f"meshrun: {text}")
+    say(printable(f"meshrun: {text}"))
 
 
 def say(text: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
+from meshrun.host.printable import one_line
 from meshrun.protocol.packing import Within
-from meshrun.protocol.printable import one_line
 
 _LATEST_NS = 2**62
 _MOST = 2**31

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from meshrun.protocol.printable import one_line
+from meshrun.host.printable import one_line
 from meshrun.protocol.rank_end import RankRaised
 
 _LONGEST = 240

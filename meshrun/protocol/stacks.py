@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from meshrun.host.printable import one_line
 from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
-from meshrun.protocol.printable import one_line
 
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 """Requests a rank's stacks. Nothing else uses this real-time signal, and Python can catch it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from meshrun.errors import UsageError
 from meshrun.host.host_names import first_label
-from meshrun.protocol.printable import lines, one_line
+from meshrun.host.printable import lines, one_line
 from meshrun.rendezvous.messages import Join
 from meshrun.wording import count
 

@@ -11,7 +11,7 @@ import json
 import secrets
 from typing import Any
 
-from meshrun.protocol.printable import one_line
+from meshrun.host.printable import one_line
 
 VERSION = 4
 """The version of the protocol between launchers; different versions do not connect."""

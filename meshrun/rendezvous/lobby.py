@@ -10,9 +10,9 @@ from functools import partial
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import address_of, is_unspecified
+from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.deadline import Deadline

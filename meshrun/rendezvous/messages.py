@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Annotated, Any
 
 from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.host.printable import lines, one_line
 from meshrun.layout import MAX_RANKS, Layout
 from meshrun.protocol.checked import Generation, Line, Rank, Signum, Time
 from meshrun.protocol.collectives import AskTimes, RankTimes
@@ -22,7 +23,6 @@ from meshrun.protocol.events import Met
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause, Ending, NodeOutcome, Trouble
 from meshrun.protocol.packing import Within, pack, pack_fields, unpack
-from meshrun.protocol.printable import lines, one_line
 from meshrun.rendezvous.frames import LONGEST
 from meshrun.wording import count
 

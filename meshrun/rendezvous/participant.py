@@ -11,12 +11,12 @@ from dataclasses import replace
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import interface_of, is_loopback, sockaddr_of
 from meshrun.host.lookup import Lookup
+from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.protocol.collectives import AskTimes
 from meshrun.protocol.events import NodeLost
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
-from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake

@@ -12,6 +12,7 @@ from dataclasses import replace
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.host.host_names import is_address
 from meshrun.host.interfaces import outward_address, own_addresses, with_interface_of
+from meshrun.host.printable import one_line
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,
@@ -30,7 +31,6 @@ from meshrun.protocol.from_zygote import (
     NegotiationFailed,
     NegotiationWaits,
 )
-from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.endpoint import Endpoint, classify_endpoint, is_same_name

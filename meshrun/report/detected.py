@@ -12,10 +12,10 @@ from typing import Any
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import is_rank
 from meshrun.errors import MeshrunError
+from meshrun.host.printable import one_line
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.printable import one_line
 from meshrun.wording import count
 
 _MOST_NAMES = 16

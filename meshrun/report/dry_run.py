@@ -8,7 +8,6 @@ from itertools import islice
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from meshrun.host.machine import GpuLinks
 from meshrun.layout import Layout
@@ -33,26 +32,26 @@ _FEW = 4
 def print_dry_run(plan: LaunchPlan, *, every_row: bool = False) -> None:
     """Print what would be started, without starting it."""
     small = plan.layout.world_size <= MOST_ROWS
-    parts: list[RenderableType] = [Text(line) for line in _head(plan)]
+    parts: list[RenderableType] = [*_head(plan)]
     if plan.rendezvous is not None and plan.rendezvous.least_nodes is not None:
         from meshrun.report.sizes import sizes_table  # slow to import
 
         least, most = plan.rendezvous.least_nodes, plan.rendezvous.nnodes
-        parts += [Text("\nsizes"), sizes_table(plan, least=least, most=most)]
+        parts += ["\nsizes", sizes_table(plan, least=least, most=most)]
     if plan.layout.mesh is not None:
         if small and (grid := _grid(plan.layout)) is not None:
-            parts += [Text("\nrank at each coordinate"), grid]
+            parts += ["\nrank at each coordinate", grid]
         names = communicators(plan.layout, plan.request.groups)
         line = f"communicators per rank: {len(names)} ({', '.join(names)})"
-        parts += [Text("\ndims"), _dims(plan.layout), Text(line)]
+        parts += ["\ndims", _dims(plan.layout), line]
     parts += _devices_here(plan)
     if small:
-        parts += [Text("\nworkers"), _workers(plan)]
+        parts += ["\nworkers", _workers(plan)]
     elif not every_row:
-        parts += [Text("\nnodes"), _nodes(plan)]
-        parts.append(Text(f"use --all to list all {plan.layout.world_size:,} workers"))
+        parts += ["\nnodes", _nodes(plan)]
+        parts.append(f"use --all to list all {plan.layout.world_size:,} workers")
     if plan.request.sources:
-        parts += [Text("\noptions"), _options(plan)]
+        parts += ["\noptions", _options(plan)]
     Page().print(Group(*parts))
     if every_row and not small:
         for line in _rows(plan):
@@ -142,13 +141,13 @@ def _dims(layout: Layout) -> Table:
 
 def _devices_here(plan: LaunchPlan) -> Iterator[RenderableType]:
     if any(rank.gpu for rank in plan.ranks_of_node()):
-        yield from (Text(f"\ngpus of node {plan.node_rank}"), _gpus(plan))
+        yield from (f"\ngpus of node {plan.node_rank}", _gpus(plan))
         nics = {rank.gpu.nics for rank in plan.ranks_of_node() if rank.gpu}
         if len(nics) > 1 and not plan.request.nic_affinity:
-            yield Text("--nic-affinity keeps each rank to the network cards nearest its GPU")
+            yield "--nic-affinity keeps each rank to the network cards nearest its GPU"
     if (links := plan.host.links) is not None and plan.device_type == "cuda":
-        yield from (Text("\nlinks between them"), _links(links))
-        yield from (Text(line) for line in _weakest_links(plan, links))
+        yield from ("\nlinks between them", _links(links))
+        yield from _weakest_links(plan, links)
 
 
 def _gpus(plan: LaunchPlan) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrun.errors import MeshrunError, SpecError
-from meshrun.protocol.printable import lines
+from meshrun.host.printable import lines
 
 
 def render_error(error: MeshrunError, *, is_end: bool = False) -> str:

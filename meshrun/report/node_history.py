@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from meshrun.console.console import Console
 from meshrun.errors import HostError, MeshrunError, NodeExcludedError
 from meshrun.host.exclusion import how_to_exclude, node_name
+from meshrun.host.printable import one_line
 from meshrun.host.whole_file import check_target, open_nonblocking
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State
@@ -26,7 +27,6 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost
 from meshrun.protocol.from_zygote import Checked, NodeExcluded, RankStarted
 from meshrun.protocol.packing import read_json
-from meshrun.protocol.printable import one_line
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult
 from meshrun.supervisor.watcher import Watcher

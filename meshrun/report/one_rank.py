@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterator
 
 from rich.table import Table
-from rich.text import Text
 
 from meshrun.layout import Layout
 from meshrun.plan.masking import MASK, Mask, is_secret
@@ -51,13 +50,13 @@ def print_rank(plan: LaunchPlan, rank: int) -> None:
     out = Page()
     shown = plan.rank(rank)
     for line in _head(plan, shown):
-        out.print(Text(line))
+        out.print(line)
     if plan.layout.mesh is not None:
-        out.print(Text("\npeers"))
+        out.print("\npeers")
         out.print(_peers(plan.layout, rank))
-    out.print(Text("\nenvironment, in addition to the launcher's"))
+    out.print("\nenvironment, in addition to the launcher's")
     for name, value in environment_of(plan, shown).items():
-        out.print(Text(f"{name}={value}"), soft_wrap=True)
+        out.print(f"{name}={value}", soft_wrap=True)
 
 
 def render_rank_json(plan: LaunchPlan, rank: int) -> str:

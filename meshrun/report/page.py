@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich import box
 from rich.cells import cell_len
@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
+from meshrun.host.printable import printable
 from meshrun.host.stderr import is_terminal
 
 _PADDING = 2
@@ -21,12 +22,18 @@ _FOLDED = 24
 
 
 class Page(Console):
-    """A console that raises an error on a broken pipe, instead of exiting with 1."""
+    """A console that prints texts as they are, and raises an error on a broken pipe."""
 
     def __init__(self) -> None:
         # rich may mistake other devices for a terminal.
         force = None if is_terminal(1) else False
-        super().__init__(highlight=False, soft_wrap=False, force_terminal=force)
+        super().__init__(
+            highlight=False, markup=False, emoji=False, soft_wrap=False, force_terminal=force
+        )
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text as it is, but without control characters: options may contain any."""
+        return super().render_str(printable(text), **options)
 
     def on_broken_pipe(self) -> NoReturn:
         """Raise the error that :func:`print` raises."""
@@ -52,10 +59,10 @@ class _Table(Table):
             for cells in zip(*(column.cells for column in columns), strict=True):
                 part.add_row(*cells)
             if place:
-                yield Text()
+                yield ""
             yield part
         if self.caption:
-            yield Text(str(self.caption))
+            yield str(self.caption)
 
     def _parts(self, room: int) -> Iterator[list[Column]]:
         """Yield the columns of each part, each time with the first column."""

@@ -10,11 +10,11 @@ from meshrun import errors
 from meshrun.errors import HostError, MeshrunError, SpecError, UsageError
 from meshrun.host.folder import write_private
 from meshrun.host.leftovers import is_in_private
+from meshrun.host.printable import lines
 from meshrun.host.stderr import note
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.checked import ExitCode
 from meshrun.protocol.packing import Within, convert, read_json
-from meshrun.protocol.printable import lines
 from meshrun.protocol.result import LaunchResult
 
 SCHEMA_NAME = "meshrun.result"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshrun.errors import RendezvousError
-from meshrun.protocol.printable import one_line
+from meshrun.host.printable import one_line
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.remote_command import NO_STDIN
 

@@ -16,13 +16,13 @@ from typing import IO, Annotated, Any, cast
 from meshrun.console.console import Console, RankStream
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.interfaces import own_addresses
+from meshrun.host.printable import one_line
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.host.write_buffer import WriteBuffer
 from meshrun.plan.hostfile import Host
 from meshrun.protocol.checked import Line
 from meshrun.protocol.packing import Within, convert, read_json
-from meshrun.protocol.printable import one_line
 from meshrun.protocol.result import LaunchResult
 from meshrun.ssh.framing import MESSAGE, OUT, FrameSplitter, order
 from meshrun.ssh.host_failure import Refusal, describe_end

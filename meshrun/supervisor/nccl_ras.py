@@ -14,8 +14,8 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
+from meshrun.host.printable import one_line
 from meshrun.host.reactor import Reactor
-from meshrun.protocol.printable import one_line
 
 _PORT = 28028
 _TAKES_S = 2.0

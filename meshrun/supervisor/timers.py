@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from meshrun.errors import HostError
+from meshrun.host.printable import one_line
 from meshrun.host.processes import is_below, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.reactor import Timer as Alarm
 from meshrun.protocol.packing import read_json
-from meshrun.protocol.printable import one_line
 
 _ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"
 _FILE = "TORCHELASTIC_TIMER_FILE"

@@ -14,6 +14,7 @@ from typing import Literal
 
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.exclusion import how_to_exclude, node_name
+from meshrun.host.printable import one_line
 from meshrun.host.title import set_title
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.mesh.to_launcher import to_launcher
@@ -26,7 +27,6 @@ from meshrun.protocol.from_zygote import (
     RankBeat,
     RankReady,
 )
-from meshrun.protocol.printable import one_line
 from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous

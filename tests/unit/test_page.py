@@ -5,7 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from meshrun.report.page import new_table
+from meshrun.console.console import Console as RanksConsole
+from meshrun.host.stderr import note
+from meshrun.report.page import Page, new_table
 
 HEADERS = ("rank", "node", "local rank", "device", "dp", "tp")
 ROWS = [
@@ -48,3 +50,20 @@ def test_long_text_is_wrapped() -> None:
 
     assert "".join(folded).replace(" ", "") == f"0{value}7{value}"
     assert max(map(len, lines)) <= 60
+
+
+def test_texts_of_the_user_are_shown_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+    """No part of one is a tag or the name of an emoji to rich, or changes the terminal."""
+    text = "[/foo] :smile: [red]x \x1b[2J\udcff"
+    shown = "[/foo] :smile: [red]x \\x1b[2J\\udcff"
+    table = new_table(("value",), texts=("value",))
+    table.add_row(text)
+    page = Page()
+    page.print(text)
+    page.print(table)
+    note(text)
+    RanksConsole().note(text)
+    out, err = capfd.readouterr()
+
+    assert [line.strip() for line in out.splitlines() if "foo" in line] == [shown] * 2
+    assert err.splitlines() == [f"meshrun: {shown}"] * 2

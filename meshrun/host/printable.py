@@ -12,8 +12,12 @@ def one_line(text: str, most: int = _MOST_ON_A_LINE) -> str:
 
 def lines(text: str, most: int = 64 * 1024) -> str:
     """Return ``text`` as :func:`one_line` does, but keep its tabs and line breaks."""
-    escaped = "".join(char if char in "\n\t" else _escape(char) for char in text)
-    return _shorten(escaped, most)
+    return _shorten(printable(text), most)
+
+
+def printable(text: str) -> str:
+    """Return ``text`` without control characters except tabs and line breaks."""
+    return "".join(char if char in "\n\t" else _escape(char) for char in text)
 
 
 def _escape(char: str) -> str:
