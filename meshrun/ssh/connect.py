@@ -22,8 +22,6 @@ from meshrun.ssh.pool import HostPool
 from meshrun.ssh.remote_command import BOOT_FOLDER, agent_command, boot_command, without_own
 from meshrun.ssh.starters import find_starter
 
-_LISTENS_IN_S = 10.0
-"""How long the first host may take to open the socket where the nodes meet."""
 _BUSY = "exchange_identification: "
 """ssh's error if a server closes the connection at once, as it does beyond its ``MaxStartups``."""
 _BUSY_FOR_S = (0.3, 1.5)
@@ -174,7 +172,7 @@ class Connector:
         """Return the launchers' rendezvous options; the first host's agent opens the endpoint.
 
         Raises:
-            RendezvousError: If it cannot.
+            RendezvousError: If it cannot, or exits.
         """
         requested = self._request.rendezvous
         most = self._request.nnodes or len(sessions)
@@ -186,14 +184,12 @@ class Connector:
         known = first.ready or {}
         seen = [(other.ready or {}).get("theirs", "") for other in others]
         first.send(listen=[known.get("own", ""), *seen])
-        began = time.monotonic()
+        first.began = time.monotonic()
         while first.endpoint is None:
             self._pool.turn()
             self._stop_early()
-            waited_s = time.monotonic() - began
-            if first.refused is not None or first.is_closed or waited_s > _LISTENS_IN_S:
-                why = (first.refused or {}).get("refused", first.output.strip())
-                raise RendezvousError(f"host {first.host.name} cannot listen: {why}")
+            if (refusal := self.refusal(first)) is not None:
+                raise refusal_error([refusal], 1, 1)
         return [*nnodes, "--rdzv-endpoint", format_endpoint(*first.endpoint)]
 
     def _stop_early(self) -> None:

@@ -87,11 +87,12 @@ def describe_end(
     what = {0: "its agent exited", _SSH: f"{starter} failed"}.get(
         code, f"the process that {starter} started exited with code {code}"
     )
-    hint = next((hint for word, hint in _HINTS if word in output), "test with `ssh {host} true`")
+    general = "test with `ssh {host} true`" if code else ""  # otherwise, that works too
+    hint = next((hint for word, hint in _HINTS if word in output), general)
     return Refusal(
         host,
         what + _quoted(lines[-_MOST_LINES:]),
-        hint.format(host=destination) if starter == "ssh" else None,
+        hint.format(host=destination) or None if starter == "ssh" else None,
     )
 
 

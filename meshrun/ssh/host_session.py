@@ -86,6 +86,7 @@ class HostSession:
             self._pipes[pipe.fileno()] = pipe
         self._stderr_tail = bytearray()
         self.began = self.received = time.monotonic()
+        """Since when its agent's answer is awaited, and when the last data arrived."""
         self.ready: Mapping[str, str] | None = None
         """Its machine id and addresses, once its agent has answered."""
         self.refused: Mapping[str, str] | None = None

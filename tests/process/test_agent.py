@@ -190,13 +190,34 @@ def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> N
     assert ours.stderr == "error: \\x1b[31mred\n\nhint: \\x1b]0;title\\x07\n"
 
 
+@pytest.mark.parametrize(
+    ("said", "then", "message"),
+    [
+        ([], "echo it received SIGTERM >&2", "its agent exited: it received SIGTERM"),
+        ([_news(refused="no port", hint="open one")], "sleep 600", "no port"),
+    ],
+)
+def test_the_first_host_fails_before_its_launcher_starts(
+    said: list[tuple[str, int, str]], then: str, message: str, tmp_path: Path
+) -> None:
+    """The others are to meet there."""
+    said = [("n", 0, READY), *said]
+    ours = _with_agent_that(said, tmp_path, hosts="elsewhere,other", then=then)
+
+    assert ours.returncode == 69
+    hint = "hint: open one\n\n" if said[1:] else ""
+    assert ours.stderr == f"{hint}error: host elsewhere: {message}\n"
+
+
 def _with_agent_that(
-    said: list[tuple[str, int, str]], folder: Path
+    said: list[tuple[str, int, str]], folder: Path, *, hosts: str = "elsewhere", then: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Launch on a host whose agent sends ``said``."""
+    """Launch on hosts whose agents send ``said``, and with ``then`` end without an order."""
     (agent := folder / "agent.py").write_text(SAYS)
     (folder / "said").write_text(json.dumps(said))
-    (ssh := folder / "ssh").write_text(f"#!/bin/sh\nexec {sys.executable} {agent} {folder}/said\n")
+    says = f"{sys.executable} {agent} {folder}/said"
+    says = f"head -n 1 | {says}; {then}" if then else f"exec {says}"
+    (ssh := folder / "ssh").write_text(f"#!/bin/sh\n{says}\n")
     ssh.chmod(0o755)
-    words = ("--hosts", "elsewhere", "--ssh", ssh, "--nproc-per-node", "1", "--device", "cpu")
+    words = ("--hosts", hosts, "--ssh", ssh, "--nproc-per-node", "1", "--device", "cpu")
     return run_meshrun(*words, PROGRAMS / "end.py")

@@ -133,7 +133,7 @@ def test_ssh_gets_few_options() -> None:
         (255, "mux: gone", "ssh failed: mux: gone", "test with `ssh ada@a true`"),
         (255, "\x1b]0;x\x07gone", r"ssh failed: \x1b]0;x\x07gone", "test with `ssh ada@a true`"),
         (255, "", "ssh failed without a message; the process it started may have been killed", ""),
-        (0, "nothing was heard", "its agent exited: nothing was heard", "test"),
+        (0, "nothing was heard", "its agent exited: nothing was heard", ""),
         (-9, "", "ssh was killed by SIGKILL", ""),
         (1, "Traceback\nModuleNotFoundError: No module named 'meshrun'", "/p there has no meshrun",
          "PYTHONPATH"),
@@ -146,6 +146,7 @@ def test_why_there_is_no_agent(code: int, output: str, why: str, hint: str) -> N
 
     assert refusal.why.startswith(why)
     assert hint in (refusal.hint or "")
+    assert bool(hint) == bool(refusal.hint)
 
 
 def test_an_agent_on_this_machine_needs_no_ssh() -> None:
