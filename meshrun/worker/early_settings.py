@@ -59,7 +59,8 @@ _CONSTANTS = {
 _PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
 _READING = ("items", "keys", "values", "get", "copy")
 """Methods that do not change their dict."""
-_DEEPEST = 10
+_MOST_STATEMENTS = 20_000
+"""How many statements are followed, in half a second: loops and calls may multiply them."""
 
 
 def is_read_at_import(name: str) -> bool:
@@ -120,7 +121,7 @@ def read_early_settings(
         args: Its arguments.
     """
     reader = _Reader(env, folder, [path, *args])
-    with suppress(Exception):  # including _TorchImported, and for programs not fully understood
+    with suppress(Exception):  # including _TorchImported, and for programs not fully followed
         if package:
             reader.read_module(package, _Names())
         reader.read_file(tree, path, "__main__")
@@ -133,6 +134,10 @@ class _TorchImported(Exception):
 
 class _Returned(Exception):
     """The function has returned."""
+
+
+class _TooManyStatements(Exception):
+    """The program is not followed further."""
 
 
 class _Unknown(Exception):
@@ -170,7 +175,9 @@ class _Reader:
         self._unclear: dict[str, str] = {}
         self._doubt = 0
         """Nesting depth of conditions that only a run would decide."""
-        self._depth = 0
+        self._entered: list[ast.AST] = []
+        """The functions that are being followed; a call of one of them is not followed again."""
+        self._left = _MOST_STATEMENTS
         self._modules: dict[str, _Names] = {}
         """The names of the program's own modules, by path."""
 
@@ -199,6 +206,9 @@ class _Reader:
             self._doubt -= 1
 
     def _step(self, statement: ast.stmt, names: _Names) -> None:  # noqa: C901, PLR0912, PLR0915
+        self._left -= 1
+        if self._left < 0:
+            raise _TooManyStatements
         self._follow_calls(statement, names)
         match statement:
             case ast.Import(names=aliases):
@@ -375,9 +385,9 @@ class _Reader:
         return None
 
     def _enter(self, function: _Function, call: ast.Call, names: _Names) -> None:
-        if self._depth >= _DEEPEST:
-            return
         node = function.node
+        if node in self._entered:
+            return
         parameters = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
         every = [*parameters, *(arg.arg for arg in node.args.kwonlyargs)]
         outer = function.names.items()
@@ -389,14 +399,14 @@ class _Reader:
         for name, value in given.items():
             with suppress(Exception):
                 inner[name] = self._value(value, names)
-        self._depth += 1
+        self._entered.append(node)
         doubt = self._doubt
         try:
             self._run(node.body, inner)
         except _Returned:
             pass
         finally:
-            self._depth -= 1
+            self._entered.pop()
             self._doubt = doubt
 
     # ---- values ----------------------------------------------------------------------------

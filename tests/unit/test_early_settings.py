@@ -59,7 +59,7 @@ def _read(source: str, folder: Path = Path("/nowhere")) -> EarlySettings:
         ("try:\n  os.environ['A'] = '1'\nexcept OSError: pass", {"A": "1"}),
         ("with open('x') as f:\n  os.environ['A'] = '1'", {"A": "1"}),
         ("os.environ['A'] = 'x' if True else 'y'", {"A": "x"}),
-        ("def f(): f()\nf()\nos.environ['A'] = '1'", {"A": "1"}),
+        ("def f():\n  f(); f(); f(); f(); f(); f(); f(); f()\nf()\nos.environ['A'] = '1'", {"A": "1"}),
         ("import sys\nif '--x' in sys.argv:\n  os.environ['A'] = sys.argv[1]", {"A": "--x"}),
         ("while os.environ.setdefault('A', '1') == '2': pass", {"A": "1"}),
         ("raise SystemExit(os.environ.setdefault('A', '1'))", {"A": "1"}),
@@ -114,6 +114,15 @@ def test_modules_beside_the_program_are_followed(tmp_path: Path) -> None:
     )
 
     assert found.values == {"A": "1", "B": "2x"}
+
+
+def test_the_source_is_followed_only_so_far() -> None:
+    """Calls and loops multiply: these would be a billion statements."""
+    calls = "".join(f"def f{n}():\n  f{n + 1}(); f{n + 1}()\n" for n in range(30))
+    assert _read(f"os.environ['A'] = '1'\n{calls}f0()").values == {"A": "1"}
+    loops = "".join(f"{' ' * n}for _ in range_of_ten:\n" for n in range(9))
+    source = f"os.environ['A'] = '1'\nrange_of_ten = '0123456789'\n{loops}{' ' * 9}x = 1"
+    assert _read(source).values == {"A": "1"}
 
 
 def test_a_variable_that_is_read_later_needs_nothing() -> None:
