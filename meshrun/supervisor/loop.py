@@ -106,6 +106,9 @@ _PAUSED_TURN_S = 0.1
 _STEP_DAEMON = "slurmstepd"
 """The process that starts each task of a Slurm step, forwards its output and waits for it."""
 _CHECK_PARENT_S = 2.0
+_MOST_REPORTS = 1000
+"""How many reports of ranks are read at once: more than their socket holds, so that those before a
+rank's end are among them, but not all of a rank that sends them without end."""
 
 
 class Loop:
@@ -456,7 +459,7 @@ class Loop:
 
     def _receive_reports(self) -> Iterator[FromRank | FromNegotiation]:
         """Yield the ranks' reports; a malformed one must not end the launch."""
-        while True:
+        for _ in range(_MOST_REPORTS):
             try:
                 message = self._processes.zygote.receive_report()
                 if isinstance(message, FromRank) and message.rank not in self.state.ranks:

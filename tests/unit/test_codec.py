@@ -3,6 +3,9 @@
 import os
 import select
 import socket
+from contextlib import suppress
+from itertools import islice
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -10,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.host.sockets import packet_pair
+from meshrun.lifecycle.state import State
 from meshrun.protocol import codec
+from meshrun.protocol.from_zygote import RankBeat
+from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankRaised
+from meshrun.supervisor.loop import Loop
 from meshrun.supervisor.zygote_client import ZygoteClient
 
 texts = st.text(max_size=60)
@@ -104,6 +111,24 @@ def test_the_end_of_the_last_reporter_wakes_nothing() -> None:
     assert not select.select([zygote.reports], [], [], 0)[0]
     assert zygote.control.recv(100) == b""  # while the control socket does report its end
     zygote.close()
+
+
+def test_reports_without_end_are_read_in_parts() -> None:
+    """Each part has all that the socket holds, so that what came before a rank's end is in it."""
+    report = codec.encode(RankBeat(rank=0, at_ns=0))
+    ours, theirs = packet_pair()
+    held = 0
+    with ours, theirs, suppress(BlockingIOError):
+        theirs.setblocking(False)
+        while theirs.send(report):
+            held += 1
+    loop = Loop.__new__(Loop)
+    zygote = SimpleNamespace(receive_report=lambda: codec.decode(report))
+    loop._processes = SimpleNamespace(zygote=zygote)  # type: ignore[assignment]
+    loop.state = State(shutdown_timeout_s=0.0, ranks={0: RankState()})
+    read = sum(1 for _ in islice(loop._receive_reports(), 100_000))
+
+    assert held < read < 100_000
 
 
 def test_an_order_to_a_closed_zygote_is_ignored() -> None:
