@@ -9,7 +9,13 @@ import time
 from dataclasses import replace
 
 from meshrun.errors import MeshrunError, RendezvousError
-from meshrun.host.interfaces import interface_of, is_loopback, sockaddr_of
+from meshrun.host.interfaces import (
+    interface_of,
+    is_loopback,
+    outward_address,
+    own_addresses,
+    sockaddr_of,
+)
 from meshrun.host.lookup import Lookup
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
@@ -19,6 +25,7 @@ from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.deadline import Deadline
+from meshrun.rendezvous.endpoint import classify_endpoint
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
     AllFinished,
@@ -41,7 +48,8 @@ _RETRY_S = 0.5
 _CONNECT_S = 5.0
 _FIRST_GREETING_S = 3.0
 _GREETING_S = 10.0
-"""How long node 0 may take to send its greeting, the second one after an attempt without it."""
+"""How long node 0 may take to send its greeting, the second one after an attempt without it, and
+how long for each answer after that."""
 _REFUSED_LONG_S = 10.0
 """After this long, node 0 was not merely started a little later."""
 _FOREIGN_S = 5.0
@@ -66,7 +74,7 @@ class Participant:
         self._connection: Connection | None = None
         self._own = ""
         """The coordinator's address, if this machine itself has it, and it is not a loopback."""
-        self._failed_attempt = "not tried yet"
+        self._failed_attempt = "no answer yet"
         """Why the last attempt to reach the coordinator failed."""
         self._refused: Deadline | None = None
         """Since when every attempt was refused: the machine is up, but nothing listens."""
@@ -189,7 +197,13 @@ class Participant:
         return fallback_port(self._secret) if self._uses_fallback else self._config.port or 0
 
     def _looked_up(self, addresses: list[str], why: str) -> None:
-        self._addresses = addresses
+        host = (self._config.host or "").strip("[]")
+        endpoint = classify_endpoint(
+            host, addresses, own_addresses=own_addresses(), own_name=socket.gethostname()
+        )
+        # Node 0 listens there if its own name does not resolve to an address that others reach.
+        here = outward_address() if endpoint.is_ours and not endpoint.facing else None
+        self._addresses = list(dict.fromkeys([*filter(None, [here]), *addresses]))
         outward = (each for each in self._addresses if not is_loopback(each))
         self._own = next((each for each in outward if interface_of(each) is not None), "")
         if self._addresses:
@@ -290,6 +304,8 @@ class Participant:
         if connection.is_open:
             self._end_of_try.cancel()
             self._is_known = True
+        elif connection.closed is None:  # it has begun to answer
+            self._end_of_try.restart(_GREETING_S)
         if connection.closed is not None:
             self._drop(connection.closed)
 

@@ -26,8 +26,9 @@ from meshrun.protocol.events import (
 from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
-from meshrun.rendezvous.messages import Begin, Cleared, Failed, Times, Welcome
+from meshrun.rendezvous.messages import Begin, Cleared, Failed, Times, Waiting, Welcome, encode
 from meshrun.rendezvous.participant import Participant
 from tests.parties import SECRET, WHY, Parties, Party, S, info
 
@@ -101,6 +102,22 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
         with closing(accepted(parties, other)):  # it retries
             parties.until(lambda: parties.pass_s(1) or participant.received(MeetingFailed))
     assert participant.received(MeetingFailed)[0].error.message.endswith(told)
+
+
+def test_a_slow_answer_is_waited_for(parties: Parties, other: socket.socket) -> None:
+    """With a round trip of seconds, the greeting arrives long before the proof."""
+    participant = parties.participant(info("node1"))
+    accepting = CoordinatorHandshake(SECRET)
+    with closing(accepted(parties, other)) as connection:
+        parties.pass_s(2)
+        connection.sendall(accepting.greeting)
+        parties.pass_s(5)
+        reply, key = accepting.answer(connection.recv(4096).partition(b"\n")[0])
+        waiting = FrameWriter(key, "coordinator").frame(encode(Waiting(text="it waits")))
+        connection.sendall(reply + waiting)
+        parties.until(lambda: "it waits" in participant.notes)
+
+    assert not any("does not answer" in note for note in participant.notes)
 
 
 def test_a_coordinator_with_another_secret_is_rejected(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -108,6 +108,22 @@ def _turned(launchers: list[Launcher]) -> bool:
     for each in launchers:
         each.turn()
     return launchers[0].place is not None
+
+
+@pytest.mark.parametrize("node_ranks", [(None, None), (0, 1)])
+def test_nodes_share_a_machine_whose_name_is_a_loopback_address(
+    launchers: list[Launcher], monkeypatch: pytest.MonkeyPatch, node_ranks: Sequence[int | None]
+) -> None:
+    """As on Debian; the first node listens on another address, where the second one looks."""
+    port = free_port()
+    monkeypatch.setattr("meshrun.host.lookup.look_up", lambda _: ["127.0.1.1"])
+    monkeypatch.setattr("meshrun.rendezvous.peers.socket.gethostname", lambda: "node0")
+    for rank in node_ranks:
+        launchers.append(Launcher("node0", host="node0", port=port, node_rank=rank))
+        wait_until(lambda: _turned(launchers), lambda: str(launchers[0].notes))
+    until(launchers, Met)
+
+    assert [each.received(Met).node_rank for each in launchers] == [0, 1]
 
 
 def test_a_node_rank_overrides_the_address(launchers: list[Launcher]) -> None:
