@@ -67,8 +67,8 @@ class NameResolver:
 
     @property
     def all_notified(self) -> bool:
-        """Whether all nodes have been notified that this one gave up."""
-        return False
+        """Whether no other node can be notified any more that this one gave up."""
+        return self._deadline.is_over
 
     def give_up(self, notice: GaveUp) -> None:
         """Do nothing: the other nodes are still unknown."""

@@ -315,6 +315,7 @@ def test_a_name_service_that_never_answers_is_reported(
         error.message,
     )
     assert "--rdzv-endpoint ADDRESS:PORT" in error.hint
+    assert first.peers.all_notified  # as far as possible: it does not know them
     wait_until(lambda: children() <= before, lambda: "the lookup to end")
 
 
