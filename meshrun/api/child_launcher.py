@@ -15,11 +15,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from io import TextIOBase
 from typing import IO, Any, TextIO
 
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.reactor import Reactor
 
+AnyStream = TextIO | TextIOBase
 _READ_BYTES = 1 << 16
 _ESCALATION = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
@@ -119,11 +121,11 @@ def _leads_to(stream: TextIO | None, descriptor: int) -> bool:
     return direct
 
 
-def copy_output(pairs: Sequence[tuple[IO[bytes], TextIO]]) -> None:
+def copy_output(pairs: Sequence[tuple[IO[bytes], AnyStream]]) -> None:
     """Copy each pipe to its stream until all are closed at the other end."""
     with Reactor() as reactor:
 
-        def copy(pipe: IO[bytes], stream: TextIO, decoder: codecs.IncrementalDecoder) -> None:
+        def copy(pipe: IO[bytes], stream: AnyStream, decoder: codecs.IncrementalDecoder) -> None:
             data = os.read(pipe.fileno(), _READ_BYTES)
             write_text(stream, decoder.decode(data, final=not data))
             if not data:
@@ -135,7 +137,7 @@ def copy_output(pairs: Sequence[tuple[IO[bytes], TextIO]]) -> None:
         reactor.run_until(lambda: not reactor.watched)
 
 
-def write_text(stream: TextIO, text: str) -> None:
+def write_text(stream: AnyStream, text: str) -> None:
     """Write and flush; the stream may lack everything but the method ``write``."""
     if not text:
         return

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
@@ -135,6 +136,7 @@ class WorkerGroup:
         self._closing = contextlib.ExitStack()
         self._folder = self._closing.enter_context(private_folder())
         self._began_ns = time.monotonic_ns()
+        started: Future[subprocess.Popen[bytes]] = Future()
         try:
             with writing_to(self._folder):
                 write_path(self._folder)
@@ -146,23 +148,16 @@ class WorkerGroup:
                 words, own = ["meshrun.worker.serve_calls", self._folder, serve], {}
             command, variables = launcher_command(self._folder, flags, words)
             inherited = without_variables(unread, {**os.environ, **(env or {})})
-            self._process = subprocess.Popen(
-                command,
-                env={**inherited, **variables, **own},
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
+            environ = {**inherited, **variables, **own}
+            self._output = threading.Thread(
+                target=self._run_launcher, args=[started, command, environ, cwd], daemon=True
             )
-            assert self._process.stdout is not None  # noqa: S101 - a pipe
-            assert self._process.stderr is not None  # noqa: S101 - a pipe
-            pairs = [(self._process.stdout, self._stdout), (self._process.stderr, self._stderr)]
-            output = threading.Thread(target=copy_output, args=[pairs], daemon=True)
-            output.start()
-            self._output = output
+            self._output.start()
+            self._process = started.result()
             self._accept(listener)
         except BaseException:
+            if not started.cancel() and started.exception() is None:
+                self._process = started.result()
             self._end(0.0)
             raise
 
@@ -343,6 +338,39 @@ class WorkerGroup:
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
+
+    def _run_launcher(
+        self,
+        started: Future[subprocess.Popen[bytes]],
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        cwd: str | os.PathLike[str] | None,
+    ) -> None:
+        """Start the launcher, and pass on its output until its end.
+
+        In a thread of its own: a launcher is stopped when the thread that started it ends, which
+        the caller's may do while the group is in use; and no signal handler can raise an exception
+        here, after the fork but before the process is known.
+        """
+        if not started.set_running_or_notify_cancel():
+            return
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        assert process.stdout is not None  # noqa: S101 - a pipe
+        assert process.stderr is not None  # noqa: S101 - a pipe
+        copy_output([(process.stdout, self._stdout), (process.stderr, self._stderr)])
 
     def _accept(self, listener: socket.socket) -> None:
         """Wait until every rank has connected.

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -277,7 +278,10 @@ def test_a_rank_that_exits_with_0_in_a_call_has_no_value(fake_torch: Path) -> No
 
 
 def test_a_group_works_in_all_threads_of_its_process_and_in_no_fork() -> None:
-    """Each call gets its own values; closing the group ends a call in progress."""
+    """Each call gets its own values; closing the group ends a call in progress.
+
+    The thread that has started the group may end.
+    """
     found: dict[int, object] = {}
 
     def ask(number: int) -> None:
@@ -288,7 +292,14 @@ def test_a_group_works_in_all_threads_of_its_process_and_in_no_fork() -> None:
             group.call(wait_on_rank_1)
         found[-1] = caught.value
 
-    with WorkerGroup(mesh="dp=2", device="cpu", stderr=io.StringIO()) as group:
+    def make() -> None:
+        made.append(WorkerGroup(mesh="dp=2", device="cpu", stderr=io.StringIO()))
+
+    made: list[WorkerGroup] = []
+    maker = threading.Thread(target=make)
+    maker.start()
+    maker.join()
+    with made[0] as group:
         group.call(os.environ.clear)
         threads = [threading.Thread(target=ask, args=[number]) for number in (1, 2)]
         for thread in threads:
@@ -335,6 +346,25 @@ def test_a_rank_that_fails_alone_ends_the_group(how: str) -> None:
             assert isinstance(caught.value, meshrun.RankFailed)
             assert caught.value.exit_code == 3
         assert not group.is_open
+
+
+def test_a_start_that_is_interrupted_leaves_nothing(
+    interruptible: None, fake_torch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if the launcher has just been forked."""
+    forked: list[int] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            forked.append(self.pid)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        WorkerGroup(nproc_per_node=1)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(forked[0], os.WNOHANG)
 
 
 def test_a_call_that_takes_too_long_ends_the_group() -> None:
