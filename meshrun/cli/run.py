@@ -34,6 +34,7 @@ from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
     from meshrun.cluster import ClusterFacts
+    from meshrun.plan.plan import LaunchPlan
     from meshrun.protocol.caller import Invocation
 
 
@@ -246,7 +247,7 @@ def _launch_here(
         progress.is_first_node or (result.exit_code and not result.elsewhere)
     ):
         leave_report(result, options.report)
-    if not _is_reported_elsewhere(result, invocation):
+    if not _is_reported_elsewhere(result, plan, invocation):
         unseen, bare = progress.without_shown_lines(result), request.console.prefix != "mesh"
         if text := render_failure(unseen, reported_lost=progress.reported_lost, bare=bare):
             say(text)
@@ -258,13 +259,16 @@ def _launch_here(
     return _end_with(request, result)
 
 
-def _is_reported_elsewhere(result: LaunchResult, invocation: Invocation) -> bool:
+def _is_reported_elsewhere(result: LaunchResult, plan: LaunchPlan, invocation: Invocation) -> bool:
     """Whether the caller, the first node or the controller of all hosts reports the end."""
     is_stopped, caller = result.signum is not None, invocation.caller
     if is_stopped and caller is not None and caller.why_ended:
         return True
     is_first_lost = isinstance(result.trouble, NodeLostError)
-    return invocation.is_quiet and (is_stopped or is_first_lost or bool(result.elsewhere))
+    # Then the others continue, and the first one says without whom and why.
+    leaves = plan.is_elastic and result.trouble is not None
+    is_known = is_stopped or is_first_lost or leaves or bool(result.elsewhere)
+    return invocation.is_quiet and is_known
 
 
 def _end_with(request: LaunchRequest, result: LaunchResult) -> int:

@@ -257,8 +257,8 @@ class Controller:
         return True
 
     def _describe(self, session: HostSession, code: int) -> Refusal:
-        if session.error is not None:
-            return Refusal(session.host.name, session.error.message)
+        if (trouble := _trouble(session)) is not None:
+            return Refusal(session.host.name, trouble.message)
         how = f"code {code}" if code > 0 else signal_name(-code)
         return Refusal(session.host.name, f"its launcher exited with {how}")
 
@@ -330,9 +330,14 @@ class Controller:
 
 def _why_unfit(session: HostSession, code: int) -> str | None:
     """Return why a launcher excludes its own host, if it exited for that reason."""
-    trouble = session.error
-    if trouble is None and session.result is not None:  # there is none if another is to blame
-        trouble = session.result.trouble
+    trouble = _trouble(session)
     if code != NodeExcludedError.exit_code or not isinstance(trouble, NodeExcludedError):
         return None
     return trouble.message
+
+
+def _trouble(session: HostSession) -> MeshrunError | None:
+    """Return why a launcher could not launch or ended; ``None`` if another host is to blame."""
+    if session.error is not None or session.result is None:
+        return session.error
+    return session.result.trouble

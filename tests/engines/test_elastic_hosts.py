@@ -43,23 +43,31 @@ def places(run: Launch, generation: int) -> list[str]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("what", ["agent", "launcher"])
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("agent", "ssh failed"),
+        ("launcher", "its launcher was killed by SIGKILL"),
+        ("zygote", "the process that starts the ranks was killed by SIGKILL"),
+    ],
+)
 def test_a_launch_goes_on_without_a_lost_host_until_it_comes_back(
-    make_sshd: MakeSshd, tmp_path: Path, what: str
+    make_sshd: MakeSshd, tmp_path: Path, what: str, why: str
 ) -> None:
     """Whichever process is killed, the others continue, and a launcher starts there again."""
     sshd = make_sshd(3)
     run = start(sshd, tmp_path, nnodes="2:3")
     run.wait_for(" in 0 on ", times=3)
-    word = "meshrun agent" if what == "agent" else "meshrun launcher"
-    os.kill(pids_of(sshd, 1, word)[-1], signal.SIGKILL)
+    os.kill(pids_of(sshd, 1, f"meshrun {what}")[-1], signal.SIGKILL)
     run.wait_for("runs without node1: dp 3 -> 2")
+    run.wait_for(f"continuing without host node1: {why}")
     run.wait_for("host node1 is back")
     run.wait_for("runs with node1: dp 2 -> 3")
     run.wait_for(" in 2 on ", times=3)
     (tmp_path / "go").touch()
 
     assert run.end() == 0, run.text
+    assert "error:" not in run.text
     assert places(run, 1) == ["0 of 2 on node0", "1 of 2 on node2"]
     assert places(run, 2) == ["0 of 3 on node0", "1 of 3 on node2", "2 of 3 on node1"]
     all_gone(sshd)
