@@ -1,7 +1,7 @@
 """The part of ``--hosts`` on each host: starts its launcher, and stops it with the connection.
 
-The controller sends arguments and environment over stdin. When stdin ends, or nothing arrives for a
-while, the controller is gone, so the agent stops the launcher.
+The controller sends its messages over stdin. When stdin ends, or nothing arrives for a while, the
+controller is gone, so the agent stops the launcher.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import IO, Any, NoReturn
 
@@ -26,8 +26,26 @@ from meshrun.host.sockets import listen_on
 from meshrun.host.title import set_title
 from meshrun.host.write_buffer import WriteBuffer
 from meshrun.protocol.caller import MET, PARENT_FOLDER, PARENT_PID, WHY
+from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import signal_name
-from meshrun.ssh.framing import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, message_frame
+from meshrun.ssh.agent_messages import (
+    Alive,
+    FromAgent,
+    Hello,
+    LauncherEnded,
+    LauncherError,
+    LauncherReport,
+    Listen,
+    Listening,
+    Ready,
+    Refused,
+    SignalLauncher,
+    StartLauncher,
+    StopLauncher,
+    ToAgent,
+    read_hello,
+)
+from meshrun.ssh.framing import BEAT_S, ERR, MESSAGE, OUT, LineSplitter, frame, greeting
 from meshrun.ssh.remote_command import ADDRESS, without_own
 from meshrun.start import own_command
 
@@ -37,26 +55,27 @@ _FULL = 1024 * 1024
 _AFTER_GRACE_S = 10.0
 
 
-def main(order: Mapping[str, Any], version: str) -> NoReturn:
-    """Serve the controller that sent ``order`` until it disconnects or the launcher exits.
+def main(first: Mapping[str, Any], version: str) -> NoReturn:
+    """Serve the controller until it disconnects or the launcher exits.
 
     Args:
-        order: The first line from the controller.
+        first: The first line from the controller.
         version: The version of this meshrun.
     """
+    hello = read_hello(first)
     signal.signal(signal.SIGINT, lambda *_: None)  # the controller forwards it; the launcher would
     signal.signal(signal.SIGPIPE, lambda *_: None)  # inherit SIG_IGN, but not a handler
     die_with_parent(os.getppid(), signal.SIGCONT)  # a stopped agent would not notice stdin's end
-    set_title("agent", "of", order["controller"])
-    Agent(order, version).run()
+    set_title("agent", "of", hello.controller)
+    Agent(hello, version).run()
     os._exit(0)
 
 
 class Agent:
     """Talks to the controller and watches the launcher."""
 
-    def __init__(self, order: Mapping[str, Any], version: str) -> None:
-        self._order, self._version = order, version
+    def __init__(self, hello: Hello, version: str) -> None:
+        self._hello, self._version = hello, version
         self._reactor = Reactor()
         self._out = WriteBuffer(1, self._reactor)
         self._lines = LineSplitter()
@@ -66,7 +85,7 @@ class Agent:
         self._pipes: dict[int, tuple[bytes, IO[bytes]]] = {}
         """The launcher's open streams by descriptor: kind and pipe."""
         self._received_ns = self._reactor.now_ns()
-        self._reactor.call_later(order["lease_s"], self._check_controller)
+        self._reactor.call_later(hello.lease_s, self._check_controller)
         self._is_ending = False
         """Whether the launcher was asked to stop."""
         self._is_abandoned = False
@@ -83,40 +102,32 @@ class Agent:
 
     def run(self) -> None:
         """Carry out the controller's orders until the end."""
-        self._out.write(greeting(self._order["nonce"]))
-        if not self._refuses():
-            self._send(ready=self._describe())
+        self._out.write(greeting(self._hello.nonce))
+        if (refusal := self._why_unfit()) is not None:
+            self._send(refusal)
+        else:
+            self._send(_describe_host())
             self._reactor.every(BEAT_S, self._beat)
             while not self._over:
                 self._turn()
         self._finish()
 
-    def _refuses(self) -> bool:
-        theirs, folder = self._order["version"], self._order["cwd"]
+    def _why_unfit(self) -> Refused | None:
+        """Return why this host cannot be used; otherwise enter the working folder."""
+        theirs, folder = self._hello.version, self._hello.cwd
         if theirs != self._version:
-            self._send(
-                refused=f"it has meshrun {self._version}, but {theirs} is required",
+            return Refused(
+                why=f"it has meshrun {self._version}, but {theirs} is required",
                 hint="install the same version of meshrun on every host",
             )
-            return True
         try:
             os.chdir(folder)
         except OSError as error:
-            self._send(
-                refused=f"its folder {folder}: {error.strerror}",
+            return Refused(
+                why=f"its folder {folder}: {error.strerror}",
                 hint="run meshrun in a folder that exists on every host",
             )
-            return True
-        return False
-
-    def _describe(self) -> dict[str, Any]:
-        """Return this machine's id and addresses, and the controller's address."""
-        theirs, _, own, _ = (os.environ.get("SSH_CONNECTION", "") + "   ").split(" ")[:4]
-        return {
-            "own": os.environ.pop(ADDRESS, "") or own,
-            "theirs": theirs,
-            "machine": _machine(),
-        }
+        return None
 
     # ---- the loop ---------------------------------------------------------------------------
 
@@ -134,12 +145,12 @@ class Agent:
 
     def _beat(self) -> None:
         if not self._out.queued_bytes:
-            self._send(beat=1)
+            self._send(Alive())
 
     def _check_controller(self) -> None:
         """Stop the launcher if the controller is silent while this agent was listening."""
         silent_s = (self._reactor.asleep_ns - self._received_ns) / 1e9
-        left_s = self._order["lease_s"] - silent_s
+        left_s = self._hello.lease_s - silent_s
         if left_s > 0:
             self._reactor.call_later(max(left_s, BEAT_S), self._check_controller)
         elif not self._is_abandoned:
@@ -158,19 +169,20 @@ class Agent:
             self._lose_controller()
             return
         self._received_ns = self._reactor.now_ns()
-        for order in self._lines.feed(received):
-            self._handle(order)
+        for line in self._lines.feed(received):
+            self._handle(unpack(line, ToAgent))
 
-    def _handle(self, order: Mapping[str, Any]) -> None:
-        if "listen" in order:
-            self._listen(order["listen"])
-        elif "start" in order:
-            self._start(order["start"], order["env"], listens=order["listens"])
-        elif "signal" in order and self._launcher is not None:
-            if order["even_if_met"] or not self._has_met():
-                send_signal(self._launcher.pid, order["signal"])
-        elif "end" in order:
-            self._end(order["end"])
+    def _handle(self, order: ToAgent) -> None:
+        match order:
+            case Listen():
+                self._listen(order)
+            case StartLauncher():
+                self._start(order)
+            case SignalLauncher() if self._launcher is not None:
+                if order.even_if_met or not self._has_met():
+                    send_signal(self._launcher.pid, order.signum)
+            case StopLauncher():
+                self._end(order.why)
 
     def _lose_controller(self) -> None:
         if not self._is_abandoned:
@@ -189,7 +201,7 @@ class Agent:
             self._over = True
         elif not self._is_ending:
             self._is_ending = True
-            self._reactor.call_later(self._order["grace_s"] + _AFTER_GRACE_S, self._launcher.kill)
+            self._reactor.call_later(self._hello.grace_s + _AFTER_GRACE_S, self._launcher.kill)
             if why:
                 with contextlib.suppress(OSError):
                     write_private(os.path.join(self._folder, WHY), why)
@@ -197,37 +209,36 @@ class Agent:
 
     # ---- the launcher -----------------------------------------------------------------------
 
-    def _listen(self, addresses: Sequence[str]) -> None:
+    def _listen(self, order: Listen) -> None:
         """Bind the socket of the coordinator, which stays bound until the launcher inherits it."""
-        own = [each for each in addresses if each and interface_of(each) is not None]
+        own = [each for each in order.addresses if each and interface_of(each) is not None]
         outward = [each for each in own if not is_loopback(each)]
         address = (*outward, outward_address() or "", *own, "127.0.0.1")
         try:
             self._listener = listen_on(next(filter(None, address)), 0)
         except MeshrunError as error:
-            self._send(
-                refused=error.message,
-                hint="pass --rdzv-endpoint HOST:PORT with an address of the first host",
-            )
+            hint = "pass --rdzv-endpoint HOST:PORT with an address of the first host"
+            self._send(Refused(why=error.message, hint=hint))
             return
-        self._send(listening=self._listener.getsockname()[:2])
+        bound, port = self._listener.getsockname()[:2]
+        self._send(Listening(address=bound, port=port))
 
-    def _start(self, argv: Sequence[str], env: Mapping[str, str], *, listens: bool) -> None:
+    def _start(self, order: StartLauncher) -> None:
         self._folder = self._holder.enter_context(private_folder())
         whole = {
             **without_own(os.environ),
-            **env,
+            **order.env,
             PARENT_PID: str(os.getpid()),
             PARENT_FOLDER: self._folder,
         }
         passed: tuple[int, ...] = ()
-        if listens and self._listener is not None:
+        if order.listens and self._listener is not None:
             passed = (self._listener.fileno(),)
             whole["MESHRUN_LISTENER"] = str(self._listener.fileno())
         report = os.path.join(self._folder, "report.json")
         with interrupts_delayed():
             self._launcher = subprocess.Popen(
-                own_command("launcher", f"--report={report}", *argv),
+                own_command("launcher", f"--report={report}", *order.words),
                 env=whole,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -264,24 +275,35 @@ class Agent:
             for fd in list(self._pipes):
                 while self._forward(fd):
                     pass
-            for name in ("error", "report"):
-                self._send_file(name)
+            if (error := self._read("error.json")) is not None:
+                self._send(LauncherError(text=error))
+            if (report := self._read("report.json")) is not None:
+                self._send(LauncherReport(text=report))
             code, has_met = self._launcher.returncode, self._has_met()
             self._holder.close()
-            self._send(ended=code, met=has_met, why=self._why if code else "")
+            why = self._why if code else ""
+            self._send(LauncherEnded(code=code, has_met=has_met, why=why))
         while self._out.queued_bytes and not self._is_abandoned:
             self._turn()
 
-    def _send_file(self, name: str) -> None:
+    def _read(self, name: str) -> str | None:
+        """Return what the launcher wrote to a file, ``None`` if it did not or another user did."""
         try:
-            path = os.path.join(self._folder, f"{name}.json")
+            path = os.path.join(self._folder, name)
             with open(path, encoding="utf-8", opener=open_private) as file:
-                self._send(**{name: file.read()})
-        except OSError:  # there is none, or another user created it
-            pass
+                return file.read()
+        except OSError:
+            return None
 
-    def _send(self, **values: object) -> None:
-        self._out.write(message_frame(**values))
+    def _send(self, message: FromAgent) -> None:
+        self._out.write(frame(MESSAGE, pack(message)))
+
+
+def _describe_host() -> Ready:
+    """Return this machine's id and addresses, and the controller's address."""
+    theirs, _, own, _ = (os.environ.get("SSH_CONNECTION", "") + "   ").split(" ")[:4]
+    own = os.environ.pop(ADDRESS, "") or own
+    return Ready(own=own, theirs=theirs, machine=_machine())
 
 
 def _machine() -> str:

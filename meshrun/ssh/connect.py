@@ -15,6 +15,7 @@ from meshrun.host.absolute import absolute
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.plan.request import LaunchRequest
+from meshrun.ssh.agent_messages import Hello, Listen
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
 from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
@@ -110,7 +111,7 @@ class Connector:
         """Check that no machine answers under two names."""
         names: dict[str, str] = {}
         for session in self._pool.sessions:
-            machine = (session.ready or {}).get("machine", "")
+            machine = session.ready.machine if session.ready is not None else ""
             if machine and names.setdefault(machine, session.host.name) != session.host.name:
                 raise same_machine(names[machine], session.host.name)
 
@@ -139,18 +140,20 @@ class Connector:
                 f"cannot run `{command[0]}`: {error.strerror}",
                 hint="use --ssh to set the ssh command, or --launcher for another way to the hosts",
             ) from error
-        session.send(
-            nonce=session.nonce,
-            version=self._version,
-            path=[
-                absolute(path)
-                for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-                if path
-            ],
-            cwd=os.getcwd(),
-            controller=os.uname().nodename,
-            lease_s=self._request.node_timeout_s,
-            grace_s=self._request.shutdown_timeout_s,
+        session.greet(
+            Hello(
+                nonce=session.nonce,
+                version=self._version,
+                path=[
+                    absolute(path)
+                    for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+                    if path
+                ],
+                cwd=os.getcwd(),
+                controller=os.uname().nodename,
+                lease_s=self._request.node_timeout_s,
+                grace_s=self._request.shutdown_timeout_s,
+            )
         )
         return session
 
@@ -158,7 +161,7 @@ class Connector:
         """Return why a host cannot be used, once that is known."""
         name, destination = session.host.name, session.host.destination
         if session.refused is not None:
-            return Refusal(name, session.refused["refused"], session.refused["hint"])
+            return Refusal(name, session.refused.why, session.refused.hint)
         if session.is_closed:
             return session.finish()
         timeout_s = self._remote.reach.connect_timeout_s
@@ -181,9 +184,9 @@ class Connector:
         if is_alone or requested.has_address:
             return nnodes
         first, *others = sessions
-        known = first.ready or {}
-        seen = [(other.ready or {}).get("theirs", "") for other in others]
-        first.send(listen=[known.get("own", ""), *seen])
+        own = [first.ready.own] if first.ready is not None else []
+        seen = [other.ready.theirs for other in others if other.ready is not None]
+        first.send(Listen(addresses=[*own, *seen]))
         first.began = time.monotonic()
         while first.endpoint is None:
             self._pool.turn()

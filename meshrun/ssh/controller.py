@@ -18,6 +18,7 @@ from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Timer
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, signal_name
+from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLauncher
 from meshrun.ssh.connect import Connector, Stopped
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, lost_error
@@ -125,7 +126,8 @@ class Controller:
             raise self._launch_error(errors)
         if self._console.reader_is_gone:
             return -signal.SIGPIPE
-        ended = (self._first and self._first.ended) or 0
+        end = self._first.ended if self._first is not None else None
+        ended = end.code if end is not None else 0
         if ended and self.result is None and self._stop is not None:
             raise Stopped(self._stop[1])  # it had not begun, or its agent killed it
         if not ended and (late := (self._forwarded - before) & {*self._request.stop_signals}):
@@ -158,13 +160,15 @@ class Controller:
     ) -> None:
         suffix = "" if is_first else " told"
         session.send(
-            start=[*self._rendezvous, *self._workers_on(session), *place, *self._words],
-            env={
-                **self._env,
-                **devices_of(session.host),
-                "MESHRUN_HOSTS_PRESENT": f"{self._present}{suffix}",
-            },
-            listens=session.endpoint is not None,
+            StartLauncher(
+                words=[*self._rendezvous, *self._workers_on(session), *place, *self._words],
+                env={
+                    **self._env,
+                    **devices_of(session.host),
+                    "MESHRUN_HOSTS_PRESENT": f"{self._present}{suffix}",
+                },
+                listens=session.endpoint is not None,
+            )
         )
 
     def _workers_on(self, session: HostSession) -> list[str]:
@@ -199,7 +203,7 @@ class Controller:
             for session in self._sessions:
                 # Once all nodes have joined, node 0 forwards what concerns all of them.
                 for_itself = session is self._first or signum in self._request.forwarded_signals
-                session.send(signal=int(signum), even_if_met=for_itself)
+                session.send(SignalLauncher(signum=signum, even_if_met=for_itself))
 
     def _suspend_ranks(self, *, is_on: bool) -> None:
         """Suspend the ranks for as long as the shell's process is suspended."""
@@ -211,7 +215,7 @@ class Controller:
 
     def _signal_all(self, signum: int) -> None:
         for session in self._sessions:
-            session.send(signal=int(signum), even_if_met=True)
+            session.send(SignalLauncher(signum=signum, even_if_met=True))
 
     def _check_hosts(self) -> None:
         """Handle hosts that have exited or are lost: stop the others, or continue without them."""
@@ -221,7 +225,7 @@ class Controller:
             if (why := self._why_lost(session)) is not None:
                 self._lose(Refusal(session.host.name, why), session)
             elif session.ended is not None:
-                self._handle_exit(session, session.ended)
+                self._handle_exit(session, session.ended.code)
         self._retry.check()
         self._console.note_lost_output()
         if self._console.reader_is_gone:
@@ -264,13 +268,13 @@ class Controller:
 
     def _why_lost(self, session: HostSession) -> str | None:
         """Return why a host is lost, if its launcher did not exit normally."""
-        if session.ended is not None:
+        if (ended := session.ended) is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
-            others_know = session.has_met or self._stop is not None
-            is_stopped = -session.ended in own and others_know
-            if session.ended < 0 and not is_stopped and not self._ending:
-                return f"its launcher was killed by {signal_name(-session.ended)}"
-            return session.why_ended or None
+            others_know = ended.has_met or self._stop is not None
+            is_stopped = -ended.code in own and others_know
+            if ended.code < 0 and not is_stopped and not self._ending:
+                return f"its launcher was killed by {signal_name(-ended.code)}"
+            return ended.why or None
         if session.is_closed:
             return session.finish().why
         if (silent_s := self._pool.listened - session.received) > self._request.node_timeout_s:
@@ -309,7 +313,7 @@ class Controller:
             self._ending = True
             for session in self._sessions:
                 if not session.is_done:
-                    session.send(end=self._why_ending())
+                    session.send(StopLauncher(why=self._why_ending()))
 
     @property
     def _most_s_to_end(self) -> float:

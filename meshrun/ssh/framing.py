@@ -1,18 +1,16 @@
-"""The messages between controller and agent. Pure.
+"""How the messages of ``ssh/agent_messages.py`` are told apart on ssh's pipes. Pure.
 
-The controller sends lines of JSON. The agent sends a greeting, which marks the end of any output of
-the shell there, then frames: kind (1 byte), length (4 bytes, big endian) and content.
+The controller sends lines. The agent sends a greeting, which marks the end of any output of the
+shell there, then frames: kind (1 byte), length (4 bytes, big endian) and content.
 """
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 OUT, ERR, MESSAGE = b"o", b"e", b"n"
-"""Output of the launcher on stdout or stderr, or a message of the agent as JSON."""
+"""Output of the launcher on stdout or stderr, or a message of the agent."""
 BEAT_S = 1.0
 """How often each side sends a heartbeat."""
 _HEAD = struct.Struct(">cI")
@@ -33,16 +31,6 @@ def greeting(nonce: str) -> bytes:
 def frame(kind: bytes, content: bytes) -> bytes:
     """Return a frame."""
     return _HEAD.pack(kind, len(content)) + content
-
-
-def message_frame(**values: object) -> bytes:
-    """Return a frame with a message of the agent."""
-    return frame(MESSAGE, json.dumps(values).encode())
-
-
-def order(**values: object) -> bytes:
-    """Return a line for the agent."""
-    return json.dumps(values).encode() + b"\n"
 
 
 class FrameSplitter:
@@ -92,9 +80,9 @@ class LineSplitter:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def feed(self, received: bytes) -> Iterator[Mapping[str, Any]]:
-        """Yield the value of each line that ``received`` completes."""
+    def feed(self, received: bytes) -> Iterator[bytes]:
+        """Yield each line that ``received`` completes."""
         self._bytes += received
         *lines, self._bytes = self._bytes.split(b"\n")
         for line in lines:
-            yield json.loads(line)
+            yield bytes(line)

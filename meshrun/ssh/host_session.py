@@ -10,8 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
-from typing import IO, Annotated, Any, cast
+from typing import IO, cast
 
 from meshrun.console.console import Console, RankStream
 from meshrun.errors import MeshrunError, UsageError
@@ -21,19 +20,27 @@ from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.host.write_buffer import WriteBuffer
 from meshrun.plan.hostfile import Host
-from meshrun.protocol.checked import Line
-from meshrun.protocol.packing import Within, convert, read_json
+from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import LaunchResult
-from meshrun.ssh.framing import MESSAGE, OUT, FrameSplitter, order
+from meshrun.ssh.agent_messages import (
+    FromAgent,
+    Hello,
+    LauncherEnded,
+    LauncherError,
+    LauncherReport,
+    Listening,
+    Ready,
+    Refused,
+    ToAgent,
+    format_hello,
+)
+from meshrun.ssh.framing import MESSAGE, OUT, FrameSplitter
 from meshrun.ssh.host_failure import Refusal, describe_end
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CHUNK = 64 * 1024
 _MOST_OUTPUT = 16 * 1024
 _SSH_ENDS_IN_S = 2.0
-_PORT = Annotated[int, Within(1, 65_535)]
-_CODE = Annotated[int, Within(-64, 255)]
-"""How a launcher ended: its exit code, or -n for signal n."""
 
 
 class HostSession:
@@ -87,18 +94,14 @@ class HostSession:
         self._stderr_tail = bytearray()
         self.began = self.received = time.monotonic()
         """Since when its agent's answer is awaited, and when the last data arrived."""
-        self.ready: Mapping[str, str] | None = None
-        """Its machine id and addresses, once its agent has answered."""
-        self.refused: Mapping[str, str] | None = None
-        """Why its agent refuses to serve."""
+        self.ready: Ready | None = None
+        """Set once its agent has answered."""
+        self.refused: Refused | None = None
+        """Set if its agent refuses to serve."""
         self.endpoint: tuple[str, int] | None = None
         """Where its launcher will listen."""
-        self.ended: int | None = None
-        """How its launcher ended: exit code, or -n for signal n."""
-        self.has_met = False
-        """Whether its launcher had met those of the other nodes when it ended."""
-        self.why_ended = ""
-        """Why its agent stopped the launcher by itself, if it did."""
+        self.ended: LauncherEnded | None = None
+        """How its launcher ended."""
         self._protocol_error: str | None = None
         """Why the received data is not from an agent."""
         self.error: MeshrunError | None = None
@@ -149,9 +152,13 @@ class HostSession:
             os.killpg(self._process.pid, signum)
             os.killpg(self._process.pid, signal.SIGCONT)  # a stopped process would not act on it
 
-    def send(self, **values: object) -> None:
-        """Send the agent a line."""
-        self.buffer.write(order(**values))
+    def greet(self, hello: Hello) -> None:
+        """Send the agent its first line."""
+        self.buffer.write(format_hello(hello))
+
+    def send(self, message: ToAgent) -> None:
+        """Send the agent a message."""
+        self.buffer.write(pack(message) + b"\n")
 
     def read(self, fd: int, *, shows: bool = True) -> None:
         """Read a descriptor, and show the launcher's output."""
@@ -174,10 +181,10 @@ class HostSession:
         try:
             for kind, content in self._frames.feed(data):
                 if kind == MESSAGE:
-                    self._handle(read_json(content))
+                    self._handle(unpack(content, FromAgent))
                 elif shows:
                     self._show(kind, content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except ValueError as error:
             self._protocol_error = f"invalid data from its agent: {one_line(str(error), 200)}"
             self._close(fd)
 
@@ -191,25 +198,22 @@ class HostSession:
     def _close(self, fd: int) -> None:
         self._reactor.drop(self._pipes.pop(fd))
 
-    def _handle(self, news: Mapping[str, Any]) -> None:
-        """Handle a message of the agent; validate and sanitize it."""
+    def _handle(self, message: FromAgent) -> None:
         from meshrun.report.result_json import parse_error_json, parse_result_json
 
-        if "ready" in news:
-            self.ready = convert(dict[str, str], news["ready"], one_line)
-        elif "refused" in news:
-            refused = convert(dict[str, str], news, one_line)
-            self.refused = {name: refused[name] for name in ("refused", "hint")}
-        elif "listening" in news:
-            address, port = news["listening"]
-            self.endpoint = (str(ip_address(address)), convert(_PORT, port))
-        elif "ended" in news:
-            self.ended, self.why_ended = convert(_CODE, news["ended"]), convert(Line, news["why"])
-            self.has_met = convert(bool, news["met"])
-        elif "error" in news:
-            self.error = parse_error_json(news["error"])
-        elif "report" in news:
-            self.result = parse_result_json(news["report"])
+        match message:
+            case Ready():
+                self.ready = message
+            case Refused():
+                self.refused = message
+            case Listening(address=address, port=port):
+                self.endpoint = address, port
+            case LauncherError(text=text):
+                self.error = parse_error_json(text)
+            case LauncherReport(text=text):
+                self.result = parse_result_json(text)
+            case LauncherEnded():
+                self.ended = message
 
     def hang_up(self) -> None:
         """Close stdin, so that the agent stops its launcher."""

@@ -10,6 +10,7 @@ from functools import partial
 from meshrun.console.console import Console
 from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
 from meshrun.host.reactor import Reactor
+from meshrun.ssh.agent_messages import Alive
 from meshrun.ssh.framing import BEAT_S
 from meshrun.ssh.host_session import HostSession, end_all
 from meshrun.supervisor.signals import SignalQueue
@@ -67,7 +68,7 @@ class HostPool:
     def _beat(self) -> None:
         for session in self.sessions:
             if session.ready is not None:
-                session.send(beat=1)
+                session.send(Alive())
 
     def note_stop(self) -> None:
         """Limit the wait for slow readers, as a signal stops the launch."""

@@ -34,18 +34,18 @@ _OF_A_HOST = (
 ADDRESS = "MESHRUN_NODE_ADDRESS"
 """The address at which others reach an agent's host, if known."""
 NO_STDIN = "its stdin is empty"
-"""What an agent prints that receives no order."""
+"""What an agent prints that receives no first line."""
 _BOOT = (
     "import sys;"
     "sys.path[:]=[path for path in sys.path if path];"
     "import json;"
     "line=open(0,'rb',0,closefd=False).readline();"
     f"line or sys.exit('{NO_STDIN}');"
-    "order=json.loads(line);"
-    "sys.path[:0]=order['path'];"
+    "first=json.loads(line);"
+    "sys.path[:0]=first['path'];"
     "from meshrun.ssh.agent import main;"
     "from meshrun import __version__;"
-    "main(order,__version__)"
+    "main(first,__version__)"
 )
 """Reads unbuffered, to leave what follows the first line, and imports nothing from the working
 directory."""

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from meshrun import __version__
-from meshrun.ssh.framing import order
+from meshrun.ssh.agent_messages import Hello, format_hello
 from meshrun.ssh.remote_command import boot_command
 from tests.kit import PROGRAMS, run_meshrun, start_meshrun
 
@@ -27,34 +27,36 @@ for kind, length, text in json.load(open(sys.argv[1])):
 sys.stdout.flush()
 sys.stdin.read()
 """
-READY = json.dumps({"ready": {"own": "", "theirs": "", "machine": ""}})
+READY = json.dumps(["Ready", {"own": "", "theirs": "", "machine": ""}])
 ERROR = {"kind": "HostError", "message": "\x1b[31mred", "hint": "\x1b]0;title\x07"}
 ERROR |= {"exit_code": 3}
 
 
-def _news(**values: object) -> tuple[str, int, str]:
-    return "n", 0, json.dumps(values)
+def _message(name: str, **fields: object) -> tuple[str, int, str]:
+    return "n", 0, json.dumps([name, fields])
 
 
 def start_agent(folder: Path, *, lease_s: float) -> subprocess.Popen[bytes]:
-    """Start an agent that receives only its first order, and wait until it is ready."""
+    """Start an agent that receives only its first line, and wait until it is ready."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     agent = subprocess.Popen(boot_command(sys.executable), bufsize=0, **pipes)
     assert agent.stdin is not None
     assert agent.stdout is not None
     agent.stdin.write(
-        order(
-            nonce="n",
-            version=__version__,
-            path=[],
-            cwd=str(folder),
-            lease_s=lease_s,
-            grace_s=1,
-            controller="here",
+        format_hello(
+            Hello(
+                nonce="n",
+                version=__version__,
+                path=[],
+                cwd=str(folder),
+                controller="here",
+                lease_s=lease_s,
+                grace_s=1,
+            )
         )
     )
     read = b""
-    while b'"ready"' not in read:
+    while b'"Ready"' not in read:
         read += agent.stdout.read(1)
     return agent
 
@@ -101,13 +103,17 @@ def test_a_signal_ends_the_agent(tmp_path: Path) -> None:
         [("n", 0, "[" * 100_000)],
         [("n", 2**32 - 1, "")],
         [("x", 1, "x")],
-        [_news(ready=5)],
-        [_news(refused="why")],
-        [("n", 0, READY), _news(listening=["\x1b[31m", 1])],
-        [("n", 0, READY), _news(ended="0", met=True, why="")],
-        [("n", 0, READY), _news(report="[" * 100_000)],
-        [("n", 0, READY), _news(error=json.dumps({**ERROR, "exit_code": "x"}))],
-        [("n", 0, READY), _news(error=json.dumps({**ERROR, "kind": "SpecError"}))],
+        [("n", 0, "5")],
+        [_message("Ready", own=5, theirs="", machine="")],
+        [_message("Refused", why="why")],
+        [("n", 0, READY), _message("Listening", address="\x1b[31m", port=1)],
+        [("n", 0, READY), _message("LauncherEnded", code="0", has_met=True, why="")],
+        [("n", 0, READY), _message("LauncherReport", text="[" * 100_000)],
+        [("n", 0, READY), _message("LauncherError", text=json.dumps({**ERROR, "exit_code": "x"}))],
+        [
+            ("n", 0, READY),
+            _message("LauncherError", text=json.dumps({**ERROR, "kind": "SpecError"})),
+        ],
     ],
     ids=lambda said: said[-1][2][:30],
 )
@@ -183,7 +189,11 @@ def _hosts_through_sh(folder: Path) -> tuple[str | Path, ...]:
 
 def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> None:
     """The controller prints it to its own terminal."""
-    said = [("n", 0, READY), _news(error=json.dumps(ERROR)), _news(ended=3, met=False, why="")]
+    said = [
+        ("n", 0, READY),
+        _message("LauncherError", text=json.dumps(ERROR)),
+        _message("LauncherEnded", code=3, has_met=False, why=""),
+    ]
     ours = _with_agent_that(said, tmp_path)
 
     assert ours.returncode == 3
@@ -194,7 +204,7 @@ def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> N
     ("said", "then", "message"),
     [
         ([], "echo it received SIGTERM >&2", "its agent exited: it received SIGTERM"),
-        ([_news(refused="no port", hint="open one")], "sleep 600", "no port"),
+        ([_message("Refused", why="no port", hint="open one")], "sleep 600", "no port"),
     ],
 )
 def test_the_first_host_fails_before_its_launcher_starts(

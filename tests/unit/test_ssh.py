@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,8 @@ from meshrun.cli.on_hosts import CONTROLLER_OPTIONS
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
-from meshrun.ssh.framing import ERR, OUT, FrameSplitter, LineSplitter, frame, greeting, order
+from meshrun.ssh.agent_messages import Hello, format_hello, read_hello
+from meshrun.ssh.framing import ERR, OUT, FrameSplitter, LineSplitter, frame, greeting
 from meshrun.ssh.host_failure import describe_end
 from meshrun.ssh.remote_command import agent_command, devices_of, exported, ssh_command
 
@@ -48,16 +50,26 @@ def test_much_noise_is_not_kept() -> None:
     assert len(splitter.noise) < 100_000
 
 
-@given(st.lists(st.dictionaries(st.text(), st.text())), st.lists(st.integers(0, 1000)))
-def test_lines_arrive_whole_however_they_are_cut(
-    orders: list[dict[str, str]], cuts: list[int]
-) -> None:
+@given(st.lists(st.binary(max_size=50)), st.lists(st.integers(0, 1000)))
+def test_lines_arrive_whole_however_they_are_cut(texts: list[bytes], cuts: list[int]) -> None:
     """Whatever they contain."""
+    lines = [text.replace(b"\n", b"") for text in texts]
     splitter = LineSplitter()
-    data = b"".join(order(words=each) for each in orders)
+    data = b"".join(line + b"\n" for line in lines)
 
-    found = [dict(each) for piece in _pieces(data, cuts) for each in splitter.feed(piece)]
-    assert found == [{"words": each} for each in orders]
+    found = [each for piece in _pieces(data, cuts) for each in splitter.feed(piece)]
+    assert found == lines
+
+
+def test_the_first_line_is_understood_by_an_agent_of_another_version() -> None:
+    """It reads the folders, refuses the version, and ignores what it does not know."""
+    hello = Hello(
+        nonce="n", version="2", path=["/p"], cwd="/", controller="here", lease_s=1.0, grace_s=2.0
+    )
+    received = json.loads(format_hello(hello))
+
+    assert received["path"] == ["/p"]
+    assert read_hello({**received, "new": True}) == hello
 
 
 def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:

@@ -1,0 +1,145 @@
+"""The messages between controller and agent, as values and as JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from ipaddress import ip_address
+from typing import Annotated, Any
+
+from meshrun.protocol.checked import Line
+from meshrun.protocol.packing import Within
+
+
+def _address(text: str) -> str:
+    return str(ip_address(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Controller to agent, first: what it needs before it can check and do anything."""
+
+    nonce: str
+    """The agent repeats it in its greeting."""
+    version: str
+    """The version of meshrun that the host must have."""
+    path: list[str]
+    """Folders to search for meshrun and other modules."""
+    cwd: str
+    controller: str
+    """The name of the controller's host."""
+    lease_s: float
+    """How long the controller may be silent."""
+    grace_s: float
+    """How long the launcher's ranks may take to exit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Controller to the first host's agent: open the socket where the launchers meet."""
+
+    addresses: list[str]
+    """Addresses by which the hosts know this one, best first; "" for unknown ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartLauncher:
+    """Controller to agent: start the host's launcher."""
+
+    words: list[str]
+    env: dict[str, str]
+    """Variables to add to the agent's own."""
+    listens: bool
+    """Whether the launcher inherits the socket that :class:`Listen` opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalLauncher:
+    """Controller to agent: send the launcher a signal."""
+
+    signum: int
+    even_if_met: bool
+    """Whether to send it although node 0 passes signals on, as all nodes have joined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopLauncher:
+    """Controller to agent: stop the launcher and exit."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """A heartbeat, in both directions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Agent to controller, first: it can start a launcher."""
+
+    own: Line
+    """The address of its host, if known; "" if not."""
+    theirs: Line
+    """The controller's address as seen from there; "" if unknown."""
+    machine: Line
+    """An id of its machine; "" if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Agent to controller: its host cannot be used, or cannot listen."""
+
+    why: Line
+    hint: Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Agent to controller: where the launchers meet."""
+
+    address: Annotated[str, _address]
+    port: Annotated[int, Within(1, 65_535)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherError:
+    """Agent to controller: why its launcher could not launch."""
+
+    text: str
+    """JSON of ``report/result_json.py``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherReport:
+    """Agent to controller: the result of the launch, as its launcher reported it."""
+
+    text: str
+    """JSON of ``report/result_json.py``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherEnded:
+    """Agent to controller, last: its launcher has ended."""
+
+    code: Annotated[int, Within(-64, 255)]
+    """Its exit code, or -n for signal n."""
+    has_met: bool
+    """Whether it had met the launchers of the other nodes."""
+    why: Line
+    """Why the agent stopped it by itself; "" if it did not."""
+
+
+ToAgent = Listen | StartLauncher | SignalLauncher | StopLauncher | Alive
+FromAgent = Ready | Refused | Listening | LauncherError | LauncherReport | LauncherEnded | Alive
+
+
+def format_hello(hello: Hello) -> bytes:
+    """Return the first line for an agent, whose host may have another version of meshrun."""
+    return json.dumps(asdict(hello)).encode() + b"\n"
+
+
+def read_hello(values: Mapping[str, Any]) -> Hello:
+    """Return the value of the first line, without what another version adds to it."""
+    return Hello(**{each.name: values[each.name] for each in fields(Hello)})
