@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshrun.lifecycle.state import State
-from meshrun.protocol.codec import EndGeneration, SignalRanks
 from meshrun.protocol.generation import Cause
+from meshrun.protocol.to_zygote import EndGeneration, SignalRanks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

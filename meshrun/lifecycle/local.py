@@ -22,7 +22,6 @@ from meshrun.lifecycle.blame import has_culprit
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.restart import back_off, may_restart, plan_restart
 from meshrun.lifecycle.state import NodesState, State, furthest, has_no_rank_left
-from meshrun.protocol.codec import EndGeneration, SignalRanks
 from meshrun.protocol.events import (
     Hung,
     LaunchBegan,
@@ -51,6 +50,7 @@ from meshrun.protocol.from_zygote import (
 )
 from meshrun.protocol.generation import Cause, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.to_zygote import EndGeneration, SignalRanks
 
 LEFTOVER_GRACE_S = 2.0
 """How long processes that ranks left behind may take to end after the last rank."""

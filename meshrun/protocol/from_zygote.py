@@ -1,4 +1,4 @@
-"""Messages to the launcher from the zygote, the ranks, and the process of torch's rendezvous.
+"""Messages to the launcher from the zygote and what it starts: the ranks, and torch's rendezvous.
 
 Times are monotonic nanoseconds.
 """

@@ -22,7 +22,6 @@ from meshrun.plan.rendezvous_config import (
     meet_at,
 )
 from meshrun.protocol.activity import Activity
-from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.events import FromNodes
 from meshrun.protocol.from_zygote import (
     FromNegotiation,
@@ -31,6 +30,7 @@ from meshrun.protocol.from_zygote import (
     NegotiationFailed,
     NegotiationWaits,
 )
+from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.endpoint import Endpoint, classify_endpoint, is_same_name

@@ -24,8 +24,8 @@ from meshrun.host.interfaces import is_unspecified, own_address_towards
 from meshrun.host.title import set_title
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec
-from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
+from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.torch_decline import read, store_of, watch_for_declines
 from meshrun.rendezvous.torch_entry import NodeInfo, foreign, read_info

@@ -10,8 +10,8 @@ from meshrun.host.interfaces import outward_address, own_address_towards
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
-from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.endpoint import Endpoint
 from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.torch_decline import DeclineProcess

@@ -22,8 +22,8 @@ from meshrun.plan.parse import format_nnodes
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.expected_nodes import PROGRAM, PROGRAM_FILE
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.membership import fit_nodes

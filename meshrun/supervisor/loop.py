@@ -44,13 +44,7 @@ from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import NodesState, State, skip_time, was_stopped
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.caller import Caller
-from meshrun.protocol.codec import (
-    EndGeneration,
-    ResumeRanks,
-    SignalRanks,
-    SuspendRanks,
-    WireError,
-)
+from meshrun.protocol.codec import WireError
 from meshrun.protocol.collectives import AskTimes, FromRecorder
 from meshrun.protocol.events import (
     AllCleared,
@@ -82,6 +76,7 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
+from meshrun.protocol.to_zygote import EndGeneration, ResumeRanks, SignalRanks, SuspendRanks
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
 from meshrun.supervisor.investigation import Investigation

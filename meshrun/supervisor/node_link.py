@@ -14,10 +14,10 @@ from meshrun.lifecycle.actions import Decide, Report
 from meshrun.lifecycle.blame import describe_lost_process
 from meshrun.lifecycle.outcome import describe_end, node_outcome, why_stopped
 from meshrun.lifecycle.state import State
-from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Evidence
+from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.messages import Begin, Cleared, Failed, Finished, Leave, Over, Where
 from meshrun.rendezvous.peers import Peers
 

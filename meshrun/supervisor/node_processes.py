@@ -24,6 +24,14 @@ from meshrun.protocol import codec
 from meshrun.protocol.error_record import read_record, write_record
 from meshrun.protocol.raised import as_torch_prints
 from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.to_zygote import (
+    EndGeneration,
+    Exit,
+    Prepare,
+    SignalRanks,
+    StartRank,
+    ToZygote,
+)
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.stack_requests import ZYGOTE
@@ -129,7 +137,7 @@ class Processes:
     def _start_zygote(self) -> ZygoteClient:
         request = self.plan.request
         builds_first = request.mesh_init == "eager" and self.plan.program.kind != "command"
-        prepare = codec.Prepare(
+        prepare = Prepare(
             start_method=self._method,
             preload=[*(request.preload if self._method == "fork" else self.plan.modules_of_mesh)],
             backends=[*request.groups.backend_names] if builds_first else [],
@@ -165,7 +173,7 @@ class Processes:
             environment |= {name: text for name, text in window if name not in os.environ}
         if terminal.rank not in {None, rank.rank}:  # another rank is debugged
             environment["PYTHONBREAKPOINT"] = "0"
-        order = codec.StartRank(
+        order = StartRank(
             rank=rank.rank,
             environment=environment,
             unset=[name for name in THREAD_VARIABLES if name not in environment],
@@ -210,7 +218,7 @@ class Processes:
 
     # ---- signals and ends ------------------------------------------------------------------
 
-    def send(self, order: codec.ToZygote) -> None:
+    def send(self, order: ToZygote) -> None:
         """Send an order to the zygote, whichever it is by now."""
         self.zygote.send(order)
 
@@ -219,17 +227,17 @@ class Processes:
         alive = dict(sorted(state.alive.items()))
         spared = [rank for rank, pid in alive.items() if not handles_signal(pid, signum)]
         ranks = tuple(rank for rank in alive if rank not in spared)
-        self.send(codec.SignalRanks(ranks=ranks, signum=signum))
+        self.send(SignalRanks(ranks=ranks, signum=signum))
         return spared
 
-    def end_generation(self, order: codec.EndGeneration) -> None:
+    def end_generation(self, order: EndGeneration) -> None:
         """Have the zygote end the store and what ranks left behind; start no more ranks."""
         self._waiting.clear()
         self.send(order)
 
     def end(self, grace_s: float, *, by_force: bool) -> None:
         """Have the zygote end all processes and then itself; with ``by_force``, kill it."""
-        self.send(codec.EndZygote(grace_s=grace_s))
+        self.send(Exit(grace_s=grace_s))
         if by_force:
             self.zygote.process.kill()
 
@@ -263,7 +271,7 @@ class Processes:
         self.zygote.close()
 
 
-def _check_size(order: codec.StartRank) -> None:
+def _check_size(order: StartRank) -> None:
     """Check that an order fits into a packet.
 
     Raises:

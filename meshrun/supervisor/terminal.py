@@ -25,10 +25,10 @@ from meshrun.layout import Layout
 from meshrun.layout.labels import rank_name
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.codec import SignalRanks
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
+from meshrun.protocol.to_zygote import SignalRanks
 
 _TURN_S = 0.05
 """How soon the other ranks' output continues after a line was entered."""

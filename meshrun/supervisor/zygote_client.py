@@ -19,8 +19,8 @@ from meshrun.host.sockets import packet_pair
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
-from meshrun.protocol.codec import Prepare, ToZygote
 from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote, RankEvent
+from meshrun.protocol.to_zygote import Prepare, StartStore, ToZygote
 from meshrun.start import own_command
 from meshrun.zygote.control import LEFT_TO_LAUNCHER
 from meshrun.zygote.guard import LAUNCH_MARK
@@ -125,7 +125,7 @@ class ZygoteClient:
         gate_read, self._gate = os.pipe()
         port = 0 if listener is None else listener.getsockname()[1]
         fds = [gate_read] if listener is None else [gate_read, listener.fileno()]
-        self.send(codec.StartStore(port=port), fds)
+        self.send(StartStore(port=port), fds)
         os.close(gate_read)
 
     def open_gate(self) -> None:

@@ -25,7 +25,7 @@ from meshrun.warm.place import Place, stop_server, usual_place
 from meshrun.warm.warm_messages import (
     Assignment,
     Dismiss,
-    StartZygote,
+    ForkZygote,
     ZygoteEnded,
     ZygoteForked,
     ZygoteSpec,
@@ -288,7 +288,7 @@ class WarmRun:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
             with _in_memory(pack(spec)) as text:
-                socket.send_fds(connection, [pack(StartZygote())], [text, folder, *fds])
+                socket.send_fds(connection, [pack(ForkZygote())], [text, folder, *fds])
             mismatch = self._place.changed_library(server)
             forked, pidfds = _receive(connection)
             if not isinstance(forked, ZygoteForked) or len(pidfds) != _PIDFDS:

@@ -28,7 +28,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.warm_messages import (
     FDS,
-    StartZygote,
+    ForkZygote,
     ZygoteEnded,
     ZygoteForked,
     ZygoteSpec,
@@ -57,7 +57,7 @@ def serve_connection(
     connection.settimeout(_REQUEST_TAKES_S)
     try:
         packet, fds, _, _ = socket.recv_fds(connection, _PACKET_BYTES, FDS)
-        unpack(packet, StartZygote)
+        unpack(packet, ForkZygote)
         if len(fds) != FDS:
             os._exit(0)
         spec: ZygoteSpec = unpack(_read_whole(fds[0]), ZygoteSpec)

@@ -28,7 +28,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartZygote:
+class ForkZygote:
     """From a launcher to a server: fork a zygote, according to the spec that comes along."""
 
 

@@ -19,7 +19,6 @@ from meshrun.host.title import set_title
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.mesh.to_launcher import to_launcher
 from meshrun.plan.rank_program import Program
-from meshrun.protocol.codec import StartRank
 from meshrun.protocol.from_zygote import (
     BreakpointPassed,
     CallEnded,
@@ -29,6 +28,7 @@ from meshrun.protocol.from_zygote import (
 )
 from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
+from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
 from meshrun.worker.call_channel import call_ends
 from meshrun.worker.debuggers import ask_at_breakpoints, leave_interrupts, stop_on_interrupt

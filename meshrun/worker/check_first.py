@@ -23,10 +23,10 @@ from meshrun.check.measured import Measured
 from meshrun.check.requirements import parse_requirements
 from meshrun.host.processes import die_with_parent, signals_blocked
 from meshrun.host.title import set_title
-from meshrun.protocol.codec import StartRank
 from meshrun.protocol.from_zygote import Checked
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.rank_end import RankRaised
+from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.process_group import join_mesh
 from meshrun.worker.program import Raised, format_raised

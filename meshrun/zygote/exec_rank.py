@@ -19,6 +19,7 @@ import socket
 from meshrun.host.processes import die_with_parent
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
+from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import read_program
@@ -37,7 +38,7 @@ def main(known_at_start: frozenset[str]) -> None:
     reports.set_inheritable(False)
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
     put_first(first_path(program), known_at_start=known_at_start)
-    assert isinstance(order, codec.StartRank)  # noqa: S101 - the zygote wrote it
+    assert isinstance(order, StartRank)  # noqa: S101 - the zygote wrote it
     signal.signal(signal.SIGINT, _ON_INTERRUPT)
     become_rank(
         order,

@@ -26,8 +26,8 @@ from meshrun.host.stderr import note
 from meshrun.host.title import set_title
 from meshrun.mesh.build import check_registered
 from meshrun.plan.rank_program import Program
-from meshrun.protocol.codec import Prepare
 from meshrun.protocol.from_zygote import ProgramBroken, ZygoteReady, ZygoteUnsafe
+from meshrun.protocol.to_zygote import Prepare
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source, format_raised, read_program

@@ -27,16 +27,6 @@ from meshrun.host.processes import (
 from meshrun.host.reactor import Reactor
 from meshrun.host.stderr import note
 from meshrun.plan.rank_program import Program
-from meshrun.protocol.codec import (
-    EndGeneration,
-    EndZygote,
-    Negotiate,
-    ResumeRanks,
-    SignalRanks,
-    StartRank,
-    StartStore,
-    SuspendRanks,
-)
 from meshrun.protocol.from_zygote import (
     STORE,
     GenerationEnded,
@@ -50,6 +40,16 @@ from meshrun.protocol.from_zygote import (
 )
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import signal_name
+from meshrun.protocol.to_zygote import (
+    EndGeneration,
+    Exit,
+    Negotiate,
+    ResumeRanks,
+    SignalRanks,
+    StartRank,
+    StartStore,
+    SuspendRanks,
+)
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source
@@ -146,7 +146,7 @@ class ZygoteServer:
                 self._resume_ranks()
             case EndGeneration():
                 self._end_generation(order.grace_s)
-            case EndZygote():
+            case Exit():
                 self._end(order.grace_s)
             case _:
                 self._end(0.0, launcher_is_gone=True)

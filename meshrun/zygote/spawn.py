@@ -13,7 +13,7 @@ from meshrun.host.processes import die_with_parent
 from meshrun.host.sockets import packet_pair
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
-from meshrun.protocol.codec import StartRank
+from meshrun.protocol.to_zygote import StartRank
 from meshrun.start import own_command
 
 

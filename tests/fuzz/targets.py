@@ -113,7 +113,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "spec": (b"dp=2,tp=4", b"2x4\ndp,tp", b"dp=2:8,tp=-1", b"moe:pp=2,ep=-1", b"dp_cp=dp+cp",
              b"rank=0-3,5", b"dp=0,tp=1-3"),
     "frames": (b'["RankExited", {"rank": 0, "pid": 1, "wait_status": 0, "at_ns": 1}]',
-               b'["EndZygote", {"grace_s": 2.0}]',
+               b'["Exit", {"grace_s": 2.0}]',
                b'["RankBeat", {"rank": 0, "at_ns": 1, "step": 7}]',
                b'Current thread 0x0000 (most recent call first):\n  File "a.py", line 3 in f\n',
                b"Fatal Python error: Segmentation fault\n\nThread 0x01:\n  File \"b\", line 1\n"),

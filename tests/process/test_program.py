@@ -419,7 +419,7 @@ for name in os.listdir("/proc/self/fd") if os.environ["RANK"] == "1" else ():
     if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
         if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
             for said in (
-                b"{", b"[" * 60_000, b'["EndZygote", {"grace_s": 1.0}]',
+                b"{", b"[" * 60_000, b'["Exit", {"grace_s": 1.0}]',
                 b'["RankReady", {"rank": 77, "at_ns": 1}]',
                 b'["RankExited", {"rank": 0, "pid": 1, "wait_status": 9, "at_ns": 1}]',
             ):

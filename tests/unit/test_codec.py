@@ -18,6 +18,7 @@ from meshrun.protocol import codec
 from meshrun.protocol.from_zygote import RankBeat
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankRaised
+from meshrun.protocol.to_zygote import Exit, StartRank
 from meshrun.supervisor.loop import Loop
 from meshrun.supervisor.zygote_client import ZygoteClient
 
@@ -37,7 +38,7 @@ def test_a_message_survives_its_packet(event: RankRaised) -> None:
 
 def test_an_order_survives_its_packet() -> None:
     """With its dictionaries and lists."""
-    order = codec.StartRank(
+    order = StartRank(
         rank=3,
         environment={"A": "b"},
         unset=["C"],
@@ -137,4 +138,4 @@ def test_an_order_to_a_closed_zygote_is_ignored() -> None:
     zygote.control, theirs = packet_pair()
     with theirs:
         zygote.control.close()
-        zygote.send(codec.EndZygote(grace_s=0.0))
+        zygote.send(Exit(grace_s=0.0))

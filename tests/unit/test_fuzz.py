@@ -251,6 +251,6 @@ def test_any_packet_is_a_message_or_an_error(packet: bytes) -> None:
 @pytest.mark.parametrize("depth", [1_000, 100_000])
 def test_a_deep_packet_is_an_error(depth: int) -> None:
     """Nesting does not exhaust the stack."""
-    for opening in (b"[", b'{"a":', b'["EndZygote", {"grace_s": ['):
+    for opening in (b"[", b'{"a":', b'["Exit", {"grace_s": ['):
         with pytest.raises(codec.WireError):
             codec.decode(opening * depth)

@@ -16,9 +16,9 @@ import pytest
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.events import FromNodes, MeetingFailed, Met
 from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
+from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.this_node import ThisNode

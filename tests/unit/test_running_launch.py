@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import Negotiated
+from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.torch_backend import announce_running, find_running
 
 
