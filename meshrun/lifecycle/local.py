@@ -58,7 +58,7 @@ ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 5.0
 """How long the zygote may take to answer before it and its ranks are killed."""
 SECOND_SIGNAL_GRACE_S = 2.0
 _IMPATIENT = (signal.SIGINT, signal.SIGPIPE)
-"""First signals that count as the second if the ranks are already stopping."""
+"""Signals by which somebody is waiting, or nobody reads the output."""
 _OF_ONE_NODE = (signal.SIGTERM, signal.SIGPIPE)
 """Signals that concern one node: its machine is taken away, or its output has lost its reader."""
 _NS = 1_000_000_000
@@ -306,7 +306,10 @@ def _kill(state: State, at_ns: int) -> Transition:
 
 
 def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
-    """End this generation, as nothing is left of it, unless it was ending already."""
+    """End this generation, as nothing is left of it, unless it was ending already.
+
+    If another zygote is not started, ``advance`` ends the launch once nothing is to be decided.
+    """
     nodes, was_over = state.nodes, state.over
     state = replace(state, zygote_gone=event)
     is_decided = nodes is not None and nodes.is_met and not nodes.awaits_decision
@@ -319,10 +322,16 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
     is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
-    if nodes is None or not nodes.is_met:
-        state, cause = (state, None) if was_ending else plan_restart(state, event.at_ns)
-        state = state if cause is None else with_cause(state, cause)
-        return (state, []) if cause is None else start_next_generation(state, event.at_ns)
+    if nodes is not None and nodes.is_met:
+        return _zygote_gone_on_one_node(state, nodes, event)
+    state, cause = (state, None) if was_ending else plan_restart(state, event.at_ns)
+    if cause is None:
+        return state, []
+    return start_next_generation(with_cause(state, cause), event.at_ns)
+
+
+def _zygote_gone_on_one_node(state: State, nodes: NodesState, event: ZygoteGone) -> Transition:
+    """Leave the launch, or report that nothing is left here: the coordinator decides what next."""
     if nodes.is_elastic and (nodes.is_cleared or nodes.link is Link.RETURNING):
         return leave(mark_stopped(state), nodes, [], event.at_ns)
     if state.lost_process is event and nodes.may_leave and not may_restart(state):
@@ -335,10 +344,18 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
 
 def _signalled(state: State, event: SignalArrived) -> Transition:
     """Stop all nodes, or only this one if the signal concerns it alone and the rest can go on."""
+    is_sigterm, before = event.signum == signal.SIGTERM, state.signals
+    if len(before) > 2 or (is_sigterm and state.sigterm_repeats and signal.SIGTERM in before):
+        return state, []  # after the third signal all ranks are killed, and the deadline stays
+    is_decided = state.nodes is not None and state.nodes.over is not None
+    if state.over or is_decided:  # only notifying the other nodes is left
+        return replace(state, signals=(*before, event.signum)), []
     leaves: list[Action] = []
-    if event.signum in _OF_ONE_NODE and not (state.signals or state.over):
+    if event.signum in _OF_ONE_NODE and not before:
         state, leaves = _leave_if_possible(state)
+    was_stopping = state.stopping
     state, actions = _stop_for_signal(state, event)
+    state, actions = _end_if_unstarted(state, actions, event.at_ns, was_stopping=was_stopping)
     return state, [*leaves, *actions]
 
 
@@ -346,45 +363,46 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Transition:
     """Ask the ranks to stop at the first signal; kill them soon after the second, now at the third.
 
     ``_time_passed`` kills them once the time after the second is over.
-
-    A first SIGINT or SIGPIPE that finds the ranks already stopping counts as the second: somebody
-    is waiting, or nobody reads the output. Other signals do not, as schedulers send them to all
-    launchers, and another node may have received its own first.
     """
-    may_be_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
-    # After the third signal all ranks are killed, and the deadline stays.
-    if len(state.signals) > 2 or (may_be_repeated and signal.SIGTERM in state.signals):
-        return state, []
-    is_decided = state.nodes is not None and state.nodes.over is not None
-    if state.over or is_decided:  # only notifying the other nodes is left
-        return replace(state, signals=(*state.signals, event.signum)), []
-    first, was_stopping = not state.signals, state.stopping
-    was_signalled_elsewhere = state.nodes is not None and state.nodes.signum == event.signum
-    why = event.why if first else state.why_signalled
+    is_first, was_stopping = not state.signals, state.stopping
+    why = event.why if is_first else state.why_signalled
     state = replace(state, signals=(*state.signals, event.signum), why_signalled=why)
-    if first and not state.stopping:
+    if is_first and not was_stopping:
         # Ranks would ignore SIGPIPE, as Python does by default.
         signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
-        state, actions = stop(state, event.at_ns, signum=signum)
-    elif first and (event.signum not in _IMPATIENT or was_signalled_elsewhere):
-        actions = []
-    elif first or len(state.signals) == 2:
-        grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
-        deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)
-        state = replace(state, deadline_ns=deadline_ns)
-        actions = [WakeAt(at_ns=deadline_ns)]
-    else:
-        state, actions = _kill(state, event.at_ns)
+        return stop(state, event.at_ns, signum=signum)
+    if is_first and not _counts_as_second(state, event.signum):
+        return state, []
+    if len(state.signals) > 2:
+        if state.nodes is not None:  # wait for no decision
+            state = replace(state, nodes=replace(state.nodes, link=Link.CUT_OFF))
+        return _kill(state, event.at_ns)
+    grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
+    deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)
+    return replace(state, deadline_ns=deadline_ns), [WakeAt(at_ns=deadline_ns)]
+
+
+def _counts_as_second(state: State, signum: int) -> bool:
+    """Return whether a first signal that finds the ranks already stopping counts as the second.
+
+    SIGINT and SIGPIPE do: somebody is waiting, or nobody reads the output. Other signals do not, as
+    schedulers send them to all launchers, and another node may have received its own first.
+    """
+    was_signalled_elsewhere = state.nodes is not None and state.nodes.signum == signum
+    return signum in _IMPATIENT and not was_signalled_elsewhere
+
+
+def _end_if_unstarted(
+    state: State, actions: list[Action], at_ns: int, *, was_stopping: bool
+) -> Transition:
+    """End at a signal if no rank has started, or is left, as there is nothing to wait for."""
     nodes = state.nodes
-    if nodes is not None and len(state.signals) > 2:
-        state = replace(state, nodes=replace(nodes, link=Link.CUT_OFF))
-    elif nodes is not None and nodes.is_cleared and nodes.awaits_decision:
+    if nodes is not None and nodes.is_cleared and nodes.awaits_decision:
         if nodes.may_end_alone and was_stopping:
-            return leave(state, nodes, actions, event.at_ns)
+            return leave(state, nodes, actions, at_ns)
         return state, actions  # the coordinator stops the others, and decides once they are cleared
     if state.alive or state.phase in (Phase.ENDING, Phase.OVER):
         return state, actions
-    # No rank has started, so there is nothing to wait for.
     reports: list[Action] = [action for action in actions if isinstance(action, Report)]
     return replace(state, phase=Phase.ENDING), [*reports, EndZygote(by_force=True)]
 
