@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,15 @@ _WATCHDOG = "Watchdog caught collective operation timeout"
 """Printed by torch before it aborts a rank whose NCCL collective takes too long."""
 
 
+class _Explain(Enum):
+    """What to print about the collectives in which ranks are, once they have answered."""
+
+    NOTHING = auto()
+    CONFLICTS = auto()
+    """Only calls that contradict each other."""
+    ALL = auto()
+
+
 class Monitor:
     """Requests the stacks and collectives of ranks, also when the watchdog finds a problem.
 
@@ -78,10 +88,7 @@ class Monitor:
             cpu_seconds=cpu_seconds_of_trees,
         )
         reactor.on_skip(self.watchdog.skip)
-        self._must_explain = False
-        """Whether to print in which collectives ranks are, once they have answered."""
-        self._only_conflicts = False
-        """Whether to print that only if their calls contradict each other."""
+        self._to_explain = _Explain.NOTHING
         self._after_answers: list[Callable[[], None]] = []
         self.why = ""
         """Who waits in which collective in this generation, if ranks were asked."""
@@ -100,7 +107,8 @@ class Monitor:
 
     def begin(self) -> None:
         """Prepare for a new generation of ranks."""
-        self._then, self._must_explain, self.why, self.explained_rank = None, False, "", None
+        self._then, self._to_explain = None, _Explain.NOTHING
+        self.why, self.explained_rank = "", None
         self._after_answers.clear()
         self.collectives.begin()
         self.watchdog.begin()
@@ -133,7 +141,7 @@ class Monitor:
         pids = {rank: pid for rank, pid in self._state.alive.items() if rank != except_rank}
         is_starting = any(known.pid is None for known in self._state.ranks.values())
         self._console.note(why)
-        self._must_explain, self._only_conflicts = True, False
+        self._to_explain = _Explain.ALL
         self.stacks.ask({**pids, ZYGOTE: self._zygote_pid()} if is_starting else pids)
         self.collectives.ask(pids)
         if self._plan.device_type == "cuda":
@@ -157,10 +165,10 @@ class Monitor:
         is_late = timed_out(event.message, event.traceback)
         if was_stopping:  # too late to ask
             if self.explained_rank is not None and not self.why and is_late:
-                self._must_explain, self._only_conflicts = True, False
+                self._to_explain = _Explain.ALL
                 self._conclude()
             return
-        if not self._state.alive.keys() - {event.rank} or self._must_explain:
+        if not self._state.alive.keys() - {event.rank} or self._to_explain is not _Explain.NOTHING:
             return
         if is_late:
             self.explained_rank = event.rank
@@ -171,7 +179,7 @@ class Monitor:
 
     def on_aborted(self, rank: int, last_lines: Iterable[str]) -> None:
         """Find out the same for a rank that native code has aborted."""
-        if not self._state.alive or self._must_explain:
+        if not self._state.alive or self._to_explain is not _Explain.NOTHING:
             return
         self.explained_rank = rank
         if any(_WATCHDOG in line for line in last_lines):
@@ -181,7 +189,7 @@ class Monitor:
 
     def _ask_quietly(self, failed: int) -> None:
         """Ask the other ranks, and print only calls that contradict each other."""
-        self._must_explain, self._only_conflicts = True, True
+        self._to_explain = _Explain.CONFLICTS
         others = {rank: pid for rank, pid in self._state.alive.items() if rank != failed}
         self.collectives.ask(others, soon=True)
         self._conclude()
@@ -216,9 +224,9 @@ class Monitor:
         asked = self.collectives.is_under_way or self._nccl.is_under_way
         if self.stacks.awaits_answers or asked:
             return
-        if self._must_explain:
-            self._must_explain = False
-            self._print_collectives()
+        if self._to_explain is not _Explain.NOTHING:
+            self._print_collectives(only_conflicts=self._to_explain is _Explain.CONFLICTS)
+            self._to_explain = _Explain.NOTHING
         while self._after_answers:
             self._after_answers.pop(0)()
         if self._then is not None and not self.stacks.is_under_way:
@@ -226,9 +234,9 @@ class Monitor:
             then = replace(then, why=self.why) if isinstance(then, Hung) else then
             self._emit(replace(then, at_ns=time.monotonic_ns()))
 
-    def _print_collectives(self) -> None:
+    def _print_collectives(self, *, only_conflicts: bool) -> None:
         found = self._find(self.calls, self._state.ranks)
-        if self._only_conflicts:
+        if only_conflicts:
             found = [finding for finding in found if not finding.severity]
         self.why = found[0].summary if found else ""
         self._print_findings(found)
