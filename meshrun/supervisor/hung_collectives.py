@@ -7,7 +7,7 @@ for that rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -119,39 +119,57 @@ def _examine(
     places: Mapping[int, str],
     describe_silent: Callable[[int], str],
 ) -> Finding:
-    under_way = {
-        rank: call for rank, group in members.items() if (call := _under_way(group)) is not None
-    }
-    latest = max(call.number for call in under_way.values())
-    absent = [
-        rank
-        for rank, group in members.items()
-        if rank not in under_way and (not group.calls or group.calls[-1].number < latest)
-    ]
-    silent = _sets_by_size({rank: describe_silent(rank) for rank in ranks if rank not in members})
-    details = [*_at_calls(under_way, places), *_absent(absent, waiting, places)]
-    for why, those in silent.items():
-        where = sorted({places[rank] for rank in those if rank in places})
-        at = f", {where[0]}" if where else ""
-        details.append(f"{_ranks(those)}: {_agree(those, why)}{at}")
+    """Return why a group hangs, of whose ``ranks`` those in ``members`` have answered."""
     if (found := _contradiction(members)) is not None:
         text, number = found
         calls = {rank: call for rank, group in members.items() for call in _numbered(group, number)}
         return Finding(0, f"in {name}, {text}", tuple(_at_calls(calls, places)))
-    call = next(call for call in under_way.values() if call.number == latest)
-    behind = [rank for rank, each in under_way.items() if each.number < latest]
-    in_it = [rank for rank in under_way if rank not in behind]
-    wait = f"{_ranks(in_it)} {_agree(in_it, 'waits')} in {_named(call)}"
-    late = sorted(absent + behind)
-    if not late and silent:
-        missing = [f"{_ranks(those)} {_agree(those, why)}" for why, those in silent.items()]
-        summary = f"in {name}, {wait}, and {', and '.join(missing)}"
-    elif not late:
-        summary = f"in {name}, every rank is in {_named(call)}, which does not complete"
-    else:
-        summary = f"in {name}, {wait}, which {_ranks(late)} {_agree(late, 'has')} not called"
+    under_way = {
+        rank: call for rank, group in members.items() if (call := _under_way(group)) is not None
+    }
+    latest = max(under_way.values(), key=lambda call: call.number)
+    absent = [
+        rank
+        for rank, group in members.items()
+        if rank not in under_way and (not group.calls or group.calls[-1].number < latest.number)
+    ]
+    silent = _sets_by_size({rank: describe_silent(rank) for rank in ranks if rank not in members})
     is_elsewhere = any(rank in waiting for rank in absent)
-    return Finding(2 if is_elsewhere else 1, summary, tuple(details))
+    return Finding(
+        2 if is_elsewhere else 1,
+        f"in {name}, {_describe_wait(latest, under_way, absent, silent)}",
+        (
+            *_at_calls(under_way, places),
+            *_absent(absent, waiting, places),
+            *_silent(silent, places),
+        ),
+    )
+
+
+def _describe_wait(
+    latest: Call,
+    under_way: Mapping[int, Call],
+    absent: Sequence[int],
+    silent: Mapping[str, Sequence[int]],
+) -> str:
+    """Return which ranks wait in a group's latest call, and for whom."""
+    behind = [rank for rank, call in under_way.items() if call.number < latest.number]
+    in_it = [rank for rank in under_way if rank not in behind]
+    wait = f"{_ranks(in_it)} {_agree(in_it, 'waits')} in {_named(latest)}"
+    if late := sorted([*absent, *behind]):
+        return f"{wait}, which {_ranks(late)} {_agree(late, 'has')} not called"
+    if silent:
+        missing = [f"{_ranks(those)} {_agree(those, why)}" for why, those in silent.items()]
+        return f"{wait}, and {', and '.join(missing)}"
+    return f"every rank is in {_named(latest)}, which does not complete"
+
+
+def _silent(silent: Mapping[str, Sequence[int]], places: Mapping[int, str]) -> Iterator[str]:
+    """Yield a line for each reason for which ranks have not answered."""
+    for why, those in silent.items():
+        where = sorted({places[rank] for rank in those if rank in places})
+        at = f", {where[0]}" if where else ""
+        yield f"{_ranks(those)}: {_agree(those, why)}{at}"
 
 
 def _at_calls(calls: Mapping[int, Call], places: Mapping[int, str]) -> list[str]:
