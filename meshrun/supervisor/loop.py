@@ -138,14 +138,7 @@ class Loop:
         self._watchers = (self._stopwatch, *watchers)
         self._initial_plan = plan
         """The plan before the nodes met, to be completed each time they meet."""
-        ranks = plan.layout.ranks_of_node(plan.node_rank)
-        self.state = State(
-            shutdown_timeout_s=plan.request.shutdown_timeout_s,
-            max_restarts=plan.request.max_restarts,
-            sigterm_repeats=plan.request.sigterm_repeats,
-            ranks={rank: RankState() for rank in ranks},
-            nodes=None if meet is None else NodesState(is_elastic=plan.is_elastic),
-        )
+        self.state = _initial_state(plan, has_other_nodes=meet is not None)
         self._reactor = Reactor()
         self._pause = Pause(
             self._reactor,
@@ -178,21 +171,17 @@ class Loop:
         self._wake = self._reactor.call_at(
             None, lambda: self._handle(TimePassed(at_ns=time.monotonic_ns()))
         )
+        """The next time that the state machine asked for."""
         self._was_continued = False
+        """Whether this process was stopped and continued since the last turn."""
         self._signalled_ns = self._ended_ns = 0
+        """When the first signal stopped the launch, and when its ranks had ended; 0 before."""
         self._noted_malformed_report = False
         self._slow_readers = SlowReaders(console, self._reactor)
         self._earlier_children = frozenset(list_children())
+        """Children of whatever this process was before, which are not ours to end."""
         become_subreaper()
-        # Before the first process is started.
-        self._signals = SignalQueue(
-            (
-                *plan.request.stop_signals,
-                *([signal.SIGTSTP] if self._terminal.rank is None else []),
-            ),
-            even_if_ignored=plan.request.stop_even_if_ignored,
-            always=(signal.SIGQUIT, signal.SIGCONT, *plan.request.forwarded_signals),
-        )
+        self._signals = self._catch_signals()  # before the first process is started
         self._reactor.add_reader(self._signals, self._on_signals)
         if process_name(parent := os.getppid()) == _STEP_DAEMON:
             self._reactor.every(_CHECK_PARENT_S, partial(self._check_parent, parent))
@@ -214,6 +203,15 @@ class Loop:
             self._note_met(facts)
         self._nodes = None if meet is None else self._meet(meet)
         self._set_up_turn()
+
+    def _catch_signals(self) -> SignalQueue:
+        request = self._initial_plan.request
+        suspends = [signal.SIGTSTP] if self._terminal.rank is None else []
+        return SignalQueue(
+            (*request.stop_signals, *suspends),
+            even_if_ignored=request.stop_even_if_ignored,
+            always=(signal.SIGQUIT, signal.SIGCONT, *request.forwarded_signals),
+        )
 
     def _meet(self, meet: Meet) -> Nodes:
         note, negotiate = self._console.note, self._processes.send
@@ -390,15 +388,23 @@ class Loop:
             self._on_reports()  # what ranks reported before their end comes first
         if isinstance(message, RankStarted | StartFailed):
             self._try_to_start(self._processes.start_next)
-        if isinstance(message, RankExited):
-            raised = self.state.ranks[message.rank].raised
-            if (raised := self._processes.match_error_file(message, raised)) is not None:
-                self._handle(raised)
-            if message.wait_status:
-                self._exclude_if_unfit(message)
+        if isinstance(message, RankExited) and message.wait_status:
+            self._match_error_file(message)
+            self._exclude_if_unfit(message)
         if isinstance(message, StoreEnded):
             message = replace(message, why=self._why_killed(message.wait_status))
         self._handle(message)
+
+    def _match_error_file(self, event: RankExited) -> None:
+        """Write the exception that a failed rank reported to its error file, or take it from there.
+
+        A rank that is a command reports nothing, but may be a Python program that uses ``@record``.
+        """
+        raised = self.state.ranks[event.rank].raised
+        if raised is not None:
+            self._processes.write_error_file(event, raised)
+        elif (found := self._processes.read_error_file(event)) is not None:
+            self._handle(found)
 
     def _why_killed(self, wait_status: int) -> str | None:
         is_killed = split_wait_status(wait_status)[1] == signal.SIGKILL
@@ -614,3 +620,14 @@ class Loop:
         self._processes.start_zygote(without_torch=without_torch)
         if self._nodes is not None:
             self._nodes.peers.start_negotiation()
+
+
+def _initial_state(plan: LaunchPlan, *, has_other_nodes: bool) -> State:
+    request = plan.request
+    return State(
+        shutdown_timeout_s=request.shutdown_timeout_s,
+        max_restarts=request.max_restarts,
+        sigterm_repeats=request.sigterm_repeats,
+        ranks={rank: RankState() for rank in plan.layout.ranks_of_node(plan.node_rank)},
+        nodes=NodesState(is_elastic=plan.is_elastic) if has_other_nodes else None,
+    )

@@ -241,23 +241,27 @@ class Processes:
         if by_force:
             self.zygote.process.kill()
 
-    def match_error_file(self, event: RankExited, raised: RankRaised | None) -> RankRaised | None:
-        """Read an exception from the rank's error file, or write what the rank reported."""
-        files = self._folder.files(self._generation, self.ranks[event.rank].local_rank)
-        if event.wait_status == 0 or not files.error_file:
+    def read_error_file(self, event: RankExited) -> RankRaised | None:
+        """Return the exception that ended a rank, if it is in the file that ``@record`` writes."""
+        is_ours = self.plan.program.kind != "command"
+        if is_ours and event.wait_status != _UNCAUGHT:  # a child's, or one that was handled
             return None
-        if raised is None:
-            is_ours = self.plan.program.kind != "command"
-            if is_ours and event.wait_status != _UNCAUGHT:  # a child's, or one that was handled
-                return None
-            return read_record(files.error_file, event.rank, self._folder.open)
+        path = self._error_file(event.rank)
+        return read_record(path, event.rank, self._folder.open) if path else None
+
+    def write_error_file(self, event: RankExited, raised: RankRaised) -> None:
+        """Write a reported exception to the error file, and to the log if it was not shown."""
+        if not (path := self._error_file(event.rank)):
+            return
         exit_code = os.waitstatus_to_exitcode(event.wait_status)
-        write_record(files.error_file, raised, exit_code, self._folder.open)
+        write_record(path, raised, exit_code, self._folder.open)
         if not raised.shown:
             is_bare = self.plan.request.console.prefix != "mesh"
             text = raised.traceback
             self._output.log(event.rank, as_torch_prints(text, event.rank) if is_bare else text)
-        return None
+
+    def _error_file(self, rank: int) -> str:
+        return self._folder.files(self._generation, self.ranks[rank].local_rank).error_file
 
     def leave_warm_server(self) -> None:
         """Leave a warm server for the next run, if the user asked for it."""
