@@ -28,6 +28,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult
 from meshrun.protocol.step_end import report_end
+from meshrun.report.failure import render_failure
 from meshrun.report.result_json import leave_report
 from meshrun.report.timings import render_timings
 from meshrun.supervisor.program_file import read_source
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from meshrun.cluster import ClusterFacts
     from meshrun.plan.plan import LaunchPlan
     from meshrun.protocol.caller import Invocation
+    from meshrun.report.progress import StartProgress
 
 
 _MIN_DESCRIPTORS = 64
@@ -216,7 +218,6 @@ def _launch_here(
     """Launch the ranks of this node; return the exit code, or end by the signal that ended them."""
     from meshrun import app
     from meshrun.console.console import Console
-    from meshrun.report.failure import render_failure
     from meshrun.report.progress import StartProgress
 
     if invocation.hosts_present:
@@ -229,8 +230,8 @@ def _launch_here(
         return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
     plan = app.plan_or_decline(request, cluster)
     set_title("launcher", *sys.argv[1:])
-    quiet, console = invocation.is_quiet, Console(is_json=plan.request.console.is_json)
-    progress = StartProgress(plan, console, quiet=quiet)
+    console = Console(is_json=plan.request.console.is_json)
+    progress = StartProgress(plan, console, quiet=invocation.is_quiet)
     all_are_started = invocation.hosts_present or _scheduler_starts_all(cluster, request)
     result = app.launch(
         plan,
@@ -240,7 +241,21 @@ def _launch_here(
         join_command=None if all_are_started else command_for_others(line),
         caller=invocation.caller,
     )
-    if options.timings and not quiet:
+    _report(request, options, invocation, result, progress)
+    if plan.is_elastic and _is_later_task(cluster):
+        return 0  # srun returns the worst code of all nodes; the first node's is the launch's
+    return _end_with(request, result)
+
+
+def _report(
+    request: LaunchRequest,
+    options: Options,
+    invocation: Invocation,
+    result: LaunchResult,
+    progress: StartProgress,
+) -> None:
+    """Report the end of a launch to the user, to a file, and to the process that runs srun."""
+    if options.timings and not invocation.is_quiet:
         say(render_timings(result.timings))
     # Nodes that share a file system share the report, and the first node knows the most.
     if options.report is not None and (
@@ -254,9 +269,6 @@ def _launch_here(
     if invocation.step and not invocation.is_first_task:
         code, is_over = _code_for_shell(request, result), bool(result.elsewhere)
         report_end(invocation.step, code, is_first=False, is_over=is_over)
-    if plan.is_elastic and _is_later_task(cluster):
-        return 0  # srun returns the worst code of all nodes; the first node's is the launch's
-    return _end_with(request, result)
 
 
 def _is_reported_elsewhere(result: LaunchResult, plan: LaunchPlan, invocation: Invocation) -> bool:
