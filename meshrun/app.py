@@ -10,6 +10,7 @@ nodes, and the console shows what the ranks print. ``supervisor/loop.py`` runs a
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +18,13 @@ from typing import TYPE_CHECKING
 
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import detect_here, is_rank, with_starter
-from meshrun.errors import MeshrunError, UsageError
+from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.cores import count_cores
 from meshrun.host.detect_host import detect_host
+from meshrun.host.exclusion import node_name
 from meshrun.host.machine import HostFacts
 from meshrun.host.outside_devices import count_with_torch
+from meshrun.host.stderr import note
 from meshrun.plan.nic_affinity import note_no_nics
 from meshrun.plan.plan import LaunchPlan, build_plan, depends_on_count, depends_on_gpus
 from meshrun.plan.rendezvous_config import check_backend
@@ -120,14 +123,35 @@ def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> Lau
         HostError: If ``--check-gpus`` found a faulty GPU.
         NodeExcludedError: If this node has failed too often.
     """
-    from meshrun.report.check_node import check_node
-
     try:
         planned = plan(request, cluster=cluster)
-        check_node(planned)
+        _check_node(planned)
         return planned
     except MeshrunError as error:
         decline(request, error)
+        raise
+
+
+def _check_node(plan: LaunchPlan) -> None:
+    """Check that this node is fit for ranks, as far as options request it."""
+    request = plan.request
+    path, most = request.node_history, request.max_node_failures
+    if path is not None and most is not None:
+        from meshrun.report.node_history import check_own_history
+
+        check_own_history(path, most)
+    if not request.check_gpus:
+        return
+    from meshrun.supervisor.check_gpus import examine_gpus
+
+    try:
+        examine_gpus(plan, note)
+    except HostError as error:
+        if path is not None:
+            from meshrun.report.node_history import record_failure
+
+            run_id = request.rendezvous.run_id or ""
+            record_failure(path, node_name(os.environ), run_id, error.message, note)
         raise
 
 

@@ -187,8 +187,8 @@ def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterato
 def _show_plan(request: LaunchRequest, options: Options) -> None:
     """Print what would be started."""
     from meshrun import app
-    from meshrun.report.check_node import check_gpus
     from meshrun.report.plan_output import print_plan
+    from meshrun.supervisor.check_gpus import examine_gpus
 
     request, cluster = app.ask_cluster(request)
     check_hosts(request, options)
@@ -205,7 +205,8 @@ def _show_plan(request: LaunchRequest, options: Options) -> None:
         color_dim=options.color_dim,
         rank=options.rank,
     )
-    check_gpus(plan)
+    if request.check_gpus:
+        examine_gpus(plan, note)
 
 
 def _launch_here(

@@ -1,4 +1,4 @@
-"""Checks the GPUs of this node before ranks are started on them."""
+"""``--check-gpus``: checks the GPUs of this node before ranks are started on them."""
 
 from __future__ import annotations
 
