@@ -23,12 +23,12 @@ def main(_known_at_start: object = None) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.set_threshold(_FEW_COLLECTIONS)
     from meshrun.cli.command import run_command_line
-    from meshrun.protocol.caller import Invocation
+    from meshrun.protocol.caller import HOSTS_PRESENT, PARENT_PID, Invocation
 
-    present, _, mark = os.environ.pop("MESHRUN_HOSTS_PRESENT", "").partition(" ")
+    present, _, quiet = os.environ.pop(HOSTS_PRESENT, "").partition(" ")
     step, is_first_task = os.environ.pop("MESHRUN_STEP", ""), os.environ.get("SLURM_PROCID") == "0"
     caller = None
-    if "MESHRUN_PARENT_PID" in os.environ:
+    if PARENT_PID in os.environ:
         from meshrun.api.launch import serve_caller
 
         caller = serve_caller()
@@ -36,7 +36,7 @@ def main(_known_at_start: object = None) -> None:
         run_command_line(Invocation(_BEGAN_NS, step=step, is_first_task=is_first_task))
     known, report_error = caller
     invocation = Invocation(
-        _BEGAN_NS, hosts_present=int(present or 0), is_quiet=bool(mark), caller=known
+        _BEGAN_NS, hosts_present=int(present or 0), is_quiet=bool(quiet), caller=known
     )
     run_command_line(invocation, report_error=report_error)
 

@@ -17,6 +17,8 @@ MET = "met"
 """A file in that folder once all nodes have joined: node 0 then passes signals on to the others."""
 WHY = "why"
 """A file in that folder with the reason for the parent's next signal to the launcher."""
+HOSTS_PRESENT = "MESHRUN_HOSTS_PRESENT"
+"""How many hosts of a ``--hosts`` launch run ranks at its start; then `` quiet`` on all but one."""
 
 _MARK = "\x1e"
 _END_OF_CALL = re.compile(f"{_MARK}([0-9]{{1,18}}){_MARK}")

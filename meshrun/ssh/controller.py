@@ -17,6 +17,7 @@ from meshrun.errors import InternalError, MeshrunError, NodeExcludedError
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Timer
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.caller import HOSTS_PRESENT
 from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLauncher
 from meshrun.ssh.connect import Connector, Stopped
@@ -158,14 +159,14 @@ class Controller:
     def _start_on(
         self, session: HostSession, place: Sequence[str] = (), *, is_first: bool = False
     ) -> None:
-        suffix = "" if is_first else " told"
+        quiet = "" if is_first else " quiet"
         session.send(
             StartLauncher(
                 words=[*self._rendezvous, *self._workers_on(session), *place, *self._words],
                 env={
                     **self._env,
                     **devices_of(session.host),
-                    "MESHRUN_HOSTS_PRESENT": f"{self._present}{suffix}",
+                    HOSTS_PRESENT: f"{self._present}{quiet}",
                 },
                 listens=session.endpoint is not None,
             )

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from meshrun.errors import UsageError
 from meshrun.host.visibility import CUDA, XPU
 from meshrun.plan.hostfile import Host
+from meshrun.protocol.caller import HOSTS_PRESENT
 
 EXPORTED = (
     *("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "VIRTUAL_ENV", "CONDA_PREFIX"),
@@ -20,7 +21,7 @@ EXPORTED = (
 _OWN = (
     *("MESHRUN_HOSTS", "MESHRUN_HOSTFILE", "MESHRUN_INCLUDE", "MESHRUN_EXCLUDE", "MESHRUN_SSH"),
     *("MESHRUN_EXPORT", "MESHRUN_CONNECT_TIMEOUT", "MESHRUN_REPORT", "MESHRUN_PARENT_*"),
-    *("MESHRUN_SECRET_FILE", "MESHRUN_LISTENER", "MESHRUN_HOSTS_PRESENT"),
+    *("MESHRUN_SECRET_FILE", "MESHRUN_LISTENER", HOSTS_PRESENT),
     *("PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE"),
     *("SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*", "MPI_LOCAL*", "HYDRA_*", "MV2_*"),
     *("PALS_*", "FLUX_*", "JSM_*", "LSB_*", "PBS_*", "PE_HOSTFILE"),
