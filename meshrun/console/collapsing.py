@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 
-from meshrun.console.collapse import Collapser, Group
 from meshrun.console.console import Console
+from meshrun.console.line_merger import Group, LineMerger
 from meshrun.console.lines import LineAssembler, Piece
 from meshrun.layout.labels import merged_label
 from meshrun.plan.plan import LaunchPlan
@@ -23,28 +23,28 @@ class Collapsing:
         self._console = console
         self._name_ranks = name_ranks
         self._ranks = ranks
-        self._collapsers: dict[bool, Collapser] = {}
+        self._mergers: dict[bool, LineMerger] = {}
         self._lines: dict[tuple[int, bool], LineAssembler] = {}
         self.begin_generation()
 
     def begin_generation(self) -> None:
         """Print what waits, and expect output from all ranks again."""
         self.flush()
-        self._collapsers = {False: Collapser(self._ranks), True: Collapser(self._ranks)}
+        self._mergers = {False: LineMerger(self._ranks), True: LineMerger(self._ranks)}
 
     def feed(self, rank: int, to_stderr: bool, data: bytes) -> None:
         """Take the next bytes of a rank's stream; ``b""`` is its end."""
         lines = self._lines.setdefault((rank, to_stderr), LineAssembler())
         self._add(rank, to_stderr, lines.feed(data) if data else lines.finish())
         if not data:
-            self._show(self._collapsers[to_stderr].leave(rank), to_stderr)
+            self._show(self._mergers[to_stderr].leave(rank), to_stderr)
 
     def _add(self, rank: int, to_stderr: bool, pieces: list[Piece]) -> None:
         now_ns = time.monotonic_ns()
         for piece in pieces:
             if not piece.is_state:
                 printed = piece.text.removesuffix(b"\n").split(b"\n")
-                self._show(self._collapsers[to_stderr].add(rank, printed, now_ns), to_stderr)
+                self._show(self._mergers[to_stderr].add(rank, printed, now_ns), to_stderr)
 
     def end_lines(self) -> None:
         """Print everything, including lines that have not ended."""
@@ -54,29 +54,29 @@ class Collapsing:
 
     def begin(self) -> None:
         """Note that a rank begins."""
-        for collapser in self._collapsers.values():
-            collapser.begin(time.monotonic_ns())
+        for merger in self._mergers.values():
+            merger.begin(time.monotonic_ns())
 
     def is_ahead(self, rank: int, to_stderr: bool) -> bool:
         """Return whether a rank must not be read while others catch up."""
-        return self._collapsers[to_stderr].is_ahead(rank, time.monotonic_ns())
+        return self._mergers[to_stderr].is_ahead(rank, time.monotonic_ns())
 
     @property
     def next_due_ns(self) -> int | None:
         """When :meth:`show_due` has something to do, or ``None``."""
-        times = [collapser.next_due_ns for collapser in self._collapsers.values()]
+        times = [merger.next_due_ns for merger in self._mergers.values()]
         return min((at for at in times if at is not None), default=None)
 
     def show_due(self) -> None:
         """Print the lines that have waited long enough."""
         now_ns = time.monotonic_ns()
-        for to_stderr, collapser in self._collapsers.items():
-            self._show(collapser.due(now_ns), to_stderr)
+        for to_stderr, merger in self._mergers.items():
+            self._show(merger.due(now_ns), to_stderr)
 
     def flush(self) -> None:
         """Print all waiting lines."""
-        for to_stderr, collapser in self._collapsers.items():
-            self._show(collapser.flush(), to_stderr)
+        for to_stderr, merger in self._mergers.items():
+            self._show(merger.flush(), to_stderr)
 
     def _show(self, groups: list[Group], to_stderr: bool) -> None:
         if groups:

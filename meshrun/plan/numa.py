@@ -19,7 +19,7 @@ BindingMode = Literal["node", "socket", "exclusive", "core-complex"]
 BINDING_MODES: tuple[BindingMode, ...] = ("node", "socket", "exclusive", "core-complex")
 
 
-def bind_cpus(
+def choose_cpus(
     mode: BindingMode, topology: Topology, *, local_rank: int, nproc: int
 ) -> tuple[int, ...]:
     """Return the logical CPUs that a local rank may run on, in order.

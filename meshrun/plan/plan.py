@@ -15,7 +15,7 @@ from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, ranks_shown
 from meshrun.plan.device import COUNTED, DeviceChoice, choose_device, device_name
 from meshrun.plan.gpu_choice import check_enough, choose_gpus
-from meshrun.plan.numa import bind_cpus
+from meshrun.plan.numa import choose_cpus
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig, plan_rendezvous
 from meshrun.plan.request import ConsoleRequest, LaunchRequest, Rendezvous, StartMethod
@@ -419,7 +419,7 @@ def _bind(
         return None
     try:
         return tuple(
-            bind_cpus(mode, topology, local_rank=local_rank, nproc=workers)
+            choose_cpus(mode, topology, local_rank=local_rank, nproc=workers)
             for local_rank in range(workers)
         )
     except UsageError:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshrun.errors import UsageError
 from meshrun.host.machine import Cpu, Topology, parse_cpus
-from meshrun.plan.numa import BINDING_MODES, BindingMode, bind_cpus
+from meshrun.plan.numa import BINDING_MODES, BindingMode, choose_cpus
 from meshrun.wording import number_ranges
 from tests.machines import BIG, Machine, machines
 
@@ -47,7 +47,7 @@ def test_modes(mode: BindingMode, local_rank: int, cpus: str, tmp_path: Path) ->
     """Two sockets of two nodes of three caches each, and two accelerators per node."""
     BIG.write(tmp_path)
 
-    bound = bind_cpus(mode, BIG.read(tmp_path), local_rank=local_rank, nproc=8)
+    bound = choose_cpus(mode, BIG.read(tmp_path), local_rank=local_rank, nproc=8)
 
     assert number_ranges(bound) == cpus
 
@@ -63,7 +63,7 @@ def test_a_node_belongs_to_the_socket_of_its_lowest_cpu() -> None:
         accelerator_nodes=(0, 1),
     )
 
-    bound = [bind_cpus("socket", topology, local_rank=rank, nproc=2) for rank in range(2)]
+    bound = [choose_cpus("socket", topology, local_rank=rank, nproc=2) for rank in range(2)]
 
     assert bound == [(0, 1), (2,)]
 
@@ -87,7 +87,7 @@ def test_ranks_without_an_accelerator_are_spread(
     machine.write(tmp_path)
     topology = machine.read(tmp_path)
 
-    bound = [bind_cpus(mode, topology, local_rank=rank, nproc=nproc) for rank in range(nproc)]
+    bound = [choose_cpus(mode, topology, local_rank=rank, nproc=nproc) for rank in range(nproc)]
 
     assert [number_ranges(each) for each in bound] == cpus
 
@@ -98,7 +98,7 @@ def test_ranks_without_an_accelerator_share_the_node_of_those_with_one(tmp_path:
     machine.write(tmp_path)
     topology = machine.read(tmp_path)
 
-    bound = [bind_cpus("exclusive", topology, local_rank=rank, nproc=4) for rank in range(4)]
+    bound = [choose_cpus("exclusive", topology, local_rank=rank, nproc=4) for rank in range(4)]
 
     assert [number_ranges(each) for each in bound] == ["4", "5", "6", "7"]
 
@@ -108,7 +108,7 @@ def test_bound_cpus_are_allowed_and_near(topology: Topology, nproc: int, mode: B
     """On any machine, each rank gets CPUs of its accelerator's node or socket, in order."""
     for rank in range(nproc):
         try:
-            bound = bind_cpus(mode, topology, local_rank=rank, nproc=nproc)
+            bound = choose_cpus(mode, topology, local_rank=rank, nproc=nproc)
         except UsageError as error:
             assert error.hint
             continue
@@ -136,7 +136,8 @@ def test_exclusive_ranks_share_no_core(machine: Machine, nproc: int) -> None:
     topology = Topology(cpus=cpus, accelerator_nodes=machine.gpu_nodes)
     try:
         bound = [
-            bind_cpus("exclusive", topology, local_rank=rank, nproc=nproc) for rank in range(nproc)
+            choose_cpus("exclusive", topology, local_rank=rank, nproc=nproc)
+            for rank in range(nproc)
         ]
     except UsageError:
         return
@@ -157,7 +158,7 @@ def test_spread_is_even_and_contiguous(topology: Topology, nproc: int) -> None:
     topology = Topology(cpus=topology.cpus)
     node_of = {cpu.index: cpu.node for cpu in topology.cpus}
 
-    bound = [bind_cpus("node", topology, local_rank=rank, nproc=nproc) for rank in range(nproc)]
+    bound = [choose_cpus("node", topology, local_rank=rank, nproc=nproc) for rank in range(nproc)]
 
     homes = [node_of[each[0]] for each in bound]
     assert homes == sorted(homes)
@@ -176,7 +177,7 @@ def test_an_accelerator_on_a_node_without_usable_cpus_is_an_error() -> None:
     )
 
     with pytest.raises(UsageError) as caught:
-        bind_cpus("node", topology, local_rank=1, nproc=2)
+        choose_cpus("node", topology, local_rank=1, nproc=2)
     assert caught.value.message == (
         "--numa-binding node binds local rank 1 to NUMA node 3, where accelerator 1 is, but"
         " this process may only use 4 CPUs of NUMA nodes 0-1"
@@ -191,13 +192,13 @@ def test_fewer_cores_than_workers_is_an_error() -> None:
     )
 
     with pytest.raises(UsageError, match="NUMA node 0 has 2 for 3 workers") as caught:
-        bind_cpus("exclusive", topology, local_rank=0, nproc=3)
+        choose_cpus("exclusive", topology, local_rank=0, nproc=3)
     assert caught.value.hint == "use --numa-binding node to share the cores of a NUMA node"
 
 
 def test_a_machine_without_a_cpu_topology_is_an_error() -> None:
     with pytest.raises(UsageError, match="cannot read the CPU topology"):
-        bind_cpus("node", Topology(cpus=()), local_rank=0, nproc=1)
+        choose_cpus("node", Topology(cpus=()), local_rank=0, nproc=1)
 
 
 @pytest.mark.parametrize("local_rank", [-1, 2])
@@ -206,7 +207,7 @@ def test_a_rank_that_does_not_exist_is_a_value_error(local_rank: int) -> None:
     cpu = Cpu(index=0, node=0, socket=0, core=0, cache=0)
 
     with pytest.raises(ValueError, match=f"local rank {local_rank} is not one of 2"):
-        bind_cpus("node", Topology(cpus=(cpu,)), local_rank=local_rank, nproc=2)
+        choose_cpus("node", Topology(cpus=(cpu,)), local_rank=local_rank, nproc=2)
 
 
 # ---- lists of CPUs -----------------------------------------------------------------------------

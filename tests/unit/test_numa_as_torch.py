@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from meshrun.errors import UsageError
-from meshrun.plan.numa import BINDING_MODES, BindingMode, bind_cpus
+from meshrun.plan.numa import BINDING_MODES, BindingMode, choose_cpus
 from tests.machines import BIG, Machine, machines
 
 MACHINES = {
@@ -88,13 +88,13 @@ def check_against_torch(machine: Machine, sysfs: Path, monkeypatch: pytest.Monke
         gpus = len(machine.gpu_nodes)
         if chosen is not None:
             for nproc in {gpu + 1, gpus}:
-                assert bind_cpus(mode, topology, local_rank=gpu, nproc=nproc) == tuple(
+                assert choose_cpus(mode, topology, local_rank=gpu, nproc=nproc) == tuple(
                     sorted(chosen)
                 ), (mode, gpu, nproc)
             compared += 1
         elif mode != "socket":  # torch refuses if any node has no usable CPU
             with pytest.raises(UsageError):
-                bind_cpus(mode, topology, local_rank=gpu, nproc=gpus)
+                choose_cpus(mode, topology, local_rank=gpu, nproc=gpus)
     return compared
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from meshrun.host.machine import Cpu
 from meshrun.host.topology import read_topology
-from meshrun.plan.numa import bind_cpus
+from meshrun.plan.numa import choose_cpus
 from tests.machines import Machine, put
 
 # ---- reading a machine -------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_an_accelerator_of_unknown_node(sockets: int, node: int | None, tmp_path
     topology = machine.read(tmp_path)
 
     assert topology.accelerator_nodes == (node, node)
-    bound = [bind_cpus("node", topology, local_rank=rank, nproc=2) for rank in range(2)]
+    bound = [choose_cpus("node", topology, local_rank=rank, nproc=2) for rank in range(2)]
     assert [each[0] for each in bound] == ([0, 4] if sockets == 2 else [0, 0])
 
 

@@ -54,7 +54,7 @@ class _Entry:
 _place = attrgetter("place")
 
 
-class Collapser:
+class LineMerger:
     """Holds lines back for a moment, without changing the order of any rank's own lines.
 
     A new line joins the next equal line after everything that its rank has printed. If there is
