@@ -192,7 +192,7 @@ def launch(
 
     began_ns = began_ns or time.monotonic_ns()
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
-    listener = meet = None
+    listener = meeting = None
     with ExitStack() as stack:
         with declining(config := inherit_listener(plan.rendezvous)):
             check_program(plan.program)
@@ -200,9 +200,9 @@ def launch(
             if config is None:
                 listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
             else:
-                from meshrun.supervisor.join_nodes import meet_nodes
+                from meshrun.supervisor.join_nodes import prepare_meeting
 
-                meet = meet_nodes(plan, replace(config, join_command=join_command))
+                meeting = prepare_meeting(replace(config, join_command=join_command))
             folder = make_run_folder(plan, run_id)
             stack.callback(folder.close, went_well=False)
         loop = Loop(
@@ -213,7 +213,7 @@ def launch(
             console=console,
             watchers=watchers,
             began_ns=began_ns,
-            meet=meet,
+            meeting=meeting,
             caller=caller,
         )
         remove_stale_folders()  # while the zygote imports torch

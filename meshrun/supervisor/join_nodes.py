@@ -6,7 +6,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -32,7 +32,7 @@ from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.secret import find_secret, read_secret, secret_warnings
 from meshrun.rendezvous.store_access import addresses_to_name
 from meshrun.rendezvous.this_node import ThisNode
-from meshrun.supervisor.node_link import Linger, Meet, Nodes
+from meshrun.supervisor.node_link import Linger, Nodes
 from meshrun.supervisor.program_file import digest_program
 
 _MOST_ARGUMENTS = 200
@@ -41,35 +41,56 @@ _SHOWN = 80
 """Characters of an argument that an error shows."""
 
 
-def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
-    """Return a function that begins to meet the other nodes.
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where this node meets the others, and what only launchers of this launch know."""
+
+    config: RendezvousConfig
+    secret: bytes
+
+
+def prepare_meeting(config: RendezvousConfig) -> Meeting:
+    """Return what can be known before anything starts.
 
     Raises:
         HostError: If the secret's file cannot be read.
     """
     secret = find_secret(os.environ, config)
-    config = replace(config, is_secret=bool(read_secret(os.environ, config)))
+    return Meeting(replace(config, is_secret=bool(read_secret(os.environ, config))), secret)
 
-    def meet(
-        reactor: Reactor,
-        note: Callable[[str], None],
-        where: Callable[[str], None],
-        negotiate: Callable[[Negotiate], None],
-    ) -> Nodes:
-        for warning in secret_warnings(os.environ, config):
-            note(warning)
-        node = ThisNode(
-            config=config,
-            info=describe_node(plan, secret),
-            secret=secret,
-            hub=Hub(reactor, note),
-            where=where,
-            fit=partial(fit_nodes, plan.request),
-        )
-        peers = Peers(node, negotiate=negotiate, is_open=not config.is_secret)
-        return Nodes(peers, note, reactor, stay_s=config.node_timeout_s)
 
-    return meet
+def meet_nodes(
+    plan: LaunchPlan,
+    meeting: Meeting,
+    reactor: Reactor,
+    *,
+    note: Callable[[str], None],
+    where: Callable[[str], None],
+    negotiate: Callable[[Negotiate], None],
+) -> Nodes:
+    """Begin to meet the other nodes.
+
+    Args:
+        plan: What this node is about to start.
+        meeting: Where, and with which secret.
+        reactor: The loop's.
+        note: Prints a line.
+        where: Shows where the ranks of this node are, for a reason.
+        negotiate: Has the zygote begin torch's rendezvous.
+    """
+    config = meeting.config
+    for warning in secret_warnings(os.environ, config):
+        note(warning)
+    node = ThisNode(
+        config=config,
+        info=describe_node(plan, meeting.secret),
+        secret=meeting.secret,
+        hub=Hub(reactor, note),
+        where=where,
+        fit=partial(fit_nodes, plan.request),
+    )
+    peers = Peers(node, negotiate=negotiate, is_open=not config.is_secret)
+    return Nodes(peers, note, reactor, stay_s=config.node_timeout_s)
 
 
 def stay_to_decline(

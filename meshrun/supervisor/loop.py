@@ -93,7 +93,8 @@ from meshrun.supervisor.watcher import Watcher
 
 if TYPE_CHECKING:
     from meshrun.plan.rank_env import LaunchFacts
-    from meshrun.supervisor.node_link import Meet, Nodes
+    from meshrun.supervisor.join_nodes import Meeting
+    from meshrun.supervisor.node_link import Nodes
 
 _LATE_NS = 1_000_000_000
 """Longer than the delay with which a busy machine wakes this process."""
@@ -116,7 +117,7 @@ class Loop:
         store_listener: The store's socket on a single node; on several, the coordinator makes one.
         watchers: Follow the launch.
         began_ns: Monotonic time at which the user's wait began.
-        meet: Begins to meet the other nodes, if there are any.
+        meeting: Where this node meets the others, if there are any.
         caller: The program that started this launcher and controls it, if any.
     """
 
@@ -130,7 +131,7 @@ class Loop:
         console: Console,
         watchers: Sequence[Watcher],
         began_ns: int,
-        meet: Meet | None,
+        meeting: Meeting | None,
         caller: Caller | None,
     ) -> None:
         self._caller, self._console, self._folder = caller, console, folder
@@ -138,7 +139,7 @@ class Loop:
         self._watchers = (self._stopwatch, *watchers)
         self._initial_plan = plan
         """The plan before the nodes met, to be completed each time they meet."""
-        self.state = _initial_state(plan, has_other_nodes=meet is not None)
+        self.state = _initial_state(plan, has_other_nodes=meeting is not None)
         self._reactor = Reactor()
         self._pause = Pause(
             self._reactor,
@@ -199,9 +200,9 @@ class Loop:
             on_control=self._on_control,
             on_reports=self._on_reports,
         )
-        if meet is None:
+        if meeting is None:
             self._note_met(facts)
-        self._nodes = None if meet is None else self._meet(meet)
+        self._nodes = None if meeting is None else self._meet(meeting)
         self._set_up_turn()
 
     def _catch_signals(self) -> SignalQueue:
@@ -213,9 +214,17 @@ class Loop:
             always=(signal.SIGQUIT, signal.SIGCONT, *request.forwarded_signals),
         )
 
-    def _meet(self, meet: Meet) -> Nodes:
-        note, negotiate = self._console.note, self._processes.send
-        nodes = meet(self._reactor, note, self._monitor.ask, negotiate)
+    def _meet(self, meeting: Meeting) -> Nodes:
+        from meshrun.supervisor.join_nodes import meet_nodes  # not needed on a single node
+
+        nodes = meet_nodes(
+            self._initial_plan,
+            meeting,
+            self._reactor,
+            note=self._console.note,
+            where=self._monitor.ask,
+            negotiate=self._processes.send,
+        )
         self._monitor.watchdog.activity = nodes.peers.activity
         if self._monitor.stragglers is not None:
             self._monitor.stragglers.send_to_nodes = nodes.peers.send

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import TypeAlias
 
 from meshrun.errors import RendezvousError
 from meshrun.host.reactor import Reactor
@@ -17,20 +16,12 @@ from meshrun.lifecycle.state import State
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Evidence
-from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.messages import Begin, Cleared, Failed, Finished, Leave, Over, Where
 from meshrun.rendezvous.peers import Peers
 
 _SIGNALLED_STAY_S = 1.0
 _SILENT_STAY_S = 1.0
 """How long a node lingers before it prints a note."""
-
-
-Meet: TypeAlias = Callable[
-    [Reactor, Callable[[str], None], Callable[[str], None], Callable[[Negotiate], None]], "Nodes"
-]
-"""Begins to meet the other nodes. Its arguments are the loop's reactor, and functions that print a
-line, show where the ranks of this node are, and have the zygote begin torch's rendezvous."""
 
 
 class Linger:
