@@ -13,6 +13,7 @@ from typing import Any
 from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.sockets import listen_on
+from meshrun.layout import Layout
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
 from meshrun.protocol.events import GenerationAborted, NodeLost
@@ -379,20 +380,12 @@ class Coordinator:
         nodes, before = self._nodes, self._nodes.layout
         previous = {**before.to_dict(), "generation": generation - 1} if before else {}
         nodes.apply(choice)
-        numbers = choice.participants
-        runs = {number: nodes.infos[number].host for number in numbers}
+        runs = {number: nodes.infos[number].host for number in choice.participants}
         new = (nodes.infos[number] for number in runs if number not in self._ran)
         if note := note_different_arguments(nodes.infos[OWN], new):
             self._hub.note(note)
         if self._causes and self._config.is_elastic:
-            resize = Resize(
-                generation=generation,
-                left=tuple(host for number, host in self._ran.items() if number not in runs),
-                joined=tuple(host for number, host in runs.items() if number not in self._ran),
-                shapes=describe_shapes(before, choice.layout),
-                mesh=str(choice.layout.mesh) if choice.layout.mesh else "",
-                hosts=tuple(runs.values()),
-            )
+            resize = self._resize(generation, runs, before, choice.layout)
             self._causes[-1] = replace(self._causes[-1], resize=resize)
         self._ran = runs
         connections = {**self._connections, **self._spares}
@@ -401,18 +394,39 @@ class Coordinator:
         self._notified -= runs.keys()
         self._begin_round(generation)
         self._open_store()
-        if before is None and self._connections and not self._config.is_elastic:
-            self._reach = Reachability(self._address, self._hub)
-            first = next(iter(self._connections.values()))
-            info = nodes.infos[numbers[1]]
-            self._reach.probe(info.host, first.their_address, info.reach_port)
+        if before is None and not self._config.is_elastic:
+            self._probe_next_node()
         own = self._welcome(previous)
-        shared = SharedWelcome(own)
+        self._welcome_others(own)
+        self._hub.events.append(own.met(store_address=self._address, own_address=self._address))
+
+    def _resize(
+        self, generation: int, runs: Mapping[int, str], before: Layout | None, after: Layout
+    ) -> Resize:
+        """Return how the nodes that ran last differ from those that run now."""
+        return Resize(
+            generation=generation,
+            left=tuple(host for number, host in self._ran.items() if number not in runs),
+            joined=tuple(host for number, host in runs.items() if number not in self._ran),
+            shapes=describe_shapes(before, after),
+            mesh=str(after.mesh) if after.mesh else "",
+            hosts=tuple(runs.values()),
+        )
+
+    def _probe_next_node(self) -> None:
+        if self._connections:
+            number, connection = next(iter(self._connections.items()))
+            info = self._nodes.infos[number]
+            self._reach = Reachability(self._address, self._hub)
+            self._reach.probe(info.host, connection.their_address, info.reach_port)
+
+    def _welcome_others(self, own: Welcome) -> None:
+        """Send each other node its place, and the address of the node after it."""
+        shared, numbers = SharedWelcome(own), list(self._ran)
         for rank, number in enumerate(numbers):
             if number != OWN:
                 after = numbers[(rank + 1) % len(numbers)]
                 self._connections[number].send_text(shared.encode(rank, *self._port_of(after)))
-        self._hub.events.append(own.met(store_address=self._address, own_address=self._address))
 
     def _welcome(self, previous: dict[str, Any]) -> Welcome:
         """Return the Welcome for this node; that of the others differs only in their own place."""

@@ -128,6 +128,20 @@ class Membership:
         Raises:
             MeshrunError: If there are too few, or the mesh does not fit any number of them.
         """
+        order = self._in_order()
+        if len(order) < self.least:
+            raise MeshrunError(self.describe())
+        chosen = order[: self.most]
+        if self.least == self.most:  # all take part, even without ranks
+            layout = self.fit([self.infos[number] for number in chosen])
+        else:
+            chosen, layout = self._largest_fit(chosen)
+        taken = {*chosen}
+        spares = tuple(number for number in order if number not in taken)
+        return Choice(participants=tuple(chosen), spares=spares, layout=layout)
+
+    def _in_order(self) -> list[int]:
+        """Return all nodes: those in their places, spares in free places, and the other spares."""
         waiting = dict(self._spares)
         ranked: dict[int | None, int] = {}
         for spare in waiting:
@@ -140,14 +154,10 @@ class Membership:
                 meant = ranked.get(place, -1)
                 order.append(meant if meant in waiting else next(iter(waiting)))
                 del waiting[order[-1]]
-        order += waiting
-        if len(order) < self.least:
-            raise MeshrunError(self.describe())
-        chosen = order[: self.most]
-        if self.least == self.most:  # all take part, even without ranks
-            layout = self.fit([self.infos[number] for number in chosen])
-            spares = tuple(order[self.most :])
-            return Choice(participants=tuple(chosen), spares=spares, layout=layout)
+        return [*order, *waiting]
+
+    def _largest_fit(self, chosen: list[int]) -> tuple[list[int], Layout]:
+        """Return the first nodes, as many as the mesh can use, with its layout over them."""
         why: MeshrunError | None = None
         while chosen:
             try:
@@ -159,8 +169,7 @@ class Membership:
             counts = zip(chosen, layout.nproc_per_node, strict=True)
             used = [number for number, workers in counts if workers]
             if used == chosen:
-                spares = tuple(number for number in order if number not in chosen)
-                return Choice(participants=tuple(chosen), spares=spares, layout=layout)
+                return chosen, layout
             # The mesh needs fewer nodes; the first one is the coordinator, and stays.
             chosen = used if chosen[0] in used else chosen[: len(used)]
         raise why or MeshrunError(self.describe())
