@@ -319,7 +319,7 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.timeout(300)  # many commands, one after the other
-def test_every_error(folder: Path) -> None:
+def test_each_error_reads_like_this(folder: Path) -> None:
     """Bad input starts nothing; one error says what was requested, what was found, what to try."""
     ours = subprocess.run(
         [sys.executable, PROGRAMS / "in_turn.py"],
@@ -335,7 +335,7 @@ def test_every_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page(name: str, folder: Path) -> None:
+def test_a_page_reads_like_this(name: str, folder: Path) -> None:
     """A page of output on a terminal with 80 columns."""
     ours = run_meshrun(*PAGES[name])
 
@@ -345,7 +345,7 @@ def test_page(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_job(name: str, folder: Path) -> None:
+def test_a_job_reads_like_this(name: str, folder: Path) -> None:
     """What a scheduler is given, for people to read and keep."""
     (folder / "patch.yaml").write_text(_PATCH)
     variables = {"HF_TOKEN": "hf_secret", "HF_HOME": "/data/$cache"}
@@ -359,7 +359,7 @@ def test_job(name: str, folder: Path) -> None:
     assert max(len(line) for line in job.splitlines()) <= 100
 
 
-def test_plan_as_json(folder: Path) -> None:
+def test_a_plan_in_json_reads_like_this(folder: Path) -> None:
     """The machine-readable plan, whose schema is documented."""
     ours = run_meshrun("--mesh", "dp=2,tp=2", "--nnodes", "2", "-n", "--format", "json", "train.py")
     found = re.sub(r'"omp_num_threads": \d+', '"omp_num_threads": "[THREADS]"', ours.stdout)
@@ -367,7 +367,7 @@ def test_plan_as_json(folder: Path) -> None:
     compare("dry-run.json", found)
 
 
-def test_plan_as_a_picture(folder: Path) -> None:
+def test_a_picture_of_a_plan_looks_like_this(folder: Path) -> None:
     """The picture of 2 x 4 ranks on a node."""
     ours = run_meshrun("--mesh", "dp=2,tp=4", "-n", "--format", "svg", "train.py")
 

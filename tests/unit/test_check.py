@@ -92,7 +92,7 @@ def changed(found: Measured, rank: int, **values: object) -> Measured:
 LAYOUT = Layout.parse("dp=4,tp=2", nproc_per_node=(2, 2, 2, 2))
 
 
-def test_all_well() -> None:
+def test_equal_measurements_have_no_finding() -> None:
     found = measured(LAYOUT, {})
     assert evaluate(found).findings == []
     assert unpack(pack(found), Measured) == found
@@ -163,7 +163,9 @@ def test_ranks_that_share_cores_are_not_compared() -> None:
         (Layout.parse("dp=4", nproc_per_node=(1, 3)), [], []),
     ],
 )
-def test_a_picture(layout: Layout, slow: list[tuple[int, int]], drawn: list[str]) -> None:
+def test_a_picture_shows_links_and_dims(
+    layout: Layout, slow: list[tuple[int, int]], drawn: list[str]
+) -> None:
     """It maps the links and each dim, with every rank; what is slow is red."""
     found = measured(layout, {frozenset(pair): 1e8 for pair in slow})
     picture = ET.fromstring(render_check_svg(evaluate(found)))

@@ -73,7 +73,7 @@ def test_nothing_is_found_in_an_empty_environment() -> None:
     assert detect_cluster(Surroundings({"RANK": "0", "WORLD_SIZE": "2"}, hostname="here")) is None
 
 
-def test_a_task_of_a_slurm_step() -> None:
+def test_a_task_of_a_slurm_step_knows_its_node() -> None:
     """All numbers come from the step, and the port from its id."""
     assert detect(STEP) == ClusterFacts(
         system="Slurm",
@@ -114,7 +114,7 @@ def test_the_block_or_leaf_switch_of_a_slurm_node(address: str, pattern: str, do
     assert fit_to_cluster(request, replace(facts, task=None)).rendezvous.domain == domain
 
 
-def test_a_step_of_a_heterogeneous_job() -> None:
+def test_a_step_of_a_heterogeneous_job_numbers_nodes_by_component() -> None:
     """Slurm lists its nodes and their tasks by name, but numbers them by component."""
     facts = detect(HET_STEP)
     of_one = {"SLURM_NTASKS": "3", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "sl[0-1]",
@@ -132,7 +132,7 @@ def test_a_step_of_a_heterogeneous_job() -> None:
     assert shell.shell == "srun --het-group=0-1 --ntasks-per-node=1 meshrun ..."
 
 
-def test_several_tasks_on_a_slurm_node() -> None:
+def test_several_tasks_may_share_a_slurm_node() -> None:
     """Which of them this is, and how many the node has."""
     changed = {"SLURM_PROCID": "1", "SLURM_NODEID": "0", "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
     facts = detect({**STEP, **changed})
@@ -183,7 +183,7 @@ def test_a_step_started_in_a_shell_has_tasks() -> None:
     assert detect(env, terminal=True).shell is not None
 
 
-def test_a_process_of_mpirun() -> None:
+def test_a_process_of_mpirun_knows_its_node() -> None:
     """Its node follows from the ranks; mpirun supplies the coordinator's address and the secret."""
     assert detect(MPI) == ClusterFacts(
         system="Open MPI",
@@ -211,7 +211,7 @@ def test_a_process_of_mpirun() -> None:
         ((2, 0, 2, 5), "", (None, None, True)),
     ],
 )
-def test_the_node_of_a_process_of_mpirun(
+def test_the_node_of_a_process_of_mpirun_is_calculated(
     numbers: tuple[int, ...], nodes: str, expected: tuple[object, ...]
 ) -> None:
     """No variable has it, so it is calculated where possible."""
@@ -240,7 +240,7 @@ def test_the_innermost_system_counts() -> None:
     assert (in_a_pod.system, in_a_pod.notes) == ("SkyPilot", ())
 
 
-def test_a_node_of_skypilot() -> None:
+def test_a_node_of_skypilot_knows_all_addresses() -> None:
     """One process per node, with the addresses of all nodes."""
     facts = detect(SKY)
 
@@ -274,7 +274,7 @@ def test_a_node_of_skypilot() -> None:
         ({"JOB_COMPLETION_INDEX": "1"}, "other", ("Kubernetes Indexed Job", None, 1, (), None)),
     ],
 )  # fmt: skip
-def test_pods(env: dict[str, str], hostname: str, expected: tuple[object, ...]) -> None:
+def test_a_pod_is_a_node(env: dict[str, str], hostname: str, expected: tuple[object, ...]) -> None:
     """One launcher per pod, which knows only what the pod's environment says."""
     facts = detect(env, hostname)
 
@@ -298,7 +298,7 @@ def test_pods(env: dict[str, str], hostname: str, expected: tuple[object, ...]) 
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_one_process_per_node(
+def test_a_container_or_replica_is_a_node(
     env: dict[str, str], hostname: str, expected: tuple[object, ...]
 ) -> None:
     """In systems where each container or replica is a node."""
@@ -347,7 +347,7 @@ def test_a_host_is_found_among_those_of_a_job() -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_processes_of_launchers(
+def test_the_processes_of_other_launchers_are_on_nodes_by_their_counts(
     env: dict[str, str], hostname: str, expected: tuple[object, ...]
 ) -> None:
     """Their node follows from the counts, and the coordinator's host from the job around them."""
@@ -389,7 +389,7 @@ def test_a_script_knows_the_hosts_of_its_job(
 
 
 @pytest.mark.parametrize("env", [RAY_WORKER, RAY_JOB], ids=["worker", "job"])
-def test_a_process_of_ray(env: dict[str, str]) -> None:
+def test_a_process_of_ray_knows_no_nodes(env: dict[str, str]) -> None:
     """Ray sets no nodes. It is inside the system that started the cluster, except SkyPilot."""
     facts, in_a_step = detect(env), detect({**env, **STEP_OF_DAEMON})
 
@@ -437,7 +437,9 @@ def test_the_variables_that_were_read() -> None:
         (SKY, "x", ["SKYPILOT_NODE_RANK"]),
     ],
 )  # fmt: skip
-def test_half_of_the_variables(env: dict[str, str], hostname: str, names: list[str]) -> None:
+def test_half_of_the_variables_is_an_error(
+    env: dict[str, str], hostname: str, names: list[str]
+) -> None:
     """As when a container receives only some: an error names the missing one."""
     for name in names:
         with pytest.raises(UsageError, match=rf"set without .*{name}"):
@@ -481,7 +483,7 @@ def test_one_process_inside_several_is_reported() -> None:
     assert detect({**SALLOC, **alone}).system == "Open MPI"
 
 
-def test_slurm_in_pods_and_mpirun_in_slurm() -> None:
+def test_slurm_counts_in_pods_and_mpirun_in_slurm() -> None:
     """The innermost system counts; notes name the others."""
     in_pods = detect({**STEP, "JOB_COMPLETION_INDEX": "1", "KUBERNETES_SERVICE_HOST": "x"})
     in_slurm = detect({**HYDRA, **STEP})

@@ -340,7 +340,7 @@ def test_domains_of_one_size_are_written_as_that_size(nodes: int, size: int) -> 
         assert domains_of([str(node // size) for node in range(nodes)]) == domains
 
 
-def test_domains_that_nodes_report() -> None:
+def test_domains_are_runs_of_nodes_that_report_the_same() -> None:
     """A node that reports none is alone, and a domain with gaps counts as several."""
     assert domains_of(["a", "a", "b"]) == (2, 1)
     assert domains_of(["", "a", "a", "", ""]) == (1, 2, 1, 1)

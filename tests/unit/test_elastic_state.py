@@ -225,7 +225,7 @@ def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_history(name: str) -> None:
+def test_a_history_leads_to_these_actions(name: str) -> None:
     """The launch takes these actions and no others."""
     events, expected = HISTORIES[name]
 

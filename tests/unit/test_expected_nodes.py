@@ -102,7 +102,7 @@ def test_a_node_that_left_may_join_again() -> None:
         (info("c", 1), "b and c both have --node-rank 1"),
     ],
 )
-def test_an_impossible_rank(joining: Join, error: str) -> None:
+def test_an_impossible_rank_is_an_error(joining: Join, error: str) -> None:
     """The error names hosts and numbers."""
     with pytest.raises(UsageError, match=error):
         expected(3, info("b", 1), joining)

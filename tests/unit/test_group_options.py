@@ -22,7 +22,7 @@ def test_timeouts_have_units(text: str, expected: tuple[str, float]) -> None:
 
 
 @pytest.mark.parametrize("text", ["tp=-1", "tp=0", "m", "tp=", "=3s", "1y"])
-def test_an_invalid_timeout(text: str) -> None:
+def test_an_invalid_timeout_is_an_error(text: str) -> None:
     """Zero and negative ones too."""
     with pytest.raises(UsageError, match="--timeout"):
         parse_group_options([], [text], [])
@@ -62,7 +62,7 @@ def test_what_cannot_be_parsed(backends: list[str], settings: list[str]) -> None
     assert caught.value.hint
 
 
-def test_an_unknown_dim() -> None:
+def test_an_unknown_dim_is_an_error() -> None:
     """The hint names the dims of the mesh."""
     with pytest.raises(UsageError, match="--timeout: the mesh has no dim `pp`") as caught:
         parse_group_options([], ["pp=3s"], []).check_dims(["dp", "tp"])

@@ -95,7 +95,7 @@ def test_a_file_of_many_hosts_is_read_quickly() -> None:
     )
 
 
-def test_addresses_and_users() -> None:
+def test_an_address_or_a_user_is_part_of_the_destination() -> None:
     """ssh gets IPv6 addresses without brackets; a user is not part of the host's name."""
     hosts = parse_hosts("[fd00::1]:4, ada@[fe80::2%eth0] ,ada@c.example:2")
 
@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_parsed(text: str, error: str) -> None:
         ({"include": "a", "exclude": "b"}, "--include cannot be used with --exclude"),
     ],
 )
-def test_an_impossible_choice(choice: dict[str, str], error: str) -> None:
+def test_an_impossible_choice_is_an_error(choice: dict[str, str], error: str) -> None:
     """The error names the option and the host."""
     with pytest.raises(UsageError) as caught:
         choose_hosts(parse_hosts("a:4,b"), **choice)

@@ -138,7 +138,9 @@ def test_no_place_is_lost_or_taken_twice(events: list[int], tp: int, most: int) 
         (None, "dp=2,tp=2", "dp=2,tp=2"),
     ],
 )
-def test_shapes_in_words(before: str | None, after: str, expected: str) -> None:
+def test_a_change_of_shapes_is_described_in_words(
+    before: str | None, after: str, expected: str
+) -> None:
     """They say which dims change, or that none does."""
     old = None if before is None else layout_of(before)
 

@@ -43,7 +43,9 @@ def topologies(draw: st.DrawFn) -> Topology:
         ("core-complex", 1, "12-14,48-50"),
     ],
 )
-def test_modes(mode: BindingMode, local_rank: int, cpus: str, tmp_path: Path) -> None:
+def test_each_mode_chooses_these_cpus(
+    mode: BindingMode, local_rank: int, cpus: str, tmp_path: Path
+) -> None:
     """Two sockets of two nodes of three caches each, and two accelerators per node."""
     BIG.write(tmp_path)
 

@@ -244,7 +244,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_history(name: str) -> None:
+def test_a_history_leads_to_these_actions(name: str) -> None:
     """After these events, a launch has taken these actions and no others."""
     events, expected = HISTORIES[name]
     _, taken = play(events)

@@ -70,7 +70,7 @@ def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> Ran
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_headline(error: RankRaised, told: str) -> None:
+def test_a_headline_is_one_line(error: RankRaised, told: str) -> None:
     """One line without a final period; if a subprocess raised, its exception."""
     assert headline(error) == told
 

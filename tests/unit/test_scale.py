@@ -9,7 +9,7 @@ from tests.benchmarks.scale import measure
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_thousand_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_nodes_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """All join, learn of a failure, and reconnect after a cut, in little memory."""
     monkeypatch.setattr("tests.benchmarks.scale._STEADY_S", 1.0)
     found = measure(1000)

@@ -196,7 +196,7 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
          "no number",
          "other counts", "no list of hosts"],
 )  # fmt: skip
-def test_impossible_requests(
+def test_an_impossible_request_is_an_error(
     facts: ClusterFacts, asked: dict[str, Any], message: str, hint: str
 ) -> None:
     """The error has the numbers, and the hint says what to type."""
@@ -273,7 +273,7 @@ def peer(host: str, *addresses: str, secret: str = "") -> Peer:
     return Peer(machine=f"boot/{host}", host=host, addresses=addresses, secret=secret)
 
 
-def test_what_processes_exchange() -> None:
+def test_what_processes_exchange_gives_the_nodes() -> None:
     """It gives the nodes, their processes, and the first node's address on a shared network."""
     peers = [
         peer("a", "172.17.0.1/16", "192.168.0.4/24", "10.0.0.4/24", secret="of rank 0"),
@@ -371,7 +371,9 @@ def test_a_range_of_nodes_meets_even_for_one() -> None:
         ({"master_port": 5}, None, 5),
     ],
 )
-def test_where_the_nodes_meet(asked: dict[str, Any], host: str | None, port: int | None) -> None:
+def test_the_options_say_where_the_nodes_meet(
+    asked: dict[str, Any], host: str | None, port: int | None
+) -> None:
     """--rdzv-endpoint takes precedence over --master-addr; the default port is the back end's."""
     found = planned(**asked)
 

@@ -23,7 +23,7 @@ def test_node_lists(text: str, names: list[str]) -> None:
     assert expand_hosts(text) == tuple(names)
 
 
-def test_counts() -> None:
+def test_a_list_of_counts_has_one_per_node() -> None:
     """One for each node."""
     assert expand_counts("2,1(x2)") == (2, 1, 1)
     assert expand_counts("16(x3)") == (16, 16, 16)

@@ -155,7 +155,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_history(name: str) -> None:
+def test_a_history_leads_to_these_actions(name: str) -> None:
     """The launch takes these actions and no others."""
     events, expected = HISTORIES[name]
     _, taken = play(events)

@@ -116,7 +116,7 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_outcome(name: str) -> None:
+def test_a_history_has_this_outcome(name: str) -> None:
     events, exit_code, cause = OUTCOMES[name]
     result = result_of(*events)
 

@@ -98,7 +98,7 @@ RAISED = RankRaised(rank=0, at_ns=8, kind="E", message="", traceback="", shown=F
         (RankState(pid=7, exited=exited(15), told_to_end_ns=3), {"stop": Stop.ASKED}, "ended"),
     ],
 )
-def test_the_phase_of_a_rank(
+def test_the_phase_of_a_rank_follows_from_its_state(
     known: RankState, changes: dict[str, object], phase: RankPhase
 ) -> None:
     state = State(shutdown_timeout_s=30.0, ranks={0: known}, **changes)  # type: ignore[arg-type]

@@ -282,7 +282,7 @@ def test_a_folder_that_pyxis_cannot_mount() -> None:
 
 
 @pytest.mark.parametrize("folder", ["/100%", "/back\\slash"])
-def test_a_folder_that_slurm_would_misread(folder: str) -> None:
+def test_a_folder_that_slurm_would_misread_is_an_error(folder: str) -> None:
     """The job would start or write its output elsewhere, unless the user says where."""
     with pytest.raises(UsageError, match=r"`%` and .* special meaning"):
         render_sbatch(make_job(), launcher=["meshrun"], folder=folder)
@@ -432,7 +432,7 @@ def parts_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [each for each in VARIATIONS if each != "trainjob"])
-def test_what_the_api_server_checks_beyond_its_schemas(name: str) -> None:
+def test_a_manifest_passes_what_the_api_server_checks_beyond_its_schemas(name: str) -> None:
     """Fields that need each other, and names that have to exist."""
     kind, changes = VARIATIONS[name]
     for document in manifest(kind, **changes):

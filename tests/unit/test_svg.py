@@ -59,7 +59,7 @@ def texts(picture: ET.Element) -> list[str]:
 
 
 @pytest.mark.parametrize(("mesh", "nnodes"), LAYOUTS)
-def test_every_rank_once_in_its_color(mesh: str, nnodes: int) -> None:
+def test_every_rank_has_one_cell_in_its_color(mesh: str, nnodes: int) -> None:
     """Each rank has one cell, whose color is that of its index in the dim."""
     plan = layout(mesh, nnodes)
     for dim, size in enumerate(plan.sizes):
@@ -367,7 +367,7 @@ def test_the_picture_of_the_docs_is_the_one_that_is_drawn(folder: Path) -> None:
     assert (folder / "x.svg").read_text() == docs.read_text()
 
 
-def test_color_dim(folder: Path) -> None:
+def test_color_dim_chooses_what_colors_mean(folder: Path) -> None:
     ours = run_meshrun(*SVG_RUN, "--color-dim", "tp", "--mesh", "dp=2,tp=4", "train.py")
 
     assert ours.stdout == render_svg(layout("dp=2,tp=4"), color_dim=1)
@@ -407,7 +407,9 @@ def test_the_default_dim_is_the_slowest_with_several_indexes() -> None:
         (("-n", "--format", "svgz"), 2, "--format must be text, json or svg"),
     ],
 )
-def test_impossible_requests(args: tuple[str, ...], code: int, message: str, folder: Path) -> None:
+def test_an_impossible_request_leaves_no_file(
+    args: tuple[str, ...], code: int, message: str, folder: Path
+) -> None:
     """Nothing is printed and no file is left behind."""
     ours = run_meshrun(*args, "train.py")
 

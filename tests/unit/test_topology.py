@@ -56,7 +56,9 @@ def test_what_is_missing_is_taken_from_the_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("sockets", "node"), [(1, 0), (2, None)])
-def test_an_accelerator_of_unknown_node(sockets: int, node: int | None, tmp_path: Path) -> None:
+def test_an_accelerator_of_an_unknown_node_is_on_the_only_one(
+    sockets: int, node: int | None, tmp_path: Path
+) -> None:
     """It is on the only node; if there are several, its rank is placed as without one."""
     machine = Machine(sockets=sockets, gpu_nodes=(-1, -1))
     machine.write(tmp_path)

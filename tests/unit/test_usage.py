@@ -54,7 +54,7 @@ def test_a_process_that_has_ended_uses_nothing() -> None:
     assert usage_of_trees([process.pid])[process.pid].cpu_s == 0.0
 
 
-def test_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_gpus_is_as_nvml_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As NVML reports it; an older driver includes reserved memory; a lost GPU has none."""
     cards = [card("GPU-1", 1, used=5 << 30, reserved=1 << 29), None]
     gpus = [Gpu(entry="0", uuid="GPU-1"), Gpu(entry="1"), Gpu(entry="2", uuid="GPU-3")]

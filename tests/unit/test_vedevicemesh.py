@@ -154,7 +154,7 @@ def test_every_call_is_right_in_real_ranks() -> None:
         }
 
 
-def test_partners_of_the_next_stage() -> None:
+def test_the_partners_of_the_next_stage_are_as_in_vedevicemesh() -> None:
     """The call below the tables matches rank for rank."""
     call = re.findall(r"`(layout\.map_to\([^`]+among=[^`]+)`", PAGE.read_text())[0]
     layouts = [

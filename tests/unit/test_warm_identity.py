@@ -84,7 +84,7 @@ CHANGES: list[tuple[dict[str, Any], str, int | None]] = [
 
 
 @pytest.mark.parametrize(("change", "why", "distance"), CHANGES, ids=[row[1] for row in CHANGES])
-def test_each_part_of_the_key(
+def test_a_change_of_any_part_of_the_key_is_a_mismatch(
     pair: tuple[Server, Requirements, Path],
     change: dict[str, Any],
     why: str,
