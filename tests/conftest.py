@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.driver import driver  # noqa: F401
+from tests.compiled_driver import compiled_driver  # noqa: F401
 from tests.engines.gridengine import gridengine  # noqa: F401
 from tests.engines.hosts import make_hosts  # noqa: F401 - fixtures
 from tests.engines.hydra import mpiexec  # noqa: F401
@@ -105,12 +105,12 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fake_driver(
+def fake_nvml(
     fake_torch: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[[list[dict[str, Any]]], None]:
     """Give launches a fake NVML; return a function that sets its GPUs, even during a launch."""
     path = tmp_path / "cards.json"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), str(FAKES / "driver")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), str(FAKES / "nvml")]))
     monkeypatch.setenv("FAKE_NVML", str(path))
 
     def write(cards: list[dict[str, Any]]) -> None:

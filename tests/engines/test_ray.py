@@ -264,11 +264,11 @@ def test_a_lost_node_is_replaced(fake_torch: object, ray_nodes: RayNodes, tmp_pa
 @pytest.mark.nightly
 def test_ranks_have_the_gpus_that_ray_gives_their_node(
     fake_torch: object,
-    fake_driver: Callable[[list[Any]], None],
+    fake_nvml: Callable[[list[Any]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They do not overlap with the GPUs that another program on the cluster uses."""
-    fake_driver([card(f"GPU-{bus}", bus) for bus in range(3)])
+    fake_nvml([card(f"GPU-{bus}", bus) for bus in range(3)])
     with start_ray(gpus=3, PYTHONPATH="") as nodes:
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)
         used = dict(nodes.ask("use a GPU of each node"))

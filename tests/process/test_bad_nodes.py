@@ -65,7 +65,7 @@ def test_failures_are_counted_across_jobs(fake_torch: object, tmp_path: Path) ->
     ],
 )
 def test_no_rank_starts_again_on_a_gpu_that_needs_a_reset(
-    fake_driver: Callable[[list[Any]], None], tmp_path: Path, xid: str, code: int, generations: int
+    fake_nvml: Callable[[list[Any]], None], tmp_path: Path, xid: str, code: int, generations: int
 ) -> None:
     """The driver's errors decide; an error that a program can cause is no reason."""
     (log := tmp_path / "kmsg").write_text("4,1,1,-;NVRM: Xid (PCI:0000:02:00): 79, an old one\n")
@@ -78,7 +78,7 @@ def test_no_rank_starts_again_on_a_gpu_that_needs_a_reset(
         f"    log.write('4,2,2,-;NVRM: Xid (PCI:0000:02:00): {xid}\\n')\n"
         "raise RuntimeError('CUDA error: unspecified launch failure')\n"
     )
-    fake_driver([card("GPU-0", 1), card("GPU-1", 2)])
+    fake_nvml([card("GPU-0", 1), card("GPU-1", 2)])
     history = tmp_path / "history"
     ours = run_meshrun(
         *("--nproc-per-node", "2", "--max-restarts", "1", "--node-history", history, program),

@@ -15,9 +15,9 @@ NO_ANSWER = "the NVIDIA driver has not answered for "
 
 
 @pytest.fixture
-def hang(fake_driver: Write, tmp_path: Path) -> Path:
+def hang(fake_nvml: Write, tmp_path: Path) -> Path:
     """Give two GPUs; return the file as long as which the driver does not start to answer."""
-    fake_driver([card("GPU-0", 1, used=1 << 30), card("GPU-1", 2, used=1 << 30)])
+    fake_nvml([card("GPU-0", 1, used=1 << 30), card("GPU-1", 2, used=1 << 30)])
     return tmp_path / "nvmlInit_v2 hangs"
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.driver import Driver
+from tests.compiled_driver import CompiledDriver
 from tests.kit import FAKES, PROGRAMS, run_meshrun
 
 _FALLS_BACK = "meshrun: starting a new interpreter per rank: "
@@ -32,7 +32,11 @@ def imports(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("asked", [None, "0"])
 def test_a_driver_that_is_only_mapped_does_not_prevent_forks(
-    asked: str | None, driver: Driver, tmp_path: Path, fake_torch: Path, imports: dict[str, str]
+    asked: str | None,
+    compiled_driver: CompiledDriver,
+    tmp_path: Path,
+    fake_torch: Path,
+    imports: dict[str, str],
 ) -> None:
     """Forked ranks can use it; the zygote's setting of the NVML check does not reach them."""
     (tmp_path / "maps.py").write_text(f"{_MAPS_CUDA}seen = os.getenv({_NVML_CHECK!r})\n")
@@ -44,7 +48,7 @@ def test_a_driver_that_is_only_mapped_does_not_prevent_forks(
         f"print(maps.seen, os.getenv({_NVML_CHECK!r}), in_c({_NVML_CHECK!r}.encode()),\n"
         "    maps.cuda.cuInit(0))\n"
     )
-    env = {**imports, **driver.env, **({_NVML_CHECK: asked} if asked else {})}
+    env = {**imports, **compiled_driver.env, **({_NVML_CHECK: asked} if asked else {})}
     words = ("--preload", "maps", "--no-prefix", "--nproc-per-node", "2", program)
     ours = run_meshrun(*words, env=env)
 
@@ -52,11 +56,11 @@ def test_a_driver_that_is_only_mapped_does_not_prevent_forks(
     seen = "0 0 b'0' 0" if asked else "1 None None 0"
     assert ours.stdout.splitlines() == [seen, seen]
     assert len(fake_torch.read_text().splitlines()) == 1
-    assert len(driver.initialized_by()) == 2
+    assert len(compiled_driver.initialized_by()) == 2
 
 
 def test_a_driver_that_an_import_initialized_is_named(
-    driver: Driver, tmp_path: Path, fake_torch: Path, imports: dict[str, str]
+    compiled_driver: CompiledDriver, tmp_path: Path, fake_torch: Path, imports: dict[str, str]
 ) -> None:
     """Each rank then gets its own interpreter, where the driver works."""
     (tmp_path / "maps.py").write_text(_MAPS_CUDA)
@@ -65,13 +69,18 @@ def test_a_driver_that_an_import_initialized_is_named(
     program.write_text("import maps\nprint(maps.cuda.cuInit(0))\n")
     words = ("--preload", "maps", "--preload", "inits", "--preload", "json")
     ours = run_meshrun(
-        *words, "--no-prefix", "--nproc-per-node", "2", program, env={**imports, **driver.env}
+        *words,
+        "--no-prefix",
+        "--nproc-per-node",
+        "2",
+        program,
+        env={**imports, **compiled_driver.env},
     )
 
     assert ours.returncode == 0, ours.stderr
     assert ours.stderr == f"{_FALLS_BACK}importing `inits` initialized CUDA\n"
     assert ours.stdout == "0\n0\n"
-    assert len(driver.initialized_by()) == 3
+    assert len(compiled_driver.initialized_by()) == 3
 
 
 def test_whether_torch_refuses_a_device_in_forks_is_asked_in_a_fork(

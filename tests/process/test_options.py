@@ -123,9 +123,9 @@ def test_too_few_devices_for_virtual_local_ranks(fake_torch: Path) -> None:
     assert not fake_torch.exists()
 
 
-def test_gpus_are_chosen(fake_torch: Path, fake_driver: Callable[[list[Any]], None]) -> None:
+def test_gpus_are_chosen(fake_torch: Path, fake_nvml: Callable[[list[Any]], None]) -> None:
     """--gpus selects among the GPUs that the launcher sees; a mistake starts nothing."""
-    fake_driver([card(f"GPU-{bus}", bus) for bus in range(4)])
+    fake_nvml([card(f"GPU-{bus}", bus) for bus in range(4)])
     refused = run_meshrun("--gpus", "GPU-7", PROGRAMS / "environment.py")
 
     assert (refused.returncode, fake_torch.exists()) == (2, False)
@@ -137,11 +137,11 @@ def test_gpus_are_chosen(fake_torch: Path, fake_driver: Callable[[list[Any]], No
 
 
 def test_gpus_are_checked(
-    fake_torch: Path, fake_driver: Callable[[list[Any]], None], tmp_path: Path
+    fake_torch: Path, fake_nvml: Callable[[list[Any]], None], tmp_path: Path
 ) -> None:
     """A broken GPU ends the launch before anything starts; a lesser fault is a warning."""
     broken = {"nvmlDeviceGetTotalEccErrors 1 0": 2}
-    fake_driver([card("GPU-0", 1, links=["switch", None]), card("GPU-1", 2, **broken)])
+    fake_nvml([card("GPU-0", 1, links=["switch", None]), card("GPU-1", 2, **broken)])
     words = ("--check-gpus", "--node-history", tmp_path / "history", PROGRAMS / "echo.py")
 
     for how in ((), ("--dry-run",)):

@@ -266,18 +266,18 @@ def test_a_process_that_changed_its_user_does_not_prevent_a_restart(
 
 
 def test_a_restart_waits_for_gpu_memory(
-    fake_driver: Callable[[list[Any]], None], tmp_path: Path
+    fake_nvml: Callable[[list[Any]], None], tmp_path: Path
 ) -> None:
     """Of the launch's GPUs, up to the given time; messages name the processes that hold it."""
     mine, busy = card("GPU-0", 1, used=1 << 20), card("GPU-1", 2, used=9 << 30)
     held = {**mine, "used": 3 << 30, "processes": [[os.getpid(), 2 << 30], [2**22 + 1, None]]}
-    fake_driver([held, busy])
+    fake_nvml([held, busy])
     words = ("--gpus", "0", "--nproc-per-node", "2", "--max-restarts", "1", AGAIN, "1", "3")
 
     with start_meshrun("--gpu-memory-wait", "512MiB,1h", *words, folder=tmp_path) as run:
         wait_until(lambda: "waiting until" in run.stderr, lambda: run.stderr)
         assert "generation 1" not in run.stdout
-        fake_driver([mine, busy])
+        fake_nvml([mine, busy])
         assert run.wait() == 0, run.stderr
     assert (
         "waiting until at most 512 MiB are in use, for up to 3600 s: GPU 0 has 3.0 GiB in use"
@@ -286,7 +286,7 @@ def test_a_restart_waits_for_gpu_memory(
     ) in run.stderr
     assert run.stdout.count("generation 1") == 2
 
-    fake_driver([held, busy])
+    fake_nvml([held, busy])
     ours = run_meshrun("--gpu-memory-wait", "1GiB,100ms", *words)
     assert ours.returncode == 0, ours.stderr
     assert "restarting after 0.1 s although GPU 0 has 3.0 GiB in use" in ours.stderr
@@ -294,10 +294,10 @@ def test_a_restart_waits_for_gpu_memory(
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_wait_for_memory_ends_with_the_launch(
-    signum: int, fake_driver: Callable[[list[Any]], None], tmp_path: Path
+    signum: int, fake_nvml: Callable[[list[Any]], None], tmp_path: Path
 ) -> None:
     """At once, without another start."""
-    fake_driver([card("GPU-0", 1, used=3 << 30)])
+    fake_nvml([card("GPU-0", 1, used=3 << 30)])
     words = ("--gpu-memory-wait", "512MiB,1h", "--nproc-per-node", "2", "--max-restarts", "1")
 
     with start_meshrun(*words, AGAIN, "1", "3", folder=tmp_path) as run:

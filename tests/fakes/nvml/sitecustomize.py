@@ -1,4 +1,4 @@
-"""Give each Python process the fake NVIDIA driver of ``tests/nvml.py``."""
+"""Give each Python process the fake NVML of ``tests/nvml.py``."""
 
 import importlib.util
 from pathlib import Path

@@ -16,7 +16,7 @@ _LIBRARIES = {"libcuda.so.1": "cuda.c", "libnvidia-ml.so.1": "nvml.c"}
 
 
 @dataclass(frozen=True)
-class Driver:
+class CompiledDriver:
     """The libraries' folder, and the file with a line for each call of ``cuInit``."""
 
     folder: Path
@@ -34,7 +34,7 @@ class Driver:
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Driver:
+def compiled_driver(tmp_path: Path) -> CompiledDriver:
     """Compile the libraries; skip the test if there is no compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -44,6 +44,8 @@ def driver(tmp_path: Path) -> Driver:
     for name, source in _LIBRARIES.items():
         library = ("-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", folder / name)
         subprocess.run(
-            [compiler, "-w", *library, FAKES / "nvidia" / source, "-ldl"], check=True, timeout=60
+            [compiler, "-w", *library, FAKES / "compiled_driver" / source, "-ldl"],
+            check=True,
+            timeout=60,
         )
-    return Driver(folder, tmp_path / "calls")
+    return CompiledDriver(folder, tmp_path / "calls")
