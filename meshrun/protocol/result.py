@@ -1,4 +1,7 @@
-"""The result of a launch: how each rank ended, and what decided it. Pure values."""
+"""The result of a launch: how each rank ended, and what decided it. Pure values.
+
+Their fields are the keys of the JSON that ``--report`` writes, whose schema is published.
+"""
 
 from __future__ import annotations
 
