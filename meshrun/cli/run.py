@@ -242,14 +242,14 @@ def _launch_here(
         join_command=None if all_are_started else command_for_others(line),
         caller=invocation.caller,
     )
-    _report(request, options, invocation, result, progress)
+    _report(plan, options, invocation, result, progress)
     if plan.is_elastic and _is_later_task(cluster):
         return 0  # srun returns the worst code of all nodes; the first node's is the launch's
     return _end_with(request, result)
 
 
 def _report(
-    request: LaunchRequest,
+    plan: LaunchPlan,
     options: Options,
     invocation: Invocation,
     result: LaunchResult,
@@ -264,11 +264,11 @@ def _report(
     ):
         leave_report(result, options.report)
     if not _is_reported_elsewhere(result, plan, invocation):
-        unseen, bare = progress.without_shown_lines(result), request.console.prefix != "mesh"
+        unseen, bare = progress.without_shown_lines(result), plan.request.console.prefix != "mesh"
         if text := render_failure(unseen, reported_lost=progress.reported_lost, bare=bare):
             say(text)
     if invocation.step and not invocation.is_first_task:
-        code, is_over = _code_for_shell(request, result), bool(result.elsewhere)
+        code, is_over = _code_for_shell(plan.request, result), bool(result.elsewhere)
         report_end(invocation.step, code, is_first=False, is_over=is_over)
 
 
