@@ -17,6 +17,7 @@ from meshrun import __version__
 from meshrun.cli.end import call_at_end, end_by_signal, end_with
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
+from meshrun.cli.variables import BETWEEN_LAUNCHERS
 from meshrun.cli.words import CommandLine, requested_help, spell_out, spell_out_known
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, open_standard_streams
@@ -200,10 +201,14 @@ def run_command_line(
     step = invocation.step
     if step and invocation.is_first_task:
         call_at_end(lambda code: report_end(step, code, is_first=True, is_over=True))
+    foreign: list[str | None] = []
+    if invocation.caller is None:
+        foreign += BETWEEN_LAUNCHERS  # left over from another launch
     if "MESHRUN_GENERATION" in os.environ:
         # These are options of the launch around this one, or what it told its ranks.
-        for name in (*_LAYOUT_VARIABLES, *(row.variable for row in Options.rows())):
-            os.environ.pop(name or "", None)
+        foreign += (*_LAYOUT_VARIABLES, *(row.variable for row in Options.rows()))
+    for name in foreign:
+        os.environ.pop(name or "", None)
     try:
         code = typer_app(standalone_mode=False, prog_name="meshrun", obj=invocation)
         if isinstance(code, str):  # printed here, as typer exits with 1 on a broken pipe

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.cli.variables import BETWEEN_LAUNCHERS
 from tests.kit import PROGRAMS, environments, run_meshrun
 
 
@@ -43,13 +44,19 @@ def test_thread_variables_are_the_users_or_the_plans(
 
 
 def test_the_environment_of_the_launcher_is_passed_on(fake_torch: object) -> None:
-    """A launch inside a rank of another launch overrides the outer one's variables."""
+    """A launch inside a rank of another launch overrides the outer one's variables.
+
+    What processes of the outer one told each other is gone; ``MESHRUN_SERVE`` would make ranks
+    serve calls.
+    """
     outer = {"RANK": "5", "WORLD_SIZE": "9", "MESHRUN_WORKER_PID": "1", "MY_TOKEN": "secret value"}
-    found = environments("--nproc-per-node", "2", env=outer)
+    theirs = dict.fromkeys(BETWEEN_LAUNCHERS, "left over")
+    found = environments("--nproc-per-node", "2", env={**theirs, **outer})
 
     assert [env["RANK"] for env in found] == ["0", "1"]
     assert all(env["MY_TOKEN"] == "secret value" for env in found)
     assert all(env["MESHRUN_WORKER_PID"] != "1" for env in found)
+    assert all("left over" not in env.values() for env in found)
 
 
 @pytest.mark.parametrize("threads", ["\u00b2", "9" * 30, "many", "0", "-1"])
