@@ -45,11 +45,16 @@ def without_output(*fds: int) -> Iterator[None]:
             os.close(original)
 
 
+class LostOutputError(OSError):
+    """A standard stream cannot be written, for any reason but a pipe without a reader."""
+
+
 def is_lost_output(error: Exception) -> TypeGuard[OSError]:
-    """Return whether an open file cannot be written: disk full, terminal closed."""
+    """Return whether a standard stream cannot be written, or another open file: disk full."""
     if not isinstance(error, OSError) or error.filename is not None:
         return False
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return is_full or isinstance(error, LostOutputError)
 
 
 def allow_descriptors(count: int) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
+from meshrun.host.descriptors import LostOutputError
 from meshrun.host.printable import printable
 
 if TYPE_CHECKING:
@@ -69,8 +70,13 @@ class _PatientFile(io.FileIO):
 
     def write(self, data: ReadableBuffer, /) -> int:
         written: int | None
-        while (written := super().write(data)) is None:
-            select.select([], [self], [])
+        try:
+            while (written := super().write(data)) is None:
+                select.select([], [self], [])
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise LostOutputError(error.errno, error.strerror) from error
         return written
 
 

@@ -477,22 +477,27 @@ def test_an_error_is_colored_on_a_terminal(env: dict[str, str]) -> None:
     ("words", "stream", "code", "said"),
     [
         (["--nproc-per-node", "2", PROGRAMS / "print_much.py", "3"], "stdout", 0,
-         "meshrun: cannot write to stdout (No space left on device);"
+         "meshrun: cannot write to stdout ({});"
          " what ranks print there is lost\n"),
         (["--nproc-per-node", "2", PROGRAMS / "end.py", "7"], "stderr", 7, None),
-        *((words, "stdout", 71, "error: cannot write the output: No space left on device\n")
+        *((words, "stdout", 71, "error: cannot write the output: {}\n")
           for words in (["--version"], ["--help"], ["--dry-run", "--mesh", "2", "x.py"])),
     ],
 )  # fmt: skip
 def test_a_full_disk_costs_only_what_is_printed(
     words: list[str | Path], stream: str, code: int, said: str | None, fake_torch: object
 ) -> None:
-    """No launch ends for it; what only prints ends with the code for a problem of the machine."""
-    with open("/dev/full", "w") as full:
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
-        result = subprocess.run(command(*words), text=True, check=False, **streams)
+    """No launch ends for it; what only prints ends with the code for a problem of the machine.
 
-    assert (result.returncode, result.stderr) == (code, said)
+    So does a stream that is not open for writing (``1< file``).
+    """
+    for path, mode, why in (("/dev/full", "w", "No space left on device"),
+                            (__file__, "r", "Bad file descriptor")):  # fmt: skip
+        with open(path, mode) as full:
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+            result = subprocess.run(command(*words), text=True, check=False, **streams)
+
+        assert (result.returncode, result.stderr) == (code, said and said.format(why))
 
 
 def test_an_error_shows_what_it_found_without_control_characters() -> None:
