@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import takewhile
 
 from meshrun.errors import UsageError
 
@@ -70,13 +69,8 @@ class CommandLine:
 
 
 def takes_next(word: str, takes_value: Mapping[str, bool]) -> bool:
-    """Whether the next word is the value of an option, or of the last one in ``-vt``."""
-    if word.startswith("--"):
-        return takes_value.get(word, False)
-    for place, letter in enumerate(word[1:], 2):
-        if takes_value.get(f"-{letter}", False):
-            return place == len(word)
-    return False
+    """Whether the next word is the value of an option."""
+    return takes_value.get(word, False)
 
 
 def spell_out(
@@ -85,8 +79,8 @@ def spell_out(
     """Return ``words`` with each option before the program in its full spelling.
 
     ``--nproc_per_node=8`` means ``--nproc-per-node=8``, and so does ``--nproc 8`` if no other
-    option starts with it, as argparse reads them for torchrun. The program and its arguments are
-    not changed.
+    option starts with it, as argparse reads them for torchrun; ``-mt=3`` means ``-m -t 3``. The
+    program and its arguments are not changed.
 
     Args:
         words: The command line without the command.
@@ -100,17 +94,21 @@ def spell_out(
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
+        if not word.startswith("--"):
+            flags, values = _one_by_one(word, takes_value)
+            spelled += flags
+            rest[:0] = values
+        else:
+            name, equals, value = word.partition("=")
             name = _full_name(name.replace("_", "-"), takes_value, torchrun_flags)
-        if equals and (name == "--help" or (name[1] != "-" and takes_value.get(name, False))):
-            rest.insert(0, value)  # `-r=3`, as argparse reads it; `--help=TOPIC`
-            equals = value = ""
-        if equals and name.startswith("--") and takes_value.get(name) is False:
-            raise UsageError(f"{name} takes no value, found `{value}`", hint=_instead(name, value))
-        if name not in takes_value and (name.startswith("--") or not _are_short(word, takes_value)):
-            raise UsageError(f"no such option: {name}", hint=_hint(name, takes_value))
-        spelled.append(f"{name}{equals}{value}")
+            if name not in takes_value:
+                raise _unknown(name, takes_value)
+            if equals and name == "--help":
+                rest.insert(0, value)
+                equals = value = ""
+            if equals and not takes_value[name]:
+                raise _needless(name, value)
+            spelled.append(f"{name}{equals}{value}")
         if takes_next(spelled[-1], takes_value) and rest:
             spelled.append(rest.pop(0))
     return spelled + rest
@@ -121,19 +119,11 @@ def requested_help(line: CommandLine) -> str:
     rest = [*line.options, *line.program]
     while rest:
         word = rest.pop(0)
-        is_brief = not word.startswith("--") and _has_h(word, line.takes_value)
-        if word == "--help" or is_brief:
-            following = rest[0] if rest and _TOPIC.fullmatch(rest[0]) else ""
-            return following or ("-h" if is_brief else word)
+        if word in ("-h", "--help"):
+            return rest[0] if rest and _TOPIC.fullmatch(rest[0]) else word
         if takes_next(word, line.takes_value):
             del rest[:1]
     return "--help"
-
-
-def _has_h(word: str, takes_value: Mapping[str, bool]) -> bool:
-    """Whether ``-h`` is among the short options of a word such as ``-vh``."""
-    letters = takewhile(lambda letter: not takes_value.get(f"-{letter}", False), word[1:])
-    return "h" in letters
 
 
 def spell_out_known(
@@ -166,12 +156,12 @@ def spell_out_known(
 def _switch_alone(
     word: str, takes_value: Mapping[str, bool], torchrun_flags: Collection[str]
 ) -> list[str]:
-    """Return the flag of a switch that was given a value, without the value."""
+    """Return the flags of switches that were given a value, without the value."""
     try:
-        (name,) = spell_out([word.partition("=")[0]], takes_value, torchrun_flags)
+        flags = spell_out([word.partition("=")[0]], takes_value, torchrun_flags)
     except UsageError:
         return []
-    return [] if takes_next(name, takes_value) else [name]
+    return [] if takes_next(flags[-1], takes_value) else flags
 
 
 def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:
@@ -198,14 +188,31 @@ def _full_name(name: str, options: Collection[str], torchrun_flags: Collection[s
     return candidates[0] if candidates else name
 
 
-def _are_short(word: str, takes_value: Mapping[str, bool]) -> bool:
-    """Whether a word combines short options: ``-nv``, or ``-r3`` with a value."""
-    for letter in word[1:]:
-        if takes_value.get(f"-{letter}", False):
-            return True
+def _one_by_one(word: str, takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """Return the short options of ``-nv``, or of ``-nr3`` or ``-nr=3``, and the value if any.
+
+    Raises:
+        UsageError: If one does not exist, or a value follows one that takes none.
+    """
+    flags: list[str] = []
+    for place, letter in enumerate(word[1:], 2):
+        if letter == "=" and flags:
+            raise _needless(flags[-1], word[place:])
         if f"-{letter}" not in takes_value:
-            return False
-    return True
+            raise _unknown(word.partition("=")[0], takes_value)
+        flags.append(f"-{letter}")
+        if takes_value[flags[-1]]:
+            value = word[place:]
+            return flags, [value.removeprefix("=")] if value else []
+    return flags, []
+
+
+def _unknown(name: str, options: Collection[str]) -> UsageError:
+    return UsageError(f"no such option: {name}", hint=_hint(name, options))
+
+
+def _needless(name: str, value: str) -> UsageError:
+    return UsageError(f"{name} takes no value, found `{value}`", hint=_instead(name, value))
 
 
 def nearest(

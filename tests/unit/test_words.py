@@ -35,9 +35,10 @@ OPTIONS = {
         ("--help=mesh a.py", "--help mesh a.py"),
         ("--hel=mesh", "--help mesh"),
         ("-r=0:1,1:2 -r= a.py", "-r 0:1,1:2 -r  a.py"),
-        ("-m=x a.py", "-m=x a.py"),
-        ("-mr 3 --nproc 2 a.py", "-mr 3 --nproc-per-node 2 a.py"),
-        ("-r3m --nproc 2 a.py", "-r3m --nproc-per-node 2 a.py"),
+        ("-mr 3 --nproc 2 a.py", "-m -r 3 --nproc-per-node 2 a.py"),
+        ("-mr=3 --nproc 2 a.py", "-m -r 3 --nproc-per-node 2 a.py"),
+        ("-r3m --nproc 2 a.py", "-r 3m --nproc-per-node 2 a.py"),
+        ("-r--mesh a.py --mesh", "-r --mesh a.py --mesh"),
         ("-- a.py --nproc 2", "-- a.py --nproc 2"),
         ("a.py --unknown", "a.py --unknown"),
         ("--mesh", "--mesh"),
@@ -58,6 +59,7 @@ def test_options_are_spelled_out(given: str, meant: str) -> None:
         ("--mish --mesh 2", "--mesh 2"),
         ("--mish a.py --mesh 2 b.py", "--mesh 2"),
         ("-x -- --mesh 2", ""),
+        ("-mm=1 --mesh 2 a.py", "-m -m --mesh 2"),
         ("--mish", ""),
         ("--modul=1 --mish=2 --nnode=x --mesh 2", "--module --nnodes=x --mesh 2"),
     ],
@@ -123,11 +125,12 @@ def test_the_program_begins_where_the_parser_says(
         ("--check=quick", "--check ... quick, after the options"),
         ("--warm=5m", "--warm --warm-idle 5m"),
         ("--collapse=yes", "leave out `=yes`"),
+        ("-mv=yes", "leave out `=yes`"),
     ],
 )
 def test_a_switch_with_a_value_is_refused(word: str, hint: str) -> None:
     """The hint says what was probably meant, such as a plan in another format."""
-    with pytest.raises(UsageError, match=r"--[a-z-]+ takes no value, found `\w+`") as caught:
+    with pytest.raises(UsageError, match=r"--?[a-z-]+ takes no value, found `\w+`") as caught:
         read([word, "--mesh", "2", "a.py"])
 
     assert caught.value.hint == hint
@@ -184,7 +187,7 @@ def test_options_among_the_arguments(args: str, found: list[str]) -> None:
         ("--help", "", "--help"),
         ("--help", "mesh", "mesh"),
         ("-h", "mesh", "mesh"),
-        ("-mh", "", "-h"),
+        ("-m -h", "", "-h"),
         ("--mesh --help --help", "no-prefix", "no-prefix"),
         ("--nnodes 2 --help", "train.py --mesh 2", "--help"),
         ("-r -h --help --no-prefix", "mesh", "--help"),
