@@ -46,7 +46,7 @@ class CommandLine:
     options: tuple[str, ...]
     """Words before the program, in full spelling."""
     program: tuple[str, ...]
-    """The program and its arguments, as typed."""
+    """The program and its arguments."""
     takes_value: Mapping[str, bool]
     """For each flag, whether a value follows it."""
 
@@ -63,9 +63,10 @@ class CommandLine:
 
     @property
     def program_words(self) -> list[str]:
-        """The program's words, after ``--`` if the first one looks like an option."""
+        """The program's words, after ``--`` if they would otherwise be read differently."""
         is_like_option = self.program[:1] and self.program[0].startswith("-")
-        return ["--", *self.program] if is_like_option else [*self.program]
+        needs_dashes = is_like_option or self.program[1:2] == ("--",)
+        return ["--", *self.program] if needs_dashes else [*self.program]
 
 
 def takes_next(word: str, takes_value: Mapping[str, bool]) -> bool:
@@ -79,8 +80,9 @@ def spell_out(
     """Return ``words`` with each option before the program in its full spelling.
 
     ``--nproc_per_node=8`` means ``--nproc-per-node=8``, and so does ``--nproc 8`` if no other
-    option starts with it, as argparse reads them for torchrun; ``-mt=3`` means ``-m -t 3``. The
-    program and its arguments are not changed.
+    option starts with it, as argparse reads them for torchrun; ``-mt=3`` means ``-m -t 3``. As
+    there, a ``--`` directly after the program is left out, unless one precedes it; the program's
+    arguments are not changed.
 
     Args:
         words: The command line without the command.
@@ -111,6 +113,8 @@ def spell_out(
             spelled.append(f"{name}{equals}{value}")
         if takes_next(spelled[-1], takes_value) and rest:
             spelled.append(rest.pop(0))
+    if rest[1:2] == ["--"] and rest[0] != "--":
+        del rest[1]
     return spelled + rest
 
 

@@ -110,7 +110,7 @@ MORE = (
          env=(("SEEN_ASK", "torch"),)),
     case("rendezvous", *TWO, "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
          "--rdzv-id=job7", "-r", "1", "--log-dir", "FOLDER", SEEN),
-    case("module-alone", *TWO, "-m", "seen", "a", "--b"),
+    case("module-alone", *TWO, "-m", "seen", "--", "a", "--", "--b"),
     case("package", *TWO, "-m", "inside.package", "a"),
     case("run-path", *TWO, "--run-path", SEEN, "a", "--b", python=False),
     case("restarts", *TWO, "--role", "trainer", "--max-restarts", "2", SEEN),

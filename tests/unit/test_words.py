@@ -1,5 +1,7 @@
 """How a command line is split into options and the program, and how options are spelled."""
 
+from argparse import REMAINDER, ArgumentParser
+
 import pytest
 import typer
 
@@ -85,7 +87,10 @@ def test_torchruns_abbreviations_keep_their_meaning() -> None:
         spell_out(["--ti", "x.py"], options, {"--tee"})
 
 
-PROGRAMS = ["a.py", "a.py b --hosts c -- d", "-- -a.py -b", "-- a.py -- b", "pkg -m"]
+PROGRAMS = [
+    "a.py", "a.py b --hosts c -- d", "-- -a.py -b", "pkg -m",
+    "pkg -- --b", "a.py --", "a.py -- -- b", "-- a.py -- b", "-- -- -- b",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -102,12 +107,18 @@ PROGRAMS = ["a.py", "a.py b --hosts c -- d", "-- -a.py -b", "-- a.py -- b", "pkg
 def test_the_program_begins_where_the_parser_says(
     options: str, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands that are built from a command line are parsed alike."""
-    monkeypatch.setenv("PYTHON_EXEC", "/usr/bin/other")
-    line = read([*options.split(), *program.split()])
-    words = program.split()
+    """It and its arguments are what argparse finds, and so torchrun.
 
-    assert line.program == tuple(words[1:] if words[0] == "--" else words)
+    Commands that are built from a command line are parsed alike.
+    """
+    monkeypatch.setenv("PYTHON_EXEC", "/usr/bin/other")
+    torchrun = ArgumentParser()
+    torchrun.add_argument("program")
+    torchrun.add_argument("args", nargs=REMAINDER)
+    expected = torchrun.parse_args(program.split())
+    line = read([*options.split(), *program.split()])
+
+    assert line.program == (expected.program, *expected.args)
     assert read(line.words()) == line
     for names in (["--hosts"], ["--module", "--role", "--tee"]):
         assert read(line.words(without=names)).program == line.program
