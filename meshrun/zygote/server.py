@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from meshrun.errors import HostError
 from meshrun.host.processes import (
@@ -209,6 +211,8 @@ class ZygoteServer:
         os.dup2(stderr, 2)
         for fd in (stdout, stderr):
             os.close(fd)
+        for stream in (sys.__stdout__, sys.__stderr__):
+            _reopen(stream)
         return partial(
             become_rank,
             order,
@@ -368,6 +372,17 @@ def _kill_child(pid: int | None) -> None:
         send_signal(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
+
+
+def _reopen(stream: TextIO | None) -> None:
+    """Have a stream forget what our output was: it would seek in a pipe as in our file."""
+    with contextlib.suppress(ValueError):  # a module has closed or detached it
+        if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.FileIO):
+            file = io.FileIO(stream.fileno(), "w", closefd=False)
+            file.name = stream.name
+            io.TextIOWrapper.__init__(
+                stream, file, stream.encoding, stream.errors, "\n", write_through=True
+            )
 
 
 def _empty_stdin() -> None:

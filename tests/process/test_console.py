@@ -164,6 +164,28 @@ def test_stdout_and_stderr_may_be_one_file(fake_torch: object, tmp_path: Path) -
     )
 
 
+def test_a_program_may_encode_its_output_itself(fake_torch: object, tmp_path: Path) -> None:
+    """Its streams know that they are pipes, even if ours are files; nothing seeks in them."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import io, sys\n"
+        "sys.stdout.reconfigure(encoding='latin-1')\n"
+        "sys.stderr = io.TextIOWrapper(sys.stderr.buffer, encoding='utf-8')\n"
+        "print('out', sys.stdout.name, sys.stdout.mode, sys.stdout is sys.__stdout__)\n"
+        "print('err', sys.stdout.seekable(), sys.stderr.seekable(), file=sys.stderr)\n"
+    )
+    log = tmp_path / "log"
+    with open(log, "wb") as file:
+        subprocess.run(
+            command("--no-prefix", program), stdout=file, stderr=subprocess.STDOUT, check=True
+        )
+
+    assert sorted(log.read_bytes().splitlines()) == [
+        b"err False False",
+        b"out <stdout> w True",
+    ]
+
+
 def test_our_stdout_stays_blocking_for_its_other_users(fake_torch: object) -> None:
     """O_NONBLOCK is never set on a descriptor shared with the shell."""
     read, write = os.pipe()
