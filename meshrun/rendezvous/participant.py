@@ -52,6 +52,7 @@ _GREETING_S = 10.0
 how long for each answer after that."""
 _REFUSED_LONG_S = 10.0
 """After this long, node 0 was not merely started a little later."""
+_SILENT = "it accepts connections but does not answer"
 _FOREIGN_S = 5.0
 """How long another launch may answer at the endpoint: an earlier one may still be ending."""
 
@@ -72,6 +73,8 @@ class Participant:
         self._lookup: Lookup | None = None
         self._connecting: socket.socket | None = None
         self._connection: Connection | None = None
+        self._handshake = ParticipantHandshake(node.secret)
+        """That of the last connection."""
         self._own = ""
         """The coordinator's address, if this machine itself has it, and it is not a loopback."""
         self._failed_attempt = "no answer yet"
@@ -137,15 +140,7 @@ class Participant:
         if self._lost and not (self._is_cleared or self._is_spare):
             return  # this node's own ranks end first
         place = self._config.endpoint
-        if self._foreign is not None and self._foreign.is_over:
-            self._fail(
-                RendezvousError(
-                    f"cannot join node 0 at {place}: {self._failed_attempt}",
-                    hint="another program or launch may be using the port; check that --rdzv-id"
-                    f"{self._own_id()} and MESHRUN_SECRET are the same on every node",
-                )
-            )
-        elif self._deadline.is_over:
+        if self._deadline.is_over:
             self._fail(
                 RendezvousError(
                     f"cannot join node 0 at {place} within {self._deadline.timeout_s:.0f} s:"
@@ -177,6 +172,18 @@ class Participant:
             " name resolves to the same machine on every node"
         )
 
+    def _hint_of_foreign(self) -> str:
+        """Return what may be wrong if something else than node 0 seems to answer."""
+        if _SILENT in self._failed_attempt:
+            return (
+                "node 0's launcher may be stopped or slow, and a longer --node-timeout waits longer"
+                " for it; or another program is using the port"
+            )
+        return (
+            "another program or launch may be using the port; check that --rdzv-id"
+            f"{self._own_id()} and MESHRUN_SECRET are the same on every node"
+        )
+
     def _own_id(self) -> str:
         given = self._config.run_id
         return f" (here {one_line(given, 80)})" if given else ""
@@ -185,6 +192,14 @@ class Participant:
 
     def _try(self) -> None:
         if self._met or self._failed:
+            return
+        if self._foreign is not None and self._foreign.is_over:
+            self._fail(
+                RendezvousError(
+                    f"cannot join node 0 at {self._config.endpoint}: {self._failed_attempt}",
+                    hint=self._hint_of_foreign(),
+                )
+            )
             return
         self._uses_fallback = self._foreign is not None and not self._uses_fallback
         if self._addresses:
@@ -238,9 +253,8 @@ class Participant:
             self._not_connected(os.strerror(code))
             return
         self._end_of_try.restart(_GREETING_S if self._foreign is not None else _FIRST_GREETING_S)
-        self._connection = Connection(
-            connection, ParticipantHandshake(self._secret), self._hub, beat_s=self._beat_s
-        )
+        self._handshake = ParticipantHandshake(self._secret)
+        self._connection = Connection(connection, self._handshake, self._hub, beat_s=self._beat_s)
         if self._reach is None and not self._config.is_elastic and not self._info.probe:
             self._reach = Reachability(self._connection.own_address, self._hub)
             self._info = replace(self._info, reach_port=self._reach.port)
@@ -283,10 +297,10 @@ class Participant:
             self._connecting = None
             self._not_connected("no answer")
         elif self._connection is not None and not self._connection.is_open:
-            self._drop(
-                "it accepts connections but does not answer like a meshrun launcher",
-                foreign_s=self._config.node_timeout_s,
-            )
+            if self._handshake.is_answered:
+                self._drop(f"its answer takes more than {_GREETING_S:g} s")
+            else:
+                self._drop(_SILENT, foreign_s=self._config.node_timeout_s)
 
     def _try_later(self, why: str) -> None:
         self._failed_attempt = why

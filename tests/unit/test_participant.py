@@ -79,7 +79,14 @@ def test_something_else_answers(
         parties.until(lambda: any(told in note for note in participant.notes))
         parties.pass_s(1)
     assert len([note for note in participant.notes if note.endswith(f"{told}; retrying")]) == 1
-    parties.until(lambda: parties.pass_s(1) or participant.received(MeetingFailed))
+
+    def answer() -> object:
+        with suppress(BlockingIOError), closing(other.accept()[0]) as connection:
+            connection.sendall(said)
+        parties.pass_s(1)
+        return participant.received(MeetingFailed)
+
+    parties.until(answer)
     error = participant.received(MeetingFailed)[0].error
 
     assert error.exit_code == 69
@@ -97,19 +104,24 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
     with closing(accepted(parties, other)):
         parties.pass_s(4)
 
-        told = "it accepts connections but does not answer like a meshrun launcher"
+        told = "it accepts connections but does not answer"
         assert any(told in note for note in participant.notes)
         with closing(accepted(parties, other)):  # it retries
             parties.until(lambda: parties.pass_s(1) or participant.received(MeetingFailed))
-    assert participant.received(MeetingFailed)[0].error.message.endswith(told)
+    error = participant.received(MeetingFailed)[0].error
+    assert error.message.endswith(told)
+    assert error.hint is not None
+    assert "stopped or slow" in error.hint
 
 
 def test_a_slow_answer_is_waited_for(parties: Parties, other: socket.socket) -> None:
     """With a round trip of seconds, the greeting arrives long before the proof."""
-    participant = parties.participant(info("node1"))
+    participant = parties.participant(info("node1"), node_timeout_s=2.0)
     accepting = CoordinatorHandshake(SECRET)
+    with closing(accepted(parties, other)):
+        parties.pass_s(4)  # the first attempt is short
     with closing(accepted(parties, other)) as connection:
-        parties.pass_s(2)
+        parties.pass_s(5)
         connection.sendall(accepting.greeting)
         parties.pass_s(5)
         reply, key = accepting.answer(connection.recv(4096).partition(b"\n")[0])
@@ -117,7 +129,21 @@ def test_a_slow_answer_is_waited_for(parties: Parties, other: socket.socket) -> 
         connection.sendall(reply + waiting)
         parties.until(lambda: "it waits" in participant.notes)
 
-    assert not any("does not answer" in note for note in participant.notes)
+    assert not participant.received(MeetingFailed)
+
+
+def test_a_launcher_that_does_not_go_on_is_no_other_program(
+    parties: Parties, other: socket.socket
+) -> None:
+    """It has greeted this node, so it is waited for as if it had not started yet."""
+    participant = parties.participant(info("node1"), node_timeout_s=2.0)
+    for _ in range(2):
+        with closing(accepted(parties, other)) as connection:
+            connection.sendall(CoordinatorHandshake(SECRET).greeting)
+            parties.pass_s(11)
+
+    assert any("its answer takes more than 10 s" in note for note in participant.notes)
+    assert not participant.received(MeetingFailed)
 
 
 def test_a_coordinator_with_another_secret_is_rejected(
