@@ -9,14 +9,6 @@ import time
 from dataclasses import replace
 
 from meshrun.errors import MeshrunError, RendezvousError
-from meshrun.host.interfaces import (
-    interface_of,
-    is_loopback,
-    outward_address,
-    own_addresses,
-    sockaddr_of,
-)
-from meshrun.host.lookup import Lookup
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.protocol.collectives import AskTimes
@@ -25,7 +17,7 @@ from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.deadline import Deadline
-from meshrun.rendezvous.endpoint import classify_endpoint
+from meshrun.rendezvous.dialer import Dialer
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
     AllFinished,
@@ -45,7 +37,6 @@ from meshrun.rendezvous.round import event_of
 from meshrun.rendezvous.this_node import ThisNode
 
 _RETRY_S = 0.5
-_CONNECT_S = 5.0
 _FIRST_GREETING_S = 3.0
 _GREETING_S = 10.0
 """How long node 0 may take to send its greeting, the second one after an attempt without it, and
@@ -69,14 +60,17 @@ class Participant:
         self._config, self._info, self._secret = node.config, node.info, node.secret
         self._hub, self._where, self._beat_s = node.hub, node.where, node.beat_s
         reactor = node.hub.reactor
-        self._addresses = list(addresses)
-        self._lookup: Lookup | None = None
-        self._connecting: socket.socket | None = None
+        self._dialer = Dialer(
+            self._config.host or "",
+            addresses,
+            reactor,
+            connected=self._connected,
+            failed=self._not_connected,
+            unresolved=self._unresolved,
+        )
         self._connection: Connection | None = None
         self._handshake = ParticipantHandshake(node.secret)
         """That of the last connection."""
-        self._own = ""
-        """The coordinator's address, if this machine itself has it, and it is not a loopback."""
         self._failed_attempt = "no answer yet"
         """Why the last attempt to reach the coordinator failed."""
         self._refused: Deadline | None = None
@@ -84,7 +78,7 @@ class Participant:
         self._noted = ""
         self._deadline = self._hub.deadline(node.config.timeout_s)
         self._next_try = reactor.call_at(time.monotonic_ns(), self._try, skips=False)
-        self._end_of_try = reactor.call_at(None, self._give_up, skips=False)
+        self._end_of_wait = reactor.call_at(None, self._drop_without_answer, skips=False)
         self._beats = reactor.every(BEAT_S, self._beat)
         self._gave_up: GaveUp | None = None
         self._foreign: Deadline | None = None
@@ -157,9 +151,9 @@ class Participant:
 
     def _hint(self) -> str:
         """Return what may be wrong if node 0 was never reached."""
-        if self._own:
+        if self._dialer.own:
             return (
-                f"{self._own} is an address of this machine, which is not node 0: set"
+                f"{self._dialer.own} is an address of this machine, which is not node 0: set"
                 " --rdzv-endpoint to an address of the node with --node-rank 0"
             )
         if self._refused is not None:
@@ -202,57 +196,18 @@ class Participant:
             )
             return
         self._uses_fallback = self._foreign is not None and not self._uses_fallback
-        if self._addresses:
-            self._connect(self._addresses.pop(0))
-            return
-        self._lookup = Lookup(self._config.host or "", self._hub.reactor, self._looked_up)
+        self._dialer.dial(self._port)
 
     @property
     def _port(self) -> int:
         return fallback_port(self._secret) if self._uses_fallback else self._config.port or 0
 
-    def _looked_up(self, addresses: list[str], why: str) -> None:
-        host = (self._config.host or "").strip("[]")
-        endpoint = classify_endpoint(
-            host, addresses, own_addresses=own_addresses(), own_name=socket.gethostname()
-        )
-        # Node 0 listens there if its own name does not resolve to an address that others reach.
-        here = outward_address() if endpoint.is_ours and not endpoint.facing else None
-        self._addresses = list(dict.fromkeys([*filter(None, [here]), *addresses]))
-        outward = (each for each in self._addresses if not is_loopback(each))
-        self._own = next((each for each in outward if interface_of(each) is not None), "")
-        if self._addresses:
-            self._connect(self._addresses.pop(0))
-        else:
-            self._try_later(f"the name `{self._config.host}` does not resolve: {why}")
+    def _unresolved(self, why: str) -> None:
+        self._try_later(f"the name `{self._config.host}` does not resolve: {why}")
 
-    def _connect(self, address: str) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._address = address
-        self._connecting = socket.socket(family, socket.SOCK_STREAM)
-        self._connecting.setblocking(False)
-        self._end_of_try.restart(_CONNECT_S)
-        try:
-            self._connecting.connect(sockaddr_of(address, self._port))
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._connecting.close()
-            self._connecting = None
-            self._not_connected(error.strerror or str(error))
-            return
-        self._hub.reactor.add_writer(self._connecting, self._connected)
-
-    def _connected(self) -> None:
-        connection, self._connecting = self._connecting, None
-        if connection is None:
-            return
-        self._hub.reactor.remove(connection)
-        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            connection.close()
-            self._not_connected(os.strerror(code))
-            return
-        self._end_of_try.restart(_GREETING_S if self._foreign is not None else _FIRST_GREETING_S)
+    def _connected(self, connection: socket.socket) -> None:
+        greeting_s = _GREETING_S if self._foreign is not None else _FIRST_GREETING_S
+        self._end_of_wait.restart(greeting_s)
         self._handshake = ParticipantHandshake(self._secret)
         self._connection = Connection(connection, self._handshake, self._hub, beat_s=self._beat_s)
         if self._reach is None and not self._config.is_elastic and not self._info.probe:
@@ -285,26 +240,23 @@ class Participant:
             self._foreign = None
         elif self._foreign is None or self._foreign.timeout_s != foreign_s:
             self._foreign = self._hub.deadline(foreign_s)
-        place = format_endpoint(self._address, self._port)
-        if self._own == self._address:
+        place = format_endpoint(self._dialer.address, self._port)
+        if self._dialer.own == self._dialer.address:
             why += ", and the address belongs to this machine"
         self._try_later(why if place == self._config.endpoint else f"{place}: {why}")
 
-    def _give_up(self) -> None:
-        """End the current attempt, which takes too long."""
-        if self._connecting is not None:
-            self._hub.reactor.drop(self._connecting)
-            self._connecting = None
-            self._not_connected("no answer")
-        elif self._connection is not None and not self._connection.is_open:
-            if self._handshake.is_answered:
-                self._drop(f"its answer takes more than {_GREETING_S:g} s")
-            else:
-                self._drop(_SILENT, foreign_s=self._config.node_timeout_s)
+    def _drop_without_answer(self) -> None:
+        """End a connection whose other end does not answer like a launcher."""
+        if self._connection is None or self._connection.is_open:
+            return
+        if self._handshake.is_answered:
+            self._drop(f"its answer takes more than {_GREETING_S:g} s")
+        else:
+            self._drop(_SILENT, foreign_s=self._config.node_timeout_s)
 
     def _try_later(self, why: str) -> None:
         self._failed_attempt = why
-        self._end_of_try.cancel()
+        self._end_of_wait.cancel()
         self._next_try.restart(_RETRY_S)
 
     # ---- receiving -------------------------------------------------------------------------
@@ -316,10 +268,10 @@ class Participant:
         for message in connection.receive():
             self._receive(message)
         if connection.is_open:
-            self._end_of_try.cancel()
+            self._end_of_wait.cancel()
             self._is_known = True
         elif connection.closed is None:  # it has begun to answer
-            self._end_of_try.restart(_GREETING_S)
+            self._end_of_wait.restart(_GREETING_S)
         if connection.closed is not None:
             self._drop(connection.closed)
 
@@ -432,17 +384,16 @@ class Participant:
     def _fail(self, error: MeshrunError) -> None:
         self._failed = True
         self._next_try.cancel()
-        self._end_of_try.cancel()
+        self._end_of_wait.cancel()
+        self._dialer.close()
         self._hub.fail(error)
 
     def close(self) -> None:
         """Close the connection to the coordinator."""
-        for timer in (self._beats, self._next_try, self._end_of_try):
+        for timer in (self._beats, self._next_try, self._end_of_wait):
             timer.cancel()
+        self._dialer.close()
         if self._reach is not None:
             self._reach.close()
-        if self._lookup is not None:
-            self._lookup.close()
-        self._hub.reactor.drop(self._connecting)
         if self._connection is not None:
             self._connection.close("the launch has ended")

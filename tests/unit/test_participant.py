@@ -345,7 +345,7 @@ def test_times_of_calls_are_converted_to_the_local_clock(parties: Parties, ahead
 def test_a_participant_may_close_while_it_looks_for_the_coordinator(parties: Parties) -> None:
     """Nothing of its attempts is left."""
     participant = parties.participant(info("node1"))
-    cast("Participant", participant.side)._addresses.clear()
+    cast("Participant", participant.side)._dialer._addresses.clear()
     participant.turn()  # a name is looked up in a process of its own
     parties.remove(participant)
 
