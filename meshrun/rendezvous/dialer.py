@@ -61,6 +61,10 @@ class Dialer:
         else:
             self._lookup = Lookup(self._host, self._reactor, self._looked_up)
 
+    def prefer(self, address: str) -> None:
+        """Try an address next, and after it the last one again."""
+        self._addresses[:0] = [address, self.address]
+
     def _looked_up(self, addresses: list[str], why: str) -> None:
         endpoint = classify_endpoint(
             self._host.strip("[]"),

@@ -1,7 +1,8 @@
 """How two launchers prove to each other that they know the secret. Pure.
 
-Before any frame, they exchange lines of JSON: the coordinator's greeting with a nonce, the
-participant's nonce and proof, the coordinator's proof. No proof is valid for another connection.
+Before any frame, they exchange lines of JSON: the coordinator's greeting with a nonce and its
+address, the participant's nonce and proof, the coordinator's proof. No proof is valid for another
+connection.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+from ipaddress import ip_address
 from typing import Any
 
+from meshrun.host.host_names import is_address
 from meshrun.host.printable import one_line
 
 VERSION = 4
@@ -30,13 +33,32 @@ class OtherLaunch(HandshakeError):
     """The peer is a launcher that does not know the secret."""
 
 
-class CoordinatorHandshake:
-    """The listening side: sends :attr:`greeting`, then answers one line with one line."""
+class Translated(HandshakeError):
+    """The network translates the address through which the coordinator was reached.
 
-    def __init__(self, secret: bytes) -> None:
+    As that of a Kubernetes Service, which forwards no other port.
+
+    Attributes:
+        address: The coordinator's own address.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"its own address is {address}")
+        self.address = address
+
+
+class CoordinatorHandshake:
+    """The listening side: sends :attr:`greeting`, then answers one line with one line.
+
+    Args:
+        secret: The key that only launchers of this launch know.
+        address: Its own address of this connection.
+    """
+
+    def __init__(self, secret: bytes, address: str = "") -> None:
         self._secret = secret
         self._nonce = secrets.token_hex(16)
-        self.greeting = _line({"meshrun": VERSION, "nonce": self._nonce})
+        self.greeting = _line({"meshrun": VERSION, "nonce": self._nonce, "address": address})
 
     def answer(self, line: bytes) -> tuple[bytes, bytes]:
         """Return (the line to send, the key of the connection).
@@ -55,10 +77,15 @@ class CoordinatorHandshake:
 
 
 class ParticipantHandshake:
-    """The connecting side: answers the greeting, then checks the coordinator's proof."""
+    """The connecting side: answers the greeting, then checks the coordinator's proof.
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+    Args:
+        secret: The key that only launchers of this launch know.
+        address: The address to which it has connected; "" if it may be translated.
+    """
+
+    def __init__(self, secret: bytes, address: str = "") -> None:
+        self._secret, self._address = secret, address
         self._nonces = ""
 
     @property
@@ -71,6 +98,7 @@ class ParticipantHandshake:
 
         Raises:
             HandshakeError: If the peer is not a launcher, or has another version.
+            Translated: If its own address is another one.
         """
         values = _read(greeting)
         version = values.get("meshrun")
@@ -78,6 +106,8 @@ class ParticipantHandshake:
             raise HandshakeError(
                 f"its meshrun speaks protocol version {version!r}, but this one speaks {VERSION}"
             )
+        if self._address and _is_translated(self._address, own := _text(values, "address")):
+            raise Translated(own)
         nonce = secrets.token_hex(16)
         self._nonces = f"{_text(values, 'nonce')} {nonce}"
         proof = _proof(self._secret, "participant", self._nonces)
@@ -102,6 +132,15 @@ class ParticipantHandshake:
 def refusal(reason: str) -> bytes:
     """Return the line that rejects a participant."""
     return _line({"refused": reason})
+
+
+def _is_translated(used: str, own: str) -> bool:
+    """Return whether the coordinator has another address, at which it may be reached as well."""
+    if not is_address(own):
+        return False
+    ours, theirs = (ip_address(each.partition("%")[0]) for each in (used, own))
+    is_far = theirs.is_loopback and not ours.is_loopback
+    return ours != theirs and not (is_far or theirs.is_link_local)
 
 
 def _line(values: dict[str, Any]) -> bytes:

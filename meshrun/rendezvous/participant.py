@@ -18,7 +18,7 @@ from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.dialer import Dialer
-from meshrun.rendezvous.handshake import ParticipantHandshake
+from meshrun.rendezvous.handshake import ParticipantHandshake, Translated
 from meshrun.rendezvous.messages import (
     AllFinished,
     Begin,
@@ -71,6 +71,8 @@ class Participant:
         self._connection: Connection | None = None
         self._handshake = ParticipantHandshake(node.secret)
         """That of the last connection."""
+        self._translated = ""
+        """The last address that was not the coordinator's own, which is then tried first."""
         self._failed_attempt = "no answer yet"
         """Why the last attempt to reach the coordinator failed."""
         self._refused: Deadline | None = None
@@ -208,7 +210,9 @@ class Participant:
     def _connected(self, connection: socket.socket) -> None:
         greeting_s = _GREETING_S if self._foreign is not None else _FIRST_GREETING_S
         self._end_of_wait.restart(greeting_s)
-        self._handshake = ParticipantHandshake(self._secret)
+        address = self._dialer.address
+        checked = "" if address == self._translated else address
+        self._handshake = ParticipantHandshake(self._secret, checked)
         self._connection = Connection(connection, self._handshake, self._hub, beat_s=self._beat_s)
         if self._reach is None and not self._config.is_elastic and not self._info.probe:
             self._reach = Reachability(self._connection.own_address, self._hub)
@@ -269,11 +273,20 @@ class Participant:
             self._receive(message)
         if connection.is_open:
             self._end_of_wait.cancel()
-            self._is_known = True
+            self._is_known, self._translated = True, ""
         elif connection.closed is None:  # it has begun to answer
             self._end_of_wait.restart(_GREETING_S)
-        if connection.closed is not None:
+        if isinstance(connection.handshake_error, Translated):
+            self._connect_directly(connection.handshake_error.address)
+        elif connection.closed is not None:
             self._drop(connection.closed)
+
+    def _connect_directly(self, own: str) -> None:
+        """Connect to the coordinator's own address, or else through the translated one again."""
+        self._connection, self._translated = None, self._dialer.address
+        self._dialer.prefer(own)
+        self._end_of_wait.cancel()
+        self._next_try.move(time.monotonic_ns())
 
     def _wait(self, message: Waiting) -> None:
         if message.has_begun and not self._met:

@@ -10,6 +10,7 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
 
 from meshrun.errors import MeshrunError
+from meshrun.host.interfaces import address_of
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import CoordinatorHandshake, OtherLaunch
 from meshrun.rendezvous.messages import Beat, Message, Parting, Refused
@@ -94,7 +95,7 @@ class Unauthenticated:
                     return
             else:
                 node = self._node
-                handshake = CoordinatorHandshake(node.secret)
+                handshake = CoordinatorHandshake(node.secret, _own_address(connection))
                 self._watch(Connection(connection, handshake, self._hub, beat_s=node.beat_s))
 
     def _make_room(self) -> bool:
@@ -171,6 +172,10 @@ class Unauthenticated:
             connection.close(why)
         self._connections.clear()
         self._by_origin.clear()
+
+
+def _own_address(connection: socket.socket) -> str:
+    return address_of(connection.getsockname()).removeprefix("::ffff:")
 
 
 def _age_s(connection: Connection) -> float:

@@ -14,6 +14,7 @@ from meshrun.rendezvous.handshake import (
     CoordinatorHandshake,
     HandshakeError,
     ParticipantHandshake,
+    Translated,
     refusal,
 )
 from tests.parties import SECRET
@@ -50,6 +51,34 @@ def test_the_lines_do_not_hold_the_secret_or_the_key() -> None:
     assert SECRET not in sent
     assert key not in sent
     assert key.hex().encode() not in sent
+
+
+@pytest.mark.parametrize(
+    ("used", "own", "is_translated"),
+    [
+        ("10.0.0.1", "10.0.0.1", False),
+        ("10.96.0.7", "10.0.0.1", True),
+        ("10.96.0.7", "fd00::1", True),
+        ("127.0.0.1", "10.0.0.1", True),  # a tunnel that begins here
+        ("10.0.0.9", "127.0.0.1", False),  # a tunnel that ends there
+        ("fe80::1%eth0", "fe80::1%eth1", False),
+        ("fd00::1", "fe80::1%eth1", False),
+        ("", "10.0.0.1", False),
+        ("10.0.0.1", "", False),
+        ("10.0.0.1", "node0", False),
+    ],
+)
+def test_a_translated_address_is_noticed(used: str, own: str, is_translated: bool) -> None:
+    """Unless the coordinator's own address leads nowhere from here."""
+    greeting = CoordinatorHandshake(SECRET, own).greeting
+    participant = ParticipantHandshake(SECRET, used)
+
+    if is_translated:
+        with pytest.raises(Translated, match=own):
+            participant.answer(greeting)
+    else:
+        participant.answer(greeting)
+    assert participant.is_answered is not is_translated
 
 
 def test_a_participant_with_another_secret_is_rejected() -> None:

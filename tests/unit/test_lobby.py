@@ -277,7 +277,8 @@ def _line(parties: Parties, connection: socket.socket) -> bytes:
 
     def look() -> bool:
         with suppress(BlockingIOError):
-            got.extend(connection.recv(1))
+            while not got.endswith(b"\n") and (byte := connection.recv(1)):
+                got.extend(byte)
         return got.endswith(b"\n")
 
     parties.until(look)

@@ -114,6 +114,34 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
     assert "stopped or slow" in error.hint
 
 
+def greet(parties: Parties, listener: socket.socket) -> Connection:
+    """Accept the next connection as a coordinator whose own address is 127.0.9.1."""
+    accepting = CoordinatorHandshake(SECRET, "127.0.9.1")
+    return Connection(accepted(parties, listener), accepting, Party(parties.clock).hub)
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_the_coordinators_own_address_is_preferred(
+    parties: Parties, other: socket.socket, is_reached: bool
+) -> None:
+    """A Service's address leads to no other port, such as that of the ranks' store."""
+    participant = parties.participant(info("node1"), node_timeout_s=1e6)
+    with closing(listen_on("127.0.9.1", parties.port)) as own:
+        own.setblocking(False)
+        greeted = [greet(parties, other)]
+        if is_reached:
+            greeted.append(greet(parties, own))
+    if not is_reached:
+        greeted.append(greet(parties, other))
+    greeted[-1].send(Waiting(text="it waits"))
+    parties.until(lambda: greeted[-1].receive() and "it waits" in participant.notes)
+
+    place = "127.0.9.1" if is_reached else "127.0.0.1"
+    assert greeted[-1].own_address == place
+    for each in greeted:
+        each.close("")
+
+
 def test_a_slow_answer_is_waited_for(parties: Parties, other: socket.socket) -> None:
     """With a round trip of seconds, the greeting arrives long before the proof."""
     participant = parties.participant(info("node1"), node_timeout_s=2.0)
