@@ -23,6 +23,10 @@ class MeshrunError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copy an error without its ``__init__``, which may take other arguments than ``args``."""
+        return Exception.__new__, (type(self), *self.args), self.__dict__
+
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows instead of meshrun's own frames."""
         return f"error: {self}".splitlines()

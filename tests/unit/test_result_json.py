@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from meshrun.api.group_cells import CellFailed
 from meshrun.api.launch import read_result
-from meshrun.protocol.result import LaunchResult, Resize, Timings
+from meshrun.api.worker_group import GroupLost
+from meshrun.errors import MeshError, MeshrunError, ProgramError, SpecError
+from meshrun.protocol.result import LaunchResult, RankFailed, Resize, Timings
 from meshrun.report.result_json import parse_result_json, render_result_json
 
 
@@ -61,3 +67,30 @@ def test_a_launcher_whose_exit_code_is_unknown(
     assert result.trouble is not None
     assert "SIGCHLD is ignored" in result.trouble.message
     assert result.exit_code == 71
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RankFailed(LaunchResult(exit_code=3, timings=Timings(began_ns=1))),
+        SpecError("`x` is not a size", "dp=x", 3, hint="use a number", option="--mesh"),
+        ProgramError("can't open file", exit_code=2, hint="check the path"),
+        CellFailed("its traceback", ValueError("x")),
+        GroupLost("these workers were closed", hint="start a new group"),
+        MeshError("no mesh"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize(
+    "make_copy",
+    [copy.copy, lambda error: pickle.loads(pickle.dumps(error))],
+    ids=["copied", "pickled"],
+)
+def test_an_error_can_be_copied(
+    error: MeshrunError, make_copy: Callable[[MeshrunError], MeshrunError]
+) -> None:
+    """As a pool of processes does with what a task raises."""
+    made = make_copy(error)
+    assert type(made) is type(error)
+    assert str(made) == str(error)
+    assert repr(vars(made)) == repr(vars(error))
