@@ -57,16 +57,17 @@ def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) 
         GroupLost: If not all ranks have finished.
         KeyboardInterrupt: If the call was interrupted.
     """
+    failed: CellFailed
     try:
         return group.make_call(function, args)
     except (KeyboardInterrupt, GroupLost):
         raise
     except SystemExit as error:
-        raise CellFailed(f"SystemExit: {error}", error) from None
+        failed = CellFailed(f"SystemExit: {error}", error)
     except BaseException as error:
         cause = error.__cause__
         text = cause.text if isinstance(cause, RankTraceback) else str(error)
-        raise CellFailed(text.strip(), error) from None
+        failed = CellFailed(text.strip(), error)
     finally:
         if not group.is_open:
             print(
@@ -74,3 +75,4 @@ def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) 
                 " with the next input",
                 file=sys.stderr,
             )
+    raise failed  # here, as IPython prints an exception group in its context, with our frames

@@ -20,7 +20,7 @@ shell.run_line_magic("load_ext", "meshrun")
 
 
 def run(cell):
-    print("---", flush=True)
+    print("~~~", flush=True)
     print("ran" if shell.run_cell(cell).success else "failed", flush=True)
 
 
@@ -30,6 +30,7 @@ run("%%mesh\\ndist.all_reduce(x)\\nprint('on', dist.get_rank())\\nx.item()")
 run("%%mesh\\ndef f(n: int): return 1 / n\\nf(x.item() - 2)")
 run("%%mesh\\nassert f.__annotations__['n'] is int\\nx.item() + dist.get_rank()")
 run("%%mesh\\n1 +")
+run("%%mesh\\nif hasattr(__builtins__, 'ExceptionGroup'): raise ExceptionGroup('g', [KeyError(1)])")
 run("%mesh")
 run("%%mesh dp=2  --device cpu --show dp=0\\nimport os, time; os.system('echo native')\\nx.item()")
 run("%%mesh --hide dp=2\\n1")
@@ -66,8 +67,8 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    parts = [part.strip().splitlines() for part in ran.stdout.split("---\n")[1:]]
-    none, begin, total, wrong, after, syntax, known, *parts = parts
+    parts = [part.strip().splitlines() for part in ran.stdout.split("~~~\n")[1:]]
+    none, begin, total, wrong, after, syntax, several, known, *parts = parts
     shown, no_index, awaited, commands, magic, stopped, *parts = parts
     lost, fresh, *slips, others, stop, bad, word = parts
 
@@ -80,6 +81,9 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert not any("meshrun/" in line for line in wrong), wrong
     assert after == ["[dp0] 2.0", "[dp1] 3.0", "ran"]
     assert "SyntaxError" in "\n".join(syntax)
+    if sys.version_info >= (3, 11):
+        assert "ExceptionGroup: g (1 sub-exception)" in "\n".join(several)
+        assert "meshrun/" not in ran.stderr
     assert known == ["dp=2 --device cpu: 2 ranks", "ran"]
     assert shown == ["[dp0] native", "[dp0] 2.0", "ran"]
     assert no_index[0] == "error: dim `dp` has no index 2: its size is 2"
