@@ -322,7 +322,7 @@ def check_options(flags: Sequence[str]) -> None:
     """
     began_ns = time.monotonic_ns()
     with private_folder() as folder:
-        words = ["--nnodes=1", *flags, "--dry-run"]
+        words = ["--standalone", *flags, "--dry-run"]
         command, variables = launcher_command(folder, words, ["-"])
         env, null = {**os.environ, **variables}, subprocess.DEVNULL
         code = subprocess.call(command, env=env, stdin=null, stdout=null, stderr=null)

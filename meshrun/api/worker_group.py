@@ -110,7 +110,7 @@ class WorkerGroup:
             "mesh": mesh,
             "names": names,
             "nproc_per_node": nproc_per_node,
-            "nnodes": 1,
+            "standalone": True,
             "device": device,
             "preload": preload,
             "shutdown_timeout": _SHUTDOWN_S,

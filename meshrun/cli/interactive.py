@@ -38,10 +38,9 @@ def interact(
     set_title("prompt", *sys.argv[1:])
     from meshrun.api.prompt import run_prompt
 
-    standalone = Options.standalone.flag
-    words = replace(line, program=()).words(without={Options.interactive.flag, standalone})
+    words = replace(line, program=()).words(without={Options.interactive.flag})
     program = () if line.program[:1] in ((), ("-",)) else line.program
-    return run_prompt([*words, standalone], program)
+    return run_prompt(words, program)
 
 
 def _check(options: Options, request: LaunchRequest, invocation: Invocation) -> None:

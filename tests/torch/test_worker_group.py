@@ -380,3 +380,6 @@ def test_a_group_that_cannot_start_raises_at_once() -> None:
         WorkerGroup(mesh="dp=3", nproc_per_node=2, device="cpu", stderr=io.StringIO())
     with pytest.raises(meshrun.MeshrunError, match="no rank was started"):
         WorkerGroup(mesh="dp=2", options=["--dry-run"], stdout=io.StringIO())
+    for words in (["--nnodes", "2"], ["--hosts", "a,b"]):
+        with pytest.raises(UsageError, match="--standalone"):
+            WorkerGroup(mesh="dp=2", options=words)
