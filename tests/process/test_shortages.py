@@ -254,6 +254,7 @@ def test_descriptors_that_a_parent_left_open(free: int, fake_torch: object) -> N
 
     def leave_open() -> None:
         limit = 256
+        os.closerange(3, limit)  # those of other tests, which close only as the launcher starts
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         with suppress(OSError):
             while True:
