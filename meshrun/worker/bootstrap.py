@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.exclusion import how_to_exclude, node_name
@@ -77,7 +77,7 @@ def become_rank(
         if order.check:
             _pass_check(order, source, reporter)
         raise_thread_counts(os.environ)
-        _seed_generators()
+        _forget_state_of_imports()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
         answer_requests(requests_fd, reporter)
         when_imported(
@@ -231,8 +231,11 @@ def _is_plain(hook: object) -> bool:
     return False
 
 
-def _seed_generators() -> None:
-    """Give each rank the random state of a fresh interpreter; otherwise all forks share one."""
+def _forget_state_of_imports() -> None:
+    """Give each rank what a fresh interpreter has: its own random state, and a free TMPDIR."""
+    tempfile: Any = sys.modules.get("tempfile")
+    if tempfile is not None:  # the program may set the variable, and dill has asked for it before
+        tempfile.tempdir = None
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -336,15 +336,19 @@ def test_spawned_children_send_back_what_main_defines(
     assert ours.stdout == "[rank 0] 1\n", ours.stderr
 
 
-def test_ranks_draw_different_random_numbers(fake_torch: Path) -> None:
-    """Forks do not share the random state of Python or numpy."""
+def test_ranks_do_not_share_the_state_of_imports(fake_torch: Path, tmp_path: Path) -> None:
+    """Neither random state nor the folder for temporary files is as imports left it."""
+    (tmp_path / "asks.py").write_text("import tempfile; tempfile.gettempdir()")  # as dill does
     ours = run_meshrun(
-        "--nproc-per-node", "4", "--no-prefix", "--preload", "numpy", PROGRAMS / "seeds.py"
-    )
-    numbers = ours.stdout.split()
+        "--nproc-per-node", "4", "--no-prefix", "--preload", "numpy", "--preload", "asks",
+        PROGRAMS / "seeds.py", tmp_path / "new",
+        env={"PYTHONPATH": f"{FAKES}{os.pathsep}{tmp_path}"},
+    )  # fmt: skip
+    found = ours.stdout.split()
 
-    assert len(numbers) == 8, ours.stderr
-    assert len(set(numbers)) == 8
+    assert len(found) == 12, ours.stderr
+    assert len(set(found)) == 9
+    assert found.count(str(tmp_path / "new")) == 4
 
 
 def test_stdin_and_folder_are_the_launchers(fake_torch: Path, tmp_path: Path) -> None:
