@@ -117,11 +117,11 @@ class Checked:
     """The check before the program has finished; rank 0 reports it."""
 
     rank: int
-    findings: list[str]
+    findings: list[Line]
     """What is wrong, one line each."""
-    hosts: list[str]
+    hosts: list[Line]
     """The hosts to blame; they are left out if the others suffice."""
-    speeds: str
+    speeds: Line
     """The speed of each dim, for display."""
     seconds: float
     at_ns: int
@@ -132,8 +132,8 @@ class NodeExcluded:
     """A rank's node must not be used."""
 
     rank: int
-    reason: str
-    remedy: str
+    reason: Line
+    remedy: Line
     """How to leave the node out, for display."""
     found_by: Literal["program", "check", "driver"] = "program"
     """Who excludes it: ``exclude_node()``, the check before the program, or the GPUs' driver."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshrun.host.sockets import packet_pair
 from meshrun.lifecycle.state import State
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import RankBeat
+from meshrun.protocol.from_zygote import Checked, RankBeat
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.to_zygote import Exit, StartRank
@@ -90,6 +90,15 @@ def test_a_message_of_the_wrong_shape_is_rejected(packet: bytes) -> None:
     """Fields and their types are checked."""
     with pytest.raises(codec.WireError):
         codec.decode(packet)
+
+
+def test_what_a_check_has_found_is_printable() -> None:
+    """Some of its words come from other machines."""
+    sent = Checked(rank=0, findings=["\x1b[2J"], hosts=["a\n"], speeds="\a", seconds=1.0, at_ns=0)
+    found = codec.decode(codec.encode(sent))
+
+    assert isinstance(found, Checked)
+    assert "".join((*found.findings, *found.hosts, found.speeds)).isprintable()
 
 
 def test_every_message_has_its_own_name() -> None:
