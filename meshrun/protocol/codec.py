@@ -30,7 +30,7 @@ def encode(message: Message) -> bytes:
     longest = _LONGEST_TEXT
     while True:
         values = {
-            name: _shorten(value, longest) if isinstance(value, str) else value
+            name: shorten(value, longest) if isinstance(value, str) else value
             for name, value in asdict(message).items()
         }
         packet = pack_fields(type(message), values)
@@ -52,7 +52,8 @@ def decode(packet: bytes) -> Message:
     return message
 
 
-def _shorten(text: str, longest: int) -> str:
+def shorten(text: str, longest: int = _LONGEST_TEXT) -> str:
+    """Return a text without its middle if it is longer than messages should be."""
     if len(text) <= longest:
         return text
     half = longest // 2

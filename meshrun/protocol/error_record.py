@@ -13,7 +13,9 @@ from contextlib import suppress
 
 from meshrun.errors import MeshrunError
 from meshrun.host.log_file import Opener, nonblocking
+from meshrun.host.printable import one_line
 from meshrun.host.whole_file import write_whole
+from meshrun.protocol.codec import shorten
 from meshrun.protocol.packing import read_json
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LaunchResult
@@ -37,9 +39,9 @@ def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
     return RankRaised(
         rank=rank,
         at_ns=time.monotonic_ns(),
-        kind=kind,
-        message=text,
-        traceback=trace,
+        kind=one_line(kind),
+        message=shorten(text),
+        traceback=shorten(trace),
         shown=True,  # @record re-raises, so Python has printed it
     )
 

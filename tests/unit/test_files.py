@@ -20,7 +20,9 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.small_file import read_small
 from meshrun.host.whole_file import check_target, write_whole
 from meshrun.plan.rendezvous_config import RendezvousConfig
+from meshrun.protocol.codec import PACKET_BYTES
 from meshrun.protocol.error_record import read_record
+from meshrun.protocol.packing import pack
 from meshrun.rendezvous.secret import read_secret
 from meshrun.report.node_history import record_failure
 from meshrun.supervisor.timers import Timers
@@ -242,6 +244,17 @@ def test_an_error_file_that_cannot_be_parsed_is_ignored(tmp_path: Path) -> None:
     for text in ("", "[]", "[" * 100_000, '{"message": {}}'):
         path.write_text(text)
         assert read_record(str(path), 0, os.open) is None
+
+
+@pytest.mark.parametrize("head", ["", "ValueError: "])
+def test_a_long_error_file_fits_into_a_message(head: str, tmp_path: Path) -> None:
+    """As what a rank reports does: reports of all ranks of a node are sent to the first one."""
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": head + "x" * 3_000_000}))
+    found = read_record(str(path), 0, os.open)
+
+    assert found is not None
+    assert len(pack(found)) < PACKET_BYTES
 
 
 def test_a_timer_pipe_replaces_only_a_pipe(tmp_path: Path) -> None:
