@@ -86,7 +86,7 @@ class Participant:
         self._foreign: Deadline | None = None
         """How long something other than our coordinator may answer at the endpoint."""
         self._is_known = False
-        """Whether the coordinator has answered once."""
+        """Whether the coordinator has answered on this connection."""
         self._uses_fallback = False
         """Whether it tries the port on which node 0 reports that the endpoint's port is taken."""
         self._met = self._over = self._failed = False
@@ -348,6 +348,7 @@ class Participant:
     def _drop(self, why: str, *, foreign_s: float | None = None) -> None:
         """Close the connection; for ``foreign_s``, something else may answer at the endpoint."""
         connection, self._connection = self._connection, None
+        was_known, self._is_known = self._is_known, False
         if connection is not None:
             connection.close(why)
         if self._over or self._failed:
@@ -358,7 +359,7 @@ class Participant:
         elif self._met:
             self._lose_coordinator(why, is_silent=is_silent)
         else:
-            if self._is_known:  # it has been there: wait less than for a late one
+            if was_known:  # it has been there: wait less than for a late one
                 known_s = min(self._deadline.timeout_s, self._config.node_timeout_s)
                 self._deadline = self._hub.deadline(known_s)
             if connection is not None and connection.handshake_error is not None:

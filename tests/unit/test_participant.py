@@ -218,6 +218,23 @@ def test_a_welcome_with_wrong_values_is_rejected(
     assert not participant.received(Met)
 
 
+def test_a_coordinator_whose_proxy_outlives_it(parties: Parties, other: socket.socket) -> None:
+    """The proxy accepts each connection, and closes it, as nothing listens behind it any more."""
+    participant = parties.participant(info("node1"), node_timeout_s=20.0)
+    coordinator = Connection(
+        accepted(parties, other), CoordinatorHandshake(SECRET), participant.hub
+    )
+    parties.until(coordinator.receive)
+    coordinator.close("it has ended")
+    for _ in range(30):
+        with suppress(BlockingIOError):
+            other.accept()[0].close()
+        parties.pass_s(1)
+    error = participant.received(MeetingFailed)[0].error
+
+    assert error.message.endswith("within 20 s: it closed the connection")
+
+
 def test_text_of_other_hosts_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
     """A refusal needs no proof, so it is escaped and shown as one line."""
     participant = parties.participant(info("node1"))
