@@ -94,9 +94,16 @@ class Unauthenticated:
                     self._pause()
                     return
             else:
-                node = self._node
-                handshake = CoordinatorHandshake(node.secret, _own_address(connection))
-                self._watch(Connection(connection, handshake, self._hub, beat_s=node.beat_s))
+                self._begin(connection)
+
+    def _begin(self, accepted: socket.socket) -> None:
+        node = self._node
+        handshake = CoordinatorHandshake(node.secret, _own_address(accepted))
+        connection = Connection(accepted, handshake, self._hub, beat_s=node.beat_s)
+        if connection.their_address:
+            self._watch(connection)
+        else:
+            connection.close("it was reset before it was accepted")
 
     def _make_room(self) -> bool:
         """Close the oldest connection, of an origin with too many if there is one, or of all.
@@ -184,7 +191,7 @@ def _age_s(connection: Connection) -> float:
 
 def _origin(connection: Connection) -> str:
     """Return the IPv4 address or IPv6 /64 network that a connection comes from."""
-    address = ip_address(connection.their_address.partition("%")[0] or "::")
+    address = ip_address(connection.their_address.partition("%")[0])
     if isinstance(address, IPv4Address):
         return str(address)
     return str(address.ipv4_mapped or IPv6Network((int(address) >> 64 << 64, 64)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from contextlib import suppress
 
 import pytest
@@ -22,6 +23,7 @@ GARBAGE = {
     "a line of json": b'{"nonce": 1, "proof": []}\n',
     "empty lines": b"\n" * 300,
 }
+WRONG_PROOF = b'{"nonce": "0", "proof": "0"}\n'
 
 
 def test_nodes_meet(parties: Parties) -> None:
@@ -296,6 +298,21 @@ def test_a_replayed_handshake_is_not_admitted(parties: Parties) -> None:
     parties.until(lambda: coordinator.notes)
 
     assert coordinator.notes[0].startswith("127.0.0.1 was rejected: it belongs to another launch")
+
+
+def test_connections_that_are_reset_are_no_further_host(parties: Parties) -> None:
+    """Their address is unknown, and one stranger must not count as two missing nodes."""
+    coordinator = parties.coordinator(3)
+    for _ in range(4):
+        parties.stranger(WRONG_PROOF)
+        stranger = parties.stranger(WRONG_PROOF)
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stranger.close()
+        parties.pass_s(2)
+
+    (note,) = (note for note in coordinator.notes if "was rejected" in note)
+    assert note.startswith("127.0.0.1 was rejected: it belongs to another launch")
+    assert not coordinator.received(MeetingFailed)
 
 
 def test_a_participant_that_vanishes_may_join_again(parties: Parties) -> None:
