@@ -13,6 +13,8 @@ from meshrun.host.write_buffer import WriteBuffer
 
 _MOST_BYTES = 16 * 1024
 _MOST_CLIENTS = 64
+_ACCEPTED_AT_ONCE = 32
+"""How many clients are accepted before others are served, so that many in the queue delay none."""
 _PAUSE_S = 1.0
 """How long to stop accepting clients when there are no descriptors left."""
 _TIMEOUT_NS = 5_000_000_000
@@ -62,13 +64,17 @@ class HttpServer:
             self._reactor.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_oldest():
-                self._reactor.remove(self._listener)  # the clients wait in the queue
-                self._reactor.call_later(_PAUSE_S, self._listen)
-            return
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_oldest():
+                    self._reactor.remove(self._listener)  # the clients wait in the queue
+                    self._reactor.call_later(_PAUSE_S, self._listen)
+                return
+            self._add(connection)
+
+    def _add(self, connection: socket.socket) -> None:
         if len(self._clients) >= _MOST_CLIENTS:
             self._drop_oldest()
         connection.setblocking(False)
