@@ -14,7 +14,7 @@ from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 """Requests a rank's stacks. Nothing else uses this real-time signal, and Python can catch it."""
 
-_THREAD = re.compile(r"(?:(Current) t|T)hread 0x([0-9a-fA-F]+)(?: \[[^\]]*\])?.*:")
+_THREAD = re.compile(r"(?:(Current) t|T)hread 0x[0-9a-fA-F].*:")
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
 _TRACEBACK_FRAME = re.compile(r'^ +(?:\| +)?File "(.*|[^"]*)", line (\d+), in (.*)$', re.MULTILINE)
 """A path may contain quotes, or else line breaks."""
