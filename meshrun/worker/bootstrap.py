@@ -234,7 +234,8 @@ def _is_plain(hook: object) -> bool:
 def _forget_state_of_imports() -> None:
     """Give each rank what a fresh interpreter has: its own random state, and a free TMPDIR."""
     tempfile: Any = sys.modules.get("tempfile")
-    if tempfile is not None:  # the program may set the variable, and dill has asked for it before
+    # The program may set the variable, and dill has asked for it before; a module may set a folder.
+    if tempfile is not None and tempfile.tempdir in tempfile._candidate_tempdir_list():
         tempfile.tempdir = None
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

@@ -350,6 +350,15 @@ def test_ranks_do_not_share_the_state_of_imports(fake_torch: Path, tmp_path: Pat
     assert len(set(found)) == 9
     assert found.count(str(tmp_path / "new")) == 4
 
+    chosen = tmp_path / "chosen"
+    (tmp_path / "asks.py").write_text(f"import tempfile; tempfile.tempdir = {str(chosen)!r}")
+    ours = run_meshrun(
+        "--preload", "asks", PROGRAMS / "seeds.py", tmp_path / "new",
+        env={"PYTHONPATH": f"{FAKES}{os.pathsep}{tmp_path}"},
+    )  # fmt: skip
+
+    assert ours.stdout.split()[-1] == str(chosen), ours.stderr
+
 
 def test_stdin_and_folder_are_the_launchers(fake_torch: Path, tmp_path: Path) -> None:
     """A rank reads piped input, in the folder where meshrun was started."""
