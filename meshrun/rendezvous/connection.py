@@ -36,6 +36,8 @@ _NODES_PER_S = 500
 """How many heartbeats the coordinator sends per second at most."""
 _LEAST_BEATS = 4
 """How many heartbeats fit into the node timeout at least."""
+_SEGMENT = 500
+"""Bytes of a long message that are no silence: a slow link carries a segment of TCP at a time."""
 _GOODBYE_S = 2.0
 _DRIFT = 1e-4
 """How fast two clocks may drift apart, so a later round trip may count although it is longer."""
@@ -89,9 +91,9 @@ class Connection:
         self.handshake_error: HandshakeError | None = None
         """Why the peer does not belong to this launch, if it does not."""
         self.began_ns = self.received_ns = time.monotonic_ns()
-        """When it was connected, and when the last whole message arrived."""
+        """When it was connected, and when the last message, or a good part of one, arrived."""
         self.has_received = False
-        """Whether any message has arrived."""
+        """Whether any whole message has arrived."""
         self._idle_ns: int | None = None
         self._idle_at_ns = self.received_ns
         """How long the peer's ranks had been idle at which time."""
@@ -284,8 +286,9 @@ class Connection:
             self._line, received = bytearray(), bytes(rest)
             self._continue_handshake(bytes(line))
         messages = [decode(text) for text in self._reader.feed(received)]
-        if messages:
-            self.has_received, self.received_ns = True, time.monotonic_ns()
+        if messages or len(received) >= _SEGMENT:
+            self.received_ns = time.monotonic_ns()
+        self.has_received |= bool(messages)
         for message in messages:
             if isinstance(message, Beat):
                 self._take_beat(message)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import select
 import socket
+from contextlib import closing
 
 import pytest
 
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.rendezvous.connection import Connection, beat_s
+from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
 from meshrun.rendezvous.hub import Hub
-from meshrun.rendezvous.messages import Beat, Message
+from meshrun.rendezvous.messages import Beat, Message, Waiting, encode
+from tests.kit import wait_until
 from tests.parties import SECRET, Clock
 
 
@@ -33,6 +37,32 @@ def test_lost_time_does_not_count_against_a_deadline() -> None:
 def test_how_often_nodes_send_heartbeats(nnodes: int, timeout_s: float, expected: float) -> None:
     """Each second; with thousands of nodes more rarely, but several times within the timeout."""
     assert beat_s(nnodes, timeout_s) == expected
+
+
+def test_a_long_message_that_is_arriving_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow link may carry a traceback for longer than the node timeout."""
+    clock = Clock(monkeypatch)
+    with listen_on("127.0.0.1", 0) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    with Reactor() as reactor, closing(theirs):
+        coordinator = Connection(ours, CoordinatorHandshake(SECRET), Hub(reactor, note=str))
+        participant = ParticipantHandshake(SECRET)
+        theirs.sendall(participant.answer(theirs.recv(4096)))
+        wait_until(lambda: coordinator.receive() or coordinator.is_open, lambda: "no proof")
+        key = participant.finish(theirs.recv(4096))
+        frame = FrameWriter(key, "participant").frame(encode(Waiting(text="x" * 1500)))
+        silent = []
+        for part in (frame[:500], frame[500:1000], frame[1000:]):
+            theirs.sendall(part)
+            select.select([ours], [], [])
+            clock.pass_s(8)
+            received = coordinator.receive()
+            silent.append(coordinator.give_up_if_silent(10))
+        coordinator.close("done")
+
+    assert silent == ["", "", ""]
+    assert [type(each) for each in received] == [Waiting]
 
 
 def test_one_way_is_enough_where_heartbeats_are_rare(
