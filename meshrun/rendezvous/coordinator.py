@@ -246,6 +246,8 @@ class Coordinator:
         is_shared = any(other == what and host != info.host for host, other in self._failures)
         if hosts != [info.host] * 2 or is_shared or number not in self._connections:
             return
+        if len(self._nodes.on_host(info.host)) > 1:  # as of containers with one host name
+            return
         if not self._nodes.can_do_without(number):
             return
         what = what if rank is None else f"rank {rank} {what}"

@@ -30,9 +30,11 @@ def fit(nodes: Sequence[Join]) -> Layout:
     return Layout.parse("dp=1:8", nproc_per_node=[node.nproc for node in nodes])
 
 
-def newcomer(parties: Parties, name: str, *, rank: int | None = None, **settings: str) -> Party:
+def newcomer(
+    parties: Parties, name: str, *, rank: int | None = None, launcher: str = "", **settings: str
+) -> Party:
     """Add a node that joins later, or one of the first if it has a rank."""
-    joining = replace(info(name, rank, **settings), launcher=name)
+    joining = replace(info(name, rank, **settings), launcher=launcher or name)
     return parties.participant(joining, nnodes=MOST, least_nodes=1, return_s=60.0)
 
 
@@ -60,9 +62,9 @@ def start_next_generation(parties: Parties, those: Sequence[Party], generation: 
     those[0].send(Begin(generation=generation, cause=WHY))
 
 
-def grown(parties: Parties, two: Sequence[Party]) -> Party:
+def grown(parties: Parties, two: Sequence[Party], host: str = "node2") -> Party:
     """Add a third node, and wait until its ranks run; return it."""
-    third = newcomer(parties, "node2")
+    third = newcomer(parties, host, launcher="third")
     parties.until(lambda: all(party.received(GenerationAborted) for party in two))
     start_next_generation(parties, two, 1)
     parties.until(lambda: third.received(Met) and two[1].received(Met))
@@ -350,6 +352,18 @@ def test_a_host_that_does_not_fail_alone_stays(
     three = [*two, grown(parties, two)]
     for generation, (rank, how) in enumerate(failures, 2):
         fail_on(parties, three, generation, rank, how)
+        parties.until(lambda: all(party.received(NextBegins) for party in three))
+
+    assert not any(party.received(MeetingFailed) for party in three)
+
+
+def test_a_host_name_that_several_nodes_have_is_not_excluded(
+    parties: Parties, two: list[Party]
+) -> None:
+    """As of containers: the failures may have been on different machines."""
+    three = [*two, grown(parties, two, "node1")]
+    for generation, rank in ((2, 1), (3, 2)):
+        fail_on(parties, three, generation, rank, f"exited with code {rank}")
         parties.until(lambda: all(party.received(NextBegins) for party in three))
 
     assert not any(party.received(MeetingFailed) for party in three)
