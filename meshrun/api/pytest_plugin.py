@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import pickle
+import random
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,8 @@ _OWN_OPTIONS = {
     "no_cov": True, "setupshow": False, "setuponly": False, "setupplan": False, "log_file": None,
 }  # fmt: skip
 """Options that the session handles itself, with the values that ranks get."""
+_SEED = "hypothesis_seed"
+"""The option of hypothesis, if it is installed: ``None`` draws other examples in each process."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -492,6 +495,8 @@ def _options_of(config: pytest.Config) -> dict[str, Any]:
     """Return the options for ranks: all that can be pickled, with ``_OWN_OPTIONS`` reset."""
     kept = {name: value for name, value in vars(config.option).items() if _can_be_pickled(value)}
     kept |= {name: value for name, value in _OWN_OPTIONS.items() if name in kept}
+    if kept.get(_SEED, "") is None:  # ranks must draw the same examples
+        kept[_SEED] = random.getrandbits(32)
     temporary = config._tmp_path_factory.mktemp("ranks", numbered=True)  # type: ignore[attr-defined]
     # Ranks may have another working folder.
     place = {"rootdir": str(config.rootpath), "basetemp": str(temporary)}

@@ -17,6 +17,7 @@ GOOD = """
 import os, threading, warnings
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 import torch.distributed as dist
 from meshrun.testing import assert_same_on_all_ranks, rank_seed
 
@@ -52,6 +53,12 @@ class TestClass:
 
     def test_two(self, shared):
         assert shared == 1
+
+
+@settings(max_examples=5, deadline=None, database=None)
+@given(strategies.integers())
+def test_examples_are_the_same(drawn):
+    assert_same_on_all_ranks(drawn)
 
 
 def test_skips():
@@ -291,7 +298,7 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
 
     assert {name for name, case in cases.items() if outcome(case) == "skipped"} == skipped
     assert {outcome(case) for case in cases.values()} == {"passed", "skipped"}, output
-    assert len(cases) == 18
+    assert len(cases) == 19
     assert output.count("UserWarning: careful") == 1
     assert "the test left behind 1 thread (left over)" in output
     assert output.count("left behind") == 1, output
