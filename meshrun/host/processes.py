@@ -12,11 +12,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from meshrun.errors import HostError
+from meshrun.host.steps import Steps, finish
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -160,15 +161,22 @@ def end_children(
         spare: Children that existed before us, and are not ours to end.
     """
     with signals_blocked({signal.SIGCHLD}):  # for sigtimedwait()
-        return _end_children(grace_s, deadline_s, spare)
+        return finish(_ending_children(grace_s, deadline_s, lambda: spare), _wait_for_child)
 
 
-def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> Ended:
+def killing_children(spares: Callable[[], frozenset[int]]) -> Steps[Ended]:
+    """As :func:`end_children` with SIGKILL at once, in steps; ``spares`` is asked in each."""
+    return _ending_children(0.0, 0.0, spares)
+
+
+def _ending_children(
+    grace_s: float, deadline_s: float, spares: Callable[[], frozenset[int]]
+) -> Steps[Ended]:
     seen: set[int] = set()
     begin = time.monotonic() + deadline_s
     deadline = begin + grace_s
     turn = _Turn.FIRST
-    while children := _reap(spare):
+    while children := _reap(spares()):
         now = time.monotonic()
         ours = {pid: _turn(pid) for pid in children if _may_signal(pid)}
         if turn is _Turn.FIRST and min(ours.values(), default=turn) is _Turn.SHM_MANAGER:
@@ -180,7 +188,7 @@ def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> E
             survivors = tuple(pid for pid in ours if pid in seen)
             return Ended(len(seen), survivors, tuple({*children} - {*ours}))
         if now < begin:
-            _wait_for_child(begin - now)
+            yield begin - now
             continue
         for pid in [pid for pid, its_turn in ours.items() if its_turn is min(ours.values())]:
             if now >= deadline:
@@ -189,7 +197,7 @@ def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> E
                 send_signal(pid, signal.SIGTERM)
                 send_signal(pid, signal.SIGCONT)
             seen.add(pid)
-        _wait_for_child(0.02 if now >= deadline else deadline - now)
+        yield 0.02 if now >= deadline else deadline - now
     return Ended(len(seen))
 
 

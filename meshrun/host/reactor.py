@@ -15,12 +15,16 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from meshrun.errors import HostError
+from meshrun.host.steps import Steps
 
+T = TypeVar("T")
 Call = Callable[[], object]
+_STEP_S = 0.02
 _LONGEST_WAIT_S = 1800.0
 """The kernel refuses to wait for months; a turn in which nothing is due does no harm."""
 
@@ -201,6 +205,15 @@ class Reactor:
 
         timer = self.call_at(self.now_ns(), again, skips=False)
         return timer
+
+    def follow(self, steps: Steps[T], done: Callable[[T], object]) -> None:
+        """Take the first step now and the others in later turns; pass on the result."""
+        try:
+            wait_s = next(steps)
+        except StopIteration as end:
+            done(end.value)
+        else:
+            self.call_later(min(wait_s, _STEP_S), partial(self.follow, steps, done))
 
     def each_turn(self, call: Call, *, due: Callable[[], int | None] | None = None) -> None:
         """Call in every turn, after ready descriptors, in the order of registration.

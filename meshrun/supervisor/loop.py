@@ -19,8 +19,8 @@ from meshrun.host.aside import Aside
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import (
+    Ended,
     become_subreaper,
-    end_children,
     is_stopped,
     list_children,
     process_name,
@@ -434,16 +434,14 @@ class Loop:
 
     def _on_zygote_gone(self) -> None:
         self._gpu_wait.cancel()
-        status, kept = self._processes.wait_for_zygote()
-        own = self._earlier_children | Aside.running
-        ended = end_children(grace_s=0.0, spare=own)  # the zygote's orphans are ours now
-        left = LeftoversEnded(
-            count=0,
-            survivors=[*kept.survivors, *ended.survivors],
-            denied=[*kept.denied, *ended.denied],
-        )
+        ending = self._processes.ending_zygote(lambda: self._earlier_children | Aside.running)
+        self._reactor.follow(ending, self._end_without_zygote)
+
+    def _end_without_zygote(self, end: tuple[int, Ended]) -> None:
+        status, left = end
         if left.survivors or left.denied:
-            self._handle(left)
+            survivors, denied = list(left.survivors), list(left.denied)
+            self._handle(LeftoversEnded(count=0, survivors=survivors, denied=denied))
         self._on_reports()
         why = self._why_killed(status)
         self._handle(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns(), why=why))

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from meshrun.console.output import Output
 from meshrun.errors import HostError
 from meshrun.host.descriptors import allow_descriptors
-from meshrun.host.processes import Ended, handles_signal
+from meshrun.host.processes import Ended, handles_signal, killing_children
 from meshrun.host.reactor import Reactor
+from meshrun.host.steps import Steps, finish
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan, RankPlan
@@ -37,7 +38,7 @@ from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.stack_requests import ZYGOTE
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
-from meshrun.supervisor.zygote_client import ZygoteClient
+from meshrun.supervisor.zygote_client import EXIT_TAKES_S, ZygoteClient
 
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun
@@ -94,18 +95,25 @@ class Processes:
 
     # ---- starting --------------------------------------------------------------------------
 
-    def wait_for_zygote(self) -> tuple[int, Ended]:
-        """Wait for the zygote's end; return its wait status, and what its keeper could not end."""
-        for end in (self.zygote.control, self.zygote.reports):
-            self._reactor.remove(end)
-        return self.zygote.process.wait()
+    def ending_zygote(self, spares: Callable[[], frozenset[int]]) -> Steps[tuple[int, Ended]]:
+        """Wait for the zygote's end, and end what it leaves behind, except for ``spares``.
+
+        Return its wait status, and what could not be ended.
+        """
+        self._reactor.remove(self.zygote.control)
+        status, kept = yield from self.zygote.process.ending()
+        own = yield from killing_children(lambda: spares() | {*kept.survivors})
+        survivors, denied = kept.survivors + own.survivors, kept.denied + own.denied
+        return status, Ended(0, survivors, denied)
 
     def start_zygote(self, *, without_torch: bool) -> None:
         """Replace a zygote that has exited or is about to."""
         if without_torch:
             self._method = "exec"
-            self.wait_for_zygote()
+            finish(self.zygote.process.ending())  # it is about to exit
         self._waiting.clear()
+        for end in (self.zygote.control, self.zygote.reports):
+            self._reactor.remove(end)
         self.zygote.close()
         self.zygote = self._start_zygote()
         self._monitor.begin()
@@ -240,6 +248,7 @@ class Processes:
         self.send(Exit(grace_s=grace_s))
         if by_force:
             self.zygote.process.kill()
+            self._reactor.call_later(EXIT_TAKES_S, self.zygote.give_up)
 
     def read_error_file(self, event: RankExited) -> RankRaised | None:
         """Return the exception that ended a rank, if it is in the file that ``@record`` writes."""

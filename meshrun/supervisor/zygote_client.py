@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
-from meshrun.host.processes import Ended, signals_blocked
+from meshrun.host.processes import Ended, marked_processes, send_signal, signals_blocked
 from meshrun.host.shortage import HINTS, TOO_FEW_PROCESSES
 from meshrun.host.sockets import packet_pair
+from meshrun.host.steps import Steps
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
@@ -28,8 +32,9 @@ from meshrun.zygote.guard import LAUNCH_MARK
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun, WarmZygote
 
-_EXIT_TAKES_S = 10.0
-"""How long the zygote may take to exit once its socket is closed."""
+EXIT_TAKES_S = 10.0
+"""How long the zygote may take to exit once its socket is closed, and then after SIGKILL."""
+_BETWEEN_LOOKS_S = 0.001
 
 
 class ZygoteClient:
@@ -55,7 +60,7 @@ class ZygoteClient:
         warm: WarmRun | None = None,
     ) -> None:
         self._gate = -1
-        mark = secrets.token_hex(8)
+        self._mark = mark = secrets.token_hex(8)
         process: WarmZygote | _NewZygote | None = None
         if warm is not None and prepare.start_method == "fork":
             with self._new_sockets() as ends:
@@ -134,6 +139,17 @@ class ZygoteClient:
             os.close(self._gate)
             self._gate = -1
 
+    def give_up(self) -> None:
+        """Have :meth:`receive` report the end of a zygote that SIGKILL does not end.
+
+        Its ranks would die only with it, and it can no longer be asked to end them.
+        """
+        if self.control.fileno() >= 0:
+            for pid in marked_processes(f"{LAUNCH_MARK}={self._mark}"):
+                send_signal(pid, signal.SIGKILL)
+            with suppress(OSError):
+                self.control.shutdown(socket.SHUT_RD)
+
     def close(self) -> None:
         """Close our ends of its sockets."""
         self.open_gate()
@@ -147,6 +163,7 @@ class _NewZygote:
     def __init__(
         self, program: Program, fds: Sequence[int], *, mark: str, stdin: int | None
     ) -> None:
+        self._dead_by_s = math.inf
         words = (*map(str, fds), program.kind, program.target, *program.args)
         try:
             # Until it can leave them to us, it is to survive signals to all processes of the job.
@@ -172,12 +189,15 @@ class _NewZygote:
 
     def kill(self) -> None:
         self._process.kill()
+        self._dead_by_s = min(self._dead_by_s, time.monotonic() + EXIT_TAKES_S)
 
-    def wait(self) -> tuple[int, Ended]:
-        """Wait for its end; return its wait status, and what its keeper could not end."""
-        try:
-            code = self._process.wait(timeout=_EXIT_TAKES_S)
-        except subprocess.TimeoutExpired:  # such as where a module in it executed another program
-            self._process.kill()
-            code = self._process.wait()
+    def ending(self) -> Steps[tuple[int, Ended]]:
+        """Wait for its end; return its wait status, and what could not be ended."""
+        kill_at_s = time.monotonic() + EXIT_TAKES_S
+        while (code := self._process.poll()) is None:
+            if (now_s := time.monotonic()) > self._dead_by_s:
+                return signal.SIGKILL, Ended(1, survivors=(self.pid,))
+            if now_s > kill_at_s:  # such as where a module in it executed another program
+                self.kill()
+            yield _BETWEEN_LOOKS_S
         return (-code if code < 0 else code << 8), Ended(0)  # this process adopts its orphans

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import math
 import os
+import select
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshrun.host.absolute import absolute
 from meshrun.host.processes import Ended, is_stopped
+from meshrun.host.steps import Steps, finish
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
@@ -35,10 +39,12 @@ from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.learnt import Learnt, read_learnt
 from meshrun.worker.program import read_program
 from meshrun.worker.sys_path import first_path, holds, on_path
-from meshrun.zygote.guard import LAUNCH_MARK, kill_marked
+from meshrun.zygote.guard import LAUNCH_MARK, killing_marked
 
 _ANSWERS_WITHIN_S = 10.0
-_WAKE_KEEPER_EVERY_S = 0.2
+_BETWEEN_LOOKS_S = 0.005
+_KILL_TAKES_S = 30.0
+"""How long a keeper may take to report the end of a zygote that was killed, and of all below it."""
 _PACKET_BYTES = 64 * 1024
 _PIDFDS = 2
 """The keeper sends pidfds of the zygote and of itself."""
@@ -49,7 +55,7 @@ _FromKeeper = ZygoteForked | ZygoteEnded
 _STARTING_FRESH = "starting fresh, not from the warm server"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WarmZygote:
     """A zygote that a warm server has forked."""
 
@@ -58,32 +64,38 @@ class WarmZygote:
     _keeper: socket.socket
     _keeper_pidfd: int
     _mark: str
+    _dead_by_s: float = field(default=math.inf, init=False)
+    """When nothing should be left after SIGKILL."""
 
     def kill(self) -> None:
         """Kill the zygote; the kernel then kills its ranks."""
         _send_signal(self._pidfd, signal.SIGKILL)
+        self._dead_by_s = min(self._dead_by_s, time.monotonic() + _KILL_TAKES_S)
 
-    def wait(self) -> tuple[int, Ended]:
+    def ending(self) -> Steps[tuple[int, Ended]]:
         """Wait until nothing of it is left; return its wait status, and what could not be ended."""
-        ended = self._receive()
+        ended = yield from self._receive()
         with suppress(OSError):
             self._keeper.send(pack(Dismiss()))
-            self._receive()  # the connection closes
-        if not isinstance(ended, ZygoteEnded):  # the keeper was killed
+            yield from self._receive()  # the connection closes
+        if not isinstance(ended, ZygoteEnded):  # the keeper was killed, or still waits
             self.kill()
-            kill_marked(self._mark)
-            ended = ZygoteEnded(wait_status=signal.SIGKILL, survivors=[], denied=[])
+            yield from killing_marked(self._mark)
+            survivors = [] if _has_ended(self._pidfd) else [self.pid]
+            ended = ZygoteEnded(wait_status=signal.SIGKILL, survivors=survivors, denied=[])
         self._keeper.close()
         os.close(self._pidfd)
         os.close(self._keeper_pidfd)
         return ended.wait_status, Ended(0, tuple(ended.survivors), tuple(ended.denied))
 
-    def _receive(self) -> _FromKeeper | None:
+    def _receive(self) -> Steps[_FromKeeper | None]:
         """Return the keeper's next message, ``None`` at its end; wake it if it is stopped."""
-        while True:
-            with suppress(TimeoutError):
+        while time.monotonic() <= self._dead_by_s:
+            with suppress(BlockingIOError):
                 return _receive(self._keeper)[0]
             _send_signal(self._keeper_pidfd, signal.SIGCONT)
+            yield _BETWEEN_LOOKS_S
+        return None
 
 
 class WarmRun:
@@ -296,12 +308,12 @@ class WarmRun:
                     os.close(pidfd)
                 connection.close()
                 return mismatch
-            connection.settimeout(_WAKE_KEEPER_EVERY_S)
+            connection.setblocking(False)
             pidfd, keeper_pidfd = pidfds
             zygote = WarmZygote(forked.pid, pidfd, connection, keeper_pidfd, spec.mark)
             if mismatch is not None:
                 zygote.kill()
-                zygote.wait()
+                finish(zygote.ending())
             return mismatch or zygote
         except OSError:
             connection.close()
@@ -313,6 +325,12 @@ class WarmRun:
 def _send_signal(pidfd: int, signum: int) -> None:
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signum)
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _receive(connection: socket.socket) -> tuple[_FromKeeper | None, list[int]]:

@@ -23,6 +23,7 @@ from meshrun.host.processes import (
     marked_processes,
     send_signal,
 )
+from meshrun.host.steps import Steps, finish
 from meshrun.zygote.control import is_hung_up, launcher_pid
 
 LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
@@ -62,7 +63,7 @@ class Guard:
         with suppress(OSError):  # wake it even if its parent is a keeper, stopped as well
             signal.pidfd_send_signal(self._zygote_fd, signal.SIGCONT)
         _wait_for_end(self._zygote_fd)
-        kill_marked(self._mark)
+        finish(killing_marked(self._mark))
         self.remove_scratch()
         os._exit(0)
 
@@ -98,7 +99,7 @@ def _wait_for_end(pidfd: int) -> None:
         poll.poll()
 
 
-def kill_marked(mark: str) -> None:
+def killing_marked(mark: str) -> Steps[None]:
     """Kill all processes with a launch's mark, until several scans in a row find none."""
     deadline = time.monotonic() + _SWEEP_TAKES_S
     clean = 0
@@ -108,4 +109,4 @@ def kill_marked(mark: str) -> None:
         clean = 0 if found else clean + 1
         for pid in found:
             send_signal(pid, signal.SIGKILL)
-        time.sleep(_BETWEEN_SCANS_S)
+        yield _BETWEEN_SCANS_S

@@ -54,6 +54,15 @@ ended = processes.end_children(grace_s=0.0)
 print(ended.killed, ended.count, ended.survivors == (held.pid,), guard.wait())
 held.kill()
 """
+_FOLLOW = """
+from meshrun.host.reactor import Reactor
+reactor, ended, turns = Reactor(), [], []
+reactor.follow(processes.killing_children(frozenset), ended.append)
+reactor.every(0.005, lambda: turns.append(1))
+reactor.run_until(lambda: ended)
+print(ended[0].survivors == (held.pid,), len(turns) > 1)
+held.kill()
+"""
 _KEEP = """
 keeper._send = lambda *_: setattr(processes, "_KILL_TAKES_S", 600.0)
 ours, launcher = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -193,6 +202,7 @@ def run_python(code: str) -> str:
 def test_what_survives_sigkill_is_returned() -> None:
     """After a limited wait; a guard, whose turn would come after it, is ended nevertheless."""
     assert run_python(_HELD + _END) == "0 1 True -9\n"
+    assert run_python(_HELD + _FOLLOW) == "True True\n"
 
 
 def test_a_keeper_waits_once_for_what_survives_sigkill() -> None:
