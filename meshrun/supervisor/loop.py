@@ -90,6 +90,7 @@ from meshrun.supervisor.signals import SignalQueue
 from meshrun.supervisor.stopwatch import Stopwatch
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.watcher import Watcher
+from meshrun.supervisor.zygote_watch import ZygoteWatch
 
 if TYPE_CHECKING:
     from meshrun.plan.rank_env import LaunchFacts
@@ -202,6 +203,8 @@ class Loop:
         )
         if meeting is None:
             self._note_met(facts)
+        where = "" if meeting is None else f" on {os.uname().nodename}"
+        ZygoteWatch(lambda: self._processes.zygote.process.pid, self._reactor, console.note, where)
         self._nodes = None if meeting is None else self._meet(meeting)
         self._set_up_turn()
 

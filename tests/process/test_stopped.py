@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +24,11 @@ from tests.terminal import Terminal
 
 LIMIT_S = 2.0
 TICKS = PROGRAMS / "ticks.py"
+HELD = """\
+import os, sys
+into = (os.POSIX_SPAWN_OPEN, 0, sys.argv[-1], os.O_RDONLY, 0)
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[into])  # waits as the child does: vfork(2)
+"""
 WORDS = ("--nproc-per-node", "2", "--hang-timeout", str(LIMIT_S))
 
 
@@ -172,3 +178,29 @@ def test_a_process_that_asks_to_be_traced_runs_on(
     assert ours.returncode == 0, ours.stderr
     assert ours.stdout == "[rank 0] got it\n" or leaves
     assert "killed 1 process" in ours.stderr or not leaves
+
+
+@pytest.mark.parametrize("state", ["T", "D"])
+def test_a_zygote_that_cannot_run_is_noted(state: str, fake_torch: object, tmp_path: Path) -> None:
+    """Nothing else says what the launch waits for."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (tmp_path / "held.py").write_text(HELD if state == "D" else "")
+    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    (program := tmp_path / "runs.py").write_text("print('up')\n")
+    with start_meshrun("--preload", "held", program, pipe, env=env, folder=tmp_path) as running:
+        zygote = running.zygote()
+        if state == "T":
+            cmdline = psutil.Process(zygote).cmdline
+            wait_until(lambda: "zygote" in cmdline(), lambda: "no zygote")  # after execve
+            os.kill(zygote, signal.SIGSTOP)
+        wait_until(lambda: f"(process {zygote})" in running.stderr, lambda: running.stderr)
+        if state == "T":
+            os.kill(zygote, signal.SIGCONT)
+        else:
+            os.close(os.open(pipe, os.O_WRONLY))
+        assert running.wait() == 0
+
+    what = {"T": f"is stopped; the launch waits for it until `kill -CONT {zygote}`"}.get(
+        state, "which waits for a disk, a driver or a network file system (state D in `ps`)"
+    )
+    assert what in running.stderr
