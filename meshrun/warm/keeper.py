@@ -16,12 +16,14 @@ from functools import partial
 
 from meshrun.host.environ_variable import EnvironVariable
 from meshrun.host.processes import (
+    SignalState,
     become_subreaper,
     die_with_parent,
     end_children,
     is_guard,
     list_children,
     send_signal,
+    signal_state,
 )
 from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
@@ -94,13 +96,16 @@ def serve_connection(
 
 
 def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:
-    """Wait for the zygote's end and report it; wake the zygote if the launcher ends first."""
+    """Wait for the zygote's end and report it; if the launcher ends first, wake or kill it."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.register(connection, select.POLLIN)
     while pidfd not in dict(poll.poll()):
         poll.unregister(connection)  # closed, as the launcher sends nothing at this point
-        send_signal(pid, signal.SIGCONT)  # a stopped zygote cannot notice the launcher's end
+        # A stopped zygote cannot notice the launcher's end, nor can one that imports: that one does
+        # not handle SIGCHLD yet, and has nothing to clean up.
+        imports = signal_state(pid, signal.SIGCHLD) is SignalState.UNHANDLED
+        send_signal(pid, signal.SIGKILL if imports else signal.SIGCONT)
     _, status = os.waitpid(pid, 0)
     # Spare the guard, which has work to do if the launcher is killed too.
     left = end_children(grace_s=0.0, spare=frozenset(filter(is_guard, list_children())))

@@ -409,6 +409,24 @@ def test_a_kill_leaves_nothing_behind(warm: Warm, tmp_path: Path, victim: str) -
     )
 
 
+def test_a_zygote_that_still_imports_ends_with_its_launcher(
+    warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not finish importing first, which may take long."""
+    shutil.copy(PROGRAMS / "held_import.py", tmp_path)
+    monkeypatch.setenv("HELD_IMPORTS", str(tmp_path))
+    (go := tmp_path / "go").touch()
+    words = ("--preload", "held_import", program(tmp_path, "import torch"))
+    server = psutil.Process(warm.leave(*words))
+    for path in (go, importing := tmp_path / f"importing.{os.uname().nodename}"):
+        path.unlink()
+    with start_meshrun("--warm", *words, folder=tmp_path) as running:
+        wait_until(importing.exists, lambda: running.stderr)
+        assert server.children()
+        running.process.kill()
+        wait_until(lambda: not server.children(), lambda: str(server.children(recursive=True)))
+
+
 def mark_of(process: psutil.Process) -> str:
     """Return the mark of the launch that a process belongs to."""
     return process.environ()["MESHRUN_LAUNCH_MARK"]
