@@ -71,8 +71,8 @@ class Participant:
         self._connection: Connection | None = None
         self._handshake = ParticipantHandshake(node.secret)
         """That of the last connection."""
-        self._translated = ""
-        """The last address that was not the coordinator's own, which is then tried first."""
+        self._is_redirected = False
+        """Whether what answers has said that another address is its own, which is tried first."""
         self._failed_attempt = "no answer yet"
         """Why the last attempt to reach the coordinator failed."""
         self._refused: Deadline | None = None
@@ -210,9 +210,9 @@ class Participant:
     def _connected(self, connection: socket.socket) -> None:
         greeting_s = _GREETING_S if self._foreign is not None else _FIRST_GREETING_S
         self._end_of_wait.restart(greeting_s)
-        address = self._dialer.address
-        checked = "" if address == self._translated else address
-        self._handshake = ParticipantHandshake(self._secret, checked)
+        # It has proved nothing yet, so its word is followed once, not from address to address.
+        address = "" if self._is_redirected else self._dialer.address
+        self._handshake = ParticipantHandshake(self._secret, address)
         self._connection = Connection(connection, self._handshake, self._hub, beat_s=self._beat_s)
         if self._reach is None and not self._config.is_elastic and not self._info.probe:
             self._reach = Reachability(self._connection.own_address, self._hub)
@@ -273,7 +273,7 @@ class Participant:
             self._receive(message)
         if connection.is_open:
             self._end_of_wait.cancel()
-            self._is_known, self._translated = True, ""
+            self._is_known, self._is_redirected = True, False
         elif connection.closed is None:  # it has begun to answer
             self._end_of_wait.restart(_GREETING_S)
         if isinstance(connection.handshake_error, Translated):
@@ -283,7 +283,7 @@ class Participant:
 
     def _connect_directly(self, own: str) -> None:
         """Connect to the coordinator's own address, or else through the translated one again."""
-        self._connection, self._translated = None, self._dialer.address
+        self._connection, self._is_redirected = None, True
         self._dialer.prefer(own)
         self._end_of_wait.cancel()
         self._next_try.move(time.monotonic_ns())

@@ -235,6 +235,29 @@ def test_a_coordinator_whose_proxy_outlives_it(parties: Parties, other: socket.s
     assert error.message.endswith("within 20 s: it closed the connection")
 
 
+def test_what_answers_redirects_a_node_only_once(parties: Parties, other: socket.socket) -> None:
+    """Two addresses that name each other would keep it connecting."""
+    participant = parties.participant(info("node1"))
+    with closing(socket.create_server(("127.0.0.2", parties.port))) as second:
+        second.setblocking(False)
+        with closing(accepted(parties, other)) as connection:
+            connection.sendall(CoordinatorHandshake(b"", "127.0.0.2").greeting)
+            with closing(accepted(parties, second)) as redirected:
+                redirected.sendall(CoordinatorHandshake(b"", "127.0.0.1").greeting)
+                redirected.setblocking(False)
+                answer = bytearray()
+
+                def look() -> bool:
+                    with suppress(BlockingIOError):
+                        answer.extend(redirected.recv(4096))
+                    return bool(answer)
+
+                parties.until(look)
+
+    assert b"proof" in answer
+    assert not participant.received(MeetingFailed)
+
+
 def test_text_of_other_hosts_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
     """A refusal needs no proof, so it is escaped and shown as one line."""
     participant = parties.participant(info("node1"))
