@@ -1,7 +1,7 @@
 """Restriction of a listening socket to known machines: the kernel drops packets from others.
 
 This is for sockets that other code serves without authentication, such as torch's store. A classic
-BPF filter needs no privilege, and sees each packet before the socket does.
+BPF filter sees each packet before the socket does. Some kernels require CAP_NET_ADMIN for it.
 """
 
 from __future__ import annotations

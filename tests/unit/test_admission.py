@@ -15,6 +15,18 @@ from meshrun.rendezvous.membership import fit_without_mesh
 from tests.parties import Parties, info
 from tests.unit.test_elastic_nodes import fit
 
+
+def may_filter() -> bool:
+    """Return whether the kernel lets this process filter the packets of a TCP socket."""
+    with closing(listen_on("127.0.0.1", 0)) as listener:
+        try:
+            admit_only(listener, ["127.0.0.1"])
+        except PermissionError:
+            return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not may_filter(), reason="needs CAP_NET_ADMIN on this kernel")
 STRANGER = "127.0.0.9"
 """An address of this machine that no interface lists, to stand for another machine's."""
 
