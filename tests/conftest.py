@@ -42,7 +42,7 @@ settings.load_profile("meshrun")
 # A shell's background jobs ignore some signals, which launches would inherit.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_signum) is signal.SIG_IGN:
-        signal.signal(_signum, lambda signum, _: sys.exit(128 + signum))
+        signal.signal(_signum, signal.default_int_handler)
 
 # With PYTHONDONTWRITEBYTECODE, each launch would compile all of meshrun again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
