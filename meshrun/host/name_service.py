@@ -1,6 +1,6 @@
 """Restriction of name lookups to this machine during a start.
 
-torch's store looks up the *name* of each peer it connects to. The hosts file has none for
+torch's store looks up the *names* of peers. The hosts file has none for
 ``::ffff:127.0.0.1``, so the query goes to DNS; in a burst of them, one may be lost and time out
 after five seconds. meshrun passes only addresses, so a rank needs no names to connect.
 """

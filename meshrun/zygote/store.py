@@ -33,27 +33,28 @@ def serve_store(port: int, listen_fd: int) -> Store:
     refuse_old_torch()
     with socket.socket(fileno=os.dup(listen_fd)) as listener:
         address = address_of(listener.getsockname())
-    with names_from_files_only():
-        return dist.TCPStore(
-            _LOOPBACK_FOR.get(address, address),
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listen_fd,
-        )
+    return dist.TCPStore(
+        _LOOPBACK_FOR.get(address, address),
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listen_fd,
+    )
 
 
 def run_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
     """Guard the launch until the zygote ends; serve the store if there is a listener for it."""
     set_title("store")
     allow_many_descriptors()  # connections from outsiders must not keep ranks out
-    try:
-        _stores = [serve_store(port, listen_fd) for listen_fd in listeners]  # kept by this frame
-    except RuntimeError as error:  # torch could not start its thread, or connect to itself
-        _give_up(f"{error}; {TOO_FEW_PROCESSES}")
-    except (ImportError, UsageError) as error:  # unlike forks, new interpreters import it only here
-        _give_up(f"{error} ({sys.executable})")
-    guard.run()
+    # torch's server would look up the name of the first rank, and serve no other in the meantime.
+    with names_from_files_only():
+        try:
+            _kept = [serve_store(port, listen_fd) for listen_fd in listeners]
+        except RuntimeError as error:  # torch could not start its thread, or connect to itself
+            _give_up(f"{error}; {TOO_FEW_PROCESSES}")
+        except (ImportError, UsageError) as error:  # unlike forks, new interpreters import it here
+            _give_up(f"{error} ({sys.executable})")
+        guard.run()
 
 
 def _give_up(why: str) -> NoReturn:

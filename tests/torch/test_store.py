@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import NoReturn
 
 import pytest
 from torch.distributed import TCPStore
 
-from meshrun.zygote.store import serve_store
+from meshrun.zygote.guard import Guard
+from meshrun.zygote.store import run_store, serve_store
 
 pytestmark = pytest.mark.torch
 
@@ -37,3 +41,29 @@ def test_the_store_serves_on_every_address(bound: str, reached: str) -> None:
     )
 
     assert client.get("key") == b"value"
+
+
+def test_the_store_process_never_looks_up_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's server does so for the first rank that connects, and serves no other meanwhile."""
+    services: list[str] = []
+
+    @contextmanager
+    def files_only() -> Iterator[None]:
+        services.append("files")
+        yield
+        services.append("dns")
+
+    class Ended(Exception):
+        pass
+
+    class ServingGuard(Guard):
+        def run(self) -> NoReturn:
+            assert services == ["files"]
+            raise Ended
+
+    for name in ("set_title", "allow_many_descriptors"):
+        monkeypatch.setattr(f"meshrun.zygote.store.{name}", lambda *_: None)
+    monkeypatch.setattr("meshrun.zygote.store.names_from_files_only", files_only)
+    listener = socket.create_server(("127.0.0.1", 0))
+    with pytest.raises(Ended):
+        run_store(listener.getsockname()[1], [listener.detach()], object.__new__(ServingGuard))
