@@ -358,7 +358,11 @@ class Coordinator:
         if list(choice.participants) == list(self._ran):
             self._continue(generation)
         else:
-            self._begin(generation, choice)
+            try:
+                self._begin(generation, choice)
+            except HostError as error:
+                self._fail(error)
+                return
         self._notify_spares()
 
     def _continue(self, generation: int) -> None:
@@ -462,7 +466,13 @@ class Coordinator:
     def _open_store(self) -> None:
         if self.store_listener is not None:
             self.store_listener.close()
-        self.store_listener = listen_on(self._bound, 0)
+        try:
+            self.store_listener = listen_on(self._bound, 0)
+        except UsageError as error:
+            raise HostError(
+                f"this machine has lost the address {self._bound}, where the nodes met",
+                hint="a launch cannot continue without the first node's address; start it again",
+            ) from error
         connections, nodes = self._connections.values(), self._nodes.infos.values()
         restrict_to_nodes(self.store_listener, connections, nodes, self._hub)
 

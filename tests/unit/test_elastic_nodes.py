@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.protocol.events import (
     AllCleared,
@@ -108,6 +110,25 @@ def test_each_generation_has_its_own_store(parties: Parties, two: list[Party]) -
 
     assert two[1].received(Met)[0].store_port != first
     assert first != parties.port
+
+
+def test_a_lost_address_of_the_first_node_is_reported(
+    parties: Parties, two: list[Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an error of the machine, not of the command."""
+
+    def listen(address: str, port: int) -> socket.socket:
+        raise UsageError(f"cannot listen on `{address}` port {port}", hint="on one node")
+
+    monkeypatch.setattr("meshrun.rendezvous.coordinator.listen_on", listen)
+    newcomer(parties, "node2")
+    parties.until(lambda: all(party.received(GenerationAborted) for party in two))
+    start_next_generation(parties, two, 1)
+    parties.until(lambda: two[0].received(MeetingFailed))
+    error = two[0].received(MeetingFailed)[0].error
+
+    assert error.message.startswith("this machine has lost the address 127.0.0.1")
+    assert error.exit_code == 71
 
 
 def test_only_a_node_with_a_different_setting_fails(parties: Parties, two: list[Party]) -> None:
