@@ -6,6 +6,8 @@ import errno
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.absolute import absolute
@@ -168,10 +170,12 @@ def _make_run_folder(log_dir: str, prefix: str) -> Folder:
 
 def _make_private_folders(path: str) -> None:
     """Make a folder and missing parents, all private; existing ones keep their mode."""
-    if not os.path.exists(path):
-        _make_private_folders(os.path.dirname(path))
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:  # another launch made it
-            if not os.path.isdir(path):
-                raise
+    with suppress(FileNotFoundError):
+        os.stat(path)  # fails before any is made if the path is too long
+    for folder in (*reversed(Path(path).parents), Path(path)):
+        if not os.path.exists(folder):
+            try:
+                os.mkdir(folder, 0o700)
+            except FileExistsError:  # another launch made it
+                if not os.path.isdir(folder):
+                    raise

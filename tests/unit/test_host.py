@@ -72,7 +72,11 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("log_dir", "run_id", "hint"),
-    [("logs", "7" * 300, "use a shorter --log-dir or --rdzv-id"), ("l" * 300, "7", "a shorter")],
+    [
+        ("logs", "7" * 300, "use a shorter --log-dir or --rdzv-id"),
+        ("l" * 300, "7", "a shorter"),
+        ("l/" * 3000, "7", "a shorter"),
+    ],
 )
 def test_a_folder_whose_name_is_too_long(
     log_dir: str, run_id: str, hint: str, tmp_path: Path
