@@ -58,9 +58,11 @@ def write_path(folder: str) -> None:
         file.write(os.fsencode("\0".join(_absolute(sys.path))))
 
 
-def _absolute(path: Sequence[str]) -> Iterator[str]:
+def _absolute(path: Sequence[object]) -> Iterator[str]:
     """Yield the entries as absolute paths, even if the working folder has changed or is gone."""
     for entry in path:
+        if not isinstance(entry, str):  # which imports ignore
+            continue
         finder = sys.path_importer_cache.get(entry)
         with suppress(FileNotFoundError):  # relative to a folder that is gone
             yield os.path.abspath(getattr(finder, "path", entry))
