@@ -13,6 +13,7 @@ from typing import Any
 
 from meshrun.cli.option import Option, ParsedOptions
 from meshrun.errors import HostError, UsageError
+from meshrun.host.small_file import read_small
 from meshrun.host.whole_file import write_whole
 
 _FILES, _FOLDERS = "FILE", "DIR"
@@ -298,7 +299,7 @@ def install_completion(
 
 def _add_line(startup: Path, line: str) -> bool:
     """Append a line to a file unless it contains the line; return whether it was appended."""
-    text = startup.read_text("utf-8", "surrogateescape") if startup.exists() else ""
+    text = read_small(str(startup)) if startup.exists() else ""
     if line in text.splitlines():
         return False
     newline = "\n" if text and not text.endswith("\n") else ""

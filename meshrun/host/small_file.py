@@ -1,4 +1,4 @@
-"""Reads the small text files that users and schedulers name."""
+"""Reads small text files that users and schedulers name."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.cli.completion import _add_line
 from meshrun.cli.parsers import text_of_file
 from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, open_private, who_else_may_write, write_private
@@ -299,10 +300,11 @@ def test_invalid_messages_to_a_timer_pipe_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_device_without_end_is_not_read_to_its_end() -> None:
-    """For a list of hosts, a patch, a secret, and what a scheduler names."""
+    """For a list of hosts, a patch, a secret, a shell's own file, and what a scheduler names."""
     for read in (
         lambda path: text_of_file(path, "--hostfile"),
         lambda path: read_secret({"MESHRUN_SECRET_FILE": path}, RendezvousConfig(nnodes=2)),
+        lambda path: _add_line(Path(path), "a line"),
         read_small,
     ):
         with pytest.raises((HostError, UsageError, OSError), match="more than 4 MiB of text"):
