@@ -1,6 +1,6 @@
 """Tests whether nodes reach each other on arbitrary ports, as ranks need to.
 
-Each launcher opens a port for a while and connects to that of the next node, without sending data.
+Each launcher opens a port until shortly after all have joined, and connects to that of the next node, without sending data.
 If a firewall is in between, a note says so; otherwise, ranks would wait for each other in silence.
 """
 
@@ -33,7 +33,6 @@ class Reachability:
         except MeshrunError:  # the other node then skips its test
             return
         hub.reactor.add_reader(self._listener, self._accept)
-        hub.reactor.call_later(_OPEN_S, self._stop_listening)
 
     @property
     def port(self) -> int:
@@ -41,13 +40,14 @@ class Reachability:
         return 0 if self._listener is None else int(self._listener.getsockname()[1])
 
     def probe(self, host: str, address: str, port: int) -> None:
-        """Test whether an open port of another node can be reached.
+        """Test whether an open port of another node can be reached; soon close this node's.
 
         Args:
             host: The node's host name.
             address: Its address.
             port: The open port; 0 for none.
         """
+        self._hub.reactor.call_later(_OPEN_S, self._stop_listening)
         if not (port and is_address(address)):
             return
         self._other = f"{host} ({address}) on port {port}"

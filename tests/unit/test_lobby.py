@@ -182,6 +182,19 @@ def test_other_connections_do_not_keep_participants_out(
     assert len(coordinator.notes) <= 21
 
 
+def test_nodes_that_wait_for_a_late_one_can_still_be_reached(parties: Parties) -> None:
+    """Each leaves the port open that another tests once all have joined."""
+    coordinator = parties.coordinator(3)
+    early = parties.participant(info("node1"), nnodes=3)
+    parties.pass_s(40)
+    late = parties.participant(info("node2"), nnodes=3)
+    everyone = [coordinator, early, late]
+    parties.until(lambda: all(party.received(Met) for party in everyone))
+    parties.pass_s(12)
+
+    assert not any("cannot reach" in note for party in everyone for note in party.notes)
+
+
 def test_a_node_that_sends_a_byte_at_a_time_counts_as_silent(parties: Parties) -> None:
     """Only complete messages count."""
     coordinator = parties.coordinator(3, node_timeout_s=8.0)
