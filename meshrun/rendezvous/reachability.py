@@ -1,7 +1,8 @@
 """Tests whether nodes reach each other on arbitrary ports, as ranks need to.
 
-Each launcher opens a port until shortly after all have joined, and connects to that of the next node, without sending data.
-If a firewall is in between, a note says so; otherwise, ranks would wait for each other in silence.
+Until shortly after all have joined, each launcher has a port open. Then it connects to that of the
+next node, without sending data. If a firewall is in between, a note says so; otherwise, ranks would
+wait for each other in silence.
 """
 
 from __future__ import annotations
