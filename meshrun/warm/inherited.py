@@ -52,6 +52,9 @@ class Inherited:
             OSError: If the kernel refuses one of them.
         """
         os.fchdir(folder)
+        if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
+            # For spawned children, in place of '' in sys.path.
+            vars(multiprocessing)["ORIGINAL_DIR"] = os.getcwd()
         os.umask(self.umask)
         for name, soft in self.soft_limits.items():
             which = getattr(resource, name)

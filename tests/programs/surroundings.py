@@ -2,6 +2,7 @@
 
 import json
 import locale
+import multiprocessing.process
 import os
 import resource
 import signal
@@ -37,7 +38,7 @@ print(
     json.dumps(
         {
             "environment": {k: v for k, v in os.environ.items() if k not in IGNORED},
-            "folder": os.getcwd(),
+            "folder": [os.getcwd(), multiprocessing.process.ORIGINAL_DIR],
             "umask": os.umask(0o022),
             "limits": {
                 name: resource.getrlimit(getattr(resource, name))
