@@ -53,7 +53,10 @@ class Place:
         """
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        self._folder = Folder(path)
+        try:
+            self._folder = Folder(path)
+        except NotADirectoryError:
+            raise PermissionError(f"`{path}` is not a folder") from None
         mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
         reason = None if self._folder.is_ours else "it belongs to another user"
         reason = reason or (f"its mode is {mode:o}, not 700" if mode & 0o077 else None)

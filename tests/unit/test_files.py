@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from meshrun.protocol.packing import pack
 from meshrun.rendezvous.secret import read_secret
 from meshrun.report.node_history import record_failure
 from meshrun.supervisor.timers import Timers
+from meshrun.warm.place import Place
 from meshrun.worker.function import open_own
 
 OTHER = 12345
@@ -256,6 +258,16 @@ def test_a_long_error_file_fits_into_a_message(head: str, tmp_path: Path) -> Non
 
     assert found is not None
     assert len(pack(found)) < PACKET_BYTES
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to(path.parent)])
+def test_what_has_the_name_of_the_servers_folder_is_not_followed(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Another user may have put it into /tmp."""
+    make(path := tmp_path / "meshrun-0")
+    with pytest.raises(PermissionError, match=f"^`{path}` is not a folder$"):
+        Place(str(path))
 
 
 def test_a_timer_pipe_replaces_only_a_pipe(tmp_path: Path) -> None:
