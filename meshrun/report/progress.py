@@ -153,6 +153,8 @@ class StartProgress(Watcher):
                     "resumed the ranks; they were suspended with meshrun for"
                     f" {stopped_ns / 1e9:.1f} s"
                 )
+            case GenerationAborted(why=why, resizes=True) if self.reported_lost:
+                self._console.note(why)  # a rank noticed first, and only that it lost a peer
             case LeftoversEnded():
                 self._note_leftovers(event)
             case Checked():

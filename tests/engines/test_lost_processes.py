@@ -78,10 +78,9 @@ def test_an_elastic_launch_without_restarts_goes_on_without_the_node(
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, code], launches[1].text
-    assert f"error: {cause(what, 1).strip().partition(', ')[2]}" in launches[1].text
-    if what == "guard":  # if a zygote is lost, peers notice the missing ranks first
-        why = cause(what, 1).strip().partition(", ")[2]
-        assert f"node 1 (node1) was lost: {why}" in launches[0].text
+    why = cause(what, 1).strip().partition(", ")[2]
+    assert f"error: {why}" in launches[1].text
+    assert f"node 1 (node1) was lost: {why}" in launches[0].text
     all_gone(hosts)
 
 

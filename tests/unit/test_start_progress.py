@@ -14,10 +14,10 @@ from meshrun.host.reactor import Reactor
 from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.plan.plan import complete_plan
-from meshrun.protocol.events import LaunchBegan, Met, SignalArrived, TimePassed
+from meshrun.protocol.events import GenerationAborted, LaunchBegan, Met, SignalArrived, TimePassed
 from meshrun.protocol.from_zygote import LeftoversEnded
 from meshrun.protocol.generation import Cause, RankState
-from meshrun.protocol.rank_end import RankExited
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
 from meshrun.report import progress
 from meshrun.report.progress import StartProgress
@@ -128,6 +128,26 @@ def test_how_many_ranks_a_signal_stops(
     StartProgress(plan_of(), Console()).see(SignalArrived(signum=15, at_ns=1), state)
 
     assert capfd.readouterr().err.splitlines() == [f"meshrun: SIGTERM: {note}"]
+
+
+def test_a_lost_connection_is_explained_by_the_lost_node(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Its peers may notice first; an elastic launch goes on without another report."""
+    lost = RankRaised(
+        rank=0, at_ns=1, kind="DistNetworkError", shown=False, traceback="",
+        message="Connection closed by peer",
+    )  # fmt: skip
+    node = GenerationAborted(why="node 1 (b) was lost: killed", signum=0, at_ns=2, resizes=True)
+    state = State(shutdown_timeout_s=1.0, ranks=READY, stop=Stop.ASKED)
+    watch = StartProgress(plan_of(), Console())
+    for event in (lost, node):
+        watch.see(event, state)
+
+    assert capfd.readouterr().err.splitlines() == [
+        "meshrun: rank 0 lost a connection to a peer",
+        "meshrun: node 1 (b) was lost: killed",
+    ]
 
 
 def change(generation: int, lost: str, shapes: str) -> Cause:
