@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,10 +87,11 @@ def test_a_mesh_over_two_hosts(make_hosts: MakeHosts, starter: str, tmp_path: Pa
 def test_a_failure_on_one_host_ends_all(
     make_hosts: MakeHosts, starter: str, tmp_path: Path
 ) -> None:
-    """Each launcher names the rank; its exit code is passed on, except by Intel's mpiexec."""
+    """Each launcher names the rank; its exit code is passed on, by Intel's mpiexec if it can."""
     job = Job(make_hosts(2), starter, tmp_path, *MESH, TOGETHER, "exit=3:3", "stay")
 
-    assert job.end() == (255 if starter == "mpiexec" else 3), job.text
+    # Intel's mpiexec kills the other launchers once one has failed, and returns 255 if it had to.
+    assert job.end() in ((3, 255) if starter == "mpiexec" else (3,)), job.text
     assert job.text.count("error: rank 3 [dp1 tp1]") == 2, job.text
 
 
@@ -99,3 +102,5 @@ def test_ctrl_c_ends_all(make_hosts: MakeHosts, starter: str, tmp_path: Path) ->
     job.process.send_signal(signal.SIGINT)
 
     assert job.end() != 0
+    for left in Path(tempfile.gettempdir()).glob("meshrun*"):  # by launchers that were killed
+        shutil.rmtree(left)
