@@ -1,12 +1,12 @@
-"""Restriction of a listening socket to known machines: the kernel drops packets from others.
+"""A listening socket for known machines only: the kernel keeps the connections of others from it.
 
-This is for sockets that other code serves without authentication, such as torch's store. A classic
-BPF filter sees each packet before the socket does. Some kernels require CAP_NET_ADMIN for it.
+This is for sockets that other code serves without authentication, such as torch's store. Where two
+sockets listen on one port, a classic BPF program selects one for each connection, before it is
+established (``SO_ATTACH_REUSEPORT_CBPF`` in socket(7)). No privilege is needed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import socket
@@ -15,39 +15,47 @@ import sys
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-_SO_ATTACH_FILTER = 26
+from meshrun.host.sockets import listen_on
+
+_SO_ATTACH_REUSEPORT_CBPF = 51
 _LOAD, _LOAD_BYTE, _AND, _IF_EQUAL, _GO, _RETURN = 0x20, 0x30, 0x54, 0x15, 0x05, 0x06
 _NETWORK_HEADER = 0x1_0000_0000 - 0x10_0000
-_WHOLE = 0xFFFF_FFFF
+_DECOY, _LISTENER = 0, 1
+"""The sockets by number, in the order in which they began to listen."""
 _Step = tuple[int, int, int, int]
 """Code, steps to skip if true, steps to skip if false, and a number."""
 
 
-def admit_only(listener: socket.socket, addresses: Iterable[str]) -> None:
-    """Make the kernel drop packets to a listening socket from all other addresses.
+def listen_for(addresses: Iterable[str], on: str) -> tuple[socket.socket, socket.socket]:
+    """Return a socket that listens on a free port for ``addresses``, and one that gets all others.
 
-    This also closes all connections that are waiting to be accepted.
+    Nobody serves the second one, which must stay open as long as the first.
+
+    Args:
+        addresses: From which connections are admitted.
+        on: The address of this machine on which both listen.
 
     Raises:
-        OSError: If the system has no such filters, or the filter would be too long.
+        OSError: If the system cannot do this, or there are too many addresses.
+        HostError: As :func:`~meshrun.host.sockets.listen_on`, and UsageError likewise.
     """
     if sys.platform != "linux":
         raise OSError(errno.ENOTSUP, "requires Linux")
-    steps = _build_filter(addresses)
+    steps = _build_program(addresses)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
-    program = struct.pack("@HP", len(steps), ctypes.addressof(code))
-    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-    timeout = listener.gettimeout()
-    listener.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            with contextlib.suppress(ConnectionError, InterruptedError):
-                listener.accept()[0].close()
-    listener.settimeout(timeout)
+    decoy = listen_on(on, 0, is_shared=True)
+    try:
+        # Before the other one listens, so that it never gets a connection of a stranger.
+        program = struct.pack("@HP", len(steps), ctypes.addressof(code))
+        decoy.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)
+        return listen_on(on, decoy.getsockname()[1], is_shared=True), decoy
+    except BaseException:
+        decoy.close()
+        raise
 
 
-def _build_filter(addresses: Iterable[str]) -> list[_Step]:
-    """Return the steps that accept a packet if it comes from one of ``addresses``."""
+def _build_program(addresses: Iterable[str]) -> list[_Step]:
+    """Return the steps that select the listener for a packet from one of ``addresses``."""
     v4, v6 = set[IPv4Address](), set[IPv6Address]()
     for text in addresses:
         address = ip_address(text.partition("%")[0])
@@ -59,7 +67,7 @@ def _build_filter(addresses: Iterable[str]) -> list[_Step]:
             v6.add(address)
     steps_v4: list[_Step] = [(_LOAD, 0, 0, _NETWORK_HEADER + 12)]
     for known in sorted(v4):
-        steps_v4 += [(_IF_EQUAL, 0, 1, int(known)), (_RETURN, 0, 0, _WHOLE)]
+        steps_v4 += [(_IF_EQUAL, 0, 1, int(known)), (_RETURN, 0, 0, _LISTENER)]
     steps_v6: list[_Step] = []
     for other in sorted(v6):
         words = struct.unpack(">4I", other.packed)
@@ -67,8 +75,8 @@ def _build_filter(addresses: Iterable[str]) -> list[_Step]:
             to_next = 2 * (len(words) - number) - 1
             steps_v6 += [(_LOAD, 0, 0, _NETWORK_HEADER + 8 + 4 * number)]
             steps_v6 += [(_IF_EQUAL, 0, to_next, word)]
-        steps_v6.append((_RETURN, 0, 0, _WHOLE))
-    refuse: _Step = (_RETURN, 0, 0, 0)
+        steps_v6.append((_RETURN, 0, 0, _LISTENER))
+    refuse: _Step = (_RETURN, 0, 0, _DECOY)
     return [
         (_LOAD_BYTE, 0, 0, _NETWORK_HEADER),
         (_AND, 0, 0, 0xF0),

@@ -14,10 +14,15 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
 
 
-def listen_on(address: str, port: int) -> socket.socket:
+def listen_on(address: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that listens on one address of this machine only.
 
     The port (a free one for 0) stays ours: clients that connect before it is served are queued.
+
+    Args:
+        address: Where it listens.
+        port: Where it listens.
+        is_shared: Whether another socket of this user's may listen there too.
 
     Raises:
         UsageError: If the address is not one of this machine's, or does not resolve.
@@ -37,6 +42,8 @@ def listen_on(address: str, port: int) -> socket.socket:
     family, kind, _, _, place = found[0]
     listener = socket.socket(family, kind)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind(place)
         listener.listen(socket.SOMAXCONN)

@@ -12,7 +12,6 @@ from typing import Any
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.interfaces import address_of, is_unspecified
-from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
@@ -42,7 +41,7 @@ from meshrun.rendezvous.messages import (
 )
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import OWN, Round, event_of
-from meshrun.rendezvous.store_access import restrict_to_nodes
+from meshrun.rendezvous.store_access import listen_for_nodes
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
@@ -93,6 +92,8 @@ class Coordinator:
         """How long to wait for more nodes, while there are too few."""
         self.store_listener: socket.socket | None = None
         """The socket of this generation's store, which ranks of another one cannot reach."""
+        self._decoy: socket.socket | None = None
+        """The socket that gets connections of strangers to the store."""
         self._bound, port = address_of(listener.getsockname()), listener.getsockname()[1]
         known = (connection.own_address for connection in connections.values())
         is_any = is_unspecified(self._bound)
@@ -464,17 +465,16 @@ class Coordinator:
         return self._connections[number].their_address, self._nodes.infos[number].reach_port
 
     def _open_store(self) -> None:
-        if self.store_listener is not None:
-            self.store_listener.close()
-        try:
-            self.store_listener = listen_on(self._bound, 0)
-        except UsageError as error:
-            raise HostError(
-                f"this machine has lost the address {self._bound}, where the nodes met",
-                hint="a launch cannot continue without the first node's address; start it again",
-            ) from error
+        self._close_store()
         connections, nodes = self._connections.values(), self._nodes.infos.values()
-        restrict_to_nodes(self.store_listener, connections, nodes, self._hub)
+        self.store_listener, self._decoy = listen_for_nodes(
+            self._bound, connections, nodes, self._hub
+        )
+
+    def _close_store(self) -> None:
+        for each in (self.store_listener, self._decoy):
+            if each is not None:
+                each.close()
 
     def _notify_spares(self) -> None:
         for number in self._spares.keys() - self._notified:
@@ -490,5 +490,4 @@ class Coordinator:
         if self._reach is not None:
             self._reach.close()
         close_gracefully((*self._connections.values(), *self._spares.values()))
-        if self.store_listener is not None:
-            self.store_listener.close()
+        self._close_store()

@@ -7,8 +7,10 @@ import socket
 from collections.abc import Iterable
 from ipaddress import IPv6Address
 
-from meshrun.host.admission import admit_only
+from meshrun.errors import HostError, UsageError
+from meshrun.host.admission import listen_for
 from meshrun.host.interfaces import own_addresses
+from meshrun.host.sockets import listen_on
 from meshrun.plan.parse import is_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.rendezvous.connection import Connection
@@ -24,27 +26,38 @@ def addresses_to_name() -> list[str]:
     return [each for each in own_addresses() if _is_v6(each) and each != "::1"][:_MOST_ADDRESSES]
 
 
-def restrict_to_nodes(
-    listener: socket.socket,
-    connections: Iterable[Connection],
-    nodes: Iterable[Join],
-    hub: Hub,
-) -> None:
-    """Accept connections only from this node and the others, by any of their addresses."""
-    if is_on(os.environ.get("MESHRUN_OPEN_STORE")):
-        return
-    theirs = {connection.their_address for connection in connections if connection.their_address}
-    if listener.family == socket.AF_INET6:
-        named = (each for node in nodes for each in node.addresses[:_MOST_ADDRESSES])
-        theirs |= {each for each in named if _is_v6(each)}
+def listen_for_nodes(
+    on: str, connections: Iterable[Connection], nodes: Iterable[Join], hub: Hub
+) -> tuple[socket.socket, socket.socket | None]:
+    """Return a socket for connections from this node and the others, by any of their addresses.
+
+    The second one, if there is one, gets the connections of others; it is to stay open as long.
+
+    Raises:
+        HostError: If this machine has lost the address ``on``.
+    """
     try:
-        admit_only(listener, {*own_addresses(), *theirs})
-    except OSError as error:
-        place = format_endpoint(*listener.getsockname()[:2])
-        hub.note(
-            f"anyone who can reach the ranks' store at {place} can write to it: cannot set a"
-            f" filter ({error.strerror})"
-        )
+        if is_on(os.environ.get("MESHRUN_OPEN_STORE")):
+            return listen_on(on, 0), None
+        theirs = {each.their_address for each in connections if each.their_address}
+        if ":" in on:
+            named = (each for node in nodes for each in node.addresses[:_MOST_ADDRESSES])
+            theirs |= {each for each in named if _is_v6(each)}
+        try:
+            return listen_for({*own_addresses(), *theirs}, on)
+        except OSError as error:
+            listener = listen_on(on, 0)
+            place = format_endpoint(*listener.getsockname()[:2])
+            hub.note(
+                f"anyone who can reach the ranks' store at {place} can write to it: cannot keep"
+                f" other machines from it ({error.strerror})"
+            )
+            return listener, None
+    except UsageError as error:
+        raise HostError(
+            f"this machine has lost the address {on}, where the nodes met",
+            hint="a launch cannot continue without the first node's address; start it again",
+        ) from error
 
 
 def _is_v6(text: str) -> bool:

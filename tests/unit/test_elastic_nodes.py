@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
@@ -117,10 +117,10 @@ def test_a_lost_address_of_the_first_node_is_reported(
 ) -> None:
     """As an error of the machine, not of the command."""
 
-    def listen(address: str, port: int) -> socket.socket:
-        raise UsageError(f"cannot listen on `{address}` port {port}", hint="on one node")
+    def listen(addresses: Iterable[str], on: str) -> NoReturn:
+        raise UsageError(f"cannot listen on `{on}` port 0", hint="on one node")
 
-    monkeypatch.setattr("meshrun.rendezvous.coordinator.listen_on", listen)
+    monkeypatch.setattr("meshrun.rendezvous.store_access.listen_for", listen)
     newcomer(parties, "node2")
     parties.until(lambda: all(party.received(GenerationAborted) for party in two))
     start_next_generation(parties, two, 1)
