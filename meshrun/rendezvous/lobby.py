@@ -119,6 +119,7 @@ class Lobby:
                 )
             )
         elif 0 < self._expected.left <= len(others := self._foreign_launchers()):
+            self._left_to_notify = 0  # they seem to be the missing nodes, and exit by themselves
             self._fail(
                 RendezvousError(
                     f"{self._expected.missing()}, but {list_names(others)}"

@@ -67,6 +67,19 @@ def test_another_secret_is_not_admitted(parties: Parties) -> None:
     assert not wrong.received(Met)
 
 
+def test_nodes_with_another_secret_in_place_of_all_missing_ones_end_the_launch(
+    parties: Parties,
+) -> None:
+    """At once: no other node is expected that could be told."""
+    coordinator = parties.coordinator(2)
+    parties.participant(info("node1"), secret=b"other")
+    parties.until(lambda: parties.pass_s(0.1, step_s=0.1) or coordinator.received(MeetingFailed))
+
+    message = coordinator.received(MeetingFailed)[0].error.message
+    assert "127.0.0.1 has a different --rdzv-id or MESHRUN_SECRET" in message
+    assert coordinator.side.all_notified  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("sent", GARBAGE.values(), ids=GARBAGE.keys())
 def test_garbage_at_the_port_is_dropped(parties: Parties, sent: bytes) -> None:
     """The connection is closed, and the nodes meet."""
