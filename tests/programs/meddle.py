@@ -1,4 +1,4 @@
-"""A stranger on the network: sends garbage to a launcher, or tries to reach a port.
+"""A stranger on the network: sends garbage to a launcher, or tries to reach a torch store.
 
 `store` and `junk` change keys of a torch store, `junk` all of them.
 
@@ -7,13 +7,17 @@ meddle.py knock|reach|store|junk HOST PORT [FROM]
 
 import socket
 import sys
+from contextlib import suppress
 from datetime import timedelta
+
+HELLO = b"\x00\xce\xf7\x85\x3c"
+"""How a client of torch's store begins."""
 
 what, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if what == "knock":
     said = [
         b"GET / HTTP/1.1\r\n\r\n",
-        b"\x00\xce\xf7\x85\x3c" + b"\xff" * 64,
+        HELLO + b"\xff" * 64,
         b"x" * 5000,
         b"\n",
         b"{}",
@@ -27,7 +31,10 @@ if what == "knock":
 elif what == "reach":
     try:
         own = (sys.argv[4], 0) if sys.argv[4:] else None
-        socket.create_connection((host, port), timeout=2, source_address=own)
+        with socket.create_connection((host, port), timeout=2, source_address=own) as connection:
+            connection.sendall(HELLO + b"\xff" * 64)
+            with suppress(ConnectionResetError):
+                connection.recv(1)  # a store closes the connection
         print("reached")
     except TimeoutError:
         print("not reached")
