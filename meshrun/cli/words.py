@@ -56,7 +56,7 @@ class CommandLine:
         rest = list(self.options)
         while rest:
             word = rest.pop(0)
-            value = [rest.pop(0)] if rest and takes_next(word, self.takes_value) else []
+            value = [rest.pop(0)] if rest and self.takes_value.get(word, False) else []
             if word.partition("=")[0] not in without:
                 kept += [word, *value]
         return [*kept, *self.program_words]
@@ -67,11 +67,6 @@ class CommandLine:
         is_like_option = self.program[:1] and self.program[0].startswith("-")
         needs_dashes = is_like_option or self.program[1:2] == ("--",)
         return ["--", *self.program] if needs_dashes else [*self.program]
-
-
-def takes_next(word: str, takes_value: Mapping[str, bool]) -> bool:
-    """Whether the next word is the value of an option."""
-    return takes_value.get(word, False)
 
 
 def spell_out(
@@ -111,7 +106,7 @@ def spell_out(
             if equals and not takes_value[name]:
                 raise _needless(name, value)
             spelled.append(f"{name}{equals}{value}")
-        if takes_next(spelled[-1], takes_value) and rest:
+        if takes_value.get(spelled[-1], False) and rest:
             spelled.append(rest.pop(0))
     if rest[1:2] == ["--"] and rest[0] != "--":
         del rest[1]
@@ -125,7 +120,7 @@ def requested_help(line: CommandLine) -> str:
         word = rest.pop(0)
         if word in ("-h", "--help"):
             return rest[0] if rest and _TOPIC.fullmatch(rest[0]) else word
-        if takes_next(word, line.takes_value):
+        if line.takes_value.get(word, False):
             del rest[:1]
     return "--help"
 
@@ -149,7 +144,7 @@ def spell_out_known(
             elif rest and not rest[0].startswith("-"):
                 del rest[0]
             continue
-        if takes_next(spelled[-1], takes_value):
+        if takes_value.get(spelled[-1], False):
             if not rest:
                 break
             spelled.append(rest.pop(0))
@@ -165,7 +160,7 @@ def _switch_alone(
         flags = spell_out([word.partition("=")[0]], takes_value, torchrun_flags)
     except UsageError:
         return []
-    return [] if takes_next(flags[-1], takes_value) else flags
+    return [] if takes_value.get(flags[-1], False) else flags
 
 
 def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:

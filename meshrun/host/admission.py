@@ -45,7 +45,7 @@ def listen_for(addresses: Iterable[str], on: str) -> tuple[socket.socket, socket
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     decoy = listen_on(on, 0, is_shared=True)
     try:
-        # Before the other one listens, so that it never gets a connection of a stranger.
+        # Before the other one listens, so that it never gets a connection of an outsider.
         program = struct.pack("@HP", len(steps), ctypes.addressof(code))
         decoy.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)
         return listen_on(on, decoy.getsockname()[1], is_shared=True), decoy

@@ -93,7 +93,7 @@ class Coordinator:
         self.store_listener: socket.socket | None = None
         """The socket of this generation's store, which ranks of another one cannot reach."""
         self._decoy: socket.socket | None = None
-        """The socket that gets connections of strangers to the store."""
+        """The socket that gets connections of outsiders to the store."""
         self._bound, port = address_of(listener.getsockname()), listener.getsockname()[1]
         known = (connection.own_address for connection in connections.values())
         is_any = is_unspecified(self._bound)

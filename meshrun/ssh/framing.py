@@ -1,4 +1,4 @@
-"""How the messages of ``ssh/agent_messages.py`` are told apart on ssh's pipes. Pure.
+"""How the messages of ``ssh/agent_messages.py`` are delimited on ssh's pipes. Pure.
 
 The controller sends lines. The agent sends a greeting, which marks the end of any output of the
 shell there, then frames: kind (1 byte), length (4 bytes, big endian) and content.
