@@ -60,7 +60,9 @@ def _versions() -> Iterator[str]:
 def _machine() -> Iterator[str]:
     import psutil
 
+    from meshrun.host.ask_driver import ask_driver
     from meshrun.host.detect_host import detect_host
+    from meshrun.host.nvml import read_driver_version
 
     libc = " ".join(platform.libc_ver())
     yield f"{platform.system()} {platform.release()} on {platform.machine()}, {libc}"
@@ -69,11 +71,14 @@ def _machine() -> Iterator[str]:
     yield f"{count(facts.usable_cores, 'usable core')}, {memory} of memory"
     yield f"torch is built for {facts.accelerator or 'cpu'}"
     try:
-        gpus = detect_host().gpus
+        facts = detect_host()
+        driver = ask_driver(read_driver_version)
     except HostError as error:
         yield error.message
     else:
-        yield from (f"GPU {number}: {gpu.label}" for number, gpu in enumerate(gpus))
+        if driver:
+            yield f"NVIDIA driver {driver}"
+        yield from (f"GPU {gpu.label}: {gpu.model or 'model unknown'}" for gpu in facts.gpus)
 
 
 def _environment(env: Mapping[str, str], mask: Mask) -> Iterator[str]:

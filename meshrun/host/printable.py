@@ -20,6 +20,15 @@ def printable(text: str) -> str:
     return "".join(char if char in "\n\t" else _escape(char) for char in text)
 
 
+def first_words(text: str, most: int) -> str:
+    """Return ``text``, or as many of its first words as fit, followed by ``...``."""
+    if len(text) <= most:
+        return text
+    start = text[:most]
+    end = start.rfind(" ", most // 2)
+    return f"{start[:end] if end > 0 else start}...".replace("....", "...")
+
+
 def _escape(char: str) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode()
 

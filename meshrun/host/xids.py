@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshrun.host.printable import first_words
+
 _KMSG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192
 """Buffer size: each read returns one record, and fails if the record is longer."""
@@ -21,7 +23,7 @@ _XID = re.compile(
     r"(?:,? (?P<text>.*))?",
     re.IGNORECASE,
 )
-_LONGEST = 100
+_LONGEST = 160
 _FATAL = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 140})
 """XIDs after which a GPU must be reset or replaced before anything can run on it.
 
@@ -127,6 +129,6 @@ def _read_records(fd: int) -> Iterator[str]:
 def _find_xids(lines: Iterable[str]) -> Iterator[Xid]:
     for line in lines:
         if found := _XID.search(line):
-            text = (found["text"] or "").strip()[:_LONGEST]
+            text = first_words((found["text"] or "").strip(), _LONGEST)
             shown = "".join(each if each.isprintable() else "?" for each in text)
             yield Xid(found["address"].lower(), int(found["number"]), shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from meshrun.host.printable import one_line
+from meshrun.host.printable import first_words, one_line
 from meshrun.protocol.rank_end import RankRaised
 
 _LONGEST = 240
@@ -14,6 +14,8 @@ _LOST_CONNECTION = re.compile(
     r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
 )
 """Messages of torch's backends when a peer is gone."""
+_NCCLS = re.compile(r"^(nccl\w+): .*\n *Last error: *\n *(\S.*)", re.MULTILINE)
+"""NCCL's description of an error, last in the messages of torch's ``NCCLUtils``."""
 _GLOOS = "gloo/transport"
 """Part of the source path with which gloo's messages begin."""
 _TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
@@ -45,6 +47,8 @@ def headline(raised: RankRaised) -> str:
         return f"{_short(there)}, in {below[1].replace('Process', 'process')}"
     if _WORKER_GONE.match(message) and (killed := killed_worker(raised)):
         message = killed
+    if detail := nccl_error(message):
+        message = detail
     lines = [line.strip() for line in message.split("\n")]
     if _WORD.search(message):  # a line of `=` or `*` says nothing
         lines = [line for line in lines if _WORD.search(line)]
@@ -52,6 +56,15 @@ def headline(raised: RankRaised) -> str:
     if first.endswith(":"):  # as in the errors of load_state_dict()
         first = f"{first} {next(filter(None, others), '')}".rstrip()
     return _short(f"{raised.kind}: {first}" if first else raised.kind)
+
+
+def nccl_error(message: str) -> str | None:
+    """Return NCCL's own words in a message of torch's, if there are any.
+
+    ``ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60``
+    """
+    found = _NCCLS.search(message)
+    return f"{found[1]}: {found[2].strip()}" if found else None
 
 
 def as_torch_prints(traceback: str, rank: int) -> str:
@@ -83,7 +96,7 @@ def _last_words(traceback: str) -> str | None:
 
 def _short(line: str) -> str:
     if len(line) > _LONGEST:
-        line = line[:_LONGEST] + "..."
+        line = first_words(line, _LONGEST)
     elif not line.endswith(".."):
         line = line.removesuffix(".")
     return one_line(line)

@@ -15,7 +15,7 @@ from meshrun.lifecycle.blame import Verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
-from meshrun.protocol.raised import killed_worker
+from meshrun.protocol.raised import killed_worker, nccl_error
 from meshrun.protocol.stacks import current_folder, describe, headline
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.monitor import Monitor
@@ -35,6 +35,9 @@ _ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
 _MOST_RANKS = 16
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """From gloo's ``tcp/pair.cc``."""
+_ASSERTED = re.compile(r"([^/\s]+:\d+): .*?\b[Aa]ssertion (`.+`) failed")
+"""Printed by CUDA for each thread of a kernel whose assertion fails."""
+_ON_ASSERTION = "device-side assert triggered"
 _IN_A_THREAD = re.compile(r"what\(\): .*?\b((?:CUDA|NCCL) error\b.+)")
 """Printed by C++ when a thread of torch, such as NCCL's watchdog, ends the process."""
 
@@ -78,7 +81,7 @@ class Investigation:
         yield self._why_mismatch(verdict, place)
         if verdict.rank == self.monitor.explained_rank:
             yield self.monitor.why
-        errors = [self._why_terminated(verdict)]
+        errors = [self._why_terminated(verdict), self._why_asserted(verdict)]
         if known is not None:
             errors.append(self.gpu_errors.why(verdict, self.plan))
         yield "; ".join(error for error in errors if error)
@@ -123,8 +126,18 @@ class Investigation:
 
         It may come before the main thread's exception, which waits for the GPU less often.
         """
-        found = _IN_A_THREAD.findall(self._output_of_abort(verdict))
-        return found[-1].strip() if found and verdict.raised is None else None
+        printed = self._output_of_abort(verdict)
+        found = _IN_A_THREAD.findall(printed)
+        if not found or verdict.raised is not None:
+            return None
+        return nccl_error(printed) or found[-1].strip()
+
+    def _why_asserted(self, verdict: Verdict) -> str | None:
+        """Return the assertion in a kernel that failed: the exception does not name it."""
+        lines = "\n".join(self.output.last_lines(verdict.rank))
+        message = verdict.raised.message if verdict.raised else self._output_of_abort(verdict)
+        found = _ASSERTED.search(lines) if _ON_ASSERTION in message else None
+        return f"{found[1]}: {found[2]}" if found else None
 
     def _output_of_abort(self, verdict: Verdict) -> str:
         """Return the last lines of a rank that SIGABRT killed."""

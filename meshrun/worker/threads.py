@@ -15,14 +15,6 @@ _have = {"torch": 1, "blas": 1}
 _SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
 
 
-def count_threads() -> int:
-    """Return how many threads this process has; 1 where the system does not show it."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
-
-
 def raise_thread_counts(env: Mapping[str, str]) -> None:
     """Give torch and numpy's BLAS as many threads as ``env`` says, or this rank's share of cores.
 

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
 
-def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Call ``call`` now if the module ``name`` is imported, otherwise right after its import."""
+def when_imported(name: str, call: Callable[[], object]) -> Callable[[], None]:
+    """Call ``call`` now if the module ``name`` is imported, otherwise right after its import.
+
+    Returns:
+        A function after which it is no longer called.
+    """
+    finder = _Finder(name, call)
     if name in sys.modules:
         call()
     else:
-        sys.meta_path.insert(0, _Finder(name, call))
+        sys.meta_path.insert(0, finder)
+
+    def forget() -> None:
+        with suppress(ValueError):
+            sys.meta_path.remove(finder)
+
+    return forget
 
 
 class _Finder(MetaPathFinder):
     """Finds one module, once, with the other finders, and adds a call after its execution."""
 
-    def __init__(self, name: str, call: Callable[[], None]) -> None:
+    def __init__(self, name: str, call: Callable[[], object]) -> None:
         self._name, self._call = name, call
 
     def find_spec(

@@ -12,19 +12,28 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 
 from meshrun.wording import count
-from meshrun.worker.threads import count_threads
+from meshrun.worker.when_imported import when_imported
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_FAILED = 255
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")
 """Device files of NVIDIA, AMD, DRM (Intel), the kernel's own class, Ascend and Trainium."""
 _MONITORS = {"/dev/nvidia": "libnvidia-ml.so", "/dev/dri/": "libamd_smi.so"}
-"""Libraries that only monitor devices. They keep the files open, and a fork may inherit those."""
-_FOR_COMPUTING = "/dev/nvidia-uvm"
-"""NVIDIA's file that NVML never opens."""
+"""Libraries that only monitor devices. They keep the files open, and a fork may inherit those.
+
+Computing opens the same files, ``/dev/nvidia-uvm`` included; whether it did, the driver tells.
+"""
+_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Names of threads that forks may lack.
+
+Source:
+    jemalloc, ``background_thread_postfork_child()``. pyarrow contains it.
+"""
 _BAD_FORK_CHECKS = {
     "cuda": "_cuda_isInBadFork",
     "xpu": "_xpu_isInBadFork",
@@ -37,18 +46,40 @@ _BAD_FORK_CHECKS = {
 def nvml_based_cuda_check() -> Iterator[None]:
     """Make ``torch.cuda.is_available()`` ask NVML instead of the driver while the block runs.
 
-    Many packages call it on import. Asking the driver would make it unusable in forks. Ranks never
-    see the variable, and a value that the user has set is kept.
+    Many packages call it on import. Asking the driver would make it unusable in forks, and NVML
+    starts a thread (driver 580), so it is asked in forks. Ranks never see the variable, and a value
+    that the user has set is kept.
     """
-    if _NVML_CHECK in os.environ:
-        yield
-        return
-    os.environ[_NVML_CHECK] = "1"
+    is_users = _NVML_CHECK in os.environ
+    os.environ.setdefault(_NVML_CHECK, "1")
     try:
-        yield
+        with ExitStack() as block:
+            patch = partial(_count_in_forks, block)
+            block.callback(when_imported("torch.cuda", patch))
+            yield
     finally:
-        if os.environ.get(_NVML_CHECK) == "1":
+        if not is_users and os.environ.get(_NVML_CHECK) == "1":
             del os.environ[_NVML_CHECK]
+
+
+def _count_in_forks(block: ExitStack) -> None:
+    """Have torch call NVML only in forks until the end of a block.
+
+    Should a newer torch count devices in another way, NVML's thread will be found.
+    """
+    cuda = sys.modules["torch.cuda"]
+    name = "_device_count_nvml"
+    if not hasattr(cuda, name):
+        return
+
+    @cache
+    def count_devices(_visible: str | None) -> int:
+        number = call_in_fork(here)
+        return number if 0 <= number < _FAILED else -1  # as torch's function
+
+    here = getattr(cuda, name)
+    setattr(cuda, name, lambda: count_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    block.callback(setattr, cuda, name, here)
 
 
 class ImportWatch:
@@ -87,9 +118,26 @@ def _signs() -> dict[str, str]:
         found["cuda"] = "initialized CUDA"
     if files := open_devices():
         found["files"] = f"opened {files[0]}"
-    if (threads := count_threads() - 1) > 0:
-        found["threads"] = f"started {count(threads, 'thread')}"
+    if threads := other_threads():
+        names = sorted({*threads} - {""})
+        named = f" ({', '.join(names)})" if names else ""
+        found["threads"] = f"started {count(len(threads), 'thread')}{named}"
     return found
+
+
+def other_threads(process: Path = Path("/proc/self")) -> list[str]:
+    """Return the names of a process's threads but the first and those that a fork may lack.
+
+    A thread that was not named has the name of the first, here "".
+    """
+    names: dict[str, str] = {}
+    with suppress(OSError):  # where the system does not show threads
+        for thread in os.listdir(process / "task"):
+            with suppress(OSError):  # it has ended
+                names[thread] = (process / "task" / thread / "comm").read_text().strip()
+    own = names.pop(process.resolve().name, "")
+    others = [name for name in names.values() if name not in _SAFE_THREADS]
+    return ["" if name == own else name for name in others]
 
 
 def _is_cuda_initialized() -> bool:
@@ -124,8 +172,6 @@ def open_devices(process: Path = Path("/proc/self")) -> list[str]:
 
 
 def _is_monitored(path: str, process: Path) -> bool:
-    if path.startswith(_FOR_COMPUTING):
-        return False
     libraries = [name for folder, name in _MONITORS.items() if path.startswith(folder)]
     return bool(libraries) and libraries[0] in (process / "maps").read_text("utf-8", "replace")
 
@@ -138,7 +184,7 @@ def call_in_fork(function: Callable[[], int]) -> int:
     """
     pid = os.fork()
     if pid == 0:
-        result = 255
+        result = _FAILED
         try:
             result = function()
         except BaseException:

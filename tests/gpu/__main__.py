@@ -32,6 +32,8 @@ def main() -> int:
     # Plug-ins that happen to be installed do not matter; name one with -p.
     os.environ.setdefault("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # as in each test, to use all GPUs
+    # Images set this; an installed meshrun is compiled nevertheless, and a checkout would not be.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["GPU_FIGURES"] = str(arguments.figures.absolute())
     if not count_gpus():
         print(f"no GPU that torch can use: {why_no_nvml()[0]}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from meshrun.host.xids import read_xids
 from tests.gpu.hardware import needs, used_bytes
 from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
 
@@ -22,7 +23,7 @@ OURS = PROGRAMS.parent / "gpu/programs"
     [
         ("memory", "OutOfMemoryError: CUDA out of memory"),
         ("address", "an illegal memory access was encountered"),
-        ("assert", "device-side assert triggered"),
+        ("assert", "device-side assert triggered (Index"),
     ],
 )
 def test_a_fault_of_the_gpu_is_the_cause(fault: str, cause: str) -> None:
@@ -32,6 +33,18 @@ def test_a_fault_of_the_gpu_is_the_cause(fault: str, cause: str) -> None:
     assert ours.returncode not in (0, 128 + signal.SIGKILL)
     assert cause in error, ours.stderr
     assert "fault.py" in error
+    if fault != "memory" and (read_xids() or []):  # some sandboxes have no kernel log of their own
+        assert "XID " in error
+
+
+@needs()
+def test_ranks_on_the_same_gpu_are_the_cause() -> None:
+    """NCCL's reason is on the last line of its message."""
+    env = {"CUDA_VISIBLE_DEVICES": "0"}
+    ours = run_meshrun("--nproc-per-node", "2", OURS / "same_gpu.py", env=env)
+
+    assert ours.returncode == 1, ours.stderr
+    assert re.search(r"\nerror: rank \d raised DistBackendError: nccl\w+: Dup.* GPU", ours.stderr)
 
 
 @needs(reads_nvml=True)

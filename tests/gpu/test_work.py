@@ -32,6 +32,28 @@ def test_torch_compile(tmp_path: Path) -> None:
 
 
 @needs()
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [("profiled.py", "kernels True"), ("loads.py", "loaded 6048, shared 4")],
+)
+def test_what_a_fork_might_break_works(program: str, printed: str) -> None:
+    """torch's profiler, loader workers, and memory that processes share."""
+    ours = run_meshrun(OURS / program)
+
+    assert ours.returncode == 0, ours.stderr
+    assert printed in ours.stdout, ours.stderr
+
+
+@needs()
+def test_a_process_that_uses_a_gpu_launches_ranks() -> None:
+    words = [sys.executable, OURS / "from_python.py"]
+    ours = subprocess.run(words, capture_output=True, text=True, check=False, timeout=90)
+
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout == "[8.0, 8.0, 8.0, 8.0] on cuda:0\n"
+
+
+@needs()
 def test_a_mesh_is_checked() -> None:
     gpus = count_gpus()
     ours = run_meshrun("--check", "--mesh", f"dp={gpus}", "--device", "cuda", "quick")

@@ -167,6 +167,38 @@ def test_a_gpu_error_that_nccls_watchdog_met_first_is_the_cause(
     assert cause.startswith(f"error: rank 0 was killed by SIGABRT (CUDA error: {error})")
 
 
+_ASSERTION = (
+    "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0], thread:"
+    " [{thread},0,0] Assertion `-sizes[i] <= index && index < sizes[i] && "
+    '"index out of bounds"` failed.\n'
+)
+_ON_ASSERTION = "CUDA error: device-side assert triggered"
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (f"raise RuntimeError({_ON_ASSERTION!r})", f"raised RuntimeError: {_ON_ASSERTION} ("),
+        ("os.abort()", f"was killed by SIGABRT ({_ON_ASSERTION}; "),
+    ],
+    ids=["exception", "watchdog"],
+)
+def test_an_assertion_in_a_kernel_is_named(
+    end: str, how: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """CUDA prints it for each thread; neither torch's exception nor NCCL's watchdog has it."""
+    text = "".join(_ASSERTION.format(thread=thread) for thread in range(64))
+    if end == "os.abort()":
+        text += _NCCL_WATCHDOG_OUTPUT.format(error=_ON_ASSERTION[12:], stack="")
+    program = tmp_path / "asserts.py"
+    program.write_text(f"import os, sys\nprint({text!r}, file=sys.stderr, flush=True)\n{end}\n")
+    ours = run_meshrun(program)
+
+    (cause,) = [line for line in ours.stderr.splitlines() if line.startswith("error: ")]
+    why = 'IndexKernel.cu:111: `-sizes[i] <= index && index < sizes[i] && "index out of bounds"`)'
+    assert cause.startswith(f"error: rank 0 {how}{why}"), cause
+
+
 def test_an_error_whose_exit_code_an_exit_handler_hides_is_the_cause(
     fake_torch: object, tmp_path: Path
 ) -> None:

@@ -10,7 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from meshrun.zygote import fork_safety
-from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check, open_devices
+from meshrun.zygote.fork_safety import (
+    ImportWatch,
+    nvml_based_cuda_check,
+    open_devices,
+    other_threads,
+)
 
 _NVML = "7f00-7f01 r-xp 00000000 08:01 42 /usr/lib/libnvidia-ml.so.575.57\n"
 _AMD = "7f00-7f01 r-xp 00000000 08:01 42 /opt/rocm/lib/libamd_smi.so.25\n"
@@ -22,7 +27,8 @@ _AMD = "7f00-7f01 r-xp 00000000 08:01 42 /opt/rocm/lib/libamd_smi.so.25\n"
         (["/dev/null", "/dev/pts/0", "socket:[5]", "/home/dev/nvidia0"], "", []),
         (["/dev/nvidiactl", "/dev/nvidia0"], "", ["/dev/nvidia0", "/dev/nvidiactl"]),
         (["/dev/nvidiactl", "/dev/nvidia0"], _NVML, []),
-        (["/dev/nvidiactl", "/dev/nvidia-uvm"], _NVML, ["/dev/nvidia-uvm"]),
+        (["/dev/nvidiactl", "/dev/nvidia-uvm"], _NVML, []),
+        (["/dev/nvidiactl", "/dev/nvidia-uvm"], "", ["/dev/nvidia-uvm", "/dev/nvidiactl"]),
         (["/dev/nvidia0"], _AMD, ["/dev/nvidia0"]),
         (["/dev/kfd", "/dev/dri/renderD128"], "", ["/dev/dri/renderD128", "/dev/kfd"]),
         (["/dev/kfd", "/dev/dri/renderD128"], _AMD, ["/dev/kfd"]),
@@ -32,7 +38,7 @@ _AMD = "7f00-7f01 r-xp 00000000 08:01 42 /opt/rocm/lib/libamd_smi.so.25\n"
 def test_open_files_show_which_devices_are_in_use(
     files: list[str], mapped: str, found: list[str], tmp_path: Path
 ) -> None:
-    """A monitoring library also keeps some files open, but never those needed for computing."""
+    """A monitoring library keeps some files open, too; that of NVIDIA's driver 580 all of them."""
     (tmp_path / "fd").mkdir()
     for number, path in enumerate(files):
         (tmp_path / "fd" / str(number)).symlink_to(path)
@@ -46,23 +52,78 @@ def test_a_process_that_shows_no_files_has_none_open(tmp_path: Path) -> None:
     assert open_devices(tmp_path) == []
 
 
+def test_threads_that_a_fork_may_lack_do_not_count(tmp_path: Path) -> None:
+    """A process is shown with its main thread, whose name threads of Python share."""
+    names = {"7": "python3", "8": "python3", "9": "cuda00001400006", "10": "jemalloc_bg_thd"}
+    for thread, name in names.items():
+        (tmp_path / "7/task" / thread).mkdir(parents=True)
+        (tmp_path / "7/task" / thread / "comm").write_text(f"{name}\n")
+
+    assert sorted(other_threads(tmp_path / "7")) == ["", "cuda00001400006"]
+    assert other_threads(tmp_path / "none") == []  # as on macOS
+
+
+@pytest.mark.parametrize(("answer", "counted"), [(0, 0), (8, 8), (-1, -1)])
+def test_devices_are_counted_in_a_fork(
+    answer: int, counted: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """NVML leaves a thread in the process that asks it."""
+    asked = tmp_path / "asked"
+
+    def ask() -> int:
+        with asked.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return answer
+
+    cuda = SimpleNamespace(_device_count_nvml=ask)
+    monkeypatch.setitem(fork_safety.sys.modules, "torch.cuda", cuda)
+    with nvml_based_cuda_check():
+        assert [cuda._device_count_nvml(), cuda._device_count_nvml()] == [counted, counted]
+    (process,) = asked.read_text().split()
+
+    assert int(process) != os.getpid()
+    assert cuda._device_count_nvml is ask
+
+
+def test_a_torch_that_counts_devices_differently_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = SimpleNamespace()
+    monkeypatch.setitem(fork_safety.sys.modules, "torch.cuda", cuda)
+    with nvml_based_cuda_check():
+        assert vars(cuda) == {}
+
+
+def test_imports_without_torch_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may import it later, and counts its devices itself."""
+    monkeypatch.delitem(fork_safety.sys.modules, "torch.cuda", raising=False)
+    before = [*fork_safety.sys.meta_path]
+    with nvml_based_cuda_check():
+        assert len(fork_safety.sys.meta_path) == len(before) + 1
+
+    assert fork_safety.sys.meta_path == before
+
+
 @pytest.mark.parametrize(
     ("threads", "reason"),
     [
-        ([1, 1, 1, 1], None),
-        ([1, 1, 3, 3], "importing `b` started 2 threads"),
-        ([1, 2, 3, 3], "importing `a` started 1 thread"),
-        ([1, 2, 2, 1], None),  # a pool that has ended
-        ([1, 1, 1, 2], "an import started 1 thread"),
-        ([2, 2, 2, 2], "a startup hook of Python's, such as sitecustomize, started 1 thread"),
+        (["", "", "", ""], None),
+        (["", "", "..", ".."], "importing `b` started 2 threads"),
+        (["", ".", "..", ".."], "importing `a` started 1 thread"),
+        (["", ".", ".", ""], None),  # a pool that has ended
+        (["", "", "", "."], "an import started 1 thread"),
+        (["", "", "po.", "po."], "importing `b` started 3 threads (o, p)"),
+        ([*"...."], "a startup hook of Python's, such as sitecustomize, started 1 thread"),
     ],
 )
 def test_the_first_import_that_left_threads_is_named(
-    threads: list[int], reason: str | None, monkeypatch: pytest.MonkeyPatch
+    threads: list[str], reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only threads that still exist at the end count."""
-    counts = iter(threads)
-    monkeypatch.setattr(fork_safety, "count_threads", lambda: next(counts))
+    """Only threads that still exist at the end count; a dot is one without a name."""
+    seen = iter(threads)
+    monkeypatch.setattr(
+        fork_safety, "other_threads", lambda: [name.strip(".") for name in next(seen)]
+    )
     monkeypatch.setattr(fork_safety, "_bad_fork_checks", dict)
     watch = ImportWatch()
     for module in "ab":

@@ -31,6 +31,12 @@ STATE = """Error(s) in loading state_dict for Net:
 \tMissing key(s) in state_dict: "bias".
 \tUnexpected key(s) in state_dict: "scale".
 """
+NCCLS = """NCCL error in: /pytorch/NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for \
+details), NCCL version 2.28.9
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"""
+"""As torch 2.11 raised it on an H100."""
 GONE = "DataLoader worker (pid(s) 27729) exited unexpectedly"
 KILLED = "DataLoader worker (pid 27729) is killed by signal: Killed"
 FULL = "DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that dataloader's"
@@ -54,6 +60,17 @@ def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> Ran
         (raised("====="), "RuntimeError: ====="),
         (raised("a\x1b[31m"), "RuntimeError: a\\x1b[31m"),
         (raised("x" * 500), f"RuntimeError: {'x' * 226}..."),
+        (raised("one two. " * 60), f"RuntimeError: {'one two. ' * 24}one two..."),
+        (
+            raised(NCCLS, "DistBackendError"),
+            "DistBackendError: ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on"
+            " CUDA device 60",
+        ),
+        (
+            raised(NCCLS.partition("Duplicate")[0], "DistBackendError"),
+            "DistBackendError: NCCL error in: /pytorch/NCCLUtils.cpp:93, invalid usage (run with"
+            " NCCL_DEBUG=WARN for details), NCCL version 2.28.9",
+        ),
         (raised(IN_WORKER, "KeyError"), "KeyError: 'no such name, in DataLoader worker process 1"),
         (raised(SPAWNED, "ProcessRaisedException"), "ValueError: the loss is nan, in process 1"),
         (

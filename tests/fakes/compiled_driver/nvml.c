@@ -1,7 +1,20 @@
-/* A stand-in for NVML, which sees one device. */
-int nvmlInit_v2(void) { return 0; }
+/* A stand-in for NVML, which sees one device, and starts a thread as that of driver 580 does. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <unistd.h>
 
-int nvmlInit(void) { return 0; }
+static void *wait_for_events(void *nothing) {
+    pthread_setname_np(pthread_self(), "cuda00001400006");
+    for (;;) pause();
+    return nothing;
+}
+
+int nvmlInit_v2(void) {
+    static pthread_t events;
+    return events ? 0 : pthread_create(&events, 0, wait_for_events, 0);
+}
+
+int nvmlInit(void) { return nvmlInit_v2(); }
 
 int nvmlShutdown(void) { return 0; }
 
