@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 
+from meshrun.host.printable import one_line
 from meshrun.wording import count
 from meshrun.worker.when_imported import when_imported
 
@@ -134,7 +135,8 @@ def other_threads(process: Path = Path("/proc/self")) -> list[str]:
     with suppress(OSError):  # where the system does not show threads
         for thread in os.listdir(process / "task"):
             with suppress(OSError):  # it has ended
-                names[thread] = (process / "task" / thread / "comm").read_text().strip()
+                comm = (process / "task" / thread / "comm").read_text("utf-8", "replace")
+                names[thread] = one_line(comm.strip())
     own = names.pop(process.resolve().name, "")
     others = [name for name in names.values() if name not in _SAFE_THREADS]
     return ["" if name == own else name for name in others]
