@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, SignalRanks, WakeAt
+from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, SignalRanks
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
 from meshrun.lifecycle.state import NodesState, State
@@ -73,11 +73,11 @@ def launch(ranks: int = 3, **changes: Any) -> State:
 
 
 def follow(state: State, *events: Event) -> tuple[State, list[Action]]:
-    """Return the state after some events, and the actions taken, except for wake-up times."""
+    """Return the state after some events, and the actions taken."""
     taken: list[Action] = []
     for event in events:
         state, actions = advance(state, event)
-        taken.extend(action for action in actions if not isinstance(action, WakeAt))
+        taken.extend(actions)
     return state, taken
 
 
@@ -88,5 +88,5 @@ def play(
     ranks: int = 3,
     nodes: NodesState | None = None,
 ) -> tuple[State, list[Action]]:
-    """Return the final state of a launch, and the actions taken, except for wake-up times."""
+    """Return the final state of a launch, and the actions taken."""
     return follow(launch(ranks, max_restarts=max_restarts, nodes=nodes), *events)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.to_zygote import EndGeneration, SignalRanks
 
@@ -34,13 +33,6 @@ class EndZygote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WakeAt:
-    """Send TimePassed at a monotonic time."""
-
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGate:
     """Let finished ranks exit."""
 
@@ -64,16 +56,5 @@ class Decide:
 
 
 Action = (
-    StartAll
-    | StartZygote
-    | SignalRanks
-    | EndGeneration
-    | EndZygote
-    | WakeAt
-    | OpenGate
-    | Report
-    | Decide
+    StartAll | StartZygote | SignalRanks | EndGeneration | EndZygote | OpenGate | Report | Decide
 )
-
-Transition = tuple[State, list[Action]]
-"""What follows from an event: the next state, and what to do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshrun.lifecycle import local, other_nodes
-from meshrun.lifecycle.actions import Transition
+from meshrun.lifecycle.actions import Action
 from meshrun.lifecycle.phases import Phase
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import Event
@@ -13,10 +13,10 @@ from meshrun.protocol.events import Event
 _HANDLERS = {**local.HANDLERS, **other_nodes.HANDLERS}
 
 
-def advance(state: State, event: Event) -> Transition:
+def advance(state: State, event: Event) -> tuple[State, list[Action]]:
     """Return the state after ``event``, and the actions to carry out."""
-    state, actions = _HANDLERS[type(event)](state, event)
+    state = _HANDLERS[type(event)](state, event)
     is_waiting = state.nodes is not None and state.nodes.awaits_decision
     if state.zygote_gone is not None and not is_waiting:
         state = replace(state, phase=Phase.OVER)
-    return state, actions
+    return replace(state, actions=()), [*state.actions]

@@ -15,8 +15,6 @@ from meshrun.lifecycle.actions import (
     Report,
     StartAll,
     StartZygote,
-    Transition,
-    WakeAt,
 )
 from meshrun.lifecycle.blame import has_culprit
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
@@ -64,83 +62,76 @@ _OF_ONE_NODE = (signal.SIGTERM, signal.SIGPIPE)
 _NS = 1_000_000_000
 
 
-def ignore(state: State, _: object) -> Transition:
+def ignore(state: State, _: object) -> State:
     """Return the state as it is, after an event that only matters to watchers of the launch."""
-    return state, []
+    return state
 
 
-def _zygote_ready(state: State, _: ZygoteReady) -> Transition:
+def _zygote_ready(state: State, _: ZygoteReady) -> State:
     is_first = state.phase is Phase.IMPORTING
     return start_if_due(replace(state, phase=Phase.WAITING) if is_first else state)
 
 
-def start_if_due(state: State) -> Transition:
-    """Start the ranks if the zygote is ready and every node has joined."""
-    is_missing_nodes = state.nodes is not None and not state.nodes.is_met
-    if state.stopping or state.phase is not Phase.WAITING or is_missing_nodes:
-        return state, []
-    if state.begin_ns is not None:
-        return state, [WakeAt(at_ns=state.begin_ns)]
-    state = replace(state, phase=Phase.RUNNING)
-    start: list[Action] = [StartAll(generation=state.generation)]
+def start_if_due(state: State) -> State:
+    """Start the ranks if the zygote is ready, every node has joined and no back-off is left."""
+    waits = state.begin_ns is not None or (state.nodes is not None and not state.nodes.is_met)
+    if state.stopping or state.phase is not Phase.WAITING or waits:
+        return state
+    state = replace(state, phase=Phase.RUNNING).do(StartAll(generation=state.generation))
     # A node without ranks in the mesh has finished at once.
-    return (state, start) if state.ranks else _open_gate_if_due(state, start)
+    return state if state.ranks else _open_gate_if_due(state)
 
 
-def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> Transition:
-    return (state, []) if state.stopping else (state, [StartZygote(without_torch=True)])
+def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> State:
+    return state if state.stopping else state.do(StartZygote(without_torch=True))
 
 
-def _raised(state: State, event: RankRaised) -> Transition:
+def _raised(state: State, event: RankRaised) -> State:
     return stop(_with_rank(state, event.rank, raised=event), event.at_ns, sparing=event.rank)
 
 
-def _start_failed(state: State, event: StartFailed) -> Transition:
+def _start_failed(state: State, event: StartFailed) -> State:
     # Ranks ordered after it may still start; _started() stops them.
-    stopped, actions = stop(replace(state, start_error=event), event.at_ns)
-    return finish(stopped, actions, event.at_ns)
+    return finish(stop(replace(state, start_error=event), event.at_ns), event.at_ns)
 
 
-def _store_ended(state: State, event: StoreEnded) -> Transition:
+def _store_ended(state: State, event: StoreEnded) -> State:
     serves = state.nodes is None or state.nodes.is_coordinator
     if state.stopping and (state.signals or not serves or has_culprit(state)):
-        return state, []  # it did not cause the end, and the ranks no longer need it
+        return state  # it did not cause the end, and the ranks no longer need it
     state = replace(state, lost_process=event)
-    state, leaves = (state, []) if may_restart(state) else _leave_if_possible(state)
-    stopped, actions = stop(state, event.at_ns)
-    return finish(stopped, [*leaves, *actions], event.at_ns)
+    state = state if may_restart(state) else _leave_if_possible(state)
+    return finish(stop(state, event.at_ns), event.at_ns)
 
 
-def _leave_if_possible(state: State) -> Transition:
+def _leave_if_possible(state: State) -> State:
     """Leave the launch if the other nodes can continue without this one."""
     if state.nodes is None or not state.nodes.may_leave:
-        return state, []
+        return state
     nodes = replace(state.nodes, link=Link.CUT_OFF)
-    return replace(state, nodes=nodes), [Report(what="leaves")]
+    return replace(state, nodes=nodes).do(Report(what="leaves"))
 
 
-def _hung(state: State, event: Hung) -> Transition:
+def _hung(state: State, event: Hung) -> State:
     if not state.alive:
-        return state, []  # they exited while the launcher collected their stacks
+        return state  # they exited while the launcher collected their stacks
     return stop(replace(state, hung=event), event.at_ns)
 
 
-def _excluded(state: State, event: NodeExcluded) -> Transition:
+def _excluded(state: State, event: NodeExcluded) -> State:
     """Leave the launch if the others can continue without this node; otherwise, end it.
 
     A rank may have failed already: a restart would use this node again.
     """
     if state.signals or state.excluded is not None or state.over:
-        return state, []
-    state, leaves = _leave_if_possible(replace(state, excluded=event))
-    state, actions = stop(state, event.at_ns)
-    return state, [*leaves, *actions]
+        return state
+    return stop(_leave_if_possible(replace(state, excluded=event)), event.at_ns)
 
 
-def _checked(state: State, event: Checked) -> Transition:
+def _checked(state: State, event: Checked) -> State:
     """End the launch if something is wrong, unless the nodes to blame may be left out."""
     if not event.findings or (event.hosts and state.nodes is not None):
-        return state, []  # ranks of those nodes report NodeExcluded
+        return state  # ranks of those nodes report NodeExcluded
     return stop(replace(state, failed_check=event), event.at_ns)
 
 
@@ -149,61 +140,54 @@ def _with_rank(state: State, rank: int, **changes: object) -> State:
     return replace(state, ranks={**state.ranks, rank: changed})
 
 
-def _started(state: State, event: RankStarted) -> Transition:
+def _started(state: State, event: RankStarted) -> State:
     state = _with_rank(state, event.rank, pid=event.pid)
     # RankRaised comes over another socket, and may arrive before RankStarted.
     ends_by_itself = state.ranks[event.rank].raised is not None and not state.killed
     if not state.stopping or ends_by_itself:
-        return state, []
+        return state
     signum = signal.SIGKILL if state.killed else signal.SIGTERM
     return _signal_ranks(state, (event.rank,), signum, event.at_ns)
 
 
-def _beat(state: State, event: RankBeat) -> Transition:
+def _beat(state: State, event: RankBeat) -> State:
     step = furthest(state.step, event.step)
-    return (state if step == state.step else replace(state, step=step)), []
+    return state if step == state.step else replace(state, step=step)
 
 
-def _finished(state: State, event: RankFinished) -> Transition:
+def _finished(state: State, event: RankFinished) -> State:
     if not state.ranks[event.rank].finished:
         state = _with_rank(state, event.rank, finished_ns=event.at_ns)
-    return _open_gate_if_due(state, [])
+    return _open_gate_if_due(state)
 
 
-def _open_gate_if_due(state: State, actions: list[Action]) -> Transition:
+def _open_gate_if_due(state: State) -> State:
     """Let finished ranks exit once all have finished, or the ranks are stopping."""
     known = state.ranks.values()
-    waiting = any(rank.finished and not rank.exited for rank in known)
     due = state.stopping or all(rank.finished or rank.exited for rank in known)
     if state.gate is Gate.OPEN or not due:
-        return state, actions
+        return state
     if state.nodes is not None and not state.stopping:  # ranks of other nodes may need them
         report = [Report(what="finished")] if state.gate is Gate.SHUT else []
-        return replace(state, gate=Gate.ASKED), [*actions, *report]
-    if not waiting:
-        return state, actions
-    return replace(state, gate=Gate.OPEN), [*actions, OpenGate()]
+        return replace(state, gate=Gate.ASKED).do(*report)
+    waiting = any(rank.finished and not rank.exited for rank in known)
+    return replace(state, gate=Gate.OPEN).do(OpenGate()) if waiting else state
 
 
-def _exited(state: State, event: RankExited) -> Transition:
+def _exited(state: State, event: RankExited) -> State:
     state = _with_rank(state, event.rank, pid=event.pid, exited=event)
-    actions: list[Action] = []
     if event.wait_status != 0:
-        state, actions = stop(state, event.at_ns)
-    state, actions = _open_gate_if_due(state, actions)
-    return finish(state, actions, event.at_ns)
+        state = stop(state, event.at_ns)
+    return finish(_open_gate_if_due(state), event.at_ns)
 
 
-def finish(state: State, actions: list[Action], at_ns: int) -> Transition:
+def finish(state: State, at_ns: int) -> State:
     """Once no rank is left, restart the ranks or end the launch."""
     if not has_no_rank_left(state):
-        return state, actions
+        return state
     if state.zygote_gone is not None:  # and everything below it
-        state, report = report_cleared(replace(state, phase=Phase.CLEARING))
-        return state, [*actions, *report]
+        return report_cleared(replace(state, phase=Phase.CLEARING))
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
-    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
-    state = replace(state, deadline_ns=deadline_ns)
     end: Action = EndZygote(grace_s=grace_s)
     if state.nodes is not None and state.nodes.awaits_decision:
         end = EndGeneration(grace_s=grace_s)
@@ -212,7 +196,8 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Transition:
         if cause is not None:
             state, end = with_cause(state, cause), EndGeneration(grace_s=grace_s)
     phase = Phase.ENDING if isinstance(end, EndZygote) else Phase.CLEARING
-    return replace(state, phase=phase), [*actions, end, WakeAt(at_ns=deadline_ns)]
+    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
+    return replace(state, phase=phase, deadline_ns=deadline_ns).do(end)
 
 
 def with_cause(state: State, cause: Cause) -> State:
@@ -220,10 +205,10 @@ def with_cause(state: State, cause: Cause) -> State:
     return replace(state, causes=(*state.causes, cause))
 
 
-def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Transition:
+def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> State:
     """Start the next generation; on several nodes, report to the coordinator, which decides."""
     if state.phase is not Phase.CLEARING:
-        return state, []
+        return state
     if state.nodes is not None:
         if not state.nodes.awaits_decision:  # the coordinator has been lost
             return end_zygote(state, event.at_ns)
@@ -231,7 +216,7 @@ def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Tran
     return start_next_generation(state, event.at_ns)
 
 
-def start_next_generation(state: State, at_ns: int) -> Transition:
+def start_next_generation(state: State, at_ns: int) -> State:
     """Start the ranks of the next generation, after a back-off if they make no progress.
 
     Only the zygote stays; if it is gone, another one replaces it.
@@ -254,13 +239,14 @@ def start_next_generation(state: State, at_ns: int) -> Transition:
         phase=Phase.WAITING if state.zygote_gone is None else Phase.IMPORTING,
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
         nodes=nodes,
+        actions=state.actions,
     )
     if fresh.signals:  # which arrived after the last rank had exited
         fresh = replace(fresh, zygote_gone=state.zygote_gone)
-        fresh, actions = stop(fresh, at_ns, signum=fresh.signals[0])
-        return finish(fresh, actions, at_ns)
-    fresh, actions = start_if_due(fresh)
-    return fresh, [*([StartZygote()] if state.zygote_gone is not None else []), *actions]
+        return finish(stop(fresh, at_ns, signum=fresh.signals[0]), at_ns)
+    if state.zygote_gone is not None:
+        fresh = fresh.do(StartZygote())
+    return start_if_due(fresh)
 
 
 def stop(
@@ -270,42 +256,38 @@ def stop(
     sparing: int | None = None,
     signum: int = signal.SIGTERM,
     others_know: bool = False,
-) -> Transition:
+) -> State:
     """Ask the ranks to stop, once, and set their deadline.
 
     The rank ``sparing`` is ending by itself. If ``others_know``, the coordinator is not notified.
     """
     if state.stopping:
-        return state, []
+        return state
+    state = replace(state, stop=Stop.ASKED)
     if state.nodes is not None and state.nodes.is_cleared and others_know:
-        return replace(state, stop=Stop.ASKED), []  # no rank is left here
-    deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
-    state = replace(state, stop=Stop.ASKED, deadline_ns=deadline_ns)
+        return state  # no rank is left here
+    state = replace(state, deadline_ns=at_ns + int(state.shutdown_timeout_s * _NS))
     ranks = tuple(sorted(state.alive.keys() - {sparing}))
-    state, actions = _signal_ranks(state, ranks, signum, at_ns)
-    state, actions = _open_gate_if_due(state, actions)
-    if state.nodes is not None and state.nodes.awaits_decision and not others_know:
-        actions.append(Report(what="failed"))
-    return state, [*actions, WakeAt(at_ns=deadline_ns)]
+    state = _open_gate_if_due(_signal_ranks(state, ranks, signum, at_ns))
+    is_news = state.nodes is not None and state.nodes.awaits_decision and not others_know
+    return state.do(Report(what="failed")) if is_news else state
 
 
-def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> Transition:
+def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> State:
     for rank in ranks:
         if state.ranks[rank].told_to_end_ns is None:
             state = _with_rank(state, rank, told_to_end_ns=at_ns)
     order = SignalRanks(ranks=ranks, signum=signum, whole_group=signum == signal.SIGKILL)
-    return state, [order] if ranks else []
+    return state.do(order) if ranks else state
 
 
-def _kill(state: State, at_ns: int) -> Transition:
-    state = replace(state, stop=Stop.KILLED)
-    state, actions = _signal_ranks(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
+def _kill(state: State, at_ns: int) -> State:
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
-    state = replace(state, deadline_ns=deadline_ns)
-    return state, [*actions, WakeAt(at_ns=deadline_ns)]
+    state = replace(state, stop=Stop.KILLED, deadline_ns=deadline_ns)
+    return _signal_ranks(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
 
 
-def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
+def _zygote_gone(state: State, event: ZygoteGone) -> State:
     """End this generation, as nothing is left of it, unless it was ending already.
 
     If another zygote is not started, ``advance`` ends the launch once nothing is to be decided.
@@ -314,11 +296,11 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
     state = replace(state, zygote_gone=event)
     is_decided = nodes is not None and nodes.is_met and not nodes.awaits_decision
     if was_over or is_decided:
-        return state, []
+        return state
     was_ending = state.phase is Phase.ENDING or state.broken is not None
     if state.phase is Phase.CLEARING and not was_ending:
         is_last = nodes is None and bool(state.signals)
-        return (state, []) if is_last else _generation_ended(state, event)
+        return state if is_last else _generation_ended(state, event)
     is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
@@ -326,40 +308,37 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Transition:
         return _zygote_gone_on_one_node(state, nodes, event)
     state, cause = (state, None) if was_ending else plan_restart(state, event.at_ns)
     if cause is None:
-        return state, []
+        return state
     return start_next_generation(with_cause(state, cause), event.at_ns)
 
 
-def _zygote_gone_on_one_node(state: State, nodes: NodesState, event: ZygoteGone) -> Transition:
+def _zygote_gone_on_one_node(state: State, nodes: NodesState, event: ZygoteGone) -> State:
     """Leave the launch, or report that nothing is left here: the coordinator decides what next."""
     if nodes.is_elastic and (nodes.is_cleared or nodes.link is Link.RETURNING):
-        return leave(mark_stopped(state), nodes, [], event.at_ns)
+        return leave(mark_stopped(state), nodes, event.at_ns)
     if state.lost_process is event and nodes.may_leave and not may_restart(state):
         return _leave_if_possible(mark_stopped(state))
-    failed: list[Action] = [] if state.stopping else [Report(what="failed")]
+    if not state.stopping:
+        state = state.do(Report(what="failed"))
     phase = Phase.ENDING if state.phase is Phase.ENDING else Phase.CLEARING
-    state, report = report_cleared(mark_stopped(state, phase=phase, deadline_ns=None))
-    return state, [*failed, *report]
+    return report_cleared(mark_stopped(state, phase=phase, deadline_ns=None))
 
 
-def _signalled(state: State, event: SignalArrived) -> Transition:
+def _signalled(state: State, event: SignalArrived) -> State:
     """Stop all nodes, or only this one if the signal concerns it alone and the rest can go on."""
     is_sigterm, before = event.signum == signal.SIGTERM, state.signals
     if len(before) > 2 or (is_sigterm and state.sigterm_repeats and signal.SIGTERM in before):
-        return state, []  # after the third signal all ranks are killed, and the deadline stays
+        return state  # after the third signal all ranks are killed, and the deadline stays
     is_decided = state.nodes is not None and state.nodes.over is not None
     if state.over or is_decided:  # only notifying the other nodes is left
-        return replace(state, signals=(*before, event.signum)), []
-    leaves: list[Action] = []
+        return replace(state, signals=(*before, event.signum))
     if event.signum in _OF_ONE_NODE and not before:
-        state, leaves = _leave_if_possible(state)
-    was_stopping = state.stopping
-    state, actions = _stop_for_signal(state, event)
-    state, actions = _end_if_unstarted(state, actions, event.at_ns, was_stopping=was_stopping)
-    return state, [*leaves, *actions]
+        state = _leave_if_possible(state)
+    stopped = _stop_for_signal(state, event)
+    return _end_if_unstarted(stopped, event.at_ns, was_stopping=state.stopping)
 
 
-def _stop_for_signal(state: State, event: SignalArrived) -> Transition:
+def _stop_for_signal(state: State, event: SignalArrived) -> State:
     """Ask the ranks to stop at the first signal; kill them soon after the second, now at the third.
 
     ``_time_passed`` kills them once the time after the second is over.
@@ -372,14 +351,14 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Transition:
         signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
         return stop(state, event.at_ns, signum=signum)
     if is_first and not _counts_as_second(state, event.signum):
-        return state, []
+        return state
     if len(state.signals) > 2:
         if state.nodes is not None:  # wait for no decision
             state = replace(state, nodes=replace(state.nodes, link=Link.CUT_OFF))
         return _kill(state, event.at_ns)
     grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
     deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)
-    return replace(state, deadline_ns=deadline_ns), [WakeAt(at_ns=deadline_ns)]
+    return replace(state, deadline_ns=deadline_ns)
 
 
 def _counts_as_second(state: State, signum: int) -> bool:
@@ -392,26 +371,24 @@ def _counts_as_second(state: State, signum: int) -> bool:
     return signum in _IMPATIENT and not was_signalled_elsewhere
 
 
-def _end_if_unstarted(
-    state: State, actions: list[Action], at_ns: int, *, was_stopping: bool
-) -> Transition:
+def _end_if_unstarted(state: State, at_ns: int, *, was_stopping: bool) -> State:
     """End at a signal if no rank has started, or is left, as there is nothing to wait for."""
     nodes = state.nodes
     if nodes is not None and nodes.is_cleared and nodes.awaits_decision:
         if nodes.may_end_alone and was_stopping:
-            return leave(state, nodes, actions, at_ns)
-        return state, actions  # the coordinator stops the others, and decides once they are cleared
+            return leave(state, nodes, at_ns)
+        return state  # the coordinator stops the others, and decides once they are cleared
     if state.alive or state.phase in (Phase.ENDING, Phase.OVER):
-        return state, actions
-    reports: list[Action] = [action for action in actions if isinstance(action, Report)]
-    return replace(state, phase=Phase.ENDING), [*reports, EndZygote(by_force=True)]
+        return state
+    return replace(state, phase=Phase.ENDING, deadline_ns=None).do(EndZygote(by_force=True))
 
 
-def _time_passed(state: State, at_ns: int) -> Transition:
+def _time_passed(state: State, event: TimePassed) -> State:
+    at_ns = event.at_ns
     if state.begin_ns is not None and at_ns >= state.begin_ns and not state.stopping:
         return start_if_due(replace(state, begin_ns=None))
     if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
-        return state, []
+        return state
     if state.killed or state.phase in (Phase.CLEARING, Phase.ENDING):
         # SIGKILL did not suffice, or the zygote does not answer: kill it, and so its ranks.
         state = replace(state, deadline_ns=None)
@@ -420,29 +397,26 @@ def _time_passed(state: State, at_ns: int) -> Transition:
             causes = state.causes[:-1]
             state = replace(state, phase=Phase.ENDING, causes=causes, no_restart=why)
         # With a coordinator, the others may restart, and another zygote starts here.
-        return state, [EndZygote(by_force=True)]
+        return state.do(EndZygote(by_force=True))
     return _kill(state, at_ns)
 
 
 # ---- the end of this node's part -----------------------------------------------------------
 
 
-def end_zygote(state: State, at_ns: int) -> Transition:
+def end_zygote(state: State, at_ns: int) -> State:
     """End the zygote, as no rank is left and none will be started."""
     if state.zygote_gone is not None or state.phase is Phase.ENDING:
-        return state, []
+        return state
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
-    actions: list[Action] = [EndZygote(), WakeAt(at_ns=deadline_ns)]
-    return replace(state, phase=Phase.ENDING, deadline_ns=deadline_ns), actions
+    return replace(state, phase=Phase.ENDING, deadline_ns=deadline_ns).do(EndZygote())
 
 
-def leave(state: State, nodes: NodesState, actions: list[Action], at_ns: int) -> Transition:
+def leave(state: State, nodes: NodesState, at_ns: int) -> State:
     """End this node's part; on the coordinator, end the launch if it waits for more nodes."""
-    if nodes.is_coordinator:
-        is_awaited = nodes.phase is NodesPhase.REGROUPING
-        return state, [*actions, Decide(next_after=None)] if is_awaited else actions
-    state, ends = end_zygote(replace(state, nodes=replace(nodes, link=Link.CUT_OFF)), at_ns)
-    return state, [*actions, *ends]
+    if not nodes.is_coordinator:
+        return end_zygote(replace(state, nodes=replace(nodes, link=Link.CUT_OFF)), at_ns)
+    return state.do(Decide(next_after=None)) if nodes.phase is NodesPhase.REGROUPING else state
 
 
 def mark_stopped(state: State, **changes: Any) -> State:
@@ -451,30 +425,30 @@ def mark_stopped(state: State, **changes: Any) -> State:
     return replace(state, stop=stop, **changes)
 
 
-def report_cleared(state: State) -> Transition:
+def report_cleared(state: State) -> State:
     """Report to the coordinator, once, that nothing of this generation is left here."""
     nodes = state.nodes
     if nodes is None or nodes.is_cleared or not nodes.awaits_decision:
-        return state, []
-    return replace(state, nodes=replace(nodes, phase=NodesPhase.CLEARED)), [Report(what="cleared")]
+        return state
+    nodes = replace(nodes, phase=NodesPhase.CLEARED)
+    return replace(state, nodes=nodes).do(Report(what="cleared"))
 
 
-HANDLERS: dict[type[Any], Callable[[State, Any], Transition]] = {
+HANDLERS: dict[type[Any], Callable[[State, Any], State]] = {
     LaunchBegan: ignore,
     ZygoteReady: _zygote_ready,
     ZygoteUnsafe: _zygote_unsafe,
-    ProgramBroken: lambda state, event: (replace(state, broken=event), []),
+    ProgramBroken: lambda state, event: replace(state, broken=event),
     RankStarted: _started,
     StartFailed: _start_failed,
-    RankJoined: lambda state, event: (_with_rank(state, event.rank, joined=True), []),
-    RankReady: lambda state, event: (
-        _with_rank(state, event.rank, joined=True, ready_ns=event.at_ns),
-        [],
+    RankJoined: lambda state, event: _with_rank(state, event.rank, joined=True),
+    RankReady: lambda state, event: _with_rank(
+        state, event.rank, joined=True, ready_ns=event.at_ns
     ),
     RankRaised: _raised,
     RankBeat: _beat,
     RankFinished: _finished,
-    RankLeaves: lambda state, event: (_with_rank(state, event.rank, left_ns=event.at_ns), []),
+    RankLeaves: lambda state, event: _with_rank(state, event.rank, left_ns=event.at_ns),
     RankExited: _exited,
     RanksResumed: ignore,
     StoreEnded: _store_ended,
@@ -486,5 +460,5 @@ HANDLERS: dict[type[Any], Callable[[State, Any], Transition]] = {
     NodeExcluded: _excluded,
     Checked: _checked,
     RankLate: ignore,
-    TimePassed: lambda state, event: _time_passed(state, event.at_ns),
+    TimePassed: _time_passed,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from meshrun.lifecycle.actions import Action
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
     GenerationAborted,
@@ -114,6 +115,19 @@ class State:
     """Set from the end of the zygote until the start of another one."""
     nodes: NodesState | None = None
     """The other nodes, if there are any."""
+    actions: tuple[Action, ...] = ()
+    """What follows from the event that is being handled, in order."""
+
+    def do(self, *actions: Action) -> State:
+        """Return the state with further actions to carry out."""
+        return replace(self, actions=(*self.actions, *actions))
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When TimePassed is due, or ``None``."""
+        if self.over:
+            return None
+        return self.deadline_ns if self.begin_ns is None or self.stopping else self.begin_ns
 
     @property
     def alive(self) -> dict[int, int]:

@@ -36,7 +36,6 @@ from meshrun.lifecycle.actions import (
     Report,
     StartAll,
     StartZygote,
-    WakeAt,
 )
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.outcome import build_result, describe_end
@@ -173,7 +172,7 @@ class Loop:
         self._wake = self._reactor.call_at(
             None, lambda: self._handle(TimePassed(at_ns=time.monotonic_ns()))
         )
-        """The next time that the state machine asked for."""
+        """The next time at which the state machine decides something."""
         self._was_continued = False
         """Whether this process was stopped and continued since the last turn."""
         self._signalled_ns = self._ended_ns = 0
@@ -389,6 +388,7 @@ class Loop:
             self._monitor.on_aborted(event.rank, self._output.last_lines(event.rank))
         for action in actions:
             self._act(action)
+        self._wake.move(self.state.wake_ns)
         self._monitor.update(self.state)
 
     def _on_control(self) -> None:
@@ -571,8 +571,6 @@ class Loop:
                 self._processes.end(grace_s, by_force=by_force)
             case OpenGate():
                 self._processes.zygote.open_gate()
-            case WakeAt(at_ns=at_ns):
-                self._wake.move(at_ns)
             case Report() | Decide() if self._nodes is not None:
                 calls = self._monitor.calls
                 self._nodes.carry_out(action, self.state, self.plan.layout, self._gather, calls)

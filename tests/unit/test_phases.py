@@ -129,6 +129,8 @@ def follow(state: State, events: list[Event]) -> None:
             assert now is before or now in FOLLOWS[type(before)][before], (event, before, now)
         if any(isinstance(action, StartAll) for action in actions):
             assert (after.phase, after.stop) == (Phase.RUNNING, Stop.NONE), event
+        if isinstance(event, TimePassed):  # else the loop would send it again at once
+            assert after.wake_ns is None or after.wake_ns > event.at_ns
         state = after
 
 

@@ -15,7 +15,6 @@ from meshrun.lifecycle.actions import (
     Report,
     StartAll,
     StartZygote,
-    WakeAt,
 )
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
@@ -87,10 +86,10 @@ def play(ends: list[End]) -> tuple[list[float], str | None]:
             return waits, state.no_restart
         now_s += end.ran_s + 1
         state, actions = advance(state, GenerationEnded(at_ns=int(now_s * S)))
-        wake = next((each.at_ns for each in actions if isinstance(each, WakeAt)), int(now_s * S))
+        wake = state.wake_ns or int(now_s * S)
         waits.append(wake / S - now_s)
         if wake > now_s * S:
-            assert actions == [WakeAt(at_ns=wake)]
+            assert actions == []
             state, actions = advance(state, TimePassed(at_ns=wake - 1))
             assert actions == []
             state, actions = advance(state, TimePassed(at_ns=wake))
@@ -265,7 +264,8 @@ def test_each_node_waits_by_itself() -> None:
     begins = NextBegins(generation=2, cause=causes[1], at_ns=9 * S)
     others = GenerationAborted(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
 
-    assert advance(before, begins)[1] == [WakeAt(at_ns=10 * S)]
+    after, actions = advance(before, begins)
+    assert (after.wake_ns, actions) == (10 * S, [])
     assert follow(before, begins, TimePassed(at_ns=10 * S))[1] == [StartAll(generation=2)]
     ended = GenerationEnded(at_ns=11 * S)
     _, taken = follow(waiting(met), others, TimePassed(at_ns=10 * S), ended)
@@ -285,6 +285,7 @@ def test_skipped_time_makes_nothing_due() -> None:
     waits, ends = waiting(), replace(waiting(), begin_ns=None, stop=Stop.ASKED, deadline_ns=30 * S)
 
     later = skip_time(waits, 100 * S)
+    assert (later.wake_ns, skip_time(ends, 100 * S).wake_ns) == (110 * S, 130 * S)
     assert follow(later, TimePassed(at_ns=109 * S))[1] == []
     assert follow(later, TimePassed(at_ns=110 * S))[1] == [StartAll(generation=2)]
     assert not advance(skip_time(ends, 100 * S), TimePassed(at_ns=129 * S))[0].killed
