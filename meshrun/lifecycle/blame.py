@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import ZygoteGone
 from meshrun.protocol.from_zygote import STORE, StartFailed
-from meshrun.protocol.raised import describe_raised, lost_connection
+from meshrun.protocol.raised import aborted_for_lost_peer, describe_raised, lost_connection
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LEFT_EARLY, describe_exit, split_wait_status
 
@@ -29,6 +29,8 @@ class Verdict:
     exit_code: int | None
     signum: int | None = None
     raised: RankRaised | None = None
+    error: str = ""
+    """What it printed before SIGABRT killed it."""
     asked_to_end: bool = False
     distance: int = _OWN
 
@@ -36,6 +38,13 @@ class Verdict:
     def is_consequence(self) -> bool:
         """Whether it failed because another rank had failed."""
         return self.distance >= _CONSEQUENT
+
+    @property
+    def has_lost_peer(self) -> bool:
+        """Whether it failed because it lost a connection to a peer."""
+        if self.raised is not None:
+            return lost_connection(self.raised)
+        return aborted_for_lost_peer(self.error)
 
 
 def judge(state: State) -> list[Verdict]:
@@ -163,6 +172,7 @@ def _judge_rank(state: State, rank: int) -> Verdict:
         exit_code=exit_code,
         signum=signum,
         raised=known.raised,
+        error=known.exited.error if known.exited else "",
         asked_to_end=asked_to_end,
     )
     return replace(verdict, distance=_distance(state, verdict))
@@ -180,7 +190,7 @@ def _distance(state: State, verdict: Verdict) -> int:
     obeyed = _is_ours(state, ended_by) or is_interrupted
     if verdict.asked_to_end and obeyed:
         return _OBEYED
-    if raised and lost_connection(raised):
+    if verdict.has_lost_peer:
         return _CONSEQUENT
     if not verdict.asked_to_end:
         return _OWN

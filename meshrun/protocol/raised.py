@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from meshrun.host.printable import first_words, one_line
 from meshrun.protocol.rank_end import RankRaised
 
 _LONGEST = 240
 _LOST_CONNECTION = re.compile(
-    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed"
+    r"Connection (closed|reset) by (remote )?peer|Connection refused|Broken pipe|Socket closed"
     r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
+    r"|ncclRemoteError"
 )
 """Messages of torch's backends when a peer is gone."""
-_NCCLS = re.compile(r"^(nccl\w+): .*\n *Last error: *\n *(\S.*)", re.MULTILINE)
+_NCCLS = re.compile(r"^(nccl\w+): .*\n *Last error: *\n *(?!Exception raised )(\S.*)", re.MULTILINE)
 """NCCL's description of an error, last in the messages of torch's ``NCCLUtils``."""
+_IN_A_THREAD = re.compile(
+    r"^ *what\(\): +(?:.*terminated with exception: )?(?:\[Rank \d+\] )?(.+)"
+    r"|terminated with exception: (?:\[Rank \d+\] )?(.+)"
+    r"|^\[rank\d+\]:\[F[^]]*\] (?:\[[^]]*\] )*(.+)",
+    re.MULTILINE,
+)
+"""Printed before SIGABRT: by C++ for an exception that leaves a thread, by NCCL's watchdog in torch
+for its own, and by its monitor, which logs a fatal error."""
 _GLOOS = "gloo/transport"
 """Part of the source path with which gloo's messages begin."""
 _TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
@@ -67,6 +77,19 @@ def nccl_error(message: str) -> str | None:
     return f"{found[1]}: {found[2].strip()}" if found else None
 
 
+def why_aborted(lines: Sequence[str]) -> str:
+    """Return the last error of C++ in a rank's last lines; "" if there is none.
+
+    A thread of torch, such as NCCL's watchdog, may meet an error before the program does.
+    """
+    printed = "\n".join(lines)
+    errors = [next(filter(None, found)) for found in _IN_A_THREAD.findall(printed)]
+    if not errors:
+        return ""
+    is_nccls = errors[-1].startswith("NCCL error")
+    return _short((nccl_error(printed) if is_nccls else None) or errors[-1].strip())
+
+
 def as_torch_prints(traceback: str, rank: int) -> str:
     """Return a traceback with ``[rank6]: `` before each line, as torch's excepthook prints it."""
     return re.sub(r"^(?=.)", f"[rank{rank}]: ", traceback, flags=re.MULTILINE)
@@ -78,8 +101,14 @@ def lost_connection(raised: RankRaised) -> bool:
         return False
     if _GLOOS in raised.message:  # `work.wait()` has no frame of torch's
         return True
-    files = _FILE.findall(raised.traceback)
+    files = _FILE.findall(raised.traceback) if raised.kind == "RuntimeError" else ()
     return not files or f"{os.sep}torch{os.sep}" in files[-1]
+
+
+def aborted_for_lost_peer(error: str) -> bool:
+    """Return whether a rank's last error before SIGABRT means that it lost a connection."""
+    is_torchs = error.lower().startswith("nccl") or _GLOOS in error
+    return is_torchs and _LOST_CONNECTION.search(error) is not None
 
 
 def killed_worker(raised: RankRaised) -> str | None:

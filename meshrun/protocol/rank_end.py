@@ -41,6 +41,8 @@ class RankExited:
     at_ns: Time
     unasked: bool = False
     """Whether it was exiting before meshrun sent it a signal."""
+    error: Line = ""
+    """The error that it printed before SIGABRT killed it, if it did."""
 
     @property
     def aborted(self) -> bool:

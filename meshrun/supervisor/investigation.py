@@ -15,7 +15,7 @@ from meshrun.lifecycle.blame import Verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
-from meshrun.protocol.raised import killed_worker, nccl_error
+from meshrun.protocol.raised import killed_worker
 from meshrun.protocol.stacks import current_folder, describe, headline
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.monitor import Monitor
@@ -38,8 +38,6 @@ _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _ASSERTED = re.compile(r"([^/\s]+:\d+): .*?\b[Aa]ssertion (`.+`) failed")
 """Printed by CUDA for each thread of a kernel whose assertion fails."""
 _ON_ASSERTION = "device-side assert triggered"
-_IN_A_THREAD = re.compile(r"what\(\): .*?\b((?:CUDA|NCCL) error\b.+)")
-"""Printed by C++ when a thread of torch, such as NCCL's watchdog, ends the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +79,8 @@ class Investigation:
         yield self._why_mismatch(verdict, place)
         if verdict.rank == self.monitor.explained_rank:
             yield self.monitor.why
-        errors = [self._why_terminated(verdict), self._why_asserted(verdict)]
+        error = verdict.error if verdict.raised is None else ""
+        errors = [error, self._why_asserted(verdict)]
         if known is not None:
             errors.append(self.gpu_errors.why(verdict, self.plan))
         yield "; ".join(error for error in errors if error)
@@ -120,17 +119,6 @@ class Investigation:
         text = f"a peer sent {found[1]} bytes where {found[2]} were expected: the ranks call"
         text += " different collectives, or one with different shapes"
         return f"{text}; {peers}" if peers else text
-
-    def _why_terminated(self, verdict: Verdict) -> str | None:
-        """Return the error of CUDA or NCCL for which a thread of torch ended the rank, if it did.
-
-        It may come before the main thread's exception, which waits for the GPU less often.
-        """
-        printed = self._output_of_abort(verdict)
-        found = _IN_A_THREAD.findall(printed)
-        if not found or verdict.raised is not None:
-            return None
-        return nccl_error(printed) or found[-1].strip()
 
     def _why_asserted(self, verdict: Verdict) -> str | None:
         """Return the assertion in a kernel that failed: the exception does not name it."""

@@ -73,6 +73,7 @@ from meshrun.protocol.from_zygote import (
     StoreEnded,
 )
 from meshrun.protocol.generation import Evidence, RankState
+from meshrun.protocol.raised import why_aborted
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
 from meshrun.protocol.to_zygote import EndGeneration, ResumeRanks, SignalRanks, SuspendRanks
@@ -385,7 +386,7 @@ class Loop:
             self._monitor.on_raised(event, was_stopping=was_stopping)
         if isinstance(event, RankExited) and event.aborted and not was_stopping:
             self._monitor.update(self.state)
-            self._monitor.on_aborted(event.rank, self._output.last_lines(event.rank))
+            self._monitor.on_aborted(event)
         for action in actions:
             self._act(action)
         self._wake.move(self.state.wake_ns)
@@ -401,6 +402,9 @@ class Loop:
         if isinstance(message, RankStarted | StartFailed):
             self._try_to_start(self._processes.start_next)
         if isinstance(message, RankExited) and message.wait_status:
+            if message.aborted:
+                error = why_aborted(self._output.last_lines(message.rank))
+                message = replace(message, error=error)
             self._match_error_file(message)
             self._exclude_if_unfit(message)
         if isinstance(message, StoreEnded):

@@ -26,7 +26,7 @@ from meshrun.protocol.collectives import (
 from meshrun.protocol.events import AllCleared, GenerationAborted, Hung, RankLate
 from meshrun.protocol.generation import Trouble
 from meshrun.protocol.raised import lost_connection, timed_out
-from meshrun.protocol.rank_end import RankRaised
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
 from meshrun.supervisor.hung_collectives import Finding, describe_peers, find_hung
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MOST_GROUPS = 6
 _TIMED_OUT = "a collective timed out: showing where the other ranks are"
 _WATCHDOG = "Watchdog caught collective operation timeout"
-"""Printed by torch before it aborts a rank whose NCCL collective takes too long."""
+"""The error for which torch aborts a rank whose NCCL collective takes too long."""
 
 
 class _Explain(Enum):
@@ -177,15 +177,15 @@ class Monitor:
             self.explained_rank = event.rank
             self._ask_quietly(event.rank)
 
-    def on_aborted(self, rank: int, last_lines: Iterable[str]) -> None:
+    def on_aborted(self, event: RankExited) -> None:
         """Find out the same for a rank that native code has aborted."""
         if not self._state.alive or self._to_explain is not _Explain.NOTHING:
             return
-        self.explained_rank = rank
-        if any(_WATCHDOG in line for line in last_lines):
-            self.ask(_TIMED_OUT, except_rank=rank)
+        self.explained_rank = event.rank
+        if event.error.startswith(_WATCHDOG):
+            self.ask(_TIMED_OUT, except_rank=event.rank)
         else:
-            self._ask_quietly(rank)
+            self._ask_quietly(event.rank)
 
     def _ask_quietly(self, failed: int) -> None:
         """Ask the other ranks, and print only calls that contradict each other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,12 @@ def ended(rank: int, status: int, at_ms: int, *, unasked: bool = False) -> RankE
     return RankExited(rank=rank, pid=rank, wait_status=status, at_ns=at_ms * MS, unasked=unasked)
 
 
+def aborted(rank: int, at_ms: int, error: str) -> RankExited:
+    """A rank's process ended by SIGABRT, after it had printed an error."""
+    ending = ended(rank, signal.SIGABRT, at_ms, unasked=True)
+    return replace(ending, error=error)
+
+
 def finished(rank: int, at_ms: int) -> RankFinished:
     """A rank's program finished."""
     return RankFinished(rank=rank, at_ns=at_ms * MS)
@@ -49,6 +56,7 @@ def judged(*events: Event) -> list[Verdict]:
     return judge(play([*STARTED, *events])[0])
 
 
+GONE = "ncclRemoteError: socketProgress: Connection closed by remote peer gpu02<42830>"
 LEFT = "exited with code 0 while other ranks still needed it"
 HISTORIES: dict[str, tuple[list[Event], int, str]] = {
     "a rank that finished while others needed it": (
@@ -65,6 +73,21 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
         [finished(1, 50), lost(0, 100), lost(2, 101), ended(1, TERM, 105), ended(0, 256, 110)],
         1,
         LEFT,
+    ),
+    "a rank that left, which NCCL's watchdog on the others noticed": (
+        [finished(1, 50), aborted(0, 100, GONE), ended(1, 0, 102), ended(2, TERM, 110)],
+        1,
+        LEFT,
+    ),
+    "a rank whose death NCCL's watchdog on the others noticed first": (
+        [aborted(0, 100, GONE), aborted(2, 101, GONE), ended(1, 9, 900, unasked=True)],
+        1,
+        "was killed by SIGKILL",
+    ),
+    "a rank whose GPU failed, which the others noticed first": (
+        [aborted(0, 100, GONE), aborted(1, 190, "CUDA error: unknown error"), ended(2, TERM, 200)],
+        1,
+        "was killed by SIGABRT",
     ),
     "a rank that left silently, noticed a little late": (
         [lost(0, 100), lost(2, 101), ended(1, 0, 103, unasked=True), ended(0, 256, 110)],

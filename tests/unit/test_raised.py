@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.protocol.raised import headline, killed_worker, lost_connection
+from meshrun.protocol.raised import (
+    aborted_for_lost_peer,
+    headline,
+    killed_worker,
+    lost_connection,
+    why_aborted,
+)
 from meshrun.protocol.rank_end import RankRaised
 
 IN_WORKER = """Caught KeyError in DataLoader worker process 1.
@@ -112,3 +118,54 @@ def test_a_connection_lost_in_torch_is_recognized() -> None:
     assert lost_connection(raised(by_gloo, traceback=here))  # from work.wait()
     assert not lost_connection(raised(said, "ValueError"))
     assert not lost_connection(raised("out of memory"))
+    assert lost_connection(raised(REMOTE, "DistBackendError", traceback=here))  # from work.wait()
+
+
+REMOTE = """NCCL error: remote process exited or there was a network error, NCCL version 2.28.9
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting.
+Last error:
+"""
+CLOSED = "socketProgress: Connection closed by remote peer gpu02<42830>"
+WATCHDOG = "[PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated"
+LATE = (
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1,"
+    " NumelOut=1, Timeout(ms)=600000) ran for 600027 milliseconds before timing out"
+)
+STUCK = "Terminating the process after attempting to dump debug info, due to watchdog hang"
+
+
+@pytest.mark.parametrize(
+    ("printed", "error", "for_peer"),
+    [
+        (f"  what():  {WATCHDOG} with exception: [Rank 3] {LATE}.", LATE, False),
+        (
+            f"  what():  {WATCHDOG} with exception: {REMOTE}{CLOSED}",
+            f"ncclRemoteError: {CLOSED}",
+            True,
+        ),
+        (
+            f"  what():  {WATCHDOG} with exception: {REMOTE}Exception raised from check at N.cpp:2",
+            REMOTE.partition("\n")[0],
+            True,
+        ),
+        (
+            f"[rank3]:[E1126 10:00:00.1 N.cpp:2] {WATCHDOG} with exception: HIP error: unknown\n"
+            "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+            "terminate called recursively",
+            "HIP error: unknown",
+            False,
+        ),
+        (f"[rank3]:[F1126 10:00:00.1 N.cpp:2] [PG ID 0 PG GUID 0 Rank 3] {STUCK}.", STUCK, False),
+        ("  what():  std::bad_alloc", "std::bad_alloc", False),
+        ("[rank3]:[W1126 10:00:00.1 N.cpp:2] Warning: no\nfree(): invalid pointer", "", False),
+        (
+            "  what():  cannot connect: Connection refused",
+            "cannot connect: Connection refused",
+            False,
+        ),
+    ],
+)
+def test_the_error_for_which_a_rank_was_aborted(printed: str, error: str, for_peer: bool) -> None:
+    """As torch 2.9 to 2.14, C++ and glibc print it, with the stacks left out."""
+    assert why_aborted(printed.splitlines()) == error
+    assert aborted_for_lost_peer(error) == for_peer
