@@ -156,17 +156,19 @@ def who_else_may_write(path: str) -> str | None:
     """Return who, besides this user and root, could replace files in a folder, if anyone.
 
     This is anyone who can write to the folder or to one above it, unless that is sticky, like
-    ``/tmp``. The private group of this user does not count. For a folder that does not exist, only
-    those above it count.
+    ``/tmp``, and the owner of a link on the way there. The private group of this user does not
+    count. For a folder that does not exist, only those above it count.
     """
-    for place in _and_above(os.path.realpath(path)):
+    for place in led_through(path):
         try:
-            found = os.stat(place)
+            found = os.lstat(place)
         except OSError:
             continue
         is_sticky = bool(found.st_mode & stat.S_ISVTX)
         if found.st_uid not in (0, os.geteuid()):
             return f"`{place}` belongs to {_user(found.st_uid)}"
+        if stat.S_ISLNK(found.st_mode):
+            continue
         if found.st_mode & stat.S_IWOTH and not is_sticky:
             return f"everyone can write to `{place}`"
         if found.st_mode & stat.S_IWGRP and not is_sticky:
@@ -176,10 +178,18 @@ def who_else_may_write(path: str) -> str | None:
     return None
 
 
-def _and_above(path: str) -> Iterator[str]:
-    yield path
-    while path != (path := os.path.dirname(path)):
-        yield path
+def led_through(path: str) -> Iterator[str]:
+    """Yield what a path leads through, itself first: folders and links, with what these lead to."""
+    left, seen = [os.path.join(os.getcwd(), path)], set[str]()
+    while left:
+        place = left.pop()
+        while place not in seen:
+            seen.add(place)
+            yield place
+            folder = os.path.dirname(place)
+            if os.path.islink(place):
+                left.append(os.path.join(folder, os.readlink(place)))
+            place = folder
 
 
 def _remove(name: str, folder: int) -> None:

@@ -15,6 +15,7 @@ import tempfile
 from typing import TextIO
 
 from meshrun.errors import HostError, UsageError
+from meshrun.host.folder import led_through
 
 _IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 """Errors of replacing a file that can still be written in place: of its folder, or of a mount."""
@@ -93,24 +94,15 @@ def _planted(path: str) -> str | None:
     The kernel refuses such files, too (fs.protected_symlinks, protected_fifos, protected_regular),
     but neither for paths resolved here nor for files opened without O_CREAT.
     """
-    seen: set[str] = set()
-    left = [(os.path.join(os.getcwd(), path), True)]
-    """Paths, each with whether it is that of the file, not of a folder on the way to it."""
-    while left:
-        place, is_file = left.pop()
-        while place != (folder := os.path.dirname(place)) and place not in seen:
-            seen.add(place)
-            is_link = os.path.islink(place)
-            if (is_link or (is_file and os.path.exists(place))) and _is_of_others(place, folder):
-                return place
-            if is_link:  # one of this user's links may lead to another user's
-                left.append((os.path.join(folder, os.readlink(place)), is_file))
-            place, is_file = folder, False
-    return None
+    for place in led_through(path):
+        if os.path.islink(place) and _is_of_others(place):
+            return place
+    target = os.path.realpath(path)
+    return target if os.path.exists(target) and _is_of_others(target) else None
 
 
-def _is_of_others(place: str, folder: str) -> bool:
-    above, owner = os.stat(folder), os.lstat(place).st_uid
+def _is_of_others(place: str) -> bool:
+    above, owner = os.stat(os.path.dirname(place)), os.lstat(place).st_uid
     is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
     return bool(is_open) and owner not in (os.geteuid(), above.st_uid)
 
@@ -144,7 +136,7 @@ def _replace(target: str, text: str, mode: int) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(unfinished, _mode(target) or mode & ~_umask())
+            os.fchmod(descriptor, _mode(target) or mode & ~_umask())
         os.replace(unfinished, target)
     except BaseException as error:
         os.unlink(unfinished)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,38 @@ def test_who_else_may_write(
 
     expected = found and found.format(folder)
     assert [who_else_may_write(str(path)) for path in asked] == [expected] * 4
+
+
+@as_root
+def test_the_owner_of_a_link_may_exchange_what_is_behind_it(tmp_path: Path) -> None:
+    """A link that leads to this user's folder, also by way of a link of this user's."""
+    (tmp_path / "folder").mkdir()
+    (theirs := tmp_path / "theirs").symlink_to(tmp_path / "folder")
+    os.lchown(theirs, OTHER, -1)
+    (tmp_path / "ours").symlink_to("theirs")
+    asked = [theirs, theirs / "new", tmp_path / "ours", tmp_path / "folder" / ".." / "theirs"]
+
+    for path in asked:
+        assert str(who_else_may_write(str(path))).endswith(f"theirs` belongs to user {OTHER}")
+
+
+def test_a_file_that_takes_the_place_of_an_unfinished_one_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a link may, in a folder where everyone may replace files."""
+    (private := tmp_path / "private").touch(mode=0o600)
+    make = tempfile.mkstemp
+
+    def exchange(**kwargs: str) -> tuple[int, str]:
+        descriptor, path = make(**kwargs)
+        os.unlink(path)
+        os.symlink(private, path)
+        return descriptor, path
+
+    monkeypatch.setattr("tempfile.mkstemp", exchange)
+    write_whole(str(tmp_path / "file"), "text", "--output")
+
+    assert private.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_held_folder_is_the_one_that_was_made(tmp_path: Path) -> None:
