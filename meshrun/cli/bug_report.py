@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from meshrun import __version__
 from meshrun.cli.options import Options
-from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.printable import printable
 from meshrun.plan.masking import MASK, Mask, is_secret
@@ -29,10 +28,10 @@ _ABOUT_THE_USER = ("_USER", "_ACCOUNT")
 """How the names of those among them end that name the user."""
 
 
-def render_bug_report(options: Options, line: CommandLine) -> str:
+def render_bug_report(options: Options) -> str:
     """Return the report, without starting anything or importing torch."""
-    mask = Mask(options.env)
-    detected, plan = _detected_and_plan(options, line)
+    mask, line = Mask(options.env), options.line
+    detected, plan = _detected_and_plan(options)
     parts = {
         "Versions": "\n".join(_versions()),
         "Machine": "\n".join(_machine()),
@@ -87,7 +86,7 @@ def _environment(env: Mapping[str, str], mask: Mask) -> Iterator[str]:
         yield f"{name}={MASK if is_hidden else mask.text(env[name])}"
 
 
-def _detected_and_plan(options: Options, line: CommandLine) -> tuple[str, str]:
+def _detected_and_plan(options: Options) -> tuple[str, str]:
     """Return what was detected, and the plan or the error that prevents it."""
     from meshrun.cli.where import detect
     from meshrun.report.detected import render_detected
@@ -96,13 +95,13 @@ def _detected_and_plan(options: Options, line: CommandLine) -> tuple[str, str]:
 
     detected = ""
     try:
-        found = detect(options, line)
+        found = detect(options)
         detected = render_detected(found)
         if found.error is not None:
             raise found.error
     except MeshrunError as error:
         return detected, render_error(error)
-    if not line.program or found.plan is None:
+    if not options.line.program or found.plan is None:
         return detected, "none; repeat the options and the program of the launch after --report-bug"
     with redirect_stdout(io.StringIO()) as printed:
         print_plan(found.plan, "text")

@@ -24,12 +24,13 @@ _FOUND_EXIT_CODE = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def read_check_program(options: Options, words: tuple[str, ...]) -> Program:
+def read_check_program(options: Options) -> Program:
     """Return the program that ranks run in place of the user's.
 
     Raises:
         UsageError: If a program was given too, or there is no mesh to check.
     """
+    words = options.line.program
     if words[1:] and words[0] in _MODES:
         raise UsageError(
             f"--check {words[0]} takes no arguments, found `{words[1]}`",

@@ -18,7 +18,7 @@ from meshrun.cli.end import call_at_end, end_by_signal, end_with
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.variables import BETWEEN_LAUNCHERS
-from meshrun.cli.words import CommandLine, requested_help, spell_out, spell_out_known
+from meshrun.cli.words import CommandLine, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, open_standard_streams
 from meshrun.host.shortage import describe_shortage
@@ -62,13 +62,15 @@ class _Command(TyperCommand):
             flags = [name for name in parameter.opts if name.startswith("-")]
             takes_value.update(dict.fromkeys(flags, not getattr(parameter, "is_flag", False)))
             torchrun_flags.update(flags if str(parameter.envvar).startswith("PET_") else ())
+        spelled = spell_out(args, takes_value, torchrun_flags)
+        words = spelled.words
         try:
-            words = spell_out(args, takes_value, torchrun_flags)
+            if spelled.error is not None:
+                raise spelled.error
             rest = list(super().parse_args(ctx, list(words)))
         except (UsageError, _TyperUsageError) as error:
             if not ctx.resilient_parsing:
-                known = spell_out_known(args, takes_value, torchrun_flags)
-                self._notify_other_nodes(ctx, known, error)
+                self._notify_other_nodes(ctx, spelled.known, error)
             raise
         script, script_args = ctx.params["script"], ctx.params["args"] or ()
         program = () if script is None else (script, *script_args)
@@ -102,7 +104,7 @@ def _read_options(table: type[_Table], context: Any) -> _Table:
         if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
             is_typed = source.name == "COMMANDLINE"
             sources[row.name] = COMMAND_LINE if is_typed else str(row.variable)
-    return table(context.params, sources, os.environ)
+    return table(context.params, sources, os.environ, context.meta[_LINE])
 
 
 def make_app(table: type[Options]) -> typer.Typer:
@@ -110,13 +112,13 @@ def make_app(table: type[Options]) -> typer.Typer:
 
     def command(context: typer.Context, **_values: object) -> int | str:
         """Return an exit code, or a text to print."""
-        options, line = _read_options(table, context), context.meta[_LINE]
-        if (text := _information(table, options, line)) is not None:
+        options = _read_options(table, context)
+        if (text := _information(options)) is not None:
             return text
         from meshrun.cli.run import run
 
         try:
-            return run(options, line, context.obj)
+            return run(options, context.obj)
         except MeshrunError as error:
             message = f"{getattr(error, 'option', '')} {error.message}"
             error.message += options.variables_behind(message)
@@ -150,27 +152,27 @@ def make_app(table: type[Options]) -> typer.Typer:
     return app
 
 
-def _information(table: type[Options], options: Options, line: CommandLine) -> str | None:
+def _information(options: Options) -> str | None:
     """Return the text to print for an option such as ``--version``, ``None`` without one."""
     text: str | None = None
     if options.help:
         from meshrun.cli.help import render_help
 
-        text = render_help(table, requested_help(line))
+        text = render_help(type(options), requested_help(options.line))
     elif options.version:
         text = f"meshrun {__version__}"
     elif options.print_completion is not None:
         from meshrun.cli.completion import render_completion
 
-        text = render_completion(options.print_completion, table)
+        text = render_completion(options.print_completion, type(options))
     elif options.install_completion:
         from meshrun.cli.completion import install_completion
 
-        text = install_completion(table, os.environ)
+        text = install_completion(type(options), options.env)
     elif options.report_bug:
         from meshrun.cli.bug_report import render_bug_report
 
-        text = render_bug_report(options, line)
+        text = render_bug_report(options)
     elif options.warm_status or options.warm_stop:
         from meshrun.report.warm_servers import render_servers, stop_servers
 

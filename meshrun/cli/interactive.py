@@ -9,7 +9,6 @@ from typing import Any
 
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
-from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.host.title import set_title
 from meshrun.plan.request import LaunchRequest
@@ -26,9 +25,7 @@ _INCOMPATIBLE: Mapping[Option[Any], str] = {
 """Options that cannot be used with a prompt, and why."""
 
 
-def interact(
-    options: Options, request: LaunchRequest, line: CommandLine, invocation: Invocation
-) -> int:
+def interact(options: Options, request: LaunchRequest, invocation: Invocation) -> int:
     """Start the ranks and the prompt; return the exit code.
 
     Raises:
@@ -38,6 +35,7 @@ def interact(
     set_title("prompt", *sys.argv[1:])
     from meshrun.api.prompt import run_prompt
 
+    line = options.line
     words = replace(line, program=()).words(without={Options.interactive.flag})
     program = () if line.program[:1] in ((), ("-",)) else line.program
     return run_prompt(words, program)

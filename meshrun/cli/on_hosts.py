@@ -9,7 +9,6 @@ from dataclasses import replace
 from meshrun import __version__
 from meshrun.cli.end import end_as
 from meshrun.cli.options import Options
-from meshrun.cli.words import CommandLine
 from meshrun.host.detect_host import detect_host
 from meshrun.host.stderr import note
 from meshrun.host.title import set_title
@@ -36,13 +35,13 @@ _MAX_LOSSES = 3
 """How many times within that window a launch restarts because its first host was lost."""
 
 
-def launch_on_hosts(request: LaunchRequest, line: CommandLine, *, report: str | None) -> int:
+def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
     """Launch on the hosts that were named and return the exit code, or end by the signal."""
     check_elsewhere(request, detect_host())
     if (returncode := fork_controller(request)) is not None:
         return end_as(returncode)
     set_title("controller", *sys.argv[1:])
-    words = line.words(without=CONTROLLER_OPTIONS)
+    words = options.line.words(without=CONTROLLER_OPTIONS)
     losses: list[float] = []
     excluded: dict[str, str] = {}
     while returncode is None:
@@ -71,6 +70,6 @@ def launch_on_hosts(request: LaunchRequest, line: CommandLine, *, report: str | 
             if lost is not None:
                 found = result or LaunchResult(exit_code=lost.exit_code, timings=now)
                 result = replace(found, exit_code=lost.exit_code, signum=None, trouble=lost)
-            if report is not None and result:
-                leave_report(result, report)
+            if options.report is not None and result:
+                leave_report(result, options.report)
     return end_as(returncode)

@@ -9,7 +9,6 @@ from meshrun.actors.bundles import read_placement, render_placement
 from meshrun.actors.ray_cluster import RayCluster
 from meshrun.cli.options import Options
 from meshrun.cli.submit import check_job
-from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.stderr import note
@@ -32,9 +31,7 @@ _DEVICES = (CUDA, HIP, ROCR, XPU, *OUTSIDE_TORCH)
 """Variables that Ray sets on each node; their values here do not apply there."""
 
 
-def launch_on_ray(
-    options: Options, request: LaunchRequest, line: CommandLine, invocation: Invocation
-) -> int:
+def launch_on_ray(options: Options, request: LaunchRequest, invocation: Invocation) -> int:
     """Launch on nodes of a Ray cluster, or print the request to it; return the exit code.
 
     Raises:
@@ -72,6 +69,6 @@ def launch_on_ray(
         remote = cluster.place(placement, reach, note)
         for name in _DEVICES:
             os.environ.pop(name, None)
-        return launch_on_hosts(fit_to_hosts(request, remote), line, report=options.report)
+        return launch_on_hosts(options, fit_to_hosts(request, remote))
     finally:
         cluster.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
+from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 
 COMMAND_LINE = "command line"
@@ -136,6 +137,8 @@ class ParsedOptions:
     sources: Mapping[str, str]
     """The source of each value: ``command line``, or a variable."""
     env: Mapping[str, str]
+    line: CommandLine = CommandLine((), (), {})  # noqa: RUF009 - frozen
+    """The words of the command line."""
 
     @classmethod
     def rows(cls) -> tuple[Option[Any], ...]:

@@ -68,17 +68,18 @@ def _require(options: Options, needed: Option[Any], *rows: Option[Any]) -> None:
             raise UsageError(f"{row.flag} requires {needed.flag}")
 
 
-def read_program(options: Options, words: Sequence[str]) -> Program:
+def read_program(options: Options) -> Program:
     """Return the program that the words after the options specify.
 
     Raises:
         UsageError: If there is none, or options contradict each other about its kind.
     """
+    words = options.line.program
     if options.interactive and words[:1] in ((), ("-",)):
         return Program(kind="module", target=_SERVE_CALLS)
     if not words:
         raise UsageError("no program given", hint="for example: meshrun --mesh dp=2 train.py")
-    target, args = words[0], tuple(words[1:])
+    target, args = words[0], words[1:]
     if not target:
         raise UsageError(
             "expected a program, found an empty string",

@@ -53,16 +53,16 @@ _NODE_OPTIONS = {
 """Options that differ between nodes."""
 
 
-def run(options: Options, line: CommandLine, invocation: Invocation) -> int:
+def run(options: Options, invocation: Invocation) -> int:
     """Do what the options request, and return the exit code."""
     if options.where:
         from meshrun.cli.where import show_where
 
-        return show_where(options, line)
+        return show_where(options)
     try:
         check_other_options(options)
         read = read_check_program if options.check else read_program
-        program = read(options, line.program)
+        program = read(options)
         request = with_hosts(build_request(options, program), options)
         check_requirements(options, request)
         if _is_launch(options):
@@ -76,11 +76,11 @@ def run(options: Options, line: CommandLine, invocation: Invocation) -> int:
 
         set_message_format(as_json_message)
     if invocation.hosts_present or invocation.caller is None:  # not for launch()
-        request = replace(request, notes=(*request.notes, *_misplaced(options, program, line)))
+        request = replace(request, notes=(*request.notes, *_misplaced(options, program)))
     if options.submit == "ray":
         from meshrun.cli.on_ray import launch_on_ray
 
-        return launch_on_ray(options, request, line, invocation)
+        return launch_on_ray(options, request, invocation)
     if options.submit is not None:
         check_hosts(request, options)
         from meshrun.cli.submit import submit
@@ -90,37 +90,33 @@ def run(options: Options, line: CommandLine, invocation: Invocation) -> int:
                 "--submit cannot be used with launch(), which returns the result of the ranks",
                 hint=f"subprocess.run(['meshrun', '--submit', '{options.submit}', ...])",
             )
-        return submit(options, request, line)
+        return submit(options, request)
     if options.dry_run:
-        _show_plan(request, options)
+        _show_plan(options, request)
         return 0
-    return _start(request, options, line, invocation)
+    return _start(options, request, invocation)
 
 
 def _is_launch(options: Options) -> bool:
     return not options.dry_run and options.submit is None
 
 
-def _start(
-    request: LaunchRequest, options: Options, line: CommandLine, invocation: Invocation
-) -> int:
+def _start(options: Options, request: LaunchRequest, invocation: Invocation) -> int:
     """Launch to measure, with a prompt, again after each change, or once."""
     if options.check:
-        return check_mesh(options, request, lambda: _launch(request, options, line, invocation))
+        return check_mesh(options, request, lambda: _launch(options, request, invocation))
     if options.interactive:
         from meshrun.cli.interactive import interact
 
-        return interact(options, request, line, invocation)
+        return interact(options, request, invocation)
     if options.watch:
         from meshrun.cli.watch import watch_files
 
-        return end_as(watch_files(request, line, invocation))
-    return _launch(request, options, line, invocation)
+        return end_as(watch_files(options, request, invocation))
+    return _launch(options, request, invocation)
 
 
-def _launch(
-    request: LaunchRequest, options: Options, line: CommandLine, invocation: Invocation
-) -> int:
+def _launch(options: Options, request: LaunchRequest, invocation: Invocation) -> int:
     """Launch here, or on the hosts that the user or a scheduler names."""
     if options.per_task:
         from meshrun.cli.per_task import run_task_as_rank
@@ -138,8 +134,8 @@ def _launch(
             note(text)
         from meshrun.cli.on_hosts import launch_on_hosts
 
-        return launch_on_hosts(request, line, report=options.report)
-    return _launch_here(request, options, line, invocation, cluster)
+        return launch_on_hosts(options, request)
+    return _launch_here(options, request, invocation, cluster)
 
 
 def _check_host(request: LaunchRequest, report: str | None) -> None:
@@ -168,9 +164,9 @@ def _check_dry_run(options: Options) -> None:
             raise UsageError(f"{row.flag} requires --dry-run", hint=hint)
 
 
-def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterator[str]:
+def _misplaced(options: Options, program: Program) -> Iterator[str]:
     """Yield a note for each option of meshrun after the program, unless the program reads it."""
-    typed = {row.flag for row in options.rows() if options.is_typed(row)}
+    line, typed = options.line, {row.flag for row in options.rows() if options.is_typed(row)}
     names = [name for name in misplaced(line.program[1:], line.takes_value) if name not in typed]
     if not names:
         return
@@ -184,7 +180,7 @@ def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterato
             yield f"passing {name} to the program; put options of meshrun before the program"
 
 
-def _show_plan(request: LaunchRequest, options: Options) -> None:
+def _show_plan(options: Options, request: LaunchRequest) -> None:
     """Print what would be started."""
     from meshrun import app
     from meshrun.report.plan_output import print_plan
@@ -210,11 +206,7 @@ def _show_plan(request: LaunchRequest, options: Options) -> None:
 
 
 def _launch_here(
-    request: LaunchRequest,
-    options: Options,
-    line: CommandLine,
-    invocation: Invocation,
-    cluster: ClusterFacts | None,
+    options: Options, request: LaunchRequest, invocation: Invocation, cluster: ClusterFacts | None
 ) -> int:
     """Launch the ranks of this node; return the exit code, or end by the signal that ended them."""
     from meshrun import app
@@ -228,7 +220,7 @@ def _launch_here(
     if request.rendezvous.step_of is not None:
         from meshrun.submit.srun_step import launch_on_nodes
 
-        return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
+        return launch_on_nodes(request, options.line.words(), job=request.rendezvous.step_of)
     plan = app.plan_or_decline(request, cluster)
     set_title("launcher", *sys.argv[1:])
     console = Console(is_json=plan.request.console.is_json)
@@ -239,19 +231,19 @@ def _launch_here(
         console,
         watchers=[progress],
         began_ns=invocation.began_ns,
-        join_command=None if all_are_started else command_for_others(line),
+        join_command=None if all_are_started else command_for_others(options.line),
         caller=invocation.caller,
     )
-    _report(plan, options, invocation, result, progress)
+    _report(options, invocation, plan, result, progress)
     if plan.is_elastic and _is_later_task(cluster):
         return 0  # srun returns the worst code of all nodes; the first node's is the launch's
     return _end_with(request, result)
 
 
 def _report(
-    plan: LaunchPlan,
     options: Options,
     invocation: Invocation,
+    plan: LaunchPlan,
     result: LaunchResult,
     progress: StartProgress,
 ) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.parsers import text_of_file
-from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, UsageError
 from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.machine import UNKNOWN_HOST
@@ -73,7 +72,7 @@ _INCOMPATIBLE_WITH_SLURM: Sequence[tuple[Option[Any], str, str]] = (
 """Options with the reason and a hint."""
 
 
-def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
+def submit(options: Options, request: LaunchRequest) -> int:
     """Submit a launch as a job, or print the job.
 
     Raises:
@@ -84,7 +83,7 @@ def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
     check_job(options, scheduler)
     for text in request.notes:
         note(text)
-    job = _job(scheduler, options, request, line)
+    job = _job(scheduler, options, request)
     if scheduler == "slurm":
         _submit_to_slurm(job, options)
     else:
@@ -191,7 +190,7 @@ def _created(text: str) -> tuple[dict[str, Any], str]:
     return owner, f"{kind.lower()}.{version.rpartition('/')[0]}/{name}"
 
 
-def _job(scheduler: str, options: Options, request: LaunchRequest, line: CommandLine) -> Job:
+def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
     if request.rendezvous.least_nodes is not None:
         request = replace(request, rendezvous=replace(request.rendezvous, backend="c10d"))
     # The facts about this machine and its scheduler do not apply to the job, which runs elsewhere.
@@ -207,7 +206,7 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
     pairs = option_words(options)
     if request.nnodes is None:
         pairs = (*pairs, ("--nnodes", "1"))
-    words = (*(("-m",) if options.module else ()), *line.program_words)
+    words = (*(("-m",) if options.module else ()), *options.line.program_words)
     _warn_of_secrets([word for pair in pairs for word in pair], words)
     is_slurm = scheduler == "slurm"
     exported = () if is_slurm else _exported(options.export)

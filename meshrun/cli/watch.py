@@ -13,7 +13,6 @@ from contextlib import suppress
 
 from meshrun.api.launch import read_error
 from meshrun.cli.options import Options
-from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, ProgramError, UsageError
 from meshrun.host.folder import open_private, write_private
 from meshrun.host.leftovers import private_folder
@@ -33,7 +32,7 @@ from meshrun.wording import count
 from meshrun.worker.note_files import WATCH
 
 
-def watch_files(request: LaunchRequest, line: CommandLine, invocation: Invocation) -> int:
+def watch_files(options: Options, request: LaunchRequest, invocation: Invocation) -> int:
     """Launch after each change until signal n arrives; return -n.
 
     Raises:
@@ -42,7 +41,7 @@ def watch_files(request: LaunchRequest, line: CommandLine, invocation: Invocatio
     """
     _check(request, invocation)
     set_title("watch", *sys.argv[1:])
-    return _Watch(request, line).run()
+    return _Watch(request, options.line.words(without={Options.watch.flag})).run()
 
 
 def _check(request: LaunchRequest, invocation: Invocation) -> None:
@@ -66,8 +65,8 @@ def _check(request: LaunchRequest, invocation: Invocation) -> None:
 class _Watch:
     """One launch after another, each in its own process with its own restarts."""
 
-    def __init__(self, request: LaunchRequest, line: CommandLine) -> None:
-        self._words = line.words(without={Options.watch.flag})
+    def __init__(self, request: LaunchRequest, words: Sequence[str]) -> None:
+        self._words = words
         self._files, folders = WatchedFiles(), [check_folder()]
         if (own := file_of(request.program)) is not None:
             self._files.add(os.path.realpath(own))

@@ -7,7 +7,6 @@ import os
 from meshrun import __version__, app
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request, read_program, with_hosts
-from meshrun.cli.words import CommandLine
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.plan.rank_program import Program
@@ -17,25 +16,24 @@ from meshrun.report.detected import Detected, render_detected, render_detected_j
 from meshrun.report.plan_output import print_text
 
 
-def show_where(options: Options, line: CommandLine) -> int:
+def show_where(options: Options) -> int:
     """Print what is detected and what would be started, and return the exit code of a launch."""
     if options.format == "svg":
         raise UsageError("--where cannot draw a picture", hint="use --format text or json")
-    found = detect(options, line)
+    found = detect(options)
     render = render_detected_json if options.format == "json" else render_detected
     print_text(f"{render(found)}\n", options.output)
     return found.error.exit_code if found.error is not None else 0
 
 
-def detect(options: Options, line: CommandLine) -> Detected:
+def detect(options: Options) -> Detected:
     """Detect the scheduler and plan a launch, without starting anything.
 
     Raises:
         UsageError: If the command line does not describe a launch.
     """
-    program = (
-        read_program(options, line.program) if line.program else Program(kind="script", target="")
-    )
+    has_program = bool(options.line.program)
+    program = read_program(options) if has_program else Program(kind="script", target="")
     request = with_hosts(build_request(options, program), options)
     facts: ClusterFacts | None = None
     try:

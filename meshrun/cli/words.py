@@ -69,48 +69,51 @@ class CommandLine:
         return ["--", *self.program] if needs_dashes else [*self.program]
 
 
+@dataclass(frozen=True, slots=True)
+class SpelledOut:
+    """A command line in full spelling."""
+
+    words: list[str]
+    """All of its words, except wrong ones."""
+    known: list[str]
+    """The options before the program that are complete: what an invalid line says for certain."""
+    error: UsageError | None
+    """Why the line is invalid, if a word is wrong."""
+
+
 def spell_out(
     words: Sequence[str], takes_value: Mapping[str, bool], torchrun_flags: Collection[str] = ()
-) -> list[str]:
+) -> SpelledOut:
     """Return ``words`` with each option before the program in its full spelling.
 
     ``--nproc_per_node=8`` means ``--nproc-per-node=8``, and so does ``--nproc 8`` if no other
     option starts with it, as argparse reads them for torchrun; ``-mt=3`` means ``-m -t 3``. As
     there, a ``--`` directly after the program is left out, unless one precedes it; the program's
-    arguments are not changed.
+    arguments are not changed. A word after an unknown option may be its value and is left out, too.
 
     Args:
         words: The command line without the command.
         takes_value: For each flag, whether a value follows it.
         torchrun_flags: Flags of torchrun; an abbreviation of only one of them means that one.
-
-    Raises:
-        UsageError: If there is no such option, or an abbreviation is ambiguous.
     """
     spelled: list[str] = []
-    rest = list(words)
+    error, lacks_value, rest = None, False, list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         word = rest.pop(0)
-        if not word.startswith("--"):
-            flags, values = _one_by_one(word, takes_value)
-            spelled += flags
-            rest[:0] = values
-        else:
-            name, equals, value = word.partition("=")
-            name = _full_name(name.replace("_", "-"), takes_value, torchrun_flags)
-            if name not in takes_value:
-                raise _unknown(name, takes_value)
-            if equals and name == "--help":
-                rest.insert(0, value)
-                equals = value = ""
-            if equals and not takes_value[name]:
-                raise _needless(name, value)
-            spelled.append(f"{name}{equals}{value}")
-        if takes_value.get(spelled[-1], False) and rest:
-            spelled.append(rest.pop(0))
+        read = _read_option if word.startswith("--") else _read_letters
+        flags, following, wrong = read(word, takes_value, torchrun_flags)
+        error = error or wrong
+        spelled += flags
+        rest[:0] = following
+        if flags and takes_value.get(flags[-1], False):
+            lacks_value = not rest
+            spelled += rest[:1]
+            del rest[:1]
+        elif not flags and "=" not in word and rest and not rest[0].startswith("-"):
+            del rest[0]
     if rest[1:2] == ["--"] and rest[0] != "--":
         del rest[1]
-    return spelled + rest
+    return SpelledOut(spelled + rest, spelled[:-1] if lacks_value else spelled, error)
 
 
 def requested_help(line: CommandLine) -> str:
@@ -125,44 +128,6 @@ def requested_help(line: CommandLine) -> str:
     return "--help"
 
 
-def spell_out_known(
-    words: Sequence[str], takes_value: Mapping[str, bool], torchrun_flags: Collection[str] = ()
-) -> list[str]:
-    """Return the options of an invalid command line that can be read, in full spelling.
-
-    A word after an unknown option may be its value and is left out, too.
-    """
-    known: list[str] = []
-    rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        word = rest.pop(0)
-        try:
-            spelled = spell_out([word], takes_value, torchrun_flags)
-        except UsageError:
-            if "=" in word:
-                known += _switch_alone(word, takes_value, torchrun_flags)
-            elif rest and not rest[0].startswith("-"):
-                del rest[0]
-            continue
-        if takes_value.get(spelled[-1], False):
-            if not rest:
-                break
-            spelled.append(rest.pop(0))
-        known += spelled
-    return known
-
-
-def _switch_alone(
-    word: str, takes_value: Mapping[str, bool], torchrun_flags: Collection[str]
-) -> list[str]:
-    """Return the flags of switches that were given a value, without the value."""
-    try:
-        flags = spell_out([word.partition("=")[0]], takes_value, torchrun_flags)
-    except UsageError:
-        return []
-    return [] if takes_value.get(flags[-1], False) else flags
-
-
 def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:
     """Return the options of meshrun among a program's arguments that few programs have."""
     end = args.index("--") if "--" in args else len(args)
@@ -171,39 +136,47 @@ def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:
     return list(dict.fromkeys(name for name in ours if name in LAUNCHER_OPTIONS or "-" in name[2:]))
 
 
-def _full_name(name: str, options: Collection[str], torchrun_flags: Collection[str]) -> str:
-    """Return the only option that starts with ``name``, or ``name`` if there is none."""
-    if name in options:
-        return name
-    candidates = sorted(option for option in options if option.startswith(name))
-    theirs = [option for option in candidates if option in torchrun_flags]
-    if len(theirs) == 1:
-        return theirs[0]
-    if len(candidates) > 1:
-        raise UsageError(
-            f"ambiguous option `{name}`: {' or '.join(f'`{option}`' for option in candidates)}",
-            hint="write more of the name",
-        )
-    return candidates[0] if candidates else name
+_Read = tuple[list[str], list[str], UsageError | None]
+"""A word's flags in full spelling, the words that follow them, and what is wrong with it."""
 
 
-def _one_by_one(word: str, takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-    """Return the short options of ``-nv``, or of ``-nr3`` or ``-nr=3``, and the value if any.
+def _read_option(
+    word: str, takes_value: Mapping[str, bool], torchrun_flags: Collection[str]
+) -> _Read:
+    """Read ``--mesh``, ``--mesh=VALUE``, or the only option that starts with a word."""
+    given, equals, value = word.partition("=")
+    name = given.replace("_", "-")
+    if name not in takes_value:
+        candidates = sorted(option for option in takes_value if option.startswith(name))
+        theirs = [option for option in candidates if option in torchrun_flags]
+        candidates = theirs if len(theirs) == 1 else candidates
+        if not candidates:
+            return [], [], _unknown(name, takes_value)
+        if len(candidates) > 1:
+            meant = " or ".join(f"`{option}`" for option in candidates)
+            message = f"ambiguous option `{name}`: {meant}"
+            return [], [], UsageError(message, hint="write more of the name")
+        name = candidates[0]
+    if equals and name == "--help":
+        return [name], [value], None
+    if equals and not takes_value[name]:
+        return [name], [], _needless(name, value)
+    return [f"{name}{equals}{value}"], [], None
 
-    Raises:
-        UsageError: If one does not exist, or a value follows one that takes none.
-    """
+
+def _read_letters(word: str, takes_value: Mapping[str, bool], _: Collection[str]) -> _Read:
+    """Read ``-nv``, or ``-nr3`` or ``-nr=3`` with a value."""
     flags: list[str] = []
     for place, letter in enumerate(word[1:], 2):
         if letter == "=" and flags:
-            raise _needless(flags[-1], word[place:])
+            return flags, [], _needless(flags[-1], word[place:])
         if f"-{letter}" not in takes_value:
-            raise _unknown(word.partition("=")[0], takes_value)
+            return [], [], _unknown(word.partition("=")[0], takes_value)
         flags.append(f"-{letter}")
         if takes_value[flags[-1]]:
             value = word[place:]
-            return flags, [value.removeprefix("=")] if value else []
-    return flags, []
+            return flags, [value.removeprefix("=")] if value else [], None
+    return flags, [], None
 
 
 def _unknown(name: str, options: Collection[str]) -> UsageError:

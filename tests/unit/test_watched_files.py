@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.cli.options import Options
 from meshrun.cli.watch import watch_files
-from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError
 from meshrun.host.watched_files import WatchedFiles
 from meshrun.plan.rank_program import Program
@@ -27,7 +27,7 @@ def test_without_watchfiles_the_hint_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     request = LaunchRequest(program=Program(kind="script", target="train.py"))
     with pytest.raises(HostError) as caught:
-        watch_files(request, CommandLine((), (), {}), Invocation(time.monotonic_ns()))
+        watch_files(Options({}, {}, {}), request, Invocation(time.monotonic_ns()))
 
     assert caught.value.hint == "pip install 'meshrun[watch]'"
 
