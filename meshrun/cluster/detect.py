@@ -6,42 +6,8 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from meshrun.cluster import job_shell, kubernetes, mpi, platforms, slurm
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
-from meshrun.cluster.job_shell import (
-    detect_gridengine,
-    detect_jsrun,
-    detect_lsf,
-    detect_pbs,
-    place_of,
-)
-from meshrun.cluster.kubernetes import (
-    detect_indexed_job,
-    detect_leader_worker_set,
-    detect_pytorch_job,
-    detect_tpu,
-    detect_trainer,
-    detect_volcano,
-)
-from meshrun.cluster.mpi import (
-    detect_flux,
-    detect_hydra,
-    detect_mvapich,
-    detect_openmpi,
-    detect_pals,
-    detect_pmi,
-    detect_prrte,
-)
-from meshrun.cluster.platforms import (
-    detect_aws_batch,
-    detect_azure_ml,
-    detect_determined,
-    detect_dstack,
-    detect_ray,
-    detect_sagemaker,
-    detect_skypilot,
-    detect_vertex,
-)
-from meshrun.cluster.slurm import detect_shell, detect_step
 from meshrun.errors import UsageError
 
 Detector = Callable[[Surroundings], ClusterFacts | None]
@@ -49,33 +15,33 @@ Detector = Callable[[Surroundings], ClusterFacts | None]
 ``UsageError`` if a variable is invalid, or only some are set of those that are set together."""
 
 DETECTORS: tuple[Detector, ...] = (
-    detect_jsrun,
-    detect_openmpi,
-    detect_prrte,
-    detect_mvapich,
-    detect_hydra,
-    detect_skypilot,
-    detect_dstack,
-    detect_ray,
-    detect_flux,
-    detect_step,
-    detect_pals,
-    detect_sagemaker,
-    detect_azure_ml,
-    detect_vertex,
-    detect_determined,
-    detect_trainer,
-    detect_pytorch_job,
-    detect_volcano,
-    detect_tpu,
-    detect_leader_worker_set,
-    detect_indexed_job,
-    detect_aws_batch,
-    detect_shell,
-    detect_lsf,
-    detect_pbs,
-    detect_gridengine,
-    detect_pmi,
+    job_shell.detect_jsrun,
+    mpi.detect_openmpi,
+    mpi.detect_prrte,
+    mpi.detect_mvapich,
+    mpi.detect_hydra,
+    platforms.detect_skypilot,
+    platforms.detect_dstack,
+    platforms.detect_ray,
+    mpi.detect_flux,
+    slurm.detect_step,
+    mpi.detect_pals,
+    platforms.detect_sagemaker,
+    platforms.detect_azure_ml,
+    platforms.detect_vertex,
+    platforms.detect_determined,
+    kubernetes.detect_trainer,
+    kubernetes.detect_pytorch_job,
+    kubernetes.detect_volcano,
+    kubernetes.detect_tpu,
+    kubernetes.detect_leader_worker_set,
+    kubernetes.detect_indexed_job,
+    platforms.detect_aws_batch,
+    slurm.detect_shell,
+    job_shell.detect_lsf,
+    job_shell.detect_pbs,
+    job_shell.detect_gridengine,
+    mpi.detect_pmi,
 )
 """Innermost first: jsrun also sets Open MPI's variables, mpirun starts its daemons with srun and in
 any job, SkyPilot and dstack run on Ray, Kubernetes and Slurm, Ray's workers inherit the variables
@@ -162,7 +128,7 @@ def _with_hosts(found: ClusterFacts, around: list[ClusterFacts], hostname: str) 
         return found
     for outer in around:
         same = len(outer.hosts) == found.nnodes
-        if same and place_of(hostname, outer.hosts) == found.node_rank:
+        if same and job_shell.place_of(hostname, outer.hosts) == found.node_rank:
             job_id = found.job_id or outer.job_id
             return replace(
                 found,
