@@ -1,4 +1,7 @@
-"""Everything that can happen to a launch, as values. Times are monotonic nanoseconds."""
+"""Everything that can happen to a launch, as values. Times are monotonic nanoseconds.
+
+Node 0 also sends the others its decisions as such values; there, ``at_ns`` is when they arrive.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import MeshrunError
+from meshrun.protocol.checked import Generation, Line, Signum, Time
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.from_zygote import FromZygote, RankEvent
 from meshrun.protocol.generation import Cause, Ending, NodeOutcome
@@ -115,11 +119,12 @@ class NodeLost:
 class GenerationAborted:
     """Another node ends this generation."""
 
-    why: str
-    signum: int
-    at_ns: int
+    why: Line
+    """What happened on which node, as text."""
+    signum: Signum
+    at_ns: Time
     is_hung: bool = False
-    """Whether no rank on any node makes progress."""
+    """Whether no rank on any node makes progress, so that all nodes print stacks."""
     resizes: bool = False
     """Whether the reason is a change of the nodes; only set on the coordinator."""
 
@@ -137,9 +142,9 @@ class TimesReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OthersFinished:
-    """The programs of all ranks on all nodes have finished."""
+    """The programs of all ranks on all nodes have finished, so ranks may exit."""
 
-    at_ns: int
+    at_ns: Time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,18 +158,19 @@ class AllCleared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextBegins:
-    """Every node starts the next generation."""
+    """Nothing is left on any node, and each starts the next generation."""
 
-    generation: int
+    generation: Generation
     cause: Cause
-    at_ns: int
+    """Why the previous generation ended."""
+    at_ns: Time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOver(Ending):
     """The launch has ended on every node."""
 
-    at_ns: int
+    at_ns: Time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.layout import Layout
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import GenerationAborted, NodeLost
+from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins, NodeLost
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
@@ -28,11 +28,8 @@ from meshrun.rendezvous.expected_nodes import (
 )
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
-    Begin,
-    End,
     Join,
     Message,
-    Over,
     Refused,
     SharedWelcome,
     Waiting,
@@ -40,7 +37,7 @@ from meshrun.rendezvous.messages import (
     encode,
 )
 from meshrun.rendezvous.reachability import Reachability
-from meshrun.rendezvous.round import OWN, Round, event_of
+from meshrun.rendezvous.round import OWN, Round
 from meshrun.rendezvous.store_access import listen_for_nodes
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
@@ -119,16 +116,16 @@ class Coordinator:
     def send(self, message: Message) -> None:
         """Carry out a message of this node's own launch, and send the others what they need."""
         match message:
-            case Begin():
+            case NextBegins():
                 self._causes.append(message.cause)
                 self._exclude_failing_node(message.cause)
                 self._pending = message.generation
                 self._regroup()
-            case Over():
+            case LaunchOver():
                 self._pending, self._over = None, True
                 self._round.is_ending = True
                 self._send_all(message)
-                self._hub.events.append(event_of(message))
+                self._hub.events.append(message)
             case _:
                 self._round.send(message)
 
@@ -327,13 +324,12 @@ class Coordinator:
 
     def _change(self, why: str) -> None:
         """End this generation on every node, as the next one has other nodes."""
-        self._end_for(why)
-        self._hub.events.append(
-            GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns(), resizes=True)
-        )
+        self._hub.events.append(replace(self._end_for(why), resizes=True))
 
-    def _end_for(self, why: str) -> None:
-        self._round.end(End(generation=self._round.generation, why=why, signum=0))
+    def _end_for(self, why: str) -> GenerationAborted:
+        end = GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns())
+        self._round.end(end)
+        return end
 
     # ---- nodes that take part --------------------------------------------------------------
 
@@ -368,9 +364,11 @@ class Coordinator:
 
     def _continue(self, generation: int) -> None:
         """Begin the next generation with the same nodes."""
-        self._round.broadcast(begin := Begin(generation=generation, cause=self._causes[-1]))
+        now_ns = time.monotonic_ns()
+        begin = NextBegins(generation=generation, cause=self._causes[-1], at_ns=now_ns)
+        self._round.broadcast(begin)
         self._begin_round(generation)
-        self._hub.events.append(event_of(begin))
+        self._hub.events.append(begin)
 
     def _begin_round(self, generation: int) -> None:
         self._loss = ""

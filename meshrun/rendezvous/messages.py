@@ -17,11 +17,17 @@ from typing import Annotated, Any
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import lines, one_line
 from meshrun.layout import MAX_RANKS, Layout
-from meshrun.protocol.checked import Generation, Line, Rank, Signum, Time
+from meshrun.protocol.checked import Generation, Line, Rank, Time
 from meshrun.protocol.collectives import AskTimes, RankTimes
-from meshrun.protocol.events import Met
+from meshrun.protocol.events import (
+    GenerationAborted,
+    LaunchOver,
+    Met,
+    NextBegins,
+    OthersFinished,
+)
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.protocol.generation import Cause, Ending, NodeOutcome, Trouble
+from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
 from meshrun.protocol.packing import Within, pack, pack_fields, unpack
 from meshrun.rendezvous.frames import LONGEST
 from meshrun.wording import count
@@ -205,27 +211,8 @@ class Parting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """To participants: stop the ranks of this generation."""
-
-    generation: Generation
-    why: Line
-    """What happened on which node, as text."""
-    signum: Signum
-    is_hung: bool = False
-    """Whether no rank makes progress, so that all nodes print stacks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """Participant to coordinator: its ranks have finished, and wait for their peers."""
-
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllFinished:
-    """To participants: the programs of all ranks have finished, so ranks may exit."""
 
     generation: Generation
 
@@ -242,21 +229,6 @@ class Leave:
 
     generation: Generation
     why: Line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
-    """To participants: nothing is left anywhere; start the next generation."""
-
-    generation: Generation
-    cause: Cause
-    """Why the previous generation ended."""
-
-
-class Over(Ending):
-    """To participants: the launch has ended."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,9 +255,11 @@ class Times:
         return max((*ranks, *chain(*groups), *self.why), default=-1)
 
 
+Decision = GenerationAborted | OthersFinished | NextBegins | LaunchOver
+"""To participants: what happens next, as an event of their own launches."""
 Message = (
-    Join | GaveUp | Waiting | Refused | Welcome | Beat | Parting | Failed | End | Finished
-    | AllFinished | Cleared | Leave | Begin | Over | Where | AskTimes | Times
+    Join | GaveUp | Waiting | Refused | Welcome | Beat | Parting | Failed | Finished | Cleared
+    | Leave | Decision | Where | AskTimes | Times
 )  # fmt: skip
 _OF_ONE_NODE = ("node_rank", "next_address", "next_port")
 """The fields of a Welcome that differ between nodes."""

@@ -12,7 +12,13 @@ from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.protocol.collectives import AskTimes
-from meshrun.protocol.events import NodeLost
+from meshrun.protocol.events import (
+    GenerationAborted,
+    LaunchOver,
+    NextBegins,
+    NodeLost,
+    OthersFinished,
+)
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.connection import BEAT_S, Connection
@@ -20,20 +26,16 @@ from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.dialer import Dialer
 from meshrun.rendezvous.handshake import ParticipantHandshake, Translated
 from meshrun.rendezvous.messages import (
-    AllFinished,
-    Begin,
     Cleared,
-    End,
+    Decision,
     Leave,
     Message,
-    Over,
     Refused,
     Waiting,
     Welcome,
     Where,
 )
 from meshrun.rendezvous.reachability import Reachability
-from meshrun.rendezvous.round import event_of
 from meshrun.rendezvous.this_node import ThisNode
 
 _RETRY_S = 0.5
@@ -302,18 +304,21 @@ class Participant:
                 self._fail(message.as_error())
             case Welcome() if self._gave_up is None:
                 self._welcome(message)
-            case End() | AllFinished():
-                events.append(event_of(message))
             case AskTimes():
                 events.append(message)
-            case Begin():
-                self._take_part()
-                events.append(event_of(replace(message, cause=self._by_own_clock(message.cause))))
-            case Over():
-                self._over = True
-                events.append(event_of(message))
             case Where():
                 self._where(message.why)
+            case GenerationAborted() | OthersFinished() | NextBegins() | LaunchOver():
+                events.append(self._follow(message))
+
+    def _follow(self, decision: Decision) -> Decision:
+        """Note what comes next; return it as an event that happens now, by this machine's clock."""
+        now_ns = time.monotonic_ns()
+        self._over |= isinstance(decision, LaunchOver)
+        if isinstance(decision, NextBegins):
+            self._take_part()
+            return replace(decision, cause=self._by_own_clock(decision.cause), at_ns=now_ns)
+        return replace(decision, at_ns=now_ns)
 
     def _welcome(self, welcome: Welcome) -> None:
         assert self._connection is not None  # noqa: S101 - it came over this connection

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 
 from meshrun.protocol.collectives import AskTimes
-from meshrun.protocol.events import (
-    AllCleared,
-    FromNodes,
-    GenerationAborted,
-    LaunchOver,
-    NextBegins,
-    OthersFinished,
-    TimesReported,
-)
+from meshrun.protocol.events import AllCleared, GenerationAborted, OthersFinished, TimesReported
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
-    AllFinished,
-    Begin,
     Cleared,
-    End,
     Failed,
     Finished,
     Leave,
     Message,
-    Over,
     Times,
     Where,
     encode,
@@ -111,16 +98,16 @@ class Round:
 
     def _fail(self, number: int, outcome: NodeOutcome) -> None:
         """Stop the ranks of all other nodes, once, as one node failed."""
-        end = End(
-            generation=self.generation,
+        end = GenerationAborted(
             why=outcome.headline or "a rank failed",
             signum=outcome.signum,
             is_hung=outcome.is_hung,
+            at_ns=time.monotonic_ns(),
         )
         if self.end(end, but=number) and number != OWN:
-            self._hub.events.append(event_of(end))
+            self._hub.events.append(end)
 
-    def end(self, end: End, *, but: int = OWN) -> bool:
+    def end(self, end: GenerationAborted, *, but: int = OWN) -> bool:
         """Ask the nodes, once, to stop their ranks; return whether this was the first time."""
         if self.is_ending:
             return False
@@ -131,8 +118,8 @@ class Round:
     def _announce_if_all_finished(self) -> None:
         if self._are_all(self._finished):
             self.is_done = True
-            self.broadcast(finished := AllFinished(generation=self.generation))
-            self._hub.events.append(event_of(finished))
+            self.broadcast(finished := OthersFinished(at_ns=time.monotonic_ns()))
+            self._hub.events.append(finished)
 
     def advance(self) -> None:
         """Request this node's decision once nothing is left on any node."""
@@ -152,17 +139,3 @@ class Round:
         for number, connection in self.connections.items():
             if number != but:
                 connection.send_text(text)
-
-
-def event_of(message: End | AllFinished | Begin | Over) -> FromNodes:
-    """Return the event for this node of a message to all nodes."""
-    at_ns = time.monotonic_ns()
-    match message:
-        case End(why=why, signum=signum, is_hung=is_hung):
-            return GenerationAborted(why=why, signum=signum, is_hung=is_hung, at_ns=at_ns)
-        case AllFinished():
-            return OthersFinished(at_ns=at_ns)
-        case Begin(generation=generation, cause=cause):
-            return NextBegins(generation=generation, cause=cause, at_ns=at_ns)
-        case Over():
-            return LaunchOver(**asdict(message), at_ns=at_ns)

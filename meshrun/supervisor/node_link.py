@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
@@ -14,9 +15,10 @@ from meshrun.lifecycle.blame import describe_lost_process
 from meshrun.lifecycle.outcome import describe_end, node_outcome, why_stopped
 from meshrun.lifecycle.state import State
 from meshrun.protocol.collectives import RankCalled
+from meshrun.protocol.events import LaunchOver, NextBegins
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Evidence
-from meshrun.rendezvous.messages import Begin, Cleared, Failed, Finished, Leave, Over, Where
+from meshrun.rendezvous.messages import Cleared, Failed, Finished, Leave, Where
 from meshrun.rendezvous.peers import Peers
 
 _SIGNALLED_STAY_S = 1.0
@@ -86,11 +88,13 @@ class Nodes:
     ) -> None:
         """Report to the coordinator; or, as the coordinator, tell all nodes what comes next."""
         generation = state.generation
-        known = (state, layout, self.hosts, self._host)
+        known, now_ns = (state, layout, self.hosts, self._host), time.monotonic_ns()
         if isinstance(action, Decide) and action.next_after is not None:
-            self.peers.send(Begin(generation=generation + 1, cause=action.next_after))
+            self.peers.send(
+                NextBegins(generation=generation + 1, cause=action.next_after, at_ns=now_ns)
+            )
         elif isinstance(action, Decide):
-            self.peers.send(Over(**asdict(describe_end(*known))))
+            self.peers.send(LaunchOver(**asdict(describe_end(*known)), at_ns=now_ns))
         elif action.what == "finished":
             self.peers.send(Finished(generation=generation))
         elif action.what == "leaves":

@@ -25,6 +25,7 @@ from typing import Any
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
+from meshrun.protocol.events import NextBegins
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.rendezvous import connection as connection_module
 from meshrun.rendezvous.connection import Connection, beat_s
@@ -33,7 +34,7 @@ from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import fit_without_mesh
-from meshrun.rendezvous.messages import Begin, Failed, Join, Message, decode
+from meshrun.rendezvous.messages import Failed, Join, Message, decode
 from meshrun.rendezvous.this_node import ThisNode
 
 SECRET = b"s" * 32
@@ -100,10 +101,10 @@ class Participants:
             self.reactor.call_later(random.random() * _RETRY_S, partial(self._connect, number))
 
     def fail(self, number: int) -> None:
-        """Report that a node's ranks failed; that node gets no ``End`` itself."""
+        """Report that a node's ranks failed; that node gets no ``GenerationAborted`` itself."""
         link = self.connections[number]
         link.send(Failed(generation=0, outcome=NodeOutcome(headline="rank 8 failed")))
-        self.received.setdefault("End", set()).add(number)
+        self.received.setdefault("GenerationAborted", set()).add(number)
 
 
 def play_participants(numbers: range, nodes: int, port: int, pipe: Pipe) -> None:
@@ -122,7 +123,7 @@ def play_participants(numbers: range, nodes: int, port: int, pipe: Pipe) -> None
             pipe.send(time.monotonic())
             played.fail(numbers[0])
         elif order == "wait":
-            played.wait_for("End")
+            played.wait_for("GenerationAborted")
             pipe.send(time.monotonic())
         elif order == "cut":
             pipe.send(time.monotonic())
@@ -173,7 +174,7 @@ def play_coordinator(nodes: int, listener: socket.socket, pipe: Pipe) -> None:
         hub.events.clear()
         if order == "restart":
             cause = Cause(rank=None, description="x", raised=None, ran_s=None, at_ns=0)
-            sides[-1].send(Begin(generation=1, cause=cause))
+            sides[-1].send(NextBegins(generation=1, cause=cause, at_ns=0))
             continue
         used = resource.getrusage(resource.RUSAGE_SELF)
         pipe.send((order, used.ru_maxrss * 1024, used.ru_utime + used.ru_stime, len(sides)))

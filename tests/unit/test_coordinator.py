@@ -14,10 +14,10 @@ from meshrun.protocol.events import (
     OthersFinished,
 )
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.rendezvous.messages import Begin, Cleared, Failed, Finished, Over, Where
+from meshrun.rendezvous.messages import Cleared, Failed, Finished, Where
 from tests.parties import WHY, Parties, Party, info, names
 
-OVER = Over(exit_code=7, signum=None, preempted=False, headline="rank 1 failed")
+OVER = LaunchOver(exit_code=7, signum=None, preempted=False, headline="rank 1 failed", at_ns=0)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_failure_of_an_earlier_generation_is_ignored(
     for party in three:
         party.send(cleared())
     parties.until(lambda: three[0].received(AllCleared))
-    three[0].send(Begin(generation=1, cause=WHY))
+    three[0].send(NextBegins(generation=1, cause=WHY, at_ns=0))
     parties.until(lambda: all(party.received(NextBegins) for party in three))
     three[1].send(failed(generation=0))
     settled(parties)

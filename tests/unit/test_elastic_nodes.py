@@ -21,11 +21,11 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.rendezvous.messages import Begin, Cleared, Finished, Join, Leave, Over
+from meshrun.rendezvous.messages import Cleared, Finished, Join, Leave
 from tests.parties import WHY, Parties, Party, info
 
 MOST = 3
-OVER = Over(exit_code=0, signum=None, preempted=False, headline="")
+OVER = LaunchOver(exit_code=0, signum=None, preempted=False, headline="", at_ns=0)
 
 
 def fit(nodes: Sequence[Join]) -> Layout:
@@ -61,7 +61,7 @@ def start_next_generation(parties: Parties, those: Sequence[Party], generation: 
     for party in reversed(those):
         party.send(Cleared(generation=generation - 1, outcome=NodeOutcome()))
     parties.until(lambda: those[0].received(AllCleared))
-    those[0].send(Begin(generation=generation, cause=WHY))
+    those[0].send(NextBegins(generation=generation, cause=WHY, at_ns=0))
 
 
 def grown(parties: Parties, two: Sequence[Party], host: str = "node2") -> Party:
@@ -239,7 +239,7 @@ def test_a_node_that_was_cut_off_rejoins(parties: Parties, two: list[Party]) -> 
     parties.pass_s(5)
     assert coordinator.received(GenerationAborted)
     coordinator.send(Cleared(generation=0, outcome=NodeOutcome()))
-    coordinator.send(Begin(generation=1, cause=WHY))
+    coordinator.send(NextBegins(generation=1, cause=WHY, at_ns=0))
     parties.turn(5)
     assert hosts_of(coordinator) == ("node0",)
     forget([coordinator])
@@ -330,7 +330,7 @@ def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int
         party.send(Cleared(generation=generation - 1, outcome=NodeOutcome()))
     parties.until(lambda: those[0].received(AllCleared))
     cause = replace(WHY, rank=rank, description=how, is_failure=True)
-    those[0].send(Begin(generation=generation, cause=cause))
+    those[0].send(NextBegins(generation=generation, cause=cause, at_ns=0))
 
 
 def test_a_host_that_fails_twice_alone_is_excluded(parties: Parties, two: list[Party]) -> None:

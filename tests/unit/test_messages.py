@@ -23,7 +23,7 @@ from meshrun.layout import Layout
 from meshrun.lifecycle.outcome import build_result
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.collectives import AskTimes
-from meshrun.protocol.events import Event, TimesReported
+from meshrun.protocol.events import Event, LaunchOver, NextBegins, TimesReported
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.protocol.packing import Within
 from meshrun.protocol.result import Timings
@@ -32,13 +32,10 @@ from meshrun.rendezvous.frames import LONGEST
 from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
-    Begin,
     Cleared,
-    End,
     Join,
     Message,
     MessageError,
-    Over,
     SharedWelcome,
     Waiting,
     Welcome,
@@ -156,12 +153,12 @@ def test_a_field_of_another_type_is_refused(message: Message, data: st.DataObjec
     "text",
     [
         b'["Join", {"host": "a", "node_rank": 0, "nproc": true, "settings": {}}]',
-        b'["End", {"generation": 0, "why": "x"}]',
-        b'["End", {"generation": 0, "why": "x", "signum": 0, "more": 1}]',
+        b'["Leave", {"generation": 0}]',
+        b'["Leave", {"generation": 0, "why": "x", "more": 1}]',
         b'["Nothing", {}]',
-        b'[["End"], {}]',
+        b'[["Leave"], {}]',
         b"[" * 100_000,
-        b'["Over", {"exit_code": ' + b"9" * 5000 + b"}]",
+        b'["LaunchOver", {"exit_code": ' + b"9" * 5000 + b"}]",
     ],
     ids=["a bool for a number", "a missing field", "an extra field", "no kind", "a list for a kind",
          "deep", "a long number"],
@@ -200,8 +197,8 @@ WELCOME = {
 }  # fmt: skip
 CAUSE = {"rank": 1, "description": "d", "raised": None, "ran_s": None, "at_ns": 1}
 EXITED = {"rank": 1, "pid": 1, "wait_status": 9, "at_ns": 1}
-BEGIN = {"generation": 1, "cause": CAUSE}
-OVER = {"exit_code": 0, "signum": None, "preempted": False, "headline": ""}
+BEGIN = {"generation": 1, "cause": CAUSE, "at_ns": 1}
+OVER = {"exit_code": 0, "signum": None, "preempted": False, "headline": "", "at_ns": 1}
 JOIN = {"host": "a", "node_rank": None, "nproc": 1, "settings": {}}
 
 
@@ -220,10 +217,10 @@ JOIN = {"host": "a", "node_rank": None, "nproc": 1, "settings": {}}
         ]),
         ("Join", JOIN, {"nproc": -1}),
         ("Join", JOIN, {"node_rank": -1}),
-        ("Begin", BEGIN, {"cause": {}}),
-        ("Begin", BEGIN, {"cause": {**CAUSE, "raised": {"rank": 1}}}),
-        ("Begin", BEGIN, {"cause": {**CAUSE, "at_ns": 10**30}}),
-        ("Begin", BEGIN, {"generation": -1}),
+        ("NextBegins", BEGIN, {"cause": {}}),
+        ("NextBegins", BEGIN, {"cause": {**CAUSE, "raised": {"rank": 1}}}),
+        ("NextBegins", BEGIN, {"cause": {**CAUSE, "at_ns": 10**30}}),
+        ("NextBegins", BEGIN, {"generation": -1}),
         ("Cleared", {"generation": 0, "outcome": {}}, {"outcome": {"ranks": {"x": {}}}}),
         ("Cleared", {"generation": 0, "outcome": {}}, {"outcome": {"ranks": {"-1": {}}}}),
         ("Cleared", {"generation": 0, "outcome": {}}, {"outcome": {"more": 1}}),
@@ -232,9 +229,9 @@ JOIN = {"host": "a", "node_rank": None, "nproc": 1, "settings": {}}
          {"outcome": {"ranks": {"1": {"exited": {**EXITED, "wait_status": 0x137F}}}}}),
         ("Failed", {"generation": 0, "outcome": {}},
          {"outcome": {"ranks": {"1": {"exited": {**EXITED, "wait_status": 2**40}}}}}),
-        ("Over", OVER, {"exit_code": 256}),
-        ("Over", OVER, {"signum": 65}),
-        ("Over", OVER, {"signum": -9}),
+        ("LaunchOver", OVER, {"exit_code": 256}),
+        ("LaunchOver", OVER, {"signum": 65}),
+        ("LaunchOver", OVER, {"signum": -9}),
         ("Beat", {"at_ns": 1}, {"idle_s": float("nan")}),
         ("Beat", {"at_ns": 1}, {"idle_s": float("inf")}),
         ("Beat", {"at_ns": 1}, {"echo_ns": -(10**300)}),
@@ -260,9 +257,9 @@ def test_text_of_other_launchers_moves_no_cursor() -> None:
     assert len(told.text) <= 1000
     raised = {"rank": 1, "at_ns": 1, "kind": "E\n", "message": "", "traceback": "a\n\tb\x07",
               "shown": False}  # fmt: skip
-    text = json.dumps(["Begin", {"generation": 1, "cause": {**CAUSE, "raised": raised}}]).encode()
+    text = json.dumps(["NextBegins", {**BEGIN, "cause": {**CAUSE, "raised": raised}}]).encode()
     begin = decode(text)
-    assert isinstance(begin, Begin)
+    assert isinstance(begin, NextBegins)
     assert begin.cause.raised is not None
     assert begin.cause.raised.kind == r"E\n"
     assert begin.cause.raised.traceback == "a\n\tb\\x07"
@@ -340,9 +337,9 @@ def test_nothing_that_a_peer_sends_breaks_a_launch(message: Message, at: int, va
 
 def test_a_message_names_its_kind() -> None:
     """So another version can report one that it does not know."""
-    assert json.loads(encode(End(generation=1, why="w", signum=15)))[0] == "End"
-    assert Begin in KINDS
-    assert Over in KINDS
+    assert json.loads(encode(Waiting(text="w")))[0] == "Waiting"
+    assert NextBegins in KINDS
+    assert LaunchOver in KINDS
 
 
 def test_what_is_sent_to_all_nodes_is_encoded_once() -> None:

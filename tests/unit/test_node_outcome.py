@@ -13,10 +13,11 @@ from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.outcome import node_outcome
 from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import State
+from meshrun.protocol.events import NextBegins
 from meshrun.protocol.generation import Cause, Evidence, NodeOutcome, RankState, Trouble
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
-from meshrun.rendezvous.messages import Begin, Cleared, decode, encode
+from meshrun.rendezvous.messages import Cleared, decode, encode
 
 LAYOUT = solve_layout(parse_mesh("dp=4"), nproc_per_node=4)
 NS = st.integers(0, 10**18)
@@ -94,8 +95,8 @@ def test_evidence_arrives_for_failed_ranks_alone() -> None:
 @given(CAUSES)
 def test_a_cause_arrives_as_it_was(cause: Cause) -> None:
     """Every node then reports a restart in the same words."""
-    arrived = decode(encode(Begin(generation=1, cause=cause)))
-    assert isinstance(arrived, Begin)
+    arrived = decode(encode(NextBegins(generation=1, cause=cause, at_ns=0)))
+    assert isinstance(arrived, NextBegins)
 
     assert arrived.cause == cause
 

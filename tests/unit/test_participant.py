@@ -28,7 +28,7 @@ from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
-from meshrun.rendezvous.messages import Begin, Cleared, Failed, Times, Waiting, Welcome, encode
+from meshrun.rendezvous.messages import Cleared, Failed, Times, Waiting, Welcome, encode
 from meshrun.rendezvous.participant import Participant
 from tests.parties import SECRET, WHY, Parties, Party, S, info
 
@@ -427,7 +427,8 @@ def test_the_time_of_a_failure_is_converted_to_the_local_clock(
     """So a node reports how long a restart took by its own clock."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
-    coordinator.send(Begin(generation=1, cause=replace(WHY, at_ns=coordinator.now_ns())))
+    cause = replace(WHY, at_ns=coordinator.now_ns())
+    coordinator.send(NextBegins(generation=1, cause=cause, at_ns=coordinator.now_ns()))
     parties.until(lambda: participant.received(NextBegins))
 
     # The clock of these tests moves by half a second where turns are skipped.
