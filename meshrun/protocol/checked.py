@@ -6,7 +6,7 @@ import os
 from typing import Annotated
 
 from meshrun.host.printable import one_line
-from meshrun.protocol.packing import Within
+from meshrun.protocol.packing import BY_CLOCK, Within
 
 _LATEST_NS = 2**62
 _MOST = 2**31
@@ -21,8 +21,10 @@ def _wait_status(status: int) -> int:
 
 Line = Annotated[str, one_line]
 """Text to display, sanitized."""
-Time = Annotated[int, Within(-_LATEST_NS, _LATEST_NS)]
-"""Monotonic nanoseconds by the sender's clock, until they are shifted."""
+ClockTime = Annotated[int, Within(-_LATEST_NS, _LATEST_NS)]
+"""Monotonic nanoseconds by the sender's clock."""
+Time = Annotated[ClockTime, BY_CLOCK]
+"""Monotonic nanoseconds by the receiver's clock, as far as it knows the sender's."""
 ExitCode = Annotated[int, Within(0, 255)]
 Signum = Annotated[int, Within(0, 64)]
 """A signal, or 0 for none."""

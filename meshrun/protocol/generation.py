@@ -1,12 +1,12 @@
 """A generation as values: its ranks, their evidence, why it ended. Pure.
 
-Launchers send these values to each other, and shift their times from one clock to another.
+Launchers send these values to each other; the times in them are converted to the receiver's clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from meshrun.errors import MeshrunError
@@ -45,18 +45,6 @@ class RankState:
         """Whether its program has succeeded; it may have exited since."""
         return self.finished_ns is not None
 
-    def shifted(self, by_ns: int) -> RankState:
-        """Return the state with its times by a clock that is ``by_ns`` ahead."""
-        return replace(
-            self,
-            ready_ns=_later(self.ready_ns, by_ns),
-            raised=None if self.raised is None else self.raised.shifted(by_ns),
-            finished_ns=_later(self.finished_ns, by_ns),
-            left_ns=_later(self.left_ns, by_ns),
-            exited=None if self.exited is None else self.exited.shifted(by_ns),
-            told_to_end_ns=_later(self.told_to_end_ns, by_ns),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
@@ -78,11 +66,6 @@ class Cause:
     """Whether it counts as a restart, unlike a mere change of the nodes."""
     resize: Resize | None = None
     """How the nodes changed afterwards, if they did."""
-
-    def shifted(self, by_ns: int) -> Cause:
-        """Return the cause with its times by a clock that is ``by_ns`` ahead."""
-        raised = None if self.raised is None else self.raised.shifted(by_ns)
-        return replace(self, at_ns=self.at_ns + by_ns, raised=raised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +127,6 @@ class NodeOutcome:
     calls: Mapping[Rank, RankCalled] = field(default_factory=dict)
     """In a hang, the collectives of the ranks that answered."""
 
-    def shifted(self, by_ns: int) -> NodeOutcome:
-        """Return the report with its times by a clock that is ``by_ns`` ahead."""
-        ranks = {rank: state.shifted(by_ns) for rank, state in self.ranks.items()}
-        return replace(self, ranks=ranks)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
@@ -160,7 +138,3 @@ class Ending:
     preempted: bool
     headline: Line
     """The cause in one line; "" if the launch succeeded."""
-
-
-def _later(at_ns: int | None, by_ns: int) -> int | None:
-    return None if at_ns is None else at_ns + by_ns

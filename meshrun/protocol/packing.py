@@ -2,7 +2,7 @@
 
 Messages to the zygote and between launchers share it, so both are validated alike. An annotation
 ``Annotated[type, check, ...]`` adds checks to a type: functions that return the value, perhaps
-sanitized for display, or raise ValueError.
+sanitized for display, or raise ValueError. :data:`BY_CLOCK` is among them for times.
 """
 
 from __future__ import annotations
@@ -16,6 +16,21 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _PLAIN = (int, float, str, bool, type(None))
+BY_CLOCK = "by the sender's clock"
+"""Marks an annotation of times, which are converted to the receiver's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """How to take values of the process that sent them."""
+
+    sanitize: Callable[[str], str] = str
+    """Applied to each string, for display."""
+    ahead_ns: int = 0
+    """How far its monotonic clock is ahead of ours."""
+
+
+_HERE = Sender()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +69,25 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def unpack(text: str | bytes, kinds: Any, sanitize: Callable[[str], str] = str) -> Any:
+def unpack(text: str | bytes, kinds: Any, sender: Sender = _HERE) -> Any:
     """Return the value that ``pack`` encoded; fields with a default may be missing.
 
     Args:
         text: The received text.
         kinds: The dataclass that it is, or a union of those that it may be.
-        sanitize: Applied to each string in it, for display.
+        sender: How to take its values.
 
     Raises:
         ValueError: If it is none of ``kinds``, or a field has an invalid value.
     """
     try:
         name, values = read_json(text)
-        return convert(_by_name(kinds)[name], values, sanitize)
+        return convert(_by_name(kinds)[name], values, sender)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"not a message: {text[:80]!r}") from error
 
 
-def convert(hint: Any, value: Any, sanitize: Callable[[str], str] = str) -> Any:
+def convert(hint: Any, value: Any, sender: Sender = _HERE) -> Any:
     """Return a JSON value converted to an annotation's type.
 
     Raises:
@@ -81,31 +96,30 @@ def convert(hint: Any, value: Any, sanitize: Callable[[str], str] = str) -> Any:
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _convert_checked(args[0], hint.__metadata__, value, sanitize)
+        return _convert_checked(args[0], hint.__metadata__, value, sender)
     if origin in (Union, types.UnionType):
-        return _convert_one_of(args, value, sanitize)
+        return _convert_one_of(args, value, sender)
     if origin is Literal:
         return _convert_literal(args, value)
     if origin in (list, tuple) and isinstance(value, list):
-        return origin(_convert_each(args[0], value, sanitize))
+        return origin(_convert_each(args[0], value, sender))
     if isinstance(value, dict) and hint is not Any:
-        return _convert_table(hint, value, sanitize)
-    return _convert_plain(hint, value, sanitize)
+        return _convert_table(hint, value, sender)
+    return _convert_plain(hint, value, sender)
 
 
-def _convert_checked(
-    hint: Any, checks: tuple[Any, ...], value: Any, sanitize: Callable[[str], str]
-) -> Any:
-    converted = convert(hint, value, sanitize)
+def _convert_checked(hint: Any, checks: tuple[Any, ...], value: Any, sender: Sender) -> Any:
+    converted = convert(hint, value, sender)
     for check in checks:
-        converted = check(converted)
+        is_time = check is BY_CLOCK
+        converted = converted - sender.ahead_ns if is_time else check(converted)
     return converted
 
 
-def _convert_each(hint: Any, values: list[Any], sanitize: Callable[[str], str]) -> Iterable[Any]:
-    if hint is str and sanitize is str and {*map(type, values)} == {str}:
+def _convert_each(hint: Any, values: list[Any], sender: Sender) -> Iterable[Any]:
+    if hint is str and sender.sanitize is str and {*map(type, values)} == {str}:
         return values  # fast, as there may be a thousand
-    return (convert(hint, each, sanitize) for each in values)
+    return (convert(hint, each, sender) for each in values)
 
 
 def _convert_literal(allowed: tuple[Any, ...], value: Any) -> Any:
@@ -114,21 +128,21 @@ def _convert_literal(allowed: tuple[Any, ...], value: Any) -> Any:
     return value
 
 
-def _convert_one_of(hints: tuple[Any, ...], value: Any, sanitize: Callable[[str], str]) -> Any:
+def _convert_one_of(hints: tuple[Any, ...], value: Any, sender: Sender) -> Any:
     for hint in hints:
         try:
-            return convert(hint, value, sanitize)
+            return convert(hint, value, sender)
         except TypeError:
             continue
     raise TypeError(f"{value!r:.80} is none of {hints}")
 
 
-def _convert_table(kind: Any, values: dict[str, Any], sanitize: Callable[[str], str]) -> Any:
+def _convert_table(kind: Any, values: dict[str, Any], sender: Sender) -> Any:
     if get_origin(kind) in (dict, Mapping):
         name, of = get_args(kind)
         is_number = (get_args(name) or [name])[0] is int  # JSON's keys are strings
         return {
-            convert(name, int(key) if is_number else key, sanitize): convert(of, each, sanitize)
+            convert(name, int(key) if is_number else key, sender): convert(of, each, sender)
             for key, each in values.items()
         }
     if not (isinstance(kind, type) and is_dataclass(kind)):
@@ -136,10 +150,10 @@ def _convert_table(kind: Any, values: dict[str, Any], sanitize: Callable[[str], 
     hints = _hints(kind)
     if wrong := values.keys() - hints.keys():
         raise ValueError(f"{kind} and {wrong}")
-    return kind(**{name: convert(hints[name], each, sanitize) for name, each in values.items()})
+    return kind(**{name: convert(hints[name], each, sender) for name, each in values.items()})
 
 
-def _convert_plain(hint: Any, value: Any, sanitize: Callable[[str], str]) -> Any:
+def _convert_plain(hint: Any, value: Any, sender: Sender) -> Any:
     if hint is Any:
         return value
     kinds = (int, float) if hint is float else hint
@@ -148,7 +162,7 @@ def _convert_plain(hint: Any, value: Any, sanitize: Callable[[str], str]) -> Any
         raise TypeError(f"{value!r:.80} is not {hint}")
     if isinstance(value, float) and math.isnan(value):
         raise ValueError("not a number")
-    return sanitize(value) if isinstance(value, str) else value
+    return sender.sanitize(value) if isinstance(value, str) else value
 
 
 @cache

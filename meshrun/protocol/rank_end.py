@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshrun.protocol.checked import Line, Rank, Time, WaitStatus
 
@@ -25,10 +25,6 @@ class RankRaised:
     handled: bool = False
     """Whether the program called ``sys.exit()`` while it handled the exception."""
 
-    def shifted(self, by_ns: int) -> RankRaised:
-        """Return the exception with its time by a clock that is ``by_ns`` ahead."""
-        return replace(self, at_ns=self.at_ns + by_ns)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
@@ -48,7 +44,3 @@ class RankExited:
     def aborted(self) -> bool:
         """Whether SIGABRT killed it, as gloo and NCCL's watchdog do."""
         return os.WIFSIGNALED(self.wait_status) and os.WTERMSIG(self.wait_status) == signal.SIGABRT
-
-    def shifted(self, by_ns: int) -> RankExited:
-        """Return the exit with its time by a clock that is ``by_ns`` ahead."""
-        return replace(self, at_ns=self.at_ns + by_ns)

@@ -285,16 +285,17 @@ class Connection:
                 return []
             self._line, received = bytearray(), bytes(rest)
             self._continue_handshake(bytes(line))
-        messages = [decode(text) for text in self._reader.feed(received)]
-        if messages or len(received) >= _SEGMENT:
-            self.received_ns = time.monotonic_ns()
-        self.has_received |= bool(messages)
-        for message in messages:
+        messages: list[Message] = []
+        for text in self._reader.feed(received):
+            messages.append(message := decode(text, self.ahead_ns))
             if isinstance(message, Beat):
                 self._take_beat(message)
             elif isinstance(message, Parting):
                 self.is_silent = True
                 self._why_closing = f"it dropped this node: {message.why}"
+        if messages or len(received) >= _SEGMENT:
+            self.received_ns = time.monotonic_ns()
+        self.has_received |= bool(messages)
         return messages
 
     def _continue_handshake(self, line: bytes) -> None:

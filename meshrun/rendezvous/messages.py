@@ -1,7 +1,7 @@
-"""The messages between launchers, as values and as JSON. Pure. Times are by the sender's clock.
+"""The messages between launchers, as values and as JSON. Pure.
 
-Annotations say which values are valid. Decoding validates them, and sanitizes texts for display, so
-that no other code has to.
+Annotations say which values are valid. Decoding validates them, sanitizes texts for display, and
+converts times to the receiver's clock, so that no other code has to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import lines, one_line
 from meshrun.layout import MAX_RANKS, Layout
-from meshrun.protocol.checked import Generation, Line, Rank, Time
+from meshrun.protocol.checked import ClockTime, Generation, Line, Rank
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.events import (
     GenerationAborted,
@@ -28,7 +28,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
-from meshrun.protocol.packing import Within, pack, pack_fields, unpack
+from meshrun.protocol.packing import Sender, Within, pack, pack_fields, unpack
 from meshrun.rendezvous.frames import LONGEST
 from meshrun.wording import count
 
@@ -132,13 +132,12 @@ class Welcome:
         if (domains := self.nodes_per_domain) and (sum(domains) != nodes or 0 in domains):
             raise ValueError(f"{len(domains)} domains of {sum(domains)} nodes, not {nodes}")
 
-    def met(self, *, store_address: str, own_address: str, ahead_ns: int = 0) -> Met:
+    def met(self, *, store_address: str, own_address: str) -> Met:
         """Return the event for this node's launch.
 
         Args:
             store_address: The address at which this node reaches the coordinator.
             own_address: The address at which the coordinator reaches this node.
-            ahead_ns: How far the coordinator's clock is ahead of this node's.
         """
         return Met(
             node_rank=self.node_rank,
@@ -151,7 +150,7 @@ class Welcome:
             store_port=self.store_port,
             own_address=own_address,
             at_ns=time.monotonic_ns(),
-            causes=tuple(cause.shifted(-ahead_ns) for cause in self.causes),
+            causes=tuple(self.causes),
             previous=self.previous or None,
         )
 
@@ -177,8 +176,8 @@ class Welcome:
 class Beat:
     """A heartbeat, in both directions, about once a second."""
 
-    at_ns: Time
-    echo_ns: Time | None = None
+    at_ns: ClockTime
+    echo_ns: ClockTime | None = None
     """The time of the heartbeat that this answers, by the peer's clock."""
     idle_s: Annotated[float, Within(0, 10**9)] | None = None
     """How long no rank of the sender has made progress, if it measures that."""
@@ -296,8 +295,12 @@ class SharedWelcome:
         return pack_fields(Welcome, {"shared": self._text, **values})
 
 
-def decode(text: bytes) -> Message:
+def decode(text: bytes, ahead_ns: int = 0) -> Message:
     """Return the message in ``text``.
+
+    Args:
+        text: What was received.
+        ahead_ns: How far the sender's clock is ahead of ours.
 
     Raises:
         MessageError: If it is not a message.
@@ -305,7 +308,7 @@ def decode(text: bytes) -> Message:
     try:
         if text.startswith(_SHARED):
             text = _with_shared(text)
-        message: Message = unpack(text, Message, lines)
+        message: Message = unpack(text, Message, Sender(lines, ahead_ns))
     except ValueError as error:
         raise MessageError(str(error)) from error
     return message

@@ -20,7 +20,6 @@ from meshrun.protocol.events import (
     OthersFinished,
 )
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.dialer import Dialer
@@ -312,13 +311,11 @@ class Participant:
                 events.append(self._follow(message))
 
     def _follow(self, decision: Decision) -> Decision:
-        """Note what comes next; return it as an event that happens now, by this machine's clock."""
-        now_ns = time.monotonic_ns()
+        """Note what comes next; return it as an event that happens now."""
         self._over |= isinstance(decision, LaunchOver)
         if isinstance(decision, NextBegins):
             self._take_part()
-            return replace(decision, cause=self._by_own_clock(decision.cause), at_ns=now_ns)
-        return replace(decision, at_ns=now_ns)
+        return replace(decision, at_ns=time.monotonic_ns())
 
     def _welcome(self, welcome: Welcome) -> None:
         assert self._connection is not None  # noqa: S101 - it came over this connection
@@ -338,17 +335,12 @@ class Participant:
             welcome.met(
                 store_address=self._connection.their_address,
                 own_address=self._connection.own_address,
-                ahead_ns=self._connection.ahead_ns,
             )
         )
 
     def _take_part(self) -> None:
         self._is_cleared = self._is_spare = False
         self._lost = ""
-
-    def _by_own_clock(self, cause: Cause) -> Cause:
-        """Return a cause with its times by this machine's clock."""
-        return cause.shifted(0 if self._connection is None else -self._connection.ahead_ns)
 
     def _drop(self, why: str, *, foreign_s: float | None = None) -> None:
         """Close the connection; for ``foreign_s``, something else may answer at the endpoint."""

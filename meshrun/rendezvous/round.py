@@ -76,9 +76,10 @@ class Round:
             case Failed() | Cleared() | Times() if message.last_rank >= self._world_size:
                 connection.close(f"it reported rank {message.last_rank} of {self._world_size}")
             case Failed():
-                self._fail(number, self._keep(number, connection, message))
+                self.outcomes[number] = message.outcome
+                self._fail(number, message.outcome)
             case Cleared():
-                self._keep(number, connection, message)
+                self.outcomes[number] = message.outcome
                 self._cleared.add(number)
                 self.advance()
             case Finished():
@@ -91,10 +92,6 @@ class Round:
                 self._hub.events.append(
                     TimesReported(answers=answers, unsure_ns=connection.unsure_ns, why=message.why)
                 )
-
-    def _keep(self, number: int, connection: Connection, report: Failed | Cleared) -> NodeOutcome:
-        outcome = self.outcomes[number] = report.outcome.shifted(-connection.ahead_ns)
-        return outcome
 
     def _fail(self, number: int, outcome: NodeOutcome) -> None:
         """Stop the ranks of all other nodes, once, as one node failed."""

@@ -14,7 +14,7 @@ from meshrun.host.printable import lines
 from meshrun.host.stderr import note
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.checked import ExitCode
-from meshrun.protocol.packing import Within, convert, read_json
+from meshrun.protocol.packing import Sender, Within, convert, read_json
 from meshrun.protocol.result import LaunchResult
 
 SCHEMA_NAME = "meshrun.result"
@@ -124,7 +124,7 @@ def _error(values: dict[str, Any]) -> MeshrunError:
         kind = MeshrunError
     needed = _OF_A_SPEC if issubclass(kind, SpecError) else _OF_ALL
     values = {"is_reported_elsewhere": False, **values}
-    known = {name: convert(_ATTRIBUTES[name], values[name], lines) for name in needed}
+    known = {name: convert(_ATTRIBUTES[name], values[name], Sender(lines)) for name in needed}
     error = kind.__new__(kind, known["message"])  # without __init__, whose arguments differ
     vars(error).update(known)
     return error

@@ -147,8 +147,10 @@ class Welcome(_Seen):
     """The place of a node."""
 
 
-def _decode_lightly(text: bytes) -> Message:
-    return Welcome() if text.startswith(b'["Welcome"') else decode(text)  # type: ignore[return-value]
+def _decode_lightly(text: bytes, ahead_ns: int) -> Message:
+    if text.startswith(b'["Welcome"'):
+        return Welcome()  # type: ignore[return-value]
+    return decode(text, ahead_ns)
 
 
 def _many_descriptors() -> None:

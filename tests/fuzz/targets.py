@@ -87,8 +87,7 @@ def peers(data: bytes) -> None:
         message = messages.decode(data)
         text = messages.encode(message)
         assert messages.encode(messages.decode(text)) == text
-        if isinstance(message, messages.Failed):
-            message.outcome.shifted(1)
+        messages.decode(text, ahead_ns=1)
 
 
 def environment(data: bytes) -> None:
