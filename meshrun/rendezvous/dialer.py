@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Sequence
 
-from meshrun.host.interfaces import (
-    interface_of,
-    is_loopback,
-    outward_address,
-    own_addresses,
-    sockaddr_of,
-)
+from meshrun.host.connecting import Connecting
+from meshrun.host.interfaces import interface_of, is_loopback, outward_address
 from meshrun.host.lookup import Lookup
 from meshrun.host.reactor import Reactor
-from meshrun.rendezvous.endpoint import classify_endpoint
+from meshrun.rendezvous.endpoint import endpoint_here
 
 _CONNECT_S = 5.0
 
@@ -45,9 +39,7 @@ class Dialer:
         self._connected, self._failed, self._unresolved = connected, failed, unresolved
         self._port = 0
         self._lookup: Lookup | None = None
-        self._socket: socket.socket | None = None
-        """The socket that is being connected."""
-        self._limit = reactor.call_at(None, self._give_up, skips=False)
+        self._attempt: Connecting | None = None
         self.address = ""
         """The address of the current or last attempt."""
         self.own = ""
@@ -66,14 +58,8 @@ class Dialer:
         self._addresses[:0] = [address, self.address]
 
     def _looked_up(self, addresses: list[str], why: str) -> None:
-        endpoint = classify_endpoint(
-            self._host.strip("[]"),
-            addresses,
-            own_addresses=own_addresses(),
-            own_name=socket.gethostname(),
-        )
         # Node 0 listens there if its own name does not resolve to an address that others reach.
-        here = outward_address() if endpoint.is_ours and not endpoint.facing else None
+        here = outward_address() if endpoint_here(self._host, addresses).is_hidden else None
         self._addresses = list(dict.fromkeys([*filter(None, [here]), *addresses]))
         outward = (each for each in self._addresses if not is_loopback(each))
         self.own = next((each for each in outward if interface_of(each) is not None), "")
@@ -84,45 +70,18 @@ class Dialer:
 
     def _connect(self) -> None:
         self.address = self._addresses.pop(0)
-        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        self._limit.restart(_CONNECT_S)
-        try:
-            self._socket.connect(sockaddr_of(self.address, self._port))
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._fail(error.strerror or str(error))
-            return
-        self._reactor.add_writer(self._socket, self._finish)
+        self._attempt = Connecting(
+            self.address, self._port, self._reactor, most_s=_CONNECT_S, ended=self._ended
+        )
 
-    def _finish(self) -> None:
-        connected = self._socket
-        if connected is None:
-            return
-        if code := connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._fail(os.strerror(code))
-            return
-        self._socket = None
-        self._limit.cancel()
-        self._reactor.remove(connected)
-        self._connected(connected)
-
-    def _give_up(self) -> None:
-        self._fail("no answer")
-
-    def _fail(self, why: str) -> None:
-        self._drop()
-        self._failed(why)
-
-    def _drop(self) -> None:
-        self._limit.cancel()
-        self._reactor.drop(self._socket)
-        self._socket = None
+    def _ended(self, connected: socket.socket | None, why: str) -> None:
+        if connected is not None:
+            self._connected(connected)
+        else:
+            self._failed(why or "no answer")
 
     def close(self) -> None:
         """End the attempt, if one is under way."""
-        self._drop()
-        if self._lookup is not None:
-            self._lookup.close()
+        for step in (self._lookup, self._attempt):
+            if step is not None:
+                step.close()

@@ -1,12 +1,13 @@
-"""Whether the endpoint is an address of this machine, and which one. Pure."""
+"""Whether the endpoint is an address of this machine, and which one."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from meshrun.host.host_names import first_label
-from meshrun.host.interfaces import is_loopback
+from meshrun.host.interfaces import is_loopback, own_addresses
 
 _LOCAL = ("localhost", "localhost.localdomain")
 
@@ -24,6 +25,18 @@ class Endpoint:
     """Those of this machine that other nodes can reach; loopback only if requested."""
     is_ours: bool
     """Whether it is an address or the name of this machine."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether it is this machine's name for a loopback address, as on Debian, or for none."""
+        return self.is_ours and not self.facing
+
+
+def endpoint_here(host: str, addresses: Sequence[str]) -> Endpoint:
+    """Return the endpoint as seen from this machine, without the brackets of an address."""
+    return classify_endpoint(
+        host.strip("[]"), addresses, own_addresses=own_addresses(), own_name=socket.gethostname()
+    )
 
 
 def classify_endpoint(

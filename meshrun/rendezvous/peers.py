@@ -33,7 +33,7 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
-from meshrun.rendezvous.endpoint import Endpoint, classify_endpoint, is_same_name
+from meshrun.rendezvous.endpoint import Endpoint, endpoint_here
 from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.participant import Participant
@@ -189,14 +189,11 @@ class Peers:
         """Choose a side, unless the name must resolve first; return whether one was chosen."""
         config = self._config
         addresses = list(dict.fromkeys([*addresses, *filter(is_address, config.coordinators)]))
-        host, own_name = (config.host or "").strip("[]"), socket.gethostname()
-        known = addresses or config.is_first is not None or is_same_name(host, own_name)
+        endpoint = endpoint_here(config.host or "", addresses)
+        known = addresses or config.is_first is not None or endpoint.is_ours
         if not known and not config.asks_torch:
             return False
         self._side = None
-        endpoint = classify_endpoint(
-            host, addresses, own_addresses=own_addresses(), own_name=own_name
-        )
         try:
             self._choose_side(endpoint, why)
         except MeshrunError as error:
@@ -245,7 +242,7 @@ class Peers:
         config, addresses = self._config, endpoint.addresses
         if endpoint.facing:
             return endpoint.facing[0]
-        if endpoint.is_ours:  # its own name resolves to a loopback address, as on Debian
+        if endpoint.is_hidden:
             return config.local_addr or outward_address() or EVERYWHERE
         if config.coordinators and all(map(is_address, config.coordinators)):
             raise RendezvousError(

@@ -8,12 +8,12 @@ wait for each other in silence.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
+from functools import partial
 
 from meshrun.errors import MeshrunError
+from meshrun.host.connecting import Connecting
 from meshrun.host.host_names import is_address
-from meshrun.host.interfaces import sockaddr_of
 from meshrun.host.sockets import listen_on
 from meshrun.rendezvous.hub import Hub
 
@@ -26,8 +26,7 @@ class Reachability:
 
     def __init__(self, address: str, hub: Hub) -> None:
         self._hub = hub
-        self._trying: socket.socket | None = None
-        self._other = ""
+        self._attempt: Connecting | None = None
         self._listener: socket.socket | None = None
         try:
             self._listener = listen_on(address, 0)
@@ -51,47 +50,25 @@ class Reachability:
         self._hub.reactor.call_later(_OPEN_S, self._stop_listening)
         if not (port and is_address(address)):
             return
-        self._other = f"{host} ({address}) on port {port}"
-        self._trying = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        self._trying.setblocking(False)
-        try:
-            self._trying.connect(sockaddr_of(address, port))
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._report(error.strerror or str(error))
-            return
-        self._hub.reactor.add_writer(self._trying, self._connected)
-        self._hub.reactor.call_later(_TRY_S, self._give_up)
-
-    def _give_up(self) -> None:
-        if self._trying is not None:
-            self._report(f"no answer within {_TRY_S:g} s")
+        other = f"{host} ({address}) on port {port}"
+        self._attempt = Connecting(
+            address, port, self._hub.reactor, most_s=_TRY_S, ended=partial(self._report, other)
+        )
 
     def _accept(self) -> None:
         if self._listener is not None:
             with contextlib.suppress(OSError):  # gone already
                 self._listener.accept()[0].close()
 
-    def _connected(self) -> None:
-        if self._trying is None:
+    def _report(self, other: str, connected: socket.socket | None, why: str) -> None:
+        if connected is not None:
+            connected.close()
             return
-        if code := self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._report(os.strerror(code))
-        else:
-            self._stop_trying()
-
-    def _report(self, why: str) -> None:
-        self._stop_trying()
+        why = why or f"no answer within {_TRY_S:g} s"
         self._hub.note(
-            f"this node cannot reach {self._other}, where a launcher listens: {why}; check for"
-            " a firewall between the nodes: gloo and NCCL connect ranks through arbitrary"
-            " ports"
+            f"this node cannot reach {other}, where a launcher listens: {why}; check for a firewall"
+            " between the nodes: gloo and NCCL connect ranks through arbitrary ports"
         )
-
-    def _stop_trying(self) -> None:
-        self._hub.reactor.drop(self._trying)
-        self._trying = None
 
     def _stop_listening(self) -> None:
         self._hub.reactor.drop(self._listener)
@@ -99,5 +76,6 @@ class Reachability:
 
     def close(self) -> None:
         """Close both sockets."""
-        self._stop_trying()
+        if self._attempt is not None:
+            self._attempt.close()
         self._stop_listening()

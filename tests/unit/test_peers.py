@@ -117,7 +117,7 @@ def test_nodes_share_a_machine_whose_name_is_a_loopback_address(
     """As on Debian; the first node listens on another address, where the second one looks."""
     port = free_port()
     monkeypatch.setattr("meshrun.host.lookup.look_up", lambda _: ["127.0.1.1"])
-    monkeypatch.setattr("meshrun.rendezvous.peers.socket.gethostname", lambda: "node0")
+    monkeypatch.setattr("socket.gethostname", lambda: "node0")
     for rank in node_ranks:
         launchers.append(Launcher("node0", host="node0", port=port, node_rank=rank))
         wait_until(lambda: _turned(launchers), lambda: str(launchers[0].notes))
@@ -171,7 +171,7 @@ def _listens(launcher: Launcher) -> bool:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide this machine's addresses, as if they were another machine's."""
-    monkeypatch.setattr("meshrun.rendezvous.peers.own_addresses", dict)
+    monkeypatch.setattr("meshrun.rendezvous.endpoint.own_addresses", dict)
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -189,7 +189,7 @@ def test_two_first_nodes_are_an_error(
     launchers: list[Launcher], early: str, why: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In either order; both errors name both nodes."""
-    monkeypatch.setattr("meshrun.rendezvous.peers.socket.gethostname", lambda: "localhost")
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
     port = free_port()
     for name in (early, *({"impostor", "real"} - {early})):
         address = "127.0.0.1" if name == "real" else "127.0.0.2"

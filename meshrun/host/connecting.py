@@ -1,0 +1,67 @@
+"""Connecting to another machine without blocking."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from meshrun.host.interfaces import sockaddr_of
+from meshrun.host.reactor import Reactor
+
+
+class Connecting:
+    """An attempt to connect to an address.
+
+    Args:
+        address: The address.
+        port: The port there.
+        reactor: Waits for the answer.
+        most_s: How long to wait for it.
+        ended: Called later with the connected socket, or with ``None`` and why; "" for no answer.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        reactor: Reactor,
+        *,
+        most_s: float,
+        ended: Callable[[socket.socket | None, str], object],
+    ) -> None:
+        self._reactor, self._ended, why = reactor, ended, ""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket: socket.socket | None = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        try:
+            self._socket.connect(sockaddr_of(address, port))
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            why, most_s = error.strerror or str(error), 0.0
+        if not why:
+            reactor.add_writer(self._socket, self._finish)
+        self._limit = reactor.call_at(None, partial(self._fail, why), skips=False)
+        self._limit.restart(most_s)
+
+    def _finish(self) -> None:
+        assert self._socket is not None  # noqa: S101 - otherwise, no writer is registered
+        if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._fail(os.strerror(code))
+            return
+        connected, self._socket = self._socket, None
+        self._reactor.remove(connected)
+        self._limit.cancel()
+        self._ended(connected, "")
+
+    def _fail(self, why: str) -> None:
+        self.close()
+        self._ended(None, why)
+
+    def close(self) -> None:
+        """End the attempt, unless it has ended."""
+        self._limit.cancel()
+        self._reactor.drop(self._socket)
+        self._socket = None
