@@ -59,14 +59,13 @@ class NodeActor:
         if whole.get(_THREADS) == str(cpus):  # set by Ray, as for a single process
             whole[_THREADS] = str(max(1, cpus // workers))
         if files is not None:
-            from meshrun.host.folder import open_private
+            from meshrun.host.folder import write_private
             from meshrun.host.leftovers import private_folder
 
             variable, contents = files
             self._folder = whole[variable] = self._closing.enter_context(private_folder())
             for name, content in contents.items():
-                with open(os.path.join(self._folder, name), "wb", opener=open_private) as file:
-                    file.write(content)
+                write_private(os.path.join(self._folder, name), content)
         self._process = subprocess.Popen(
             [sys.executable, *words],
             env=whole,
@@ -116,10 +115,9 @@ class NodeActor:
 
     def read_file(self, name: str) -> bytes:
         """Return one of these files."""
-        from meshrun.host.folder import open_private
+        from meshrun.host.folder import read_private
 
-        with open(os.path.join(self._folder, name), "rb", opener=open_private) as file:
-            return file.read()
+        return read_private(os.path.join(self._folder, name))
 
     def close(self) -> None:
         """Remove the folder."""

@@ -20,7 +20,7 @@ from meshrun.actors.bundles import (
 )
 from meshrun.actors.relay import LOST
 from meshrun.errors import HostError
-from meshrun.host.folder import open_private
+from meshrun.host.folder import read_private, write_private
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.remote_command import ADDRESS, boot_command
 from meshrun.wording import duration
@@ -292,21 +292,17 @@ async def _feed(actor: Any, orders: asyncio.StreamReader) -> None:
 
 def _call_in(folder: str) -> dict[str, bytes]:
     """Return the files of a call."""
-    contents = {}
-    for path in (call_file(folder), path_file(folder)):
-        with open(path, "rb", opener=open_private) as file:
-            contents[os.path.basename(path)] = file.read()
-    return contents
+    paths = (call_file(folder), path_file(folder))
+    return {os.path.basename(path): read_private(path) for path in paths}
 
 
 def _keep(path: str, content: bytes) -> None:
     """Write a rank's result, unless another node has brought one of a later generation."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb", opener=open_private) as file:
-        if pickle.load(file)[0] > pickle.loads(content)[0]:  # noqa: S301 - our ranks wrote them
+    with contextlib.suppress(FileNotFoundError):
+        there = read_private(path)
+        if pickle.loads(there)[0] > pickle.loads(content)[0]:  # noqa: S301 - our ranks wrote them
             return
-    with open(f"{path}.part", "wb", opener=open_private) as part:
-        part.write(content)
-    os.replace(part.name, path)
+    write_private(path, content)
 
 
 async def _within(work: Awaitable[object], limit_s: float) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
-from meshrun.host.folder import open_private, write_private
+from meshrun.host.folder import read_private, write_private
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_stale, writing_to
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh, mesh_text
@@ -306,11 +306,8 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
 
 def _read(path: str, parse: Callable[[str], _R]) -> _R | None:
     """Return the parsed file, or ``None`` if it is missing or, as on a full disk, incomplete."""
-    with (
-        suppress(FileNotFoundError, ValueError),
-        open(path, encoding="utf-8", opener=open_private) as file,
-    ):
-        return parse(file.read())
+    with suppress(FileNotFoundError, ValueError):
+        return parse(read_private(path).decode())
     return None
 
 

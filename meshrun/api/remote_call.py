@@ -16,7 +16,7 @@ from typing import IO, Any, NoReturn
 import cloudpickle
 
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.host.folder import open_private
+from meshrun.host.folder import write_private
 from meshrun.protocol.result import LaunchResult, RankFailed
 from meshrun.report.failure import describe_rank
 from meshrun.worker.error_copy import unpickle_error
@@ -45,17 +45,13 @@ def write_call(
     Raises:
         UsageError: If it cannot be pickled.
     """
-    call = pickle_call(function, args, kwargs)
-    with open(call_file(folder), "wb", opener=open_private) as file:
-        file.write(call)
+    write_private(call_file(folder), pickle_call(function, args, kwargs))
     write_path(folder)
 
 
 def write_path(folder: str) -> None:
     """Write ``sys.path`` to ``folder``, for the ranks."""
-    path = path_file(folder)
-    with open(path, "wb", opener=open_private) as file:
-        file.write(os.fsencode("\0".join(_absolute(sys.path))))
+    write_private(path_file(folder), os.fsencode("\0".join(_absolute(sys.path))))
 
 
 def _absolute(path: Sequence[object]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from meshrun.check.requirements import check_dims
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
-from meshrun.host.folder import open_private
+from meshrun.host.folder import read_private
 from meshrun.host.leftovers import private_folder
 from meshrun.host.processes import signals_blocked
 from meshrun.host.stderr import note
@@ -87,8 +87,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
         code = launch()
         if code or not os.path.exists(path):
             return code
-        with open(path, "rb", opener=open_private) as file:
-            measured: Measured = unpack(file.read(), Measured)
+        measured: Measured = unpack(read_private(path), Measured)
     from meshrun.report.check_picture import render_check_svg
     from meshrun.report.check_result import render_check, render_check_json
     from meshrun.report.plan_output import print_text

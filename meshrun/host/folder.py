@@ -61,17 +61,18 @@ class Folder:
         name = os.path.relpath(path, self.path)
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Write a private file in it, whole or not at all; a link in its place is replaced.
 
         Raises:
             OSError: If it cannot be written, as when the disk is full.
         """
+        data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
         unfinished = f"{name}.{os.getpid()}"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             with open(self.open(f"{self.path}/{unfinished}", flags), "wb") as file:
-                file.write(text.encode(errors="surrogateescape"))
+                file.write(data)
             self.rename(unfinished, name)
         except OSError:
             with contextlib.suppress(OSError):
@@ -131,14 +132,24 @@ def open_private(path: str, flags: int) -> int:
         return folder.open(path, flags)
 
 
-def write_private(path: str, text: str) -> None:
+def read_private(path: str) -> bytes:
+    """Return the contents of a file in a private folder; see :func:`open_private`.
+
+    Raises:
+        OSError: If it cannot be read, is a link, or is in another user's folder.
+    """
+    with open(path, "rb", opener=open_private) as file:
+        return file.read()
+
+
+def write_private(path: str, content: str | bytes) -> None:
     """Write a file in a private folder, as :meth:`Folder.write` does.
 
     Raises:
         OSError: If it cannot be written, or is in another user's folder.
     """
     with _own_folder_of(path) as folder:
-        folder.write(os.path.basename(path), text)
+        folder.write(os.path.basename(path), content)
 
 
 @contextlib.contextmanager

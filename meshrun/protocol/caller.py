@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from meshrun.host.folder import open_private
+from meshrun.host.folder import open_private, read_private
 
 PARENT_PID = "MESHRUN_PARENT_PID"
 """The process id of the ``launch()`` or the agent whose child a launcher is."""
@@ -38,10 +38,7 @@ class Caller:
         if os.getppid() != self.pid:
             return "the process that started it has exited"
         try:
-            with open(
-                os.path.join(self.folder, WHY), encoding="utf-8", opener=open_private
-            ) as file:
-                return file.read()
+            return read_private(os.path.join(self.folder, WHY)).decode()
         except OSError:
             return ""
 

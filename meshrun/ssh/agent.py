@@ -16,7 +16,7 @@ from functools import partial
 from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
-from meshrun.host.folder import open_private, write_private
+from meshrun.host.folder import read_private, write_private
 from meshrun.host.interfaces import interface_of, is_loopback, outward_address
 from meshrun.host.leftovers import private_folder
 from meshrun.host.machine_id import boot_id, own_namespaces
@@ -289,9 +289,7 @@ class Agent:
     def _read(self, name: str) -> str | None:
         """Return what the launcher wrote to a file, ``None`` if it did not or another user did."""
         try:
-            path = os.path.join(self._folder, name)
-            with open(path, encoding="utf-8", opener=open_private) as file:
-                return file.read()
+            return read_private(os.path.join(self._folder, name)).decode()
         except OSError:
             return None
 

@@ -27,7 +27,7 @@ from meshrun.check.judge import compare_links, slow_ranks
 from meshrun.check.measured import RESULT_FILE, Collective, Exchange, Measured, RankMeasures
 from meshrun.check.schedule import pairs_of
 from meshrun.host.cores import count_usable_cores
-from meshrun.host.folder import open_private
+from meshrun.host.folder import write_private
 from meshrun.layout import Layout
 from meshrun.mesh.current import current_mesh
 from meshrun.mesh.current_layout import current_layout
@@ -62,10 +62,7 @@ def main() -> None:
     mode, *paths = sys.argv[1:]
     measured = gather(measure(mode, paths))
     if measured is not None:
-        path = os.environ[RESULT_FILE]
-        with open(f"{path}.new", "wb", opener=open_private) as file:
-            file.write(pack(measured))
-        os.replace(f"{path}.new", path)
+        write_private(os.environ[RESULT_FILE], pack(measured))
     dist.barrier()
 
 

@@ -60,7 +60,7 @@ def is_own(path: str) -> bool:
 def write_learnt(path: str, learnt: Learnt) -> None:
     """Write the record, whole or not at all; if its folder is gone, nothing is written."""
     with suppress(OSError):
-        write_private(path, pack(learnt).decode())
+        write_private(path, pack(learnt))
 
 
 def read_learnt(path: str) -> Learnt | None:
