@@ -73,7 +73,6 @@ class Coordinator:
             infos=dict(enumerate(infos)),
         )
         self._counter = itertools.count(len(infos))
-        self._spares: dict[int, Connection] = {}
         self._notified: set[int] = set()
         """Spares that know that they are spares."""
         self._failures: list[tuple[str, str]] = []
@@ -104,9 +103,10 @@ class Coordinator:
         """The first loss of a node in this generation, or since it ended."""
         self._error: MeshrunError = RendezvousError("")
         self._connections = dict(connections)
+        """Those to all other nodes; the round has those to nodes that take part."""
         for number, connection in connections.items():
             connection.watch(partial(self._on_ready, number))
-        self._round = Round(0, self._connections, world_size=0, hub=hub)
+        self._round = Round(0, dict(connections), world_size=0, hub=hub)
         self._listener = listener
         self._unauthenticated = Unauthenticated(listener, node, self._on_join)
         self._regroup()
@@ -132,30 +132,24 @@ class Coordinator:
     @property
     def all_delivered(self) -> bool:
         """Whether the other nodes have received all messages; silent ones are not waited for."""
-        nodes = (*self._connections.values(), *self._spares.values())
-        return all(connection.is_delivered for connection in nodes)
+        return all(connection.is_delivered for connection in self._connections.values())
 
     def _send_all(self, message: Message) -> None:
         text = encode(message)
-        for connection in (*self._connections.values(), *self._spares.values()):
+        for connection in self._connections.values():
             connection.send_text(text)
 
     # ---- time ------------------------------------------------------------------------------
 
     def _beat(self) -> None:
         """Send heartbeats, and check whether nodes are silent or missing for too long."""
-        now_ns, activity = time.monotonic_ns(), self._hub.activity
-        activity.elsewhere_ns = latest(*(each.active_ns for each in self._connections.values()))
+        activity, others = self._hub.activity, self._round.connections.values()
+        activity.elsewhere_ns = latest(*(each.active_ns for each in others))
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
-        timeout_s = self._config.node_timeout_s
         for number, connection in list(self._connections.items()):
             connection.beat(idle_s=idle_s)
-            if why := connection.give_up_if_silent(timeout_s):
+            if why := connection.give_up_if_silent(self._config.node_timeout_s):
                 self._lose(number, why)
-        for number, connection in list(self._spares.items()):
-            connection.beat()
-            if now_ns - connection.received_ns > timeout_s * 1e9:
-                self._lose_spare(number, "it stopped responding")
         self._unauthenticated.check()
         if self._deadline is not None and self._pending is not None:
             self._check_deadline(self._deadline)
@@ -186,15 +180,12 @@ class Coordinator:
     # ---- nodes that join and leave ---------------------------------------------------------
 
     def _on_ready(self, number: int) -> None:
-        is_spare = number in self._spares
-        connection = (self._spares if is_spare else self._connections)[number]
-        messages = connection.receive()
-        if not is_spare:  # a spare can only report on ranks that it had before
-            for message in messages:
+        connection = self._connections[number]
+        for message in connection.receive():
+            if number in self._round.connections:  # a spare's is on ranks that it had before
                 self._round.receive(number, connection, message)
         if connection.closed is not None:
-            lose = self._lose_spare if is_spare else self._lose
-            lose(number, connection.closed)
+            self._lose(number, connection.closed)
 
     def _on_join(self, connection: Connection, messages: Sequence[Message]) -> None:
         info = next((message for message in messages if isinstance(message, Join | GaveUp)), None)
@@ -217,11 +208,9 @@ class Coordinator:
         before = self._nodes.of_launcher(info.launcher)
         if before in self._connections:
             self._lose(before, "it reconnected")
-        elif before in self._spares:
-            self._lose_spare(before, "it reconnected")
         number = next(self._counter)
         self._nodes.add(number, info)
-        self._spares[number] = connection
+        self._connections[number] = connection
         connection.watch(partial(self._on_ready, number))
         if self._pending is not None:
             if len(self._nodes.infos) >= self._nodes.least:
@@ -242,7 +231,7 @@ class Coordinator:
         self._failures.append((info.host, what))
         hosts = [host for host, _ in self._failures[-2:]]
         is_shared = any(other == what and host != info.host for host, other in self._failures)
-        if hosts != [info.host] * 2 or is_shared or number not in self._connections:
+        if hosts != [info.host] * 2 or is_shared or number not in self._round.connections:
             return
         if len(self._nodes.on_host(info.host)) > 1:  # as of containers with one host name
             return
@@ -255,6 +244,7 @@ class Coordinator:
             hint="check the devices, disk and memory of this host; the launch no longer accepts it",
         )
         self._hub.note(f"{why}; excluding it")
+        del self._round.connections[number]
         self._unauthenticated.reject(self._connections.pop(number), error)
         self._nodes.remove(number)
 
@@ -275,7 +265,8 @@ class Coordinator:
     def _check_place(self, info: Join) -> None:
         """Check that a node is missing whose place this one may take."""
         for number in list(self._nodes.on_host(info.host)):
-            if number in self._connections and self._connections[number].may_be_replaced:
+            running = self._round.connections.get(number)
+            if running is not None and running.may_be_replaced:
                 self._lose(number, "its launcher restarted")
         free, count = self._nodes.free_places, self._nodes.most
         if free and (info.node_rank is None or info.node_rank in free):
@@ -299,11 +290,14 @@ class Coordinator:
         self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
 
     def _lose(self, number: int, why: str) -> None:
-        connection = self._connections.pop(number)
+        connection, host = self._connections.pop(number), self._nodes.infos[number].host
         connection.close(why)
-        node_rank, host = self._nodes.node_rank(number), self._nodes.infos[number].host
-        self._nodes.remove(number)
+        self._round.connections.pop(number, None)
+        node_rank = self._nodes.remove(number)
         if self._over:
+            return
+        if node_rank is None:
+            self._hub.note(f"lost spare node {host}: {why}")
             return
         at_ns, is_silent = time.monotonic_ns(), connection.is_silent
         lost = NodeLost(node_rank=node_rank, host=host, why=why, at_ns=at_ns, is_silent=is_silent)
@@ -314,13 +308,6 @@ class Coordinator:
         elif not self._round.is_done:
             self._change(str(lost))
         self._round.advance()
-
-    def _lose_spare(self, number: int, why: str) -> None:
-        self._spares.pop(number).close(why)
-        host = self._nodes.infos[number].host
-        self._nodes.remove(number)
-        if not self._over:
-            self._hub.note(f"lost spare node {host}: {why}")
 
     def _change(self, why: str) -> None:
         """End this generation on every node, as the next one has other nodes."""
@@ -375,7 +362,7 @@ class Coordinator:
         layout = self._nodes.layout
         self._round = Round(
             generation,
-            self._connections,
+            {number: self._connections[number] for number in self._ran if number != OWN},
             world_size=layout.world_size if layout is not None else 0,
             hub=self._hub,
         )
@@ -393,9 +380,6 @@ class Coordinator:
             resize = self._resize(generation, runs, before, choice.layout)
             self._causes[-1] = replace(self._causes[-1], resize=resize)
         self._ran = runs
-        connections = {**self._connections, **self._spares}
-        self._connections = {number: connections[number] for number in runs if number != OWN}
-        self._spares = {number: connections[number] for number in choice.spares}
         self._notified -= runs.keys()
         self._begin_round(generation)
         self._open_store()
@@ -419,8 +403,8 @@ class Coordinator:
         )
 
     def _probe_next_node(self) -> None:
-        if self._connections:
-            number, connection = next(iter(self._connections.items()))
+        if self._round.connections:
+            number, connection = next(iter(self._round.connections.items()))
             info = self._nodes.infos[number]
             self._reach = Reachability(self._address, self._hub)
             self._reach.probe(info.host, connection.their_address, info.reach_port)
@@ -464,7 +448,7 @@ class Coordinator:
 
     def _open_store(self) -> None:
         self._close_store()
-        connections, nodes = self._connections.values(), self._nodes.infos.values()
+        connections, nodes = self._round.connections.values(), self._nodes.infos.values()
         self.store_listener, self._decoy = listen_for_nodes(
             self._bound, connections, nodes, self._hub
         )
@@ -475,9 +459,9 @@ class Coordinator:
                 each.close()
 
     def _notify_spares(self) -> None:
-        for number in self._spares.keys() - self._notified:
+        for number in self._connections.keys() - self._round.connections.keys() - self._notified:
             self._notified.add(number)
-            self._spares[number].send(Waiting(text=_SPARE, has_begun=True))
+            self._connections[number].send(Waiting(text=_SPARE, has_begun=True))
             self._hub.note(f"{self._nodes.infos[number].host} is a spare")
 
     def close(self) -> None:
@@ -487,5 +471,5 @@ class Coordinator:
         self._listener.close()
         if self._reach is not None:
             self._reach.close()
-        close_gracefully((*self._connections.values(), *self._spares.values()))
+        close_gracefully(self._connections.values())
         self._close_store()

@@ -69,10 +69,6 @@ class Membership:
         """The numbers of nodes that take part, in node order."""
         return [number for number in self._places if number is not None]
 
-    def node_rank(self, number: int) -> int:
-        """Return the node rank of a node that takes part."""
-        return self._rank_of[number]
-
     def on_host(self, host: str) -> Collection[int]:
         """Return the nodes on a host."""
         return self._by_host.get(host, ())
@@ -87,18 +83,19 @@ class Membership:
         self._index(number, info)
         self._spares[number] = None
 
-    def remove(self, number: int) -> None:
-        """Remove a node; another may take its place."""
+    def remove(self, number: int) -> int | None:
+        """Remove a node, whose place another may take; return its node rank, if it took part."""
         info = self.infos.pop(number)
         self._by_host[info.host].discard(number)
         if self._by_launcher.get(info.launcher) == number:
             del self._by_launcher[info.launcher]
         if number in self._spares:
             del self._spares[number]
-        else:
-            place = self._rank_of.pop(number)
-            self._places[place] = None
-            self._free.add(place)
+            return None
+        place = self._rank_of.pop(number)
+        self._places[place] = None
+        self._free.add(place)
+        return place
 
     def _index(self, number: int, info: Join) -> None:
         self._by_host.setdefault(info.host, set()).add(number)
@@ -112,7 +109,7 @@ class Membership:
 
     def can_do_without(self, number: int) -> bool:
         """Return whether the launch can continue without a node that takes part."""
-        place = self.node_rank(number)
+        place = self._rank_of[number]
         self._places[place] = None
         try:
             self.choose()

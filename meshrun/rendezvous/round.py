@@ -31,7 +31,7 @@ class Round:
     ranks may exit; once nothing is left on any node, the coordinator's launch decides what is next.
 
     Args:
-        connections: To the other nodes, by number; the owner removes lost ones.
+        connections: To the other nodes that take part, by number; the owner removes lost ones.
     """
 
     def __init__(
