@@ -41,7 +41,7 @@ from meshrun.worker.peer_connections import end_connections_with_rank
 from meshrun.worker.process_group import join_mesh
 from meshrun.worker.program import Source, format_raised, print_nothing, run_program
 from meshrun.worker.reporter import Reporter
-from meshrun.worker.stack_handler import enable_stack_dumps
+from meshrun.worker.stack_handler import enable_stack_dumps, keep_high
 from meshrun.worker.threads import raise_thread_counts
 from meshrun.worker.when_imported import when_imported
 
@@ -67,7 +67,9 @@ def become_rank(
     program = program.for_local_rank(order.local_rank)
     where = f" [{order.label}]" if order.label else ""
     set_title(f"rank {order.rank}{where}", program.target, *program.args)
-    reporter = Reporter(reports, order.rank)
+    # A program that closes all descriptors may soon have a connection of its own in their place.
+    reporter = Reporter(socket.socket(fileno=keep_high(reports.detach())), order.rank)
+    gate_fd = keep_high(gate_fd)
     to_launcher.exclude_node = partial(_exclude, reporter)
     to_launcher.send_beat = lambda step: reporter.report(RankBeat, step=step)
     call_ends.report = lambda number: reporter.report(CallEnded, number=number)

@@ -40,7 +40,7 @@ def enable_stack_dumps(fd: int) -> None:
 def keep_high(fd: int) -> int:
     """Move a descriptor above those that programs close in a loop; programs do not inherit it."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    least = _HIGH_FD if soft == resource.RLIM_INFINITY or soft > _HIGH_FD else 3
+    least = _HIGH_FD if soft == resource.RLIM_INFINITY or soft > 2 * _HIGH_FD else 3
     high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
     os.close(fd)
     return high

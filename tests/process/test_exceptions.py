@@ -113,13 +113,34 @@ def test_a_program_that_closed_all_descriptors_prints_its_exception_itself(
 ) -> None:
     """Daemons close all descriptors, meshrun's too; the launcher then knows only the exit code."""
     program = tmp_path / "closes.py"
-    program.write_text("import os\nos.closerange(3, 256)\nraise ValueError('the loss is nan')\n")
+    program.write_text("import os\nos.closerange(3, 4096)\nraise ValueError('the loss is nan')\n")
     ours = run_meshrun("--start-method", method, program)
 
     assert ours.returncode == 1
     assert ours.stderr.count("[rank 0] Traceback (most recent call last):\n") == 1
     assert ours.stderr.count("[rank 0] ValueError: the loss is nan\n") == 1
     assert "error: rank 0 exited with code 1\n" in ours.stderr
+
+
+_DAEMON = """\
+import os, socket, meshrun
+os.closerange(3, 256)
+pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(20)]
+meshrun.heartbeat()
+for end in (end for pair in pairs for end in pair):
+    end.setblocking(False)
+    try:
+        print("got", end.recv(1000), file=sys.stderr)
+    except BlockingIOError:
+        pass"""
+
+
+@METHODS
+def test_nothing_is_reported_to_a_connection_of_the_program(
+    method: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """That has the number of a descriptor of meshrun's, which a daemon has closed."""
+    assert "got" not in run(tmp_path, method, _DAEMON)
 
 
 def test_a_folder_removed_while_ranks_run_hides_nothing(fake_torch: object, tmp_path: Path) -> None:
