@@ -34,9 +34,12 @@ _FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
 _BELOW = (
     re.compile(r"Caught \S+ in (.+)\.\nOriginal Traceback "),
     re.compile(r"-- (Process \d+) terminated with the following error:\nTraceback "),
+    re.compile(r"(?:\w+: )?An exception occurred in a subprocess:\n\nName=(.+)\nTraceback "),
 )
-"""How torch re-raises an exception of a subprocess or thread: ``torch/_utils.py`` and
-``torch/multiprocessing/spawn.py``."""
+"""How torch re-raises an exception of a subprocess or thread: ``torch/_utils.py``,
+``torch/multiprocessing/spawn.py``, and Inductor's ``subproc_pool.py``, with a kernel's name."""
+_STACK = "\nException raised from "
+"""Before the stack of C++ in torch's messages."""
 _WORKER_GONE = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: [\w ]*\w")
 
@@ -54,17 +57,12 @@ def headline(raised: RankRaised) -> str:
     message = raised.message.strip()
     below = next(filter(None, (words.match(message) for words in _BELOW)), None)
     if below and (there := _last_words(message)):
-        return f"{_short(there)}, in {below[1].replace('Process', 'process')}"
+        return f"{_short(_first_words(there))}, in {below[1].replace('Process', 'process')}"
     if _WORKER_GONE.match(message) and (killed := killed_worker(raised)):
         message = killed
     if detail := nccl_error(message):
         message = detail
-    lines = [line.strip() for line in message.split("\n")]
-    if _WORD.search(message):  # a line of `=` or `*` says nothing
-        lines = [line for line in lines if _WORD.search(line)]
-    first, *others = lines
-    if first.endswith(":"):  # as in the errors of load_state_dict()
-        first = f"{first} {next(filter(None, others), '')}".rstrip()
+    first = _first_words(message)
     return _short(f"{raised.kind}: {first}" if first else raised.kind)
 
 
@@ -118,9 +116,29 @@ def killed_worker(raised: RankRaised) -> str | None:
 
 
 def _last_words(traceback: str) -> str | None:
-    """Return the line that follows the last frame of a traceback."""
+    """Return the text that follows the last frame of a traceback."""
     *_, after = re.split(r'^ +File ".*\n', f"{traceback}\n", flags=re.MULTILINE)
-    return next((line for line in after.split("\n") if line and not line.startswith(" ")), None)
+    found = re.search(r"^[^ \n].*", after, re.MULTILINE | re.DOTALL)
+    return found[0] if found else None
+
+
+def _first_words(message: str) -> str:
+    """Return the first line of a message, with the next if it ends with a colon.
+
+    Between them, Triton's errors have the source, with a caret below the place.
+    """
+    first, *others = _lines(message)
+    if first.endswith(":"):  # as in the errors of load_state_dict()
+        _, caret, after = message.rpartition("^\n")
+        others = _lines(after) if caret else others
+        first = f"{first} {next(filter(None, others), '')}".rstrip()
+    return first
+
+
+def _lines(message: str) -> list[str]:
+    """Return the lines of a message, without those that say nothing, such as ``=====``."""
+    lines = [line.strip() for line in message.split("\n")]
+    return [line for line in lines if _WORD.search(line)] or lines
 
 
 def _short(line: str) -> str:
@@ -133,7 +151,8 @@ def _short(line: str) -> str:
 
 def timed_out(message: str, traceback: str) -> bool:
     """Return whether an exception means that a collective exceeded its group's timeout."""
-    is_late = re.search(r"timed? ?out", message, re.IGNORECASE) is not None
+    said = message.partition(_STACK)[0]
+    is_late = re.search(r"timed? ?out", said, re.IGNORECASE) is not None
     return is_late and is_of_collective(message, traceback)
 
 

@@ -37,8 +37,9 @@ _DAY_S = 86400
 _MANY_FAILURES = 3
 """Failures of a node after which a launch names it."""
 _NODE_ERROR = re.compile(
-    r"CUDA error: (?!device-side assert|out of memory|an illegal memory)|ECC error|NVLink|\bXid\b"
-    r"|hardware error|Input/output error|cuda initialization"
+    r"(CUDA|HIP) error: (unknown error|unspecified launch failure|OS call failed)|ECC error|NVLink"
+    r"|\bXid\b|hardware error|Input/output error|cuda initialization|system not yet initialized"
+    r"|no CUDA-capable device|device\(s\) is/are busy|unsupported display driver"
 )
 _NODE_SIGNALS = frozenset({signal.SIGBUS, signal.SIGKILL})
 
@@ -122,7 +123,7 @@ class NodeHistory(Watcher):
             return
         elif isinstance(event, Checked) and event.hosts and state.nodes is None:
             self._append(self._host, f"the check before the program found: {event.findings[0]}")
-        elif isinstance(event, RankExited | RankRaised) and (why := _node_failure(state)):
+        elif isinstance(event, RankExited | RankRaised) and (why := node_failure(state)):
             self._is_recorded = True
             self._append(self._host, why)
 
@@ -200,13 +201,13 @@ def _parse(lines: Iterable[str]) -> Iterator[Failure]:
             continue
 
 
-def _node_failure(state: State) -> str | None:
+def node_failure(state: State) -> str | None:
     """Return how the first rank of this node failed, if the program cannot be the cause."""
     for verdict in judge(state):
         if verdict.rank not in state.ranks or verdict.is_consequence or verdict.asked_to_end:
             continue
-        raised = verdict.raised
-        if verdict.signum in _NODE_SIGNALS or (raised and _NODE_ERROR.search(raised.message)):
+        error = verdict.raised.message if verdict.raised else verdict.error
+        if verdict.signum in _NODE_SIGNALS or _NODE_ERROR.search(error):
             return f"rank {verdict.rank} {describe_verdict(verdict)}"
         return None
     return None

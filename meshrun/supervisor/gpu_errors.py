@@ -10,9 +10,16 @@ from meshrun.host.machine import Gpu
 from meshrun.host.xids import Xid, XidWatch
 from meshrun.lifecycle.blame import Verdict
 from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.rank_end import RankRaised
 
-_GPU_WORDS = re.compile(r"cuda|nccl|nvlink|gpu|device|ecc|accelerator", re.IGNORECASE)
-"""Matches exceptions that a GPU may have caused."""
+_GPU_WORDS = re.compile(
+    r"cu(da|dnn|blas|fft|solver|sparse)|nccl|nvlink|gpu|device|ecc|accelerator", re.IGNORECASE
+)
+
+
+def may_be_of_gpu(raised: RankRaised) -> bool:
+    """Return whether a GPU may have caused an exception."""
+    return _GPU_WORDS.search(f"{raised.kind} {raised.message}") is not None
 
 
 class GpuErrors:
@@ -26,8 +33,7 @@ class GpuErrors:
         """Return the errors of the GPU of a failed rank of this node, if there are any."""
         if self._watch is None or verdict.asked_to_end:
             return None
-        raised = verdict.raised
-        if raised is not None and not _GPU_WORDS.search(f"{raised.kind} {raised.message}"):
+        if verdict.raised is not None and not may_be_of_gpu(verdict.raised):
             return None
         found = self._of_rank(verdict.rank, plan)
         return ", ".join(dict.fromkeys(f"{xid} on GPU {gpu.label}" for xid, gpu in found)) or None

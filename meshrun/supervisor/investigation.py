@@ -17,7 +17,7 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
 from meshrun.protocol.raised import killed_worker
 from meshrun.protocol.stacks import current_folder, describe, headline
-from meshrun.supervisor.gpu_errors import GpuErrors
+from meshrun.supervisor.gpu_errors import GpuErrors, may_be_of_gpu
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
@@ -35,9 +35,8 @@ _ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
 _MOST_RANKS = 16
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """From gloo's ``tcp/pair.cc``."""
-_ASSERTED = re.compile(r"([^/\s]+:\d+): .*?\b[Aa]ssertion (`.+`) failed")
-"""Printed by CUDA for each thread of a kernel whose assertion fails."""
-_ON_ASSERTION = "device-side assert triggered"
+_ASSERTED = re.compile(r"([^/\s]+:\d+): .*?\b[Aa]ssertion (`.+[`']) failed")
+"""Printed by CUDA for each thread of a kernel whose assertion fails, and by the C library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +120,11 @@ class Investigation:
         return f"{text}; {peers}" if peers else text
 
     def _why_asserted(self, verdict: Verdict) -> str | None:
-        """Return the assertion in a kernel that failed: the exception does not name it."""
-        lines = "\n".join(self.output.last_lines(verdict.rank))
-        message = verdict.raised.message if verdict.raised else self._output_of_abort(verdict)
-        found = _ASSERTED.search(lines) if _ON_ASSERTION in message else None
+        """Return the assertion that failed, if one did: any error of CUDA may follow."""
+        printed = self._output_of_abort(verdict)
+        if verdict.raised is not None and may_be_of_gpu(verdict.raised):
+            printed = "\n".join(self.output.last_lines(verdict.rank))
+        found = _ASSERTED.search(printed)
         return f"{found[1]}: {found[2]}" if found else None
 
     def _output_of_abort(self, verdict: Verdict) -> str:

@@ -13,7 +13,15 @@ import pytest
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.exclusion import how_to_exclude
-from meshrun.report.node_history import Failure, describe_history, read_history, record_failure
+from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.report.node_history import (
+    Failure,
+    describe_history,
+    node_failure,
+    read_history,
+    record_failure,
+)
+from tests.histories import STARTED, play
 from tests.kit import run_meshrun, within
 from tests.nvml import card
 
@@ -97,6 +105,31 @@ def test_no_rank_starts_again_on_a_gpu_that_needs_a_reset(
         assert f"({on_gpu}" in ours.stderr
     assert "RuntimeError: CUDA error: unspecified launch failure" in ours.stderr
     assert [json.loads(line)["reason"] for line in history.read_text().splitlines()] == reasons
+
+
+@pytest.mark.parametrize(
+    ("error", "is_nodes"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered", True),
+        ("CUDA error: unknown error", True),
+        ("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", True),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
+        ("CUDA error: invalid device ordinal", False),
+        ("CUDA error: misaligned address", False),
+        ("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(...)`", False),
+        ("CUDA error: no kernel image is available for execution on the device", False),
+        ("CUDA error: operation not permitted when stream is capturing", False),
+    ],
+)
+def test_errors_of_a_device_are_the_nodes(error: str, is_nodes: bool) -> None:
+    """Whether the program or NCCL's watchdog meets them; errors of a program are not."""
+    raised = RankRaised(
+        rank=1, at_ns=1, kind="AcceleratorError", message=error, traceback=error, shown=False
+    )
+    aborted = RankExited(rank=1, pid=1, wait_status=6, at_ns=1, error=error)
+
+    for event in (raised, aborted):
+        assert (node_failure(play([*STARTED, event])[0]) is not None) == is_nodes
 
 
 def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ _ASSERTION = (
     '"index out of bounds"` failed.\n'
 )
 _ON_ASSERTION = "CUDA error: device-side assert triggered"
+_CUDNN = "cuDNN error: CUDNN_STATUS_MAPPING_ERROR"
 
 
 @pytest.mark.parametrize(
@@ -201,8 +202,9 @@ _ON_ASSERTION = "CUDA error: device-side assert triggered"
     [
         (f"raise RuntimeError({_ON_ASSERTION!r})", f"raised RuntimeError: {_ON_ASSERTION} ("),
         ("os.abort()", f"was killed by SIGABRT ({_ON_ASSERTION}; "),
+        (f"raise RuntimeError({_CUDNN!r})", f"raised RuntimeError: {_CUDNN} ("),
     ],
-    ids=["exception", "watchdog"],
+    ids=["exception", "watchdog", "later"],
 )
 def test_an_assertion_in_a_kernel_is_named(
     end: str, how: str, fake_torch: object, tmp_path: Path

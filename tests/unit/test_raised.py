@@ -9,6 +9,7 @@ from meshrun.protocol.raised import (
     headline,
     killed_worker,
     lost_connection,
+    timed_out,
     why_aborted,
 )
 from meshrun.protocol.rank_end import RankRaised
@@ -36,6 +37,25 @@ ValueError: the loss is nan
 STATE = """Error(s) in loading state_dict for Net:
 \tMissing key(s) in state_dict: "bias".
 \tUnexpected key(s) in state_dict: "scale".
+"""
+COMPILED = """at 4:11:
+def kernel(x):
+    a = tl.load(x)
+    b = a + foo
+            ^
+NameError('foo is not defined')"""
+"""As Triton raises it."""
+BY_INDUCTOR = f"""SubprocException: An exception occurred in a subprocess:
+
+Name=triton_poi_fused_add_0
+Traceback (most recent call last):
+  File "/lib/torch/_inductor/compile_worker/subproc_pool.py", line 430, in do_job
+    result = job()
+             ^^^^^
+triton.compiler.errors.CompilationError: {COMPILED}
+
+
+Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace
 """
 NCCLS = """NCCL error in: /pytorch/NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for \
 details), NCCL version 2.28.9
@@ -84,6 +104,15 @@ def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> Ran
             "RuntimeError: Error(s) in loading state_dict for Net: Missing key(s) in state_dict:"
             ' "bias"',
         ),
+        (
+            raised(COMPILED, "CompilationError"),
+            "CompilationError: at 4:11: NameError('foo is not defined')",
+        ),
+        (
+            raised(BY_INDUCTOR, "InductorError"),
+            "triton.compiler.errors.CompilationError: at 4:11: NameError('foo is not defined'), in"
+            " triton_poi_fused_add_0",
+        ),
         (raised("Caught it in time.", "ValueError"), "ValueError: Caught it in time"),
         (
             raised(GONE, traceback=f"RuntimeError: {KILLED}. \n\n{GONE}\n"),
@@ -119,6 +148,15 @@ def test_a_connection_lost_in_torch_is_recognized() -> None:
     assert not lost_connection(raised(said, "ValueError"))
     assert not lost_connection(raised("out of memory"))
     assert lost_connection(raised(REMOTE, "DistBackendError", traceback=here))  # from work.wait()
+
+
+def test_a_stack_of_c_is_no_timeout() -> None:
+    """Its frames have names such as ``TCPClient::receiveValueWithTimeout()``."""
+    stack = "\nException raised from recvBytes at /c10d/Utils.hpp:682\nframe #3: waitTimeout()"
+    traceback = '  File "/lib/torch/distributed/c10d.py", line 1, in f\nDistBackendError: no'
+
+    assert not timed_out(f"failed to recv, got 0 bytes{stack}", traceback)
+    assert timed_out(f"wait timeout after 300000ms, keys: /default_pg/0{stack}", traceback)
 
 
 REMOTE = """NCCL error: remote process exited or there was a network error, NCCL version 2.28.9
