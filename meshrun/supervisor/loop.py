@@ -80,7 +80,6 @@ from meshrun.protocol.to_zygote import EndGeneration, ResumeRanks, SignalRanks, 
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
 from meshrun.supervisor.investigation import Investigation
-from meshrun.supervisor.launch_facts import complete, facts_at_start
 from meshrun.supervisor.listening import note_listening
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.node_processes import Processes
@@ -90,10 +89,8 @@ from meshrun.supervisor.signals import SignalQueue
 from meshrun.supervisor.stopwatch import Stopwatch
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.watcher import Watcher
-from meshrun.supervisor.zygote_watch import ZygoteWatch
 
 if TYPE_CHECKING:
-    from meshrun.plan.rank_env import LaunchFacts
     from meshrun.supervisor.join_nodes import Meeting
     from meshrun.supervisor.node_link import Nodes
 
@@ -148,19 +145,8 @@ class Loop:
             stop=partial(self._suspend_ranks, until_sigcont=False),
             resume=self._resume,
         )
-        self._terminal = Terminal(
-            plan,
-            console,
-            self._reactor,
-            lambda order: self._processes.send(order),  # noqa: PLW0108 - set later
-        )
-        self._monitor = Monitor(
-            plan,
-            console,
-            self._reactor,
-            emit=self._handle,
-            zygote_pid=lambda: self._processes.zygote.process.pid,
-        )
+        self._terminal = Terminal(plan, console, self._reactor)
+        self._monitor = Monitor(plan, console, self._reactor, emit=self._handle)
         self._monitor.update(self.state)
         for watcher in self._watchers:
             watcher.begin(self._reactor, self.state)
@@ -187,10 +173,9 @@ class Loop:
         self._reactor.add_reader(self._signals, self._on_signals)
         if process_name(parent := os.getppid()) == _STEP_DAEMON:
             self._reactor.every(_CHECK_PARENT_S, partial(self._check_parent, parent))
-        facts = facts_at_start(plan, run_id, folder, store_listener)
         self._processes = Processes(
             plan,
-            facts,
+            run_id,
             folder,
             store_listener,
             output=self._output,
@@ -202,9 +187,7 @@ class Loop:
             on_reports=self._on_reports,
         )
         if meeting is None:
-            self._note_met(facts)
-        where = "" if meeting is None else f" on {os.uname().nodename}"
-        ZygoteWatch(lambda: self._processes.zygote.process.pid, self._reactor, console.note, where)
+            self._note_met()
         self._nodes = None if meeting is None else self._meet(meeting)
         self._set_up_turn()
 
@@ -233,8 +216,8 @@ class Loop:
             self._monitor.stragglers.send_to_nodes = nodes.peers.send
         return nodes
 
-    def _note_met(self, facts: LaunchFacts) -> None:
-        note_listening(self.plan, facts, self._console)
+    def _note_met(self) -> None:
+        note_listening(self.plan, self._processes.facts, self._console)
         if self._caller is not None:
             self._caller.note_met()
 
@@ -501,8 +484,10 @@ class Loop:
                 self._suspend("SIGTSTP")
             elif signum == signal.SIGQUIT and signum not in request.stop_signals:
                 self._show_stacks()
-            elif signum != signal.SIGCONT and not self._terminal.intercept(signum, self.state):
-                self._on_stop_signal(signum, self._caller.why_ended if self._caller else "")
+            elif signum != signal.SIGCONT:
+                send = self._processes.send
+                if not self._terminal.intercept(signum, self.state, send):
+                    self._on_stop_signal(signum, self._caller.why_ended if self._caller else "")
 
     def _show_stacks(self) -> None:
         self._monitor.ask("SIGQUIT: showing where the ranks are")
@@ -593,22 +578,21 @@ class Loop:
 
     def _complete(self, met: Met) -> Met | MeetingFailed:
         """Complete the plan with what the other nodes sent."""
+        assert self._nodes is not None  # noqa: S101 - an event of theirs
         try:
-            plan, facts = complete(self._initial_plan, self._processes.facts, met)
+            self._processes.meet(self._initial_plan, met, self._nodes.peers.listener)
         except MeshrunError as error:
             self.state = replace(
                 self.state,
                 nodes=NodesState(phase=NodesPhase.RUNNING, is_coordinator=not met.node_rank),
             )
             return MeetingFailed(error=error, at_ns=met.at_ns)
-        assert self._nodes is not None  # noqa: S101 - an event of theirs
         self._nodes.hosts = met.hosts
-        self._processes.replan(plan, facts, self._nodes.peers.listener)
-        self._monitor.replan(plan)
-        self._output.replan(plan)
+        self._monitor.replan(self.plan)
+        self._output.replan(self.plan)
         for watcher in self._watchers:
-            watcher.replan(plan)
-        self._note_met(facts)
+            watcher.replan(self.plan)
+        self._note_met()
         return replace(met, ranks=tuple(self._processes.ranks))
 
     def _start_all(self, generation: int) -> None:

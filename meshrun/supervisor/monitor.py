@@ -58,7 +58,6 @@ class Monitor:
 
     Args:
         emit: Called with the event that ends the ranks, after their places have been printed.
-        zygote_pid: Returns the process that starts the ranks, to ask it while ranks are missing.
     """
 
     def __init__(
@@ -68,10 +67,10 @@ class Monitor:
         reactor: Reactor,
         *,
         emit: Callable[[Hung | GenerationAborted | RankLate], None],
-        zygote_pid: Callable[[], int],
     ) -> None:
-        self._plan, self._console = plan, console
-        self._emit, self._zygote_pid = emit, zygote_pid
+        self._plan, self._console, self._emit = plan, console, emit
+        self.zygote_pid = 0
+        """The process that starts the ranks, which is asked while ranks are missing."""
         self._next_check = reactor.call_at(None, self._check)
         self.stacks = StackRequests(plan.layout, reactor, self._show)
         self.collectives = CollectiveRequests(reactor, self._conclude)
@@ -142,7 +141,7 @@ class Monitor:
         is_starting = any(known.pid is None for known in self._state.ranks.values())
         self._console.note(why)
         self._to_explain = _Explain.ALL
-        self.stacks.ask({**pids, ZYGOTE: self._zygote_pid()} if is_starting else pids)
+        self.stacks.ask({**pids, ZYGOTE: self.zygote_pid} if is_starting else pids)
         self.collectives.ask(pids)
         if self._plan.device_type == "cuda":
             self._nccl.ask()

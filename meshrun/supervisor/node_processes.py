@@ -1,4 +1,4 @@
-"""Starts, signals and ends the zygote of a node and its ranks."""
+"""Starts, signals, watches and ends the zygote of a node and its ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 from meshrun.console.output import Output
 from meshrun.errors import HostError
 from meshrun.host.descriptors import allow_descriptors
-from meshrun.host.processes import Ended, handles_signal, killing_children
+from meshrun.host.interfaces import interface_of
+from meshrun.host.processes import Ended, handles_signal, killing_children, read_stat
 from meshrun.host.reactor import Reactor
+from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.host.steps import Steps, finish
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
-from meshrun.plan.plan import LaunchPlan, RankPlan
+from meshrun.plan.plan import LaunchPlan, RankPlan, complete_plan
 from meshrun.plan.rank_env import THREAD_VARIABLES, LaunchFacts, rank_environment
 from meshrun.protocol import codec
 from meshrun.protocol.error_record import read_record, write_record
+from meshrun.protocol.events import Met
 from meshrun.protocol.raised import as_torch_prints
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.to_zygote import (
@@ -37,7 +40,7 @@ from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.stack_requests import ZYGOTE
 from meshrun.supervisor.terminal import Terminal
-from meshrun.supervisor.timers import Timers
+from meshrun.supervisor.timers import Timers, timer_file
 from meshrun.supervisor.zygote_client import EXIT_TAKES_S, ZygoteClient
 
 if TYPE_CHECKING:
@@ -47,19 +50,23 @@ _AHEAD = 16
 """Most orders without an answer; more could fill both directions of the zygote's socket."""
 _UNCAUGHT = 1 << 8
 """The wait status of a Python program that ends by an exception."""
+_LOOK_EVERY_S = 3.0
+_CPU_TIMES = slice(11, 13)
+"""The fields utime and stime of ``/proc/PID/stat``, from the state on (proc_pid_stat(5))."""
 
 
 class Processes:
     """The processes below the launcher: the zygote, and the ranks that it starts.
 
     Args:
+        run_id: Name of the launch; on several nodes, until they have met.
         listener: The store's socket; ``None`` if the store is on another node, or not known yet.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
-        facts: LaunchFacts,
+        run_id: str,
         folder: RunFolder,
         listener: socket.socket | None,
         *,
@@ -79,12 +86,45 @@ class Processes:
         """Ranks that the zygote has not been ordered to start yet."""
         self._generation = 0
         self.timers: Timers | None = None
-        self.replan(plan, facts, listener)
+        facts = LaunchFacts(
+            run_id=run_id,
+            master_addr=plan.store_address,
+            master_port=listener.getsockname()[1] if listener is not None else 0,
+            run_folder=folder.path,
+            interface=LOOPBACK_INTERFACE,
+            timer_file=timer_file(os.environ, folder.path),
+        )
+        self._replan(plan, facts, listener)
         self._method = plan.start_method
         self.zygote = self._start_zygote()
+        self._seen = self._noted = (0, "", [""])
+        """The zygote, its state and CPU time at the last look, and when it was noted."""
+        reactor.every(_LOOK_EVERY_S, self._look_at_zygote)
 
-    def replan(self, plan: LaunchPlan, facts: LaunchFacts, listener: socket.socket | None) -> None:
-        """Take what is known once the nodes have met, before ranks are started."""
+    def meet(self, plan: LaunchPlan, met: Met, listener: socket.socket | None) -> None:
+        """Complete a plan with what the other nodes sent, before ranks are started.
+
+        Raises:
+            MeshrunError: If it does not fit them.
+        """
+        plan = complete_plan(
+            plan,
+            node_rank=met.node_rank,
+            nproc_per_node=met.nproc_per_node,
+            nodes_per_domain=met.nodes_per_domain,
+            roles=met.roles,
+        )
+        facts = replace(
+            self.facts,
+            run_id=met.run_id,
+            master_addr=met.store_address,
+            master_port=met.store_port,
+            interface=interface_of(met.own_address),
+            previous=json.dumps(met.previous) if met.previous else "",
+        )
+        self._replan(plan, facts, listener)
+
+    def _replan(self, plan: LaunchPlan, facts: LaunchFacts, listener: socket.socket | None) -> None:
         self.plan, self.facts, self._listener = plan, facts, listener
         self.ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
         allow_descriptors(6 * len(self.ranks) + plan.layout.nnodes + 64)
@@ -165,9 +205,28 @@ class Processes:
             )
         finally:
             os.close(stacks)
+        self._monitor.zygote_pid = zygote.process.pid
         self._reactor.add_reader(zygote.control, self._on_control)
         self._reactor.add_reader(zygote.reports, self._on_reports)
         return zygote
+
+    def _look_at_zygote(self) -> None:
+        """Note once that the zygote stays stopped or held, as a launch waits for it."""
+        pid = self.zygote.process.pid
+        state, *fields = read_stat(pid)
+        before, self._seen = self._seen, (pid, state, fields[_CPU_TIMES])
+        if state not in ("T", "D") or before != self._seen or self._noted == self._seen:
+            return
+        self._noted = self._seen
+        where = f" on {os.uname().nodename}" if self.plan.rendezvous is not None else ""
+        who = f"the process that starts the ranks{where} (process {pid})"
+        if state == "T":
+            self._note(f"{who} is stopped; the launch waits for it until `kill -CONT {pid}`")
+        else:
+            self._note(
+                f"waiting for {who}, which waits for a disk, a driver or a network file system"
+                " (state D in `ps`)"
+            )
 
     def _order_rank(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)

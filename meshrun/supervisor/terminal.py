@@ -48,7 +48,6 @@ class Terminal:
         plan: LaunchPlan,
         console: Console,
         reactor: Reactor,
-        send: Callable[[SignalRanks], None],
     ) -> None:
         """Take the terminal for the rank that is to be debugged, if there is one.
 
@@ -63,7 +62,7 @@ class Terminal:
         """Causes a turn of the loop, in each of which it checks the terminal."""
         self._is_in_background = False
         """Whether the launch was continued in the background."""
-        self._console, self._send = console, send
+        self._console = console
         self._has_terminal = os.isatty(0)
         self._ranks: Mapping[int, RankState] = {}
         """The ranks of this node."""
@@ -144,8 +143,8 @@ class Terminal:
             return []
         return [os.dup(self._terminal), os.dup(self._terminal)]
 
-    def intercept(self, signum: int, state: State) -> bool:
-        """Forward Ctrl-C to the debugged rank; return whether the signal is handled by that."""
+    def intercept(self, signum: int, state: State, send: Callable[[SignalRanks], None]) -> bool:
+        """Send the debugged rank Ctrl-C; return whether the signal is handled by that."""
         if signum != signal.SIGINT or self.rank is None or state.stopping:
             return False
         known = state.ranks[self.rank]
@@ -154,18 +153,13 @@ class Terminal:
         now_ns = time.monotonic_ns()
         self._interrupts = [at for at in self._interrupts if at > now_ns - _IN_A_ROW_NS]
         self._interrupts.append(now_ns)
-        if len(self._interrupts) > _MOST_INTERRUPTS:
-            self._signal(signal.SIGTERM)  # the only one that has an effect at the rank's prompt
-            return False
-        self._signal(signal.SIGINT)
+        is_last = len(self._interrupts) > _MOST_INTERRUPTS
+        # SIGTERM is the only one that has an effect at the rank's prompt.
+        signum = signal.SIGTERM if is_last else signal.SIGINT
+        send(SignalRanks(ranks=(self.rank,), signum=signum, whole_group=self._whole_group))
         if len(self._interrupts) == _MOST_INTERRUPTS:
             self._console.note("press Ctrl-C once more to stop the launch")
-        return True
-
-    def _signal(self, signum: int) -> None:
-        assert self.rank is not None  # noqa: S101 - the caller has checked
-        order = SignalRanks(ranks=(self.rank,), signum=signum, whole_group=self._whole_group)
-        self._send(order)
+        return not is_last
 
     # ---- the terminal ----------------------------------------------------------------------
 
