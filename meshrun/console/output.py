@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import socket
 import sys
 import termios
@@ -55,6 +54,17 @@ class _Source:
     final_text: str = ""
     """Appended to the file once it has been read to the end, so that it is not printed here."""
 
+    @property
+    def is_pipe(self) -> bool:
+        """Whether it is a pipe, not a file."""
+        return self.path is None
+
+    def count_unread(self) -> int:
+        """Return how many bytes there are to read; negative if a file was truncated."""
+        if self.is_pipe:
+            return int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return os.fstat(self.fd).st_size - os.lseek(self.fd, 0, os.SEEK_CUR)
+
 
 class Output:
     """All streams of the ranks of this node; ``printed`` is called with a rank that printed."""
@@ -71,11 +81,10 @@ class Output:
         self._hostname = socket.gethostname()
         self._console, self._reactor, self._printed = console, reactor, printed
         self._create, self._opener = opener, nonblocking(opener)
-        self._pipes: dict[int, _Source] = {}
-        self._ahead: set[int] = set()
+        self._sources: dict[_Source, None] = {}
+        """All streams that are read, in the order in which they were opened."""
+        self._ahead: set[_Source] = set()
         """Pipes that are not read until other ranks catch up."""
-        self._followed: dict[_Source, None] = {}
-        """The files that the console follows."""
         self._grown: dict[_Source, None] = {}
         """Followed files that may have more to read."""
         self._unwatched: set[_Source] = set()
@@ -99,11 +108,11 @@ class Output:
     def replan(self, plan: LaunchPlan) -> None:
         """Continue with the plan for the nodes that take part."""
         if self._collapsing is not None:  # which names ranks by the plan they were started with
-            for fd in list(self._pipes):
-                while fd in self._pipes and select.select([fd], [], [], 0)[0]:
-                    self._read_pipe(fd)
-                if fd in self._pipes:  # a process that we may not kill holds it open
-                    self._close_pipe(fd)
+            for source in list(self._sources):
+                if source.is_pipe:
+                    while self._read(source):
+                        pass
+                    self._end(source)  # even if a process that we may not kill holds it open
             self._collapsing.flush()
         self._plan = plan
         self._collapsing = collapsing_for(plan, self._console)
@@ -133,31 +142,23 @@ class Output:
             copy_path = files.filtered_stderr if to_stderr else files.filtered_stdout
             teed = file.path is not None and file.printed
             copy = self._copy(rank, to_stderr, copy_path) if teed else None
-            source, end = self._open_stream(rank, file, to_stderr, shown and file.printed)
             if to_stderr:
                 self._tail.pop(rank.rank, None)
                 self._error_files[rank.rank] = file.path or ""
-            if source is not None:
-                source.copy = copy
-            ends.append(end)
-            if source is not None and source.path is None:
-                self._pipes[source.fd] = source
-                if self._reading:
-                    self._register(source.fd)
-            elif source is not None:
-                self._followed[source] = None
-                self._grown[source] = None
+            if shown and file.printed:
+                ends.append(self._open_printed(rank, file, to_stderr, copy))
+            elif file.path is not None:
+                ends.append(open_log(file.path, self._create))
+            else:
+                ends.append(os.open(os.devnull, os.O_WRONLY))
         return ends
 
-    def _open_stream(
-        self, rank: RankPlan, file: StreamFile, to_stderr: bool, wanted: bool
-    ) -> tuple[_Source | None, int]:
-        if file.path is None and not wanted:
-            return None, os.open(os.devnull, os.O_WRONLY)
+    def _open_printed(
+        self, rank: RankPlan, file: StreamFile, to_stderr: bool, copy: LineCopy | None
+    ) -> int:
+        """Begin to read a stream, and return the rank's end of it."""
         if file.path is not None:
             end = open_log(file.path, self._create)
-            if not wanted:
-                return None, end
             read_fd = self._opener(file.path, os.O_RDONLY)
         else:
             read_fd, end = os.pipe()
@@ -166,7 +167,13 @@ class Output:
         stream = self._console.stream(
             rank=rank.rank, prefix=prefix, to_stderr=to_stderr, has_stdin=rank.local_rank == 0
         )
-        return _Source(rank.rank, to_stderr, read_fd, file.path, stream), end
+        source = _Source(rank.rank, to_stderr, read_fd, file.path, stream, copy)
+        self._sources[source] = None
+        if not source.is_pipe:
+            self._grown[source] = None
+        elif self._reading:
+            self._register(source)
+        return end
 
     def _copy(self, rank: RankPlan, to_stderr: bool, path: str) -> LineCopy | None:
         logs = self._plan.request.logs
@@ -198,21 +205,21 @@ class Output:
         if self._reading != self._console.is_full:
             return
         self._reading = not self._reading
-        for fd in self._pipes.keys() - self._ahead:
-            if self._reading:
-                self._register(fd)
-            else:
-                self._reactor.remove(fd)
+        for source in self._sources:
+            if not self._reading:
+                self._reactor.remove(source.fd)
+            elif source.is_pipe and source not in self._ahead:
+                self._register(source)
 
     def read_files(self) -> None:
         """Read the next piece of each followed file that has grown, and print what is due."""
         self._show_due()
         if not self._reading:
             return
-        for fd in list(self._ahead):
-            if not self._is_ahead(self._pipes[fd]):
-                self._ahead.remove(fd)
-                self._register(fd)
+        for source in list(self._ahead):
+            if not self._is_ahead(source):
+                self._ahead.remove(source)
+                self._register(source)
         now_ns = time.monotonic_ns()
         if self._unwatched and now_ns >= self._poll_at_ns:
             self._poll_at_ns = now_ns + _POLL_EVERY_NS
@@ -223,8 +230,7 @@ class Output:
             if self._read(source):
                 continue
             if source.ended:
-                self._take(source, b"")
-                self._close_followed(source)
+                self._end(source)
             else:
                 del self._grown[source]
                 self._arm(source)
@@ -249,15 +255,12 @@ class Output:
         nproc = self._plan.layout.nproc_per_node[self._plan.node_rank]
         if len(self._calls) < nproc or min(self._calls.values()) < number:
             return
-        for fd, source in list(self._pipes.items()):
-            self._read_bytes_of(source, _count_unread(fd))
-        for source in self._followed:
-            read = os.lseek(source.fd, 0, os.SEEK_CUR)
-            self._read_bytes_of(source, os.fstat(source.fd).st_size - read)
+        for source in self._sources:
+            self._read_bytes_of(source, source.count_unread())
         self._release_repeats()
         if self._collapsing is not None:
             self._collapsing.end_lines()
-        for source in (*self._pipes.values(), *self._followed):
+        for source in self._sources:
             self._console.feed(source.stream, b"")
         self._console.end_call(number)
 
@@ -271,14 +274,15 @@ class Output:
         """Close the files of ranks that have exited, once they have been read to the end."""
         self._release_repeats()
         self._repeats = Repeats()
-        for source in self._followed:
-            source.ended = True
-            self._grown[source] = None
+        for source in self._sources:
+            if not source.is_pipe:
+                source.ended = True
+                self._grown[source] = None
         if self._collapsing is not None:
             self._collapsing.begin_generation()
 
     def _arm(self, source: _Source) -> None:
-        if source in self._unwatched or source.path is None:
+        if source in self._unwatched:
             return
         if not self._watch.arm(source.fd, source):
             self._unwatched.add(source)
@@ -287,17 +291,17 @@ class Output:
 
     def _on_written(self) -> None:
         for source in self._watch.written():
-            if source in self._followed:
+            if source in self._sources:
                 self._grown[source] = None
 
-    def _on_pipe(self, fd: int) -> None:
+    def _on_pipe(self, source: _Source) -> None:
         if self._console.is_typed_on():  # it may have become so in this turn
             return
-        if self._is_ahead(self._pipes[fd]):
-            self._ahead.add(fd)
-            self._reactor.remove(fd)
-        else:
-            self._read_pipe(fd)
+        if self._is_ahead(source):
+            self._ahead.add(source)
+            self._reactor.remove(source.fd)
+        elif self._read(source) == b"":
+            self._end(source)
 
     def _is_ahead(self, source: _Source) -> bool:
         return self._collapsing is not None and self._collapsing.is_ahead(
@@ -308,25 +312,26 @@ class Output:
     def _read_size(self) -> int:
         return _READ_BYTES if self._collapsing is None else _READ_BYTES_COLLAPSING
 
-    def _read_pipe(self, fd: int) -> None:
-        source = self._pipes[fd]
-        try:
-            data = os.read(fd, self._read_size)
-        except BlockingIOError:
-            return
-        self._take(source, data)
-        if not data:
-            self._close_pipe(fd)
+    def _read(self, source: _Source) -> bytes | None:
+        """Print the next piece of a stream; return it, or ``None`` if a pipe is empty for now.
 
-    def _read(self, source: _Source) -> bool:
-        """Read the next piece of a file; return whether there was one."""
-        data = os.read(source.fd, self._read_size)
-        if not data and os.fstat(source.fd).st_size < os.lseek(source.fd, 0, os.SEEK_CUR):
+        It is ``b""`` at the end of a pipe, and if a file has nothing new.
+        """
+        try:
+            data = os.read(source.fd, self._read_size)
+        except BlockingIOError:
+            return None
+        if not data and source.count_unread() < 0:
             os.lseek(source.fd, 0, os.SEEK_SET)  # it was truncated
             data = os.read(source.fd, self._read_size)
         if data:
             self._take(source, data)
-        return bool(data)
+        return data
+
+    def _end(self, source: _Source) -> None:
+        """Print what is left of a stream that has ended, and close it."""
+        self._take(source, b"")
+        self._close(source)
 
     def _take(self, source: _Source, data: bytes) -> None:
         if data:
@@ -362,15 +367,8 @@ class Output:
         if text := self._repeats.end(rank, failed=failed):
             self._console.feed(self._errors[rank], text)
 
-    def _register(self, fd: int) -> None:
-        self._reactor.add_reader(fd, partial(self._on_pipe, fd))
-
-    def _close_pipe(self, fd: int) -> None:
-        del self._pipes[fd]
-        if self._reading and fd not in self._ahead:
-            self._reactor.remove(fd)
-        self._ahead.discard(fd)
-        os.close(fd)
+    def _register(self, pipe: _Source) -> None:
+        self._reactor.add_reader(pipe.fd, partial(self._on_pipe, pipe))
 
     def last_lines(self, rank: int) -> list[str]:
         """Return the last whole lines of a rank's stderr, in order."""
@@ -388,8 +386,9 @@ class Output:
 
     def log(self, rank: int, text: str) -> None:
         """Append ``text`` to the file of a rank's stderr, if it has one, without printing it."""
-        for source in self._followed:
-            if source.rank == rank and source.to_stderr and not source.ended:
+        for source in self._sources:
+            is_open_file = not (source.is_pipe or source.ended)
+            if source.rank == rank and source.to_stderr and is_open_file:
                 source.final_text = text
                 return
         if self._error_files.get(rank):
@@ -404,21 +403,14 @@ class Output:
             flush: Waits until readers of our own output take more.
             give_up: Returns whether their time is up.
         """
-        while (self._pipes or self._followed or self._console.waiting) and not give_up():
+        while (self._sources or self._console.waiting) and not give_up():
             self.pause_or_resume()
-            if self._console.is_full or not (self._pipes or self._followed):
+            if self._console.is_full or not self._sources:
                 flush()
                 continue
-            for fd in list(self._pipes):
-                if select.select([fd], [], [], 0)[0]:
-                    self._read_pipe(fd)
-                else:  # a process that we may not kill holds it open
-                    self._take(self._pipes[fd], b"")
-                    self._close_pipe(fd)
-            for source in list(self._followed):
-                if not self._read(source):
-                    self._take(source, b"")
-                    self._close_followed(source)
+            for source in list(self._sources):
+                if not self._read(source):  # even if a process that we may not kill holds it open
+                    self._end(source)
         if self._collapsing is not None:
             self._collapsing.flush()
         self._release_repeats()
@@ -429,11 +421,9 @@ class Output:
     def _drop(self) -> int:
         """Discard what was not printed; return the number of bytes."""
         left = self._console.drop_waiting()
-        for fd in list(self._pipes):
-            left += _count_unread(fd)
-            self._close_pipe(fd)
-        for source in list(self._followed):
-            self._close_followed(source)
+        for source in list(self._sources):
+            left += source.count_unread() if source.is_pipe else 0
+            self._close(source)
         return left
 
     def _release_repeats(self) -> None:
@@ -448,14 +438,12 @@ class Output:
             self._reactor.remove(self._watch.fileno())
         self._watch.close()
 
-    def _close_followed(self, source: _Source) -> None:
-        del self._followed[source]
+    def _close(self, source: _Source) -> None:
+        del self._sources[source]
         self._grown.pop(source, None)
         self._unwatched.discard(source)
+        self._ahead.discard(source)
+        self._reactor.remove(source.fd)
         os.close(source.fd)
         if source.path is not None and source.final_text:
             append_to_log(source.path, source.final_text, self._opener)
-
-
-def _count_unread(pipe: int) -> int:
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
