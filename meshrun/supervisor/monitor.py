@@ -162,36 +162,29 @@ class Monitor:
         A rank whose peer timed out a moment before may only notice a lost connection.
         """
         is_late = timed_out(event.message, event.traceback)
-        if was_stopping:  # too late to ask
-            if self.explained_rank is not None and not self.why and is_late:
-                self._to_explain = _Explain.ALL
-                self._conclude()
-            return
-        if not self._state.alive.keys() - {event.rank} or self._to_explain is not _Explain.NOTHING:
-            return
-        if is_late:
-            self.explained_rank = event.rank
-            self.ask(_TIMED_OUT, except_rank=event.rank)
-        elif lost_connection(event):
-            self.explained_rank = event.rank
-            self._ask_quietly(event.rank)
+        if not was_stopping:
+            if is_late or lost_connection(event):
+                self._explain(event.rank, is_late=is_late)
+        elif self.explained_rank is not None and not self.why and is_late:  # too late to ask
+            self._to_explain = _Explain.ALL
+            self._conclude()
 
     def on_aborted(self, event: RankExited) -> None:
         """Find out the same for a rank that native code has aborted."""
-        if not self._state.alive or self._to_explain is not _Explain.NOTHING:
-            return
-        self.explained_rank = event.rank
-        if event.error.startswith(_WATCHDOG):
-            self.ask(_TIMED_OUT, except_rank=event.rank)
-        else:
-            self._ask_quietly(event.rank)
+        self._explain(event.rank, is_late=event.error.startswith(_WATCHDOG))
 
-    def _ask_quietly(self, failed: int) -> None:
-        """Ask the other ranks, and print only calls that contradict each other."""
-        self._to_explain = _Explain.CONFLICTS
+    def _explain(self, failed: int, *, is_late: bool) -> None:
+        """Ask the other ranks; unless one was late, print only calls that contradict each other."""
         others = {rank: pid for rank, pid in self._state.alive.items() if rank != failed}
-        self.collectives.ask(others, soon=True)
-        self._conclude()
+        if not others or self._to_explain is not _Explain.NOTHING:
+            return
+        self.explained_rank = failed
+        if is_late:
+            self.ask(_TIMED_OUT, except_rank=failed)
+        else:
+            self._to_explain = _Explain.CONFLICTS
+            self.collectives.ask(others, soon=True)
+            self._conclude()
 
     def after_answers(self, call: Callable[[], None]) -> None:
         """Call ``call`` once ranks have answered; now if none was asked."""
