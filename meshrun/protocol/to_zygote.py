@@ -31,9 +31,7 @@ class StartRank:
 
     rank: int
     environment: dict[str, str]
-    """Variables to add to the zygote's own."""
-    unset: list[str]
-    """Variables to remove."""
+    """Variables to add to the zygote's own, in place of its thread variables."""
     coordinate: list[int]
     local_rank: int
     lazy: bool

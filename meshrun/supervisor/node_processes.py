@@ -230,7 +230,7 @@ class Processes:
 
     def _order_rank(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
-        # The zygote was started without the user's thread variables.
+        # The zygote was started with its own thread variables.
         environment = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
         environment |= self._environment(rank, files.error_file)
         request = self.plan.request
@@ -243,7 +243,6 @@ class Processes:
         order = StartRank(
             rank=rank.rank,
             environment=environment,
-            unset=[name for name in THREAD_VARIABLES if name not in environment],
             coordinate=list(rank.coordinate),
             local_rank=rank.local_rank,
             lazy=request.mesh_init == "lazy",

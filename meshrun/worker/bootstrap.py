@@ -18,6 +18,7 @@ from meshrun.host.printable import one_line
 from meshrun.host.title import set_title
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.mesh.to_launcher import to_launcher
+from meshrun.plan.rank_env import THREAD_VARIABLES
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.from_zygote import (
     BreakpointPassed,
@@ -176,7 +177,7 @@ def _exclude(
 
 def set_environment(order: StartRank) -> None:
     """Give this process the environment of its rank."""
-    for name in order.unset:
+    for name in THREAD_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(order.environment)
     os.environ["MESHRUN_WORKER_PID"] = str(os.getpid())

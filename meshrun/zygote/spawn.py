@@ -11,6 +11,7 @@ from typing import Any
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.processes import die_with_parent
 from meshrun.host.sockets import packet_pair
+from meshrun.plan.rank_env import THREAD_VARIABLES
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.protocol.to_zygote import StartRank
@@ -48,7 +49,7 @@ def _start(
     order: StartRank, command: Sequence[str], stdout: int, stderr: int, **options: Any
 ) -> int:
     stdin = stdout if order.debug else None if order.stdin else subprocess.DEVNULL
-    removed = {*order.unset, "MESHRUN_WORKER_PID"}
+    removed = {*THREAD_VARIABLES, "MESHRUN_WORKER_PID"}
     kept = {name: value for name, value in os.environ.items() if name not in removed}
     process = subprocess.Popen(
         command,

@@ -41,7 +41,6 @@ def test_an_order_survives_its_packet() -> None:
     order = StartRank(
         rank=3,
         environment={"A": "b"},
-        unset=["C"],
         coordinate=[1, 2],
         local_rank=3,
         lazy=False,
