@@ -9,7 +9,7 @@ from typing import Any
 from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, SignalRanks
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
-from meshrun.lifecycle.state import NodesState, State
+from meshrun.lifecycle.state import ALONE, NodesState, State
 from meshrun.protocol.events import Event, SignalArrived, TimePassed, ZygoteGone
 from meshrun.protocol.from_zygote import GenerationEnded, RankStarted, StoreEnded, ZygoteReady
 from meshrun.protocol.generation import RankState
@@ -86,7 +86,7 @@ def play(
     max_restarts: int = 0,
     *,
     ranks: int = 3,
-    nodes: NodesState | None = None,
+    nodes: NodesState = ALONE,
 ) -> tuple[State, list[Action]]:
     """Return the final state of a launch, and the actions taken."""
     return follow(launch(ranks, max_restarts=max_restarts, nodes=nodes), *events)

@@ -16,7 +16,6 @@ _HANDLERS = {**local.HANDLERS, **other_nodes.HANDLERS}
 def advance(state: State, event: Event) -> tuple[State, list[Action]]:
     """Return the state after ``event``, and the actions to carry out."""
     state = _HANDLERS[type(event)](state, event)
-    is_waiting = state.nodes is not None and state.nodes.awaits_decision
-    if state.zygote_gone is not None and not is_waiting:
+    if state.zygote_gone is not None and not state.nodes.awaits_decision:
         state = replace(state, phase=Phase.OVER)
     return replace(state, actions=()), [*state.actions]

@@ -119,7 +119,7 @@ def describe_lost_process(state: State) -> str | None:
         return None
     if isinstance(lost, ZygoteGone):
         what = "starts the ranks"
-    elif state.nodes is None or state.nodes.is_coordinator:
+    elif state.nodes.is_coordinator:
         what = "hosts the ranks' store"
     else:
         what = "guards the ranks"

@@ -74,7 +74,7 @@ def _zygote_ready(state: State, _: ZygoteReady) -> State:
 
 def start_if_due(state: State) -> State:
     """Start the ranks if the zygote is ready, every node has joined and no back-off is left."""
-    waits = state.begin_ns is not None or (state.nodes is not None and not state.nodes.is_met)
+    waits = state.begin_ns is not None or state.nodes.phase is NodesPhase.MEETING
     if state.stopping or state.phase is not Phase.WAITING or waits:
         return state
     state = replace(state, phase=Phase.RUNNING).do(StartAll(generation=state.generation))
@@ -96,8 +96,8 @@ def _start_failed(state: State, event: StartFailed) -> State:
 
 
 def _store_ended(state: State, event: StoreEnded) -> State:
-    serves = state.nodes is None or state.nodes.is_coordinator
-    if state.stopping and (state.signals or not serves or has_culprit(state)):
+    is_needed = state.nodes.is_coordinator and not state.signals
+    if state.stopping and (not is_needed or has_culprit(state)):
         return state  # it did not cause the end, and the ranks no longer need it
     state = replace(state, lost_process=event)
     state = state if may_restart(state) else _leave_if_possible(state)
@@ -106,10 +106,9 @@ def _store_ended(state: State, event: StoreEnded) -> State:
 
 def _leave_if_possible(state: State) -> State:
     """Leave the launch if the other nodes can continue without this one."""
-    if state.nodes is None or not state.nodes.may_leave:
+    if not state.nodes.may_leave:
         return state
-    nodes = replace(state.nodes, link=Link.CUT_OFF)
-    return replace(state, nodes=nodes).do(Report(what="leaves"))
+    return state.with_nodes(link=Link.CUT_OFF).do(Report(what="leaves"))
 
 
 def _hung(state: State, event: Hung) -> State:
@@ -130,7 +129,7 @@ def _excluded(state: State, event: NodeExcluded) -> State:
 
 def _checked(state: State, event: Checked) -> State:
     """End the launch if something is wrong, unless the nodes to blame may be left out."""
-    if not event.findings or (event.hosts and state.nodes is not None):
+    if not event.findings or (event.hosts and not state.nodes.is_alone):
         return state  # ranks of those nodes report NodeExcluded
     return stop(replace(state, failed_check=event), event.at_ns)
 
@@ -167,7 +166,7 @@ def _open_gate_if_due(state: State) -> State:
     due = state.stopping or all(rank.finished or rank.exited for rank in known)
     if state.gate is Gate.OPEN or not due:
         return state
-    if state.nodes is not None and not state.stopping:  # ranks of other nodes may need them
+    if not (state.nodes.is_alone or state.stopping):  # ranks of other nodes may need them
         report = [Report(what="finished")] if state.gate is Gate.SHUT else []
         return replace(state, gate=Gate.ASKED).do(*report)
     waiting = any(rank.finished and not rank.exited for rank in known)
@@ -189,9 +188,9 @@ def finish(state: State, at_ns: int) -> State:
         return report_cleared(replace(state, phase=Phase.CLEARING))
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
     end: Action = EndZygote(grace_s=grace_s)
-    if state.nodes is not None and state.nodes.awaits_decision:
+    if state.nodes.awaits_decision:
         end = EndGeneration(grace_s=grace_s)
-    elif state.nodes is None and state.stopping:
+    elif state.nodes.is_alone and state.stopping:
         state, cause = plan_restart(state, at_ns)
         if cause is not None:
             state, end = with_cause(state, cause), EndGeneration(grace_s=grace_s)
@@ -209,11 +208,11 @@ def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Stat
     """Start the next generation; on several nodes, report to the coordinator, which decides."""
     if state.phase is not Phase.CLEARING:
         return state
-    if state.nodes is not None:
-        if not state.nodes.awaits_decision:  # the coordinator has been lost
-            return end_zygote(state, event.at_ns)
-        return report_cleared(replace(state, deadline_ns=None))
-    return start_next_generation(state, event.at_ns)
+    if state.nodes.is_alone:
+        return start_next_generation(state, event.at_ns)
+    if not state.nodes.awaits_decision:  # the coordinator has been lost
+        return end_zygote(state, event.at_ns)
+    return report_cleared(replace(state, deadline_ns=None))
 
 
 def start_next_generation(state: State, at_ns: int) -> State:
@@ -222,7 +221,7 @@ def start_next_generation(state: State, at_ns: int) -> State:
     Only the zygote stays; if it is gone, another one replaces it.
     """
     nodes, (wait_s, _) = state.nodes, back_off(state.causes)
-    if nodes is not None and nodes.is_met:
+    if nodes.is_met:
         nodes = NodesState(
             phase=NodesPhase.RUNNING,
             is_coordinator=nodes.is_coordinator,
@@ -264,12 +263,12 @@ def stop(
     if state.stopping:
         return state
     state = replace(state, stop=Stop.ASKED)
-    if state.nodes is not None and state.nodes.is_cleared and others_know:
+    if state.nodes.is_cleared and others_know:
         return state  # no rank is left here
     state = replace(state, deadline_ns=at_ns + int(state.shutdown_timeout_s * _NS))
     ranks = tuple(sorted(state.alive.keys() - {sparing}))
     state = _open_gate_if_due(_signal_ranks(state, ranks, signum, at_ns))
-    is_news = state.nodes is not None and state.nodes.awaits_decision and not others_know
+    is_news = state.nodes.awaits_decision and not others_know
     return state.do(Report(what="failed")) if is_news else state
 
 
@@ -294,28 +293,28 @@ def _zygote_gone(state: State, event: ZygoteGone) -> State:
     """
     nodes, was_over = state.nodes, state.over
     state = replace(state, zygote_gone=event)
-    is_decided = nodes is not None and nodes.is_met and not nodes.awaits_decision
-    if was_over or is_decided:
+    if was_over or (nodes.is_met and not nodes.awaits_decision):
         return state
     was_ending = state.phase is Phase.ENDING or state.broken is not None
     if state.phase is Phase.CLEARING and not was_ending:
-        is_last = nodes is None and bool(state.signals)
+        is_last = nodes.is_alone and bool(state.signals)
         return state if is_last else _generation_ended(state, event)
     is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
-    if nodes is not None and nodes.is_met:
-        return _zygote_gone_on_one_node(state, nodes, event)
+    if nodes.is_met:
+        return _zygote_gone_on_one_node(state, event)
     state, cause = (state, None) if was_ending else plan_restart(state, event.at_ns)
     if cause is None:
         return state
     return start_next_generation(with_cause(state, cause), event.at_ns)
 
 
-def _zygote_gone_on_one_node(state: State, nodes: NodesState, event: ZygoteGone) -> State:
+def _zygote_gone_on_one_node(state: State, event: ZygoteGone) -> State:
     """Leave the launch, or report that nothing is left here: the coordinator decides what next."""
+    nodes = state.nodes
     if nodes.is_elastic and (nodes.is_cleared or nodes.link is Link.RETURNING):
-        return leave(mark_stopped(state), nodes, event.at_ns)
+        return leave(mark_stopped(state), event.at_ns)
     if state.lost_process is event and nodes.may_leave and not may_restart(state):
         return _leave_if_possible(mark_stopped(state))
     if not state.stopping:
@@ -329,8 +328,7 @@ def _signalled(state: State, event: SignalArrived) -> State:
     is_sigterm, before = event.signum == signal.SIGTERM, state.signals
     if len(before) > 2 or (is_sigterm and state.sigterm_repeats and signal.SIGTERM in before):
         return state  # after the third signal all ranks are killed, and the deadline stays
-    is_decided = state.nodes is not None and state.nodes.over is not None
-    if state.over or is_decided:  # only notifying the other nodes is left
+    if state.over or state.nodes.over is not None:  # only notifying the other nodes is left
         return replace(state, signals=(*before, event.signum))
     if event.signum in _OF_ONE_NODE and not before:
         state = _leave_if_possible(state)
@@ -353,9 +351,7 @@ def _stop_for_signal(state: State, event: SignalArrived) -> State:
     if is_first and not _counts_as_second(state, event.signum):
         return state
     if len(state.signals) > 2:
-        if state.nodes is not None:  # wait for no decision
-            state = replace(state, nodes=replace(state.nodes, link=Link.CUT_OFF))
-        return _kill(state, event.at_ns)
+        return _kill(state.with_nodes(link=Link.CUT_OFF), event.at_ns)  # wait for no decision
     grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
     deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)
     return replace(state, deadline_ns=deadline_ns)
@@ -367,16 +363,15 @@ def _counts_as_second(state: State, signum: int) -> bool:
     SIGINT and SIGPIPE do: somebody is waiting, or nobody reads the output. Other signals do not, as
     schedulers send them to all launchers, and another node may have received its own first.
     """
-    was_signalled_elsewhere = state.nodes is not None and state.nodes.signum == signum
-    return signum in _IMPATIENT and not was_signalled_elsewhere
+    return signum in _IMPATIENT and state.nodes.signum != signum
 
 
 def _end_if_unstarted(state: State, at_ns: int, *, was_stopping: bool) -> State:
     """End at a signal if no rank has started, or is left, as there is nothing to wait for."""
     nodes = state.nodes
-    if nodes is not None and nodes.is_cleared and nodes.awaits_decision:
+    if nodes.is_cleared and nodes.awaits_decision:
         if nodes.may_end_alone and was_stopping:
-            return leave(state, nodes, at_ns)
+            return leave(state, at_ns)
         return state  # the coordinator stops the others, and decides once they are cleared
     if state.alive or state.phase in (Phase.ENDING, Phase.OVER):
         return state
@@ -392,7 +387,7 @@ def _time_passed(state: State, event: TimePassed) -> State:
     if state.killed or state.phase in (Phase.CLEARING, Phase.ENDING):
         # SIGKILL did not suffice, or the zygote does not answer: kill it, and so its ranks.
         state = replace(state, deadline_ns=None)
-        if state.phase is Phase.CLEARING and state.nodes is None:  # cancel the restart
+        if state.phase is Phase.CLEARING and state.nodes.is_alone:  # cancel the restart
             why = "processes left behind by the ranks could not be cleaned up"
             causes = state.causes[:-1]
             state = replace(state, phase=Phase.ENDING, causes=causes, no_restart=why)
@@ -412,11 +407,12 @@ def end_zygote(state: State, at_ns: int) -> State:
     return replace(state, phase=Phase.ENDING, deadline_ns=deadline_ns).do(EndZygote())
 
 
-def leave(state: State, nodes: NodesState, at_ns: int) -> State:
+def leave(state: State, at_ns: int) -> State:
     """End this node's part; on the coordinator, end the launch if it waits for more nodes."""
-    if not nodes.is_coordinator:
-        return end_zygote(replace(state, nodes=replace(nodes, link=Link.CUT_OFF)), at_ns)
-    return state.do(Decide(next_after=None)) if nodes.phase is NodesPhase.REGROUPING else state
+    if not state.nodes.is_coordinator:
+        return end_zygote(state.with_nodes(link=Link.CUT_OFF), at_ns)
+    is_awaited = state.nodes.phase is NodesPhase.REGROUPING
+    return state.do(Decide(next_after=None)) if is_awaited else state
 
 
 def mark_stopped(state: State, **changes: Any) -> State:
@@ -427,11 +423,9 @@ def mark_stopped(state: State, **changes: Any) -> State:
 
 def report_cleared(state: State) -> State:
     """Report to the coordinator, once, that nothing of this generation is left here."""
-    nodes = state.nodes
-    if nodes is None or nodes.is_cleared or not nodes.awaits_decision:
+    if state.nodes.is_cleared or not state.nodes.awaits_decision:
         return state
-    nodes = replace(nodes, phase=NodesPhase.CLEARED)
-    return replace(state, nodes=nodes).do(Report(what="cleared"))
+    return state.with_nodes(phase=NodesPhase.CLEARED).do(Report(what="cleared"))
 
 
 HANDLERS: dict[type[Any], Callable[[State, Any], State]] = {

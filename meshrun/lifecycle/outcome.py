@@ -98,8 +98,8 @@ def build_result(
         for verdict in judge(state)
     ]
     ending = describe_end(state, layout, hosts, "")
-    over = nodes.over if nodes is not None else None
-    own = hosts[0] if nodes is not None and nodes.is_coordinator else ""
+    over = nodes.over
+    own = hosts[0] if nodes.is_coordinator and not nodes.is_alone else ""
     signum = ending.signum if own else next(iter(state.signals), None)
     if over is not None and over.signum is None:
         signum = None  # it arrived after the decision
@@ -147,7 +147,7 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
         exit_code = 128 + first.signum if first.signum is not None else first.exit_code or 1
         where = f" on {hosts[layout.node_rank(first.rank)]}" if len(hosts) > 1 else ""
         headline = f"{rank_name(layout, first.rank)}{where} {describe_verdict(first)}"
-    if state.nodes is not None and state.nodes.over is not None:
+    if state.nodes.over is not None:
         exit_code = state.nodes.over.exit_code
     return Ending(exit_code=exit_code, signum=signum, preempted=preempted, headline=headline)
 
@@ -206,8 +206,6 @@ def _was_preempted(state: State) -> bool:
 
 def _trouble_elsewhere(state: State) -> MeshrunError | None:
     nodes = state.nodes
-    if nodes is None:
-        return None
     if nodes.failed is not None:
         return nodes.failed.error
     for outcome in state.outcomes:
@@ -280,7 +278,7 @@ def _trouble_here(state: State) -> MeshrunError | None:
         return HostError(f"{what}, and the ranks need it", hint=hint)
     trouble = HostError(f"{what}, and the ranks ended with it", hint=hint)
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
-    refusal = state.nodes.failed if state.nodes is not None else None
+    refusal = state.nodes.failed
     if refusal is not None and what in refusal.error.message:
         trouble.message = refusal.error.message  # it says why the others continue without this node
     return trouble

@@ -56,6 +56,8 @@ class NodesPhase(Enum):
     """The coordinator will start the ranks again once there are enough nodes."""
     OVER = "over"
     """The coordinator has ended the launch."""
+    ALONE = "alone"
+    """There are no other nodes."""
 
 
 class Link(Enum):

@@ -81,13 +81,13 @@ def cause_of_change(state: State, event: GenerationAborted) -> Cause:
         ran_s=None,
         at_ns=event.at_ns,
         step=state.best_step,
-        is_failure=state.nodes is not None and not state.nodes.is_elastic,
+        is_failure=not state.nodes.is_elastic,
     )
 
 
 def _failure_of_no_rank(state: State) -> str | None:
     nodes, here = state.nodes, describe_failure(state)
-    if nodes is None or not nodes.is_met:
+    if not nodes.is_met:
         return here
     if here is not None and state.hung is None:
         return f"on node 0, {here}"
@@ -104,7 +104,7 @@ def may_continue(state: State) -> bool:
     """Return whether nothing has happened that ends the launch whatever restarts are left."""
     if state.signals or state.broken or state.excluded or state.failed_check:
         return False
-    if state.nodes is not None and (state.nodes.lost or state.nodes.failed):
+    if state.nodes.lost or state.nodes.failed:
         return False
     return not any(
         outcome.signum or (outcome.trouble and not outcome.failure) for outcome in state.outcomes

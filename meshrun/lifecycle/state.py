@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from meshrun.lifecycle.actions import Action
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
@@ -27,7 +28,7 @@ from meshrun.protocol.generation import Cause, NodeOutcome, RankState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesState:
-    """What this launcher knows of the other nodes."""
+    """What this launcher knows of the other nodes, if there are any."""
 
     phase: NodesPhase = NodesPhase.MEETING
     link: Link = Link.UP
@@ -37,6 +38,7 @@ class NodesState:
     signum: int | None = None
     """The signal that stopped another node, and so this one."""
     is_coordinator: bool = False
+    """Whether the ranks' store is here, and the decision what comes next."""
     is_elastic: bool = False
     """Whether nodes may join and leave during the launch."""
     change: GenerationAborted | None = None
@@ -47,14 +49,19 @@ class NodesState:
     cleared."""
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there are no other nodes."""
+        return self.phase is NodesPhase.ALONE
+
+    @property
     def is_met(self) -> bool:
-        """Whether all nodes have joined once."""
-        return self.phase is not NodesPhase.MEETING
+        """Whether there are other nodes, and all have joined once."""
+        return self.phase not in (NodesPhase.MEETING, NodesPhase.ALONE)
 
     @property
     def is_cleared(self) -> bool:
         """Whether this node has reported that nothing of this generation is left on it."""
-        return self.phase not in (NodesPhase.MEETING, NodesPhase.RUNNING)
+        return self.is_met and self.phase is not NodesPhase.RUNNING
 
     @property
     def may_end_alone(self) -> bool:
@@ -70,8 +77,11 @@ class NodesState:
     @property
     def awaits_decision(self) -> bool:
         """Whether the coordinator has yet to decide what comes next."""
-        is_open = self.phase not in (NodesPhase.MEETING, NodesPhase.OVER)
+        is_open = self.is_met and self.phase is not NodesPhase.OVER
         return is_open and self.link is not Link.CUT_OFF
+
+
+ALONE = NodesState(phase=NodesPhase.ALONE, is_coordinator=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +123,17 @@ class State:
     """The furthest step that a rank of this node has reported."""
     zygote_gone: ZygoteGone | None = None
     """Set from the end of the zygote until the start of another one."""
-    nodes: NodesState | None = None
-    """The other nodes, if there are any."""
+    nodes: NodesState = ALONE
     actions: tuple[Action, ...] = ()
     """What follows from the event that is being handled, in order."""
 
     def do(self, *actions: Action) -> State:
         """Return the state with further actions to carry out."""
         return replace(self, actions=(*self.actions, *actions))
+
+    def with_nodes(self, **changes: Any) -> State:
+        """Return the state after changes of what is known of the other nodes."""
+        return replace(self, nodes=replace(self.nodes, **changes))
 
     @property
     def wake_ns(self) -> int | None:
@@ -168,7 +181,7 @@ class State:
     @property
     def outcomes(self) -> tuple[NodeOutcome, ...]:
         """The other nodes' reports on this generation, if there are any yet."""
-        return self.nodes.outcomes if self.nodes is not None else ()
+        return self.nodes.outcomes
 
     @property
     def has_killed(self) -> bool:
@@ -198,10 +211,9 @@ def skip_time(state: State, lost_ns: int) -> State:
 
 def was_stopped(state: State) -> bool:
     """Return whether a signal stopped the launch, here or on another node."""
-    nodes = state.nodes
-    if nodes is None or state.signals:
-        return bool(state.signals)
-    return nodes.signum is not None or (nodes.over is not None and bool(nodes.over.signum))
+    over = state.nodes.over
+    is_elsewhere = state.nodes.signum is not None or (over is not None and bool(over.signum))
+    return bool(state.signals) or is_elsewhere
 
 
 def furthest(*steps: int | None) -> int | None:

@@ -121,7 +121,7 @@ class NodeHistory(Watcher):
             self._append(self._host, f"excluded by {event.who}: {event.reason}")
         elif self._is_recorded:
             return
-        elif isinstance(event, Checked) and event.hosts and state.nodes is None:
+        elif isinstance(event, Checked) and event.hosts and state.nodes.is_alone:
             self._append(self._host, f"the check before the program found: {event.findings[0]}")
         elif isinstance(event, RankExited | RankRaised) and (why := node_failure(state)):
             self._is_recorded = True

@@ -11,7 +11,7 @@ from meshrun.host.reactor import Reactor, Timer
 from meshrun.layout.labels import merged_label, rank_name
 from meshrun.lifecycle.blame import describe_failure
 from meshrun.lifecycle.local import SECOND_SIGNAL_GRACE_S
-from meshrun.lifecycle.phases import Phase
+from meshrun.lifecycle.phases import NodesPhase, Phase
 from meshrun.lifecycle.restart import back_off
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
@@ -300,9 +300,7 @@ class StartProgress(Watcher):
         if state.begin_ns is not None:
             return "waiting to restart"
         if not started:
-            waits = (
-                state.phase is Phase.WAITING and state.nodes is not None and not state.nodes.is_met
-            )
+            waits = state.phase is Phase.WAITING and state.nodes.phase is NodesPhase.MEETING
             return "waiting for the other nodes" if waits else "importing torch"
         if started < total:
             return f"started {started} of {total} ranks ({elapsed})"
@@ -362,7 +360,7 @@ def _begins_generation(event: Event, state: State) -> bool:
     """Whether another generation of ranks is about to start."""
     if isinstance(event, NextBegins):
         return True
-    if state.nodes is not None and state.nodes.is_met:
+    if state.nodes.is_met:
         return isinstance(event, Met) and bool(event.causes)
     return isinstance(event, GenerationEnded | ZygoteGone) and not state.over
 

@@ -40,7 +40,7 @@ from meshrun.lifecycle.actions import (
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.outcome import build_result, describe_end
 from meshrun.lifecycle.phases import NodesPhase
-from meshrun.lifecycle.state import NodesState, State, skip_time, was_stopped
+from meshrun.lifecycle.state import ALONE, NodesState, State, skip_time, was_stopped
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.caller import Caller
 from meshrun.protocol.codec import WireError
@@ -625,5 +625,5 @@ def _initial_state(plan: LaunchPlan, *, has_other_nodes: bool) -> State:
         max_restarts=request.max_restarts,
         sigterm_repeats=request.sigterm_repeats,
         ranks={rank: RankState() for rank in plan.layout.ranks_of_node(plan.node_rank)},
-        nodes=NodesState(is_elastic=plan.is_elastic) if has_other_nodes else None,
+        nodes=NodesState(is_elastic=plan.is_elastic) if has_other_nodes else ALONE,
     )

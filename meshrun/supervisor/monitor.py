@@ -307,7 +307,7 @@ class Monitor:
             lacks = "have not started the program"
         who = merged_label(self._plan.layout, behind)
         text = f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
-        if state.nodes is None:
+        if state.nodes.is_alone:
             return text
         return f"{text}; check that no firewall blocks ports between the nodes"
 

@@ -112,8 +112,6 @@ class Nodes:
     def lingers(self, state: State, layout: Layout) -> bool:
         """Return whether to wait until the others know how or why this launch ended."""
         known = state.nodes
-        if known is None:
-            return False
         if self._signals_before is None:
             self._signals_before = len(state.signals)
         if len(state.signals) != self._signals_before:

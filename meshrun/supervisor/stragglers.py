@@ -94,7 +94,7 @@ class Stragglers:
     @property
     def _is_coordinator(self) -> bool:
         """Whether this node compares the answers: the only node, or the coordinator."""
-        return self._state.nodes is None or self._state.nodes.is_coordinator
+        return self._state.nodes.is_coordinator
 
     def receive(self, answer: RankTimes) -> None:
         """Take a rank's answer."""
@@ -118,7 +118,7 @@ class Stragglers:
     def _begin_round(self) -> None:
         self._from_ns, self._asked_ns = self._asked_ns, time.time_ns()
         self._unsure_ns = 0
-        if self._state.nodes is None:
+        if self._state.nodes.is_alone:
             self._ask_and_wait(self._state.alive, _ANSWER_TAKES_S)
         else:
             self.send_to_nodes(AskTimes(generation=self._state.generation, late=[*self._since]))

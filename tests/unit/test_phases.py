@@ -121,10 +121,12 @@ def follow(state: State, events: list[Event]) -> None:
         if getattr(event, "rank", 0) not in state.ranks:
             continue  # a rank of another node
         after, actions = advance(state, event)
-        pairs: list[tuple[Enum, Enum]] = [(state.phase, after.phase), (state.stop, after.stop)]
-        if state.nodes is not None and after.nodes is not None:
-            pairs.append((state.nodes.phase, after.nodes.phase))
-            pairs.append((state.nodes.link, after.nodes.link))
+        pairs: list[tuple[Enum, Enum]] = [
+            (state.phase, after.phase),
+            (state.stop, after.stop),
+            (state.nodes.phase, after.nodes.phase),
+            (state.nodes.link, after.nodes.link),
+        ]
         for before, now in pairs:
             assert now is before or now in FOLLOWS[type(before)][before], (event, before, now)
         if any(isinstance(action, StartAll) for action in actions):
@@ -164,7 +166,7 @@ def test_only_last_phases_have_no_way_out() -> None:
     """A launch that is over stays over, and no other phase is a dead end."""
     last = {each for follows in FOLLOWS.values() for each in follows if not follows[each]}
 
-    assert last == {Phase.OVER, NodesPhase.OVER, Link.CUT_OFF}
+    assert last == {Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CUT_OFF}
     for kind, diagram in DIAGRAMS.items():
         assert f"[*] --> {next(iter(kind)).name.lower()}\n" in diagram
         assert [f"{each.name.lower()} --> [*]" in diagram for each in kind] == [

@@ -18,7 +18,7 @@ from meshrun.lifecycle.actions import (
 )
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
-from meshrun.lifecycle.state import NodesState, State, skip_time
+from meshrun.lifecycle.state import ALONE, NodesState, State, skip_time
 from meshrun.protocol.events import (
     Event,
     GenerationAborted,
@@ -210,7 +210,7 @@ def test_ranks_that_make_progress_restart_at_once(ends: list[End]) -> None:
     assert why_not is None or any(end.step is not None for end in ends)
 
 
-def waiting(nodes: NodesState | None = None) -> State:
+def waiting(nodes: NodesState = ALONE) -> State:
     """Return a launch that waits for its second restart, due at 10 s."""
     causes = tuple(
         Cause(rank=0, description="exited with code 3", raised=None, ran_s=1.0, at_ns=each * S)
