@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 OLDER_DRIVER = 470
-NOT_SUPPORTED, NOT_FOUND, LOST = 3, 6, 15
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, LOST = 3, 4, 6, 15
 _FIRST_MIG = 100
 
 
@@ -20,6 +20,7 @@ def card(uuid: str, bus: int, **answers: Any) -> dict[str, Any]:
 
     ``used`` and ``reserved`` are bytes of memory, ``processes`` pairs of pid and bytes, ``migs``
     the UUIDs of MIG instances, ``fabric`` a byte of the cluster's UUID, the clique and the state,
+    ``code`` is the error that NVML returns for it, and
     ``links`` the far end of each NVLink: a bus, "switch", or None if the link is down.
     """
     return {"uuid": uuid, "bus": bus, **answers}
@@ -77,8 +78,8 @@ class FakeNvml:
         return 0
 
     def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:  # noqa: N802
-        if self.cards[index.value] is None:
-            return LOST
+        if code := (self.cards[index.value] or {"code": LOST}).get("code", 0):
+            return int(code)
         handle._obj.value = 1 + index.value
         return 0
 

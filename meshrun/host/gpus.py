@@ -71,11 +71,12 @@ def match_gpus(present: Sequence[Gpu], entry: str) -> list[Gpu]:
     number, _, tile = entry.partition(".")
     if number.isdecimal() and (not tile or tile.isdecimal()):
         return [replace(gpu, entry=entry) for gpu in present[int(number) : int(number) + 1]]
-    if not entry or entry.lstrip("-").isdigit():
+    if not entry.startswith(("GPU-", "MIG-")):  # such as Slurm's `NoDevFiles`
         return []
-    if not all(gpu.uuid for gpu in present):  # nothing to compare with
+    found = [replace(each, entry=entry) for gpu in present for each in match_uuid(gpu, entry)]
+    if not found and not all(gpu.uuid for gpu in present):  # it may be one without a known UUID
         return [Gpu(entry=entry, uuid=entry)]
-    return [replace(each, entry=entry) for gpu in present for each in match_uuid(gpu, entry)]
+    return found
 
 
 def match_uuid(gpu: Gpu, text: str) -> list[Gpu]:
@@ -103,14 +104,17 @@ def _nvidia_gpus(dev: Path) -> list[Gpu]:
 def _list_gpus(nvml: Nvml | None) -> list[Gpu] | None:
     if nvml is None:
         return None
-    return [_nvidia_gpu(nvml, index, gpu) for index, gpu in enumerate(nvml.gpus())]
+    return [
+        _nvidia_gpu(nvml, str(place), index, gpu)
+        for place, (index, gpu) in enumerate(nvml.gpus().items())
+    ]
 
 
-def _nvidia_gpu(nvml: Nvml, index: int, gpu: Handle | None) -> Gpu:
+def _nvidia_gpu(nvml: Nvml, entry: str, index: int, gpu: Handle | None) -> Gpu:
     if gpu is None:
-        return Gpu(entry=str(index), index=index)
+        return Gpu(entry=entry, index=index)
     return Gpu(
-        entry=str(index),
+        entry=entry,
         index=index,
         uuid=nvml.text("nvmlDeviceGetUUID", gpu),
         address=nvml.address(gpu),

@@ -28,6 +28,7 @@ _FABRIC_COMPLETED = 3
 _PROCESS = struct.Struct("=I4xQII")
 """Pid, bytes, and the two numbers of a MIG instance."""
 _MOST_PROCESSES = 256
+_NO_PERMISSION = 4
 _INIT_ERRORS = {
     9: "its kernel module is not loaded",
     18: "its library and its kernel module have different versions",
@@ -54,10 +55,13 @@ class Nvml:
 
     def call(self, function: str, *arguments: Any) -> bool:
         """Call a function of the library; return whether it succeeded."""
+        return self._code(function, *arguments) == 0
+
+    def _code(self, function: str, *arguments: Any) -> int | None:
         try:
-            return bool(getattr(self._library, function)(*arguments) == 0)
+            return int(getattr(self._library, function)(*arguments))
         except AttributeError:  # an older driver
-            return False
+            return None
 
     def number(self, function: str, *arguments: Any, kind: Any = ctypes.c_uint) -> int | None:
         """Return the number that a function yields."""
@@ -78,13 +82,18 @@ class Nvml:
             return ""
         return buffer.value.decode(errors="replace")
 
-    def gpus(self) -> list[Handle | None]:
-        """Return the GPUs that this container may use, ``None`` for those that do not answer."""
-        count = self.number("nvmlDeviceGetCount_v2") or 0
-        return [
-            self._handle("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index))
-            for index in range(count)
+    def gpus(self) -> dict[int, Handle | None]:
+        """Return the GPUs that this process may use, by number; ``None`` if one does not answer."""
+        handles = [Handle() for _ in range(self.number("nvmlDeviceGetCount_v2") or 0)]
+        codes = [
+            self._code("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+            for index, handle in enumerate(handles)
         ]
+        return {
+            index: None if code else handles[index]
+            for index, code in enumerate(codes)
+            if code != _NO_PERMISSION
+        }
 
     def whole_gpu(self, gpu: Gpu) -> Handle | None:
         """Return a GPU; for a MIG instance, the GPU that it is a part of."""

@@ -133,14 +133,21 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
         gpu = visible[int(number)]
         if tile:
             return int(number), replace(gpu, entry=f"{gpu.entry}.{tile}")
-        return int(number), replace(gpu, entry=gpu.uuid) if _needs_uuid(facts) else gpu
-    if any(not gpu.uuid for gpu in visible):
+        if not _needs_uuid(facts):
+            return int(number), gpu
+        if not gpu.uuid:
+            raise UsageError(
+                f"--gpus {entry}: the driver cannot reach this GPU",
+                hint="leave it out; see `nvidia-smi` and the kernel log",
+            )
+        return int(number), replace(gpu, entry=gpu.uuid)
+    found = [(place, each) for place, gpu in enumerate(visible) for each in match_uuid(gpu, entry)]
+    if not found and any(not gpu.uuid for gpu in visible):
         if facts.visibility[0] != CUDA:
             raise UsageError(
                 f"--gpus {entry}: the UUIDs of this machine's GPUs are unknown", hint="use numbers"
             )
         return 0, Gpu(entry=entry, uuid=entry)  # CUDA will find it
-    found = [(place, each) for place, gpu in enumerate(visible) for each in match_uuid(gpu, entry)]
     if len(found) > 1:
         matches = ", ".join(gpu.uuid for _, gpu in found)
         raise UsageError(
@@ -153,7 +160,10 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
 
 
 def _needs_uuid(facts: HostFacts) -> bool:
-    """Return whether CUDA's numbers may differ from nvidia-smi's: it counts the fastest first."""
+    """Return whether CUDA's numbers may differ from nvidia-smi's.
+
+    It counts the fastest first, and not those that do not answer.
+    """
     is_numbered = facts.visible_devices is None and facts.visibility[0] == CUDA
     return is_numbered and len({gpu.model for gpu in facts.gpus}) > 1
 
@@ -190,4 +200,31 @@ def check_enough(requested: Sequence[str], workers: int, device: DeviceChoice) -
         raise UsageError(
             f"--gpus {','.join(requested)}: the mesh is on {device.type} ({device.reason})",
             hint=f"remove --gpus or --device {device.type}, and check what torch was built for",
+        )
+
+
+def check_cuda_shows(facts: HostFacts, workers: int) -> None:
+    """Check that CUDA shows a process a GPU for each worker of those that are visible here.
+
+    Source:
+        NVIDIA, "MIG User Guide", "CUDA Device Enumeration"; ``_parse_visible_devices()`` in
+        ``torch/cuda/__init__.py``.
+
+    Raises:
+        UsageError: If it does not.
+    """
+    listed = (facts.visible_devices or ()) if facts.visibility[0] == CUDA else ()
+    if twice := next((entry for entry in listed if listed.count(entry) > 1), None):
+        raise UsageError(
+            f"{facts.visibility[0]}={','.join(listed)} names {twice} more than once, so CUDA shows"
+            " no GPU",
+            hint="name each GPU once; with --virtual-local-rank, ranks may share one",
+        )
+    divided = next((gpu for gpu in facts.gpus if gpu.mig_uuids), None)
+    if divided is not None and workers > 1:
+        raise UsageError(
+            f"GPU {divided.label} is divided into {count(len(divided.mig_uuids), 'MIG instance')},"
+            " of which CUDA shows a process only one, and no other GPU",
+            hint=f"leave it out with --gpus, or name instances, such as {divided.mig_uuids[0]},"
+            " with --virtual-local-rank",
         )

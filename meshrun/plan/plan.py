@@ -14,7 +14,7 @@ from meshrun.host.machine import UNKNOWN_HOST, Gpu, HostFacts
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, ranks_shown
 from meshrun.plan.device import COUNTED, DeviceChoice, choose_device, device_name
-from meshrun.plan.gpu_choice import check_enough, choose_gpus
+from meshrun.plan.gpu_choice import check_cuda_shows, check_enough, choose_gpus
 from meshrun.plan.numa import choose_cpus
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig, plan_rendezvous
@@ -213,6 +213,8 @@ def build_plan(
             check_enough(request.gpus, workers, device)
             device = DeviceChoice(device.type, f"--gpus names {len(request.gpus)}")
     _check_visible(request, workers, device.type, facts)
+    if check_host and device.type == "cuda" and not request.virtual_local_rank:
+        check_cuda_shows(facts, workers)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
     address, port = _choose_store(request.rendezvous)

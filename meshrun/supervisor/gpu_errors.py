@@ -35,8 +35,10 @@ class GpuErrors:
             return None
         if verdict.raised is not None and not may_be_of_gpu(verdict.raised):
             return None
-        found = self._of_rank(verdict.rank, plan)
-        return ", ".join(dict.fromkeys(f"{xid} on GPU {gpu.label}" for xid, gpu in found)) or None
+        first: dict[tuple[int, str], Xid] = {}  # one fault may be logged for each multiprocessor
+        for xid, gpu in self._of_rank(verdict.rank, plan):
+            first.setdefault((xid.number, gpu.label), xid)
+        return ", ".join(f"{xid} on GPU {label}" for (_, label), xid in first.items()) or None
 
     def why_unfit(self, rank: int, plan: LaunchPlan) -> str | None:
         """Return the error that makes a GPU of this rank unusable for a restart, if any."""

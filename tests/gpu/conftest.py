@@ -102,9 +102,9 @@ def _ran_on() -> dict[str, Any]:
     gpus, driver, modes = [], None, []
     if (library := nvml()) is not None:
         driver = library.text("nvmlSystemGetDriverVersion")
-        gpus = [library.text("nvmlDeviceGetName", gpu) for gpu in library.gpus() if gpu]
+        gpus = [library.text("nvmlDeviceGetName", gpu) for gpu in library.gpus().values() if gpu]
         asks = partial(library.number, "nvmlDeviceGetPersistenceMode")
-        modes = [asks(gpu) for gpu in library.gpus() if gpu]
+        modes = [asks(gpu) for gpu in library.gpus().values() if gpu]
     return {
         "date": time.strftime("%Y-%m-%d"),
         "gpus": gpus or count_gpus(),

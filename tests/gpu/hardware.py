@@ -37,7 +37,7 @@ def needs(*, gpus: int = 1, reads_nvml: bool = False) -> pytest.MarkDecorator:
 
 def handle(gpu: int) -> Handle:
     """Return NVML's handle for a GPU."""
-    found = known().gpus()[gpu]
+    found = [*known().gpus().values()][gpu]
     assert found is not None
     return found
 

@@ -36,7 +36,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.supervisor.gpu_wait import GpuWait
 from tests.machines import put
-from tests.nvml import FakeNvml, card
+from tests.nvml import NO_PERMISSION, FakeNvml, card
 
 CARDS = [card("GPU-1b2c-0", 0x1A), card("GPU-1b2d-1", 0xDC), card("GPU-3d4e-2", 3, domain=0x10001)]
 ADDRESSES = ("0000:1a:00.0", "0000:dc:00.0", "10001:03:00.0")
@@ -89,13 +89,42 @@ def test_visible_gpus(listed: str | None, addresses: tuple[str, ...], driver: An
 
 @pytest.mark.parametrize(
     ("present", "listed", "count"),
-    [(8, "0,1", 2), (8, "GPU-1b2c,GPU-3d4e", 2), (8, "0,9,2", 1), (0, "0,1", 0), (8, "MIG-1", 1)],
+    [
+        (8, "0,1", 2),
+        (8, "GPU-1b2c,GPU-3d4e", 2),
+        (8, "0,9,2", 1),
+        (0, "0,1", 0),
+        (8, "MIG-1", 1),
+        (8, "NoDevFiles", 0),
+    ],
 )
 def test_without_uuids_names_are_trusted(present: int, listed: str, count: int) -> None:
     """A container without NVML has only device nodes."""
     gpus = [Gpu(entry=str(index), index=index) for index in range(present)]
 
     assert len(filter_visible(gpus, listed)) == count
+
+
+def test_gpus_that_do_not_answer_or_are_not_ours(driver: Any) -> None:
+    """A device cgroup hides GPUs from CUDA, but NVML counts them; one that is lost has no UUID."""
+    driver([card("", 1, code=NO_PERMISSION), card("GPU-bb", 2), card("GPU-cc", 3), None])
+    found = visible_gpus("cuda", {})[1]
+    listed = visible_gpus("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-c,GPU-d"})[1]
+    machine = facts(gpus=tuple(replace(gpu, numa_node=None) for gpu in found))
+
+    assert [(gpu.entry, gpu.label, gpu.uuid) for gpu in found] == [
+        ("0", "1", "GPU-bb"),
+        ("1", "2", "GPU-cc"),
+        ("2", "3", ""),
+    ]
+    assert [(gpu.entry, gpu.address) for gpu in listed] == [
+        ("GPU-c", "0000:03:00.0"),
+        ("GPU-d", None),
+    ]
+    assert choose_gpus(("1",), machine).visible_devices == ("GPU-cc",)
+    assert choose_gpus(("GPU-c",), machine).gpus[0].uuid == "GPU-cc"
+    with pytest.raises(UsageError, match="--gpus 2: the driver cannot reach this GPU"):
+        choose_gpus(("2",), machine)
 
 
 def test_mig_instances_are_seen_by_name(driver: Any) -> None:
@@ -400,7 +429,8 @@ def test_ranks_see_the_chosen_gpus() -> None:
     assert environment(plan(here=hip), 1)["HIP_VISIBLE_DEVICES"] == "2,3"
     assert environment(plan(here=xpu), 1)["ZE_AFFINITY_MASK"] == "2,3"
     assert "CUDA_VISIBLE_DEVICES" not in environment(plan(here=xpu), 1)
-    assert "CUDA_VISIBLE_DEVICES" not in environment(plan(gpus=None), 1)
+    whole = facts(gpus=tuple(replace(gpu, mig_uuids=()) for gpu in facts().gpus))
+    assert "CUDA_VISIBLE_DEVICES" not in environment(plan(here=whole, gpus=None), 1)
     assert plan("dp=-1").layout.world_size == 2
     assert plan(None, nproc_per_node="gpu").layout.world_size == 2
 
@@ -411,6 +441,8 @@ def test_ranks_see_the_chosen_gpus() -> None:
         ("dp=3", {}, "3 workers need 3 GPUs, but --gpus 2,3 names 2"),
         ("dp=2", {"device": "cpu"}, "--gpus 2,3: the mesh is on cpu (as requested)"),
         ("dp=2", {"gpus": ("MIG-1", "MIG-3")}, "lists 2 MIG instances for 2 workers"),
+        ("dp=2", {"gpus": None}, "GPU 1 is divided into 3 MIG instances, of which CUDA shows"),
+        ("dp=2", {"gpus": None, "here": facts(("2", "2"))}, "names 2 more than once, so CUDA"),
     ],
 )
 def test_launches_that_do_not_fit_the_gpus(
@@ -425,10 +457,12 @@ def test_launches_that_do_not_fit_the_gpus(
 
 
 def test_mig_instances_need_virtual_local_ranks() -> None:
-    """Each rank gets its own; a single rank needs no such option."""
+    """Each rank gets its own, or they share a GPU; a single rank needs no such option."""
     migs = plan(gpus=("MIG-1", "MIG-3"), virtual_local_rank=True)
 
     assert environment(migs, 1)["CUDA_VISIBLE_DEVICES"] == "MIG-3"
+    shared = plan(here=facts(("2", "2")), gpus=None, virtual_local_rank=True)
+    assert environment(shared, 1)["CUDA_VISIBLE_DEVICES"] == "2"
     assert environment(plan("dp=1", gpus=("MIG-1",)), 0)["CUDA_VISIBLE_DEVICES"] == "MIG-1"
 
 
