@@ -60,7 +60,11 @@ def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) 
     failed: CellFailed
     try:
         return group.make_call(function, args)
-    except (KeyboardInterrupt, GroupLost):
+    except KeyboardInterrupt as error:
+        if isinstance(error.__cause__, GroupLost):
+            print(error.__cause__, file=sys.stderr)
+        raise
+    except GroupLost:
         raise
     except SystemExit as error:
         failed = CellFailed(f"SystemExit: {error}", error)

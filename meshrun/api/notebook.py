@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 Filters = dict[str, list[str]]
 """The values of ``--show`` and ``--hide``."""
-_USAGE = "%%mesh dp=2,tp=2 [OPTION ...], as of the command line; or %mesh, %mesh stop"
+_USAGE = (
+    "%%mesh dp=2,tp=2 [OPTION ...] runs a cell on the ranks of a mesh, %%mesh on those that are"
+    " running, %mesh shows them, %mesh stop ends them"
+)
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -52,6 +55,12 @@ class _Cells:
 
     def run(self, line: str, cell: str) -> None:
         """Run a cell on every rank of the mesh that ``line`` names, or of the last one."""
+        try:
+            self._run(line, cell)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+    def _run(self, line: str, cell: str) -> None:
         from meshrun.api.group_cells import run_on_ranks
 
         self._count += 1
@@ -65,18 +74,14 @@ class _Cells:
             raise UsageError(f"%%mesh cannot read `{line}`: {error}", hint=_USAGE) from error
         filters, words = _split_filters(words)
         group = self._group_for(words, filters)
-        hidden = _hidden(group, filters)
-        try:
-            run_on_ranks(group, cell, name, hidden=hidden)
-        except KeyboardInterrupt:
-            raise _Interrupted from None
+        run_on_ranks(group, cell, name, hidden=_hidden(group, filters))
 
     def show(self, line: str) -> None:
         """Print the mesh and the number of ranks; ``%mesh stop`` ends them."""
         if line.strip() == "stop":
             self.stop()
         elif line.strip():
-            raise UsageError(f"%mesh: found `{line.strip()}`", hint=_USAGE)
+            raise UsageError(f"%mesh takes only `stop`, found `{line.strip()}`", hint=_USAGE)
         elif self._group is None or not self._group.is_open:
             print("no ranks")
         else:
@@ -98,7 +103,8 @@ class _Cells:
         if group is not None and group.is_open and words == self._words:
             return group
         if not words or words[0].startswith("-"):
-            raise UsageError(f"%%mesh needs a mesh, found `{shlex.join(words)}`", hint=_USAGE)
+            found = f"found `{shlex.join(words)}`" if words else "as no ranks are running"
+            raise UsageError(f"%%mesh needs a mesh, {found}", hint=_USAGE)
         mesh, *options = words
         if group is not None:  # a typo must not cost the variables of the old ranks
             shown = [f"{flag}={where}" for flag in filters for where in filters[flag]]

@@ -59,7 +59,7 @@ _STACKS_S, _QUIET_S = 10.0, 0.3
 _SHUTDOWN_S = 5
 _CLOSE_S = 10.0
 _POLL_S = 0.05
-_CALLER_FRAMES = ("<frozen runpy>", "meshrun/worker/", "pluggy/", "_pytest/")
+_CALLER_FRAMES = ("meshrun/worker/", "pluggy/", "_pytest/")
 """Parts of frames that lead to a call or a test."""
 
 
@@ -287,10 +287,15 @@ class WorkerGroup:
         finally:
             self._calling_thread = None
         if exchange.is_interrupted:
-            if exchange.missing:
+            if not exchange.missing:
+                raise raised
+            try:
                 self._stderr.keep()  # the launcher would report a signal that the user did not send
+                if not exchange.is_rank_gone:
+                    exchange.stacks = self._collect_stacks()
+            finally:
                 self._end(0.0)
-            raise raised
+            raise raised from GroupLost("\n".join(describe_missing(exchange)))
         if exchange.missing:
             if not exchange.is_rank_gone:
                 exchange.stacks = self._collect_stacks()
@@ -454,7 +459,7 @@ def _stacks_of_calls(lines: Iterable[str]) -> Iterator[str]:
     is_idle = is_above = False
     for line in lines:
         if not line.startswith(" "):
-            is_idle, is_above = "meshrun/worker/call_channel.py" in line, True
+            is_idle, is_above = ": between calls" in line, True
         elif is_above and any(part in line for part in _CALLER_FRAMES):
             continue
         else:

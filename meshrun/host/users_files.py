@@ -20,6 +20,8 @@ def _folders(*paths: str) -> tuple[str, ...]:
 LIBRARIES = _folders(*filter(None, map(sysconfig.get_path, _IN_PATHS)))
 """The folders of Python's standard library and of its installed packages."""
 OURS = _folders(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_TYPED = ("<cell ", "<stdin>", "<python-input-", "<ipython-input-")
+"""Begin the names of what is typed at a prompt or in a notebook."""
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
@@ -37,5 +39,7 @@ def is_installed(path: str | None) -> bool:
 
 
 def is_users_file(path: str) -> bool:
-    """Return whether the path of a module or frame is a user's file; ``<string>`` is not."""
+    """Return whether the path of a module or frame is a user's file, or what a user typed."""
+    if path.startswith(_TYPED):
+        return True
     return not (path.startswith(("<", *LIBRARIES, *OURS)) or is_installed(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshrun.host.printable import one_line
@@ -23,6 +23,8 @@ _PARTS_OF_GROUP = re.compile(r"^ +\+-\+-", re.MULTILINE)
 _FATAL = re.compile(r"Fatal Python error: (.*)")
 _MOST_FRAMES = 40
 _IMPORT = "<frozen importlib"
+_RUNPY = ("<frozen runpy>", f"{os.sep}runpy.py")
+_CALL_CHANNEL = os.path.join("meshrun", "worker", "call_channel.py")
 _WRAPPERS = frozenset(
     {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
 )
@@ -87,11 +89,16 @@ def _is_ours(frame: Frame) -> bool:
 
 
 def _without_ours(frames: list[Frame]) -> tuple[Frame, ...]:
-    """Return the frames without meshrun's own below the program."""
+    """Return the frames without those that lead to the program: ``runpy``'s and meshrun's own."""
     until = len(frames)
-    while until and _is_ours(frames[until - 1]):
+    while until and (_is_ours(frames[until - 1]) or frames[until - 1].file.endswith(_RUNPY)):
         until -= 1
-    return tuple(frames[:until] or frames)
+    return tuple(frames[:until] or (frames[:1] if _is_idle(frames) else frames))
+
+
+def _is_idle(stack: Sequence[Frame]) -> bool:
+    """Return whether a rank waits for what it is to do, as that of a prompt or of a test does."""
+    return bool(stack) and stack[0].file.endswith(_CALL_CHANNEL)
 
 
 def merge(dumps: Mapping[int, Dump]) -> list[tuple[tuple[int, ...], Dump]]:
@@ -108,6 +115,8 @@ def headline(stack: tuple[Frame, ...], folder: str) -> str:
     place = next((at for at, frame in enumerate(stack) if frame.is_users), None)
     if not stack:
         return "no Python frame"
+    if place is None and _is_idle(stack):
+        return "between calls"
     if place is None:
         return f"{stack[0].function} at {stack[0].place(folder)}"
     users = stack[place]
@@ -146,17 +155,17 @@ def current_folder() -> str:
 
 
 def short_path(file: str, folder: str) -> str:
-    """Return a path relative to ``folder`` or to the folder of a library, if it is below one.
+    """Return a path relative to the folder of a library or to ``folder``, if it is below one.
 
     Args:
         file: The path.
         folder: The value of :func:`current_folder`.
     """
-    if folder and os.path.isabs(file) and file.startswith(os.path.join(folder, "")):
-        return os.path.relpath(file, folder)
     _, found, rest = file.rpartition(f"{os.sep}site-packages{os.sep}")
     if found:
         return rest
+    if folder and os.path.isabs(file) and file.startswith(os.path.join(folder, "")):
+        return os.path.relpath(file, folder)
     library = next((path for path in LIBRARIES if file.startswith(path)), "")
     return file.removeprefix(library)
 

@@ -32,8 +32,6 @@ _ZYGOTES_NAME = "the process that starts the ranks"
 _ANSWER_TAKES_NS = 500_000_000
 _CHECK_EVERY_S = 0.002
 _READ_BYTES = 256 * 1024
-_CALL_CHANNEL = "meshrun/worker/call_channel.py"
-"""The module in which a rank that serves calls waits for the next one."""
 _MOST_NATIVE = 4
 _NATIVE_TAKES_S = 10.0
 _WHY_SILENT = {
@@ -175,8 +173,6 @@ class StackRequests:
     def _note_place(self, rank: int, stack: tuple[Frame, ...]) -> None:
         if any(frame.is_users for frame in stack):
             self.places[rank] = headline(stack, current_folder())
-        elif any(frame.file.endswith(_CALL_CHANNEL) for frame in stack):
-            self.elsewhere[rank] = "between calls"
         else:
             self.elsewhere[rank] = headline(stack, current_folder())
 

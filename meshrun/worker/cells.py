@@ -47,7 +47,8 @@ def run_cell(
     rank = int(os.environ["RANK"])
     if only is not None and rank != only:
         return None
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    lines = [f"{line}\n" for line in text.splitlines()]  # the last one too: Python 3.11 counts it
+    linecache.cache[name] = (len(text), None, lines, name)
     tree = ast.parse(text, name)
     space = sys.modules["__main__"].__dict__
     if SHELL not in space and _call_own_shell(tree):

@@ -105,4 +105,4 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert message in ran.stderr
     assert stop == ["ran"]
     assert bad[0].startswith("error: `x` is not a size")
-    assert word[0] == "error: %mesh: found `what`"
+    assert word[0] == "error: %mesh takes only `stop`, found `what`"

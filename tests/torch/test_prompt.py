@@ -50,7 +50,7 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
             ("1 +\n", "SyntaxError: in"),  # invalid syntax, or incomplete input
             ("inverse(0)\n", "ZeroDivisionError: division by zero\ndp"),
             ("wait()\n", "[dp1] waiting"),
-            ("\x1c", "\n    pid"),
+            ("\x1c", "in wait\n    <cell 7>:1 in <module>\n"),
             ("\x03", "KeyboardInterrupt"),
             ("%rank 2\n", "error: %rank 2: ranks range from 0 to 1\n"),
             ("%rank dp=2\n", "\n    %rank dp=2\n             ^\n"),
@@ -156,6 +156,7 @@ def test_ranks_that_cannot_be_interrupted_are_replaced(tmp_path: Path) -> None:
         terminal.type("print('in it'); dist.barrier() if dist.get_rank() else time.sleep(99)\n")
         terminal.wait_for("[dp1] in it")
         terminal.type("\x03")
+        terminal.wait_for("interrupted; not finished: dp1\ndp1: barrier at <cell 2>:1\n")
         terminal.wait_for("their variables are lost", 2)
         assert "SIGTERM" not in str(terminal.all_lines)
         terminal.type("'dist' in globals()\n")

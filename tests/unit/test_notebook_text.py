@@ -1,10 +1,14 @@
-"""What ``%mesh`` prints."""
+"""What ``%mesh`` and ``%%mesh`` print."""
 
+import linecache
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from meshrun.api.notebook import _Cells
+from meshrun.api.notebook import _Cells, _Interrupted
+from meshrun.errors import UsageError
+from meshrun.worker.cells import run_cell
 
 
 @pytest.mark.parametrize(
@@ -19,3 +23,33 @@ def test_ranks_are_counted(
     cells.show("")
 
     assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "%%mesh needs a mesh, as no ranks are running"),
+        ("--device cpu", "%%mesh needs a mesh, found `--device cpu`"),
+    ],
+)
+def test_a_cell_without_a_mesh(line: str, message: str) -> None:
+    shell = SimpleNamespace(transform_cell=str)
+    with pytest.raises(UsageError) as raised:
+        _Cells(shell).run(line, "1")
+    assert raised.value.message == message
+
+
+def test_an_interrupt_while_ranks_start_shows_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshrun.api.worker_group.WorkerGroup", interrupt)
+    with pytest.raises(_Interrupted):
+        _Cells(SimpleNamespace(transform_cell=str)).run("dp=2", "1")
+
+
+def test_the_last_line_of_a_cell_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 places its carets on that assumption."""
+    monkeypatch.setenv("RANK", "0")
+    assert run_cell("1\n2", "<cell test>") == "2"
+    assert linecache.getlines("<cell test>") == ["1\n", "2\n"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from meshrun.host import processes
 from meshrun.host.processes import SignalState, handles_signal, signal_state
 from meshrun.host.reactor import Reactor
+from meshrun.host.users_files import OURS
 from meshrun.layout import solve_layout
 from meshrun.protocol.stacks import Dump, Frame, describe, headline, merge, parse_dump, user_place
 from meshrun.supervisor.stack_requests import StackRequests
@@ -78,6 +80,8 @@ def frame(file: str, line: int, function: str) -> Frame:
 
 
 TORCH = os.path.join(os.sep, "env", "lib", "site-packages", "torch", "distributed")
+FRAME = '  File "{}", line 1 in f'
+RUNPY = "<frozen runpy>" if sys.version_info >= (3, 11) else runpy.__file__
 IN_COLLECTIVE = (
     frame(f"{TORCH}/distributed_c10d.py", 3252, "all_reduce"),
     frame(f"{TORCH}/c10d_logger.py", 83, "wrapper"),
@@ -93,12 +97,27 @@ def test_a_stack_is_named_after_the_call_that_the_user_made() -> None:
     assert headline(IN_COLLECTIVE[:2], "/home/me") == (
         "all_reduce at torch/distributed/distributed_c10d.py:3252"
     )
+    assert headline(IN_COLLECTIVE[:2], "/env") == headline(IN_COLLECTIVE[:2], "/home/me")
     assert headline((), "/home/me") == "no Python frame"
     assert list(describe(IN_COLLECTIVE[1:], "/home")) == [
         "me/train.py:60 in <module>",
         "me/train.py:41 in step",
         "torch/distributed/c10d_logger.py:83 in wrapper",
     ]
+
+
+@pytest.mark.parametrize("name", ["<cell 2>", "<stdin>"])
+def test_a_cell_is_the_users_and_what_calls_it_is_not_shown(name: str) -> None:
+    """Neither is what a rank does that waits for the next cell."""
+    torch = f"{TORCH}/distributed_c10d.py"
+    callers = [*(f"{OURS[0]}worker/{file}.py" for file in ("cells", "serve_calls")), RUNPY]
+    dumps = [
+        parse_dump("\n".join(["Thread 0x1 (most recent call first):", *map(FRAME.format, files)]))
+        for files in ([torch, name, *callers], [f"{OURS[0]}worker/call_channel.py", *callers])
+    ]
+    shown = [(headline(dump.main, "/env"), len(dump.main)) for dump in dumps if dump is not None]
+
+    assert shown == [(f"f at {name}:1", 2), ("between calls", 1)]
 
 
 def test_an_import_is_reported_as_one() -> None:
