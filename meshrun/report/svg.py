@@ -170,10 +170,11 @@ def _headline(layout: Layout) -> str:
 def _describe(layout: Layout, dim: int) -> str:
     """Return a dim's row of the legend."""
     size = layout.sizes[dim]
-    groups = count(layout.world_size // size, "group")
-    text = f"{layout.dim_labels[dim]}: {layout.count_crossing(dim):,} of {groups} cross nodes"
+    total = layout.world_size // size
+    groups, cross = count(total, "group"), "crosses" if total == 1 else "cross"
+    text = f"{layout.dim_labels[dim]}: {layout.count_crossing(dim):,} of {groups} {cross} nodes"
     if layout.nodes_per_domain:
-        text += f", {layout.count_crossing(dim, 'domains'):,} cross domains"
+        text += f", {layout.count_crossing(dim, 'domains'):,} {cross} domains"
     return text if size > 1 else f"{text} (of one rank)"
 
 

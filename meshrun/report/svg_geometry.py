@@ -366,14 +366,15 @@ class _Grid:
 
 
 def _best_grid(sizes: Sequence[int], width: float, height: float, is_framed: bool) -> _Grid:
-    """Return the grid whose aspect ratio is closest to ``_ASPECT``."""
+    """Return the grid with an aspect ratio close to ``_ASPECT`` and few empty places."""
     most, step = max(sizes), (width + _PAD, height + _PAD)
 
     def badness(grid: _Grid) -> float:
         wide, high = grid.pitch
-        rows = math.ceil(len(sizes) / grid.across)
-        uneven = 0.2 if most % grid.columns or len(sizes) % grid.across else 0.0
-        return abs(math.log(grid.across * wide / (rows * high) / _ASPECT)) + uneven
+        rows, rows_each = math.ceil(len(sizes) / grid.across), math.ceil(most / grid.columns)
+        places = rows * grid.across * rows_each * grid.columns
+        emptiness = math.log(places / (len(sizes) * most))
+        return abs(math.log(grid.across * wide / (rows * high) / _ASPECT)) + 2 * emptiness
 
     choices = product(range(1, most + 1), range(1, len(sizes) + 1))
     return min((_Grid(*choice, most, step, is_framed) for choice in choices), key=badness)

@@ -15,6 +15,7 @@ from meshrun.layout import Layout, solve_layout
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.report import svg_style
 from meshrun.report.svg import choose_color_dim, render_svg
+from meshrun.report.svg_geometry import _best_grid
 from meshrun.wording import count
 from tests.kit import ROOT, run_meshrun
 
@@ -83,7 +84,8 @@ def test_groups_that_cross_are_counted(mesh: str, nnodes: int) -> None:
         groups = list(plan.groups(dim))
         crossing = sum(plan.crosses_nodes(group) for group in groups)
 
-        row = f"{label}: {crossing} of {count(len(groups), 'group')} cross nodes"
+        cross = "crosses" if len(groups) == 1 else "cross"
+        row = f"{label}: {crossing} of {count(len(groups), 'group')} {cross} nodes"
         assert row in {text.removesuffix(" (of one rank)") for text in legend}
 
 
@@ -243,6 +245,15 @@ def test_domains_are_frames_around_their_nodes(
             assert (inside, apart) == (node // size == domain, node // size != domain)
     for one, other in combinations(boxes_of_text(picture), 2):
         assert other[0] >= one[2] or one[0] >= other[2] or other[1] >= one[3] or one[1] >= other[3]
+
+
+@pytest.mark.parametrize("width", [160, 200, 240, 300, 400])
+@pytest.mark.parametrize("height", [40, 56, 100])
+def test_a_grid_has_few_empty_places(width: float, height: float) -> None:
+    """Eight nodes are not seven and one below them."""
+    grid = _best_grid([8] * 8, width, height, is_framed=True)
+    places = [size * math.ceil(8 / size) for size in (grid.columns, grid.across)]
+    assert math.prod(places) <= 1.25 * 64
 
 
 def test_any_name_is_escaped() -> None:
