@@ -62,10 +62,15 @@ def schema_of_class(kind: Any) -> dict[str, Any]:
     hints, texts = get_type_hints(kind), descriptions(kind)
     properties = {
         field.name: schema_of(hints[field.name])
-        | ({"description": " ".join(texts[field.name].split())} if field.name in texts else {})
+        | ({"description": in_json(texts[field.name])} if field.name in texts else {})
         for field in fields(kind)
     }
     return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+def in_json(docstring: str) -> str:
+    """Return the text of a docstring for readers of JSON, in Markdown on one line."""
+    return " ".join(docstring.replace("``None``", "null").replace("``", "`").split())
 
 
 def render_report_schema() -> str:
