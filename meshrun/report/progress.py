@@ -329,7 +329,7 @@ class StartProgress(Watcher):
             case SignalArrived(signum=signum, why=why):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"
                 if signum == signal.SIGINT and state.shutdown_timeout_s > SECOND_SIGNAL_GRACE_S:
-                    ending += f"; press Ctrl-C again to kill in {SECOND_SIGNAL_GRACE_S:g} s"
+                    ending += f"; press Ctrl-C again to kill them after {SECOND_SIGNAL_GRACE_S:g} s"
                 has_run = state.generation or any(known.pid for known in state.ranks.values())
                 none = "all ranks have exited" if has_run else "no rank was started"
                 return f"{why or signal_name(signum)}: {ending if rest else none}"

@@ -202,7 +202,7 @@ def test_ranks_that_do_not_exit_in_time_are_named(fake_torch: object, tmp_path: 
     ("signum", "first", "again"),
     [
         (signal.SIGTERM, "", "send it"),
-        (signal.SIGINT, "; press Ctrl-C again to kill in 2 s", "press Ctrl-C"),
+        (signal.SIGINT, "; press Ctrl-C again to kill them after 2 s", "press Ctrl-C"),
     ],
     ids=["SIGTERM", "SIGINT"],
 )
