@@ -276,12 +276,17 @@ class Monitor:
 
     def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[Finding]:
         places = {rank: answer.place for rank, answer in calls.items() if answer.place}
+        gone = {
+            rank: _describe_gone(known.exited)
+            for rank, known in self._state.ranks.items()
+            if known.exited is not None
+        }
         return find_hung(
             calls,
             self._plan.layout,
             {**self.stacks.elsewhere, **self.stacks.places, **places},
             own=own,
-            why_silent=self.stacks.why_silent,
+            why_silent={**self.stacks.why_silent, **gone},
         )
 
     def _print_findings(self, found: Sequence[Finding]) -> None:
@@ -310,6 +315,13 @@ class Monitor:
         if state.nodes.is_alone:
             return text
         return f"{text}; check that no firewall blocks ports between the nodes"
+
+
+def _describe_gone(event: RankExited) -> str:
+    """Return why a rank that has exited is not in the collective in which others still wait."""
+    if not event.wait_status:
+        return "has exited with code 0"  # which NCCL does not notice on the same machine
+    return "has timed out" if event.error.startswith(_WATCHDOG) else "has failed"
 
 
 def _with_reason(trouble: Trouble, why: str) -> Trouble:
