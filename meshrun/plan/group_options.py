@@ -15,9 +15,9 @@ _ONLY_FOR = {"nccl": "cuda", "xccl": "xpu"}
 """Backends that support a single device type."""
 _BACKENDS = (
     *("gloo", "mpi", "ucc", "fake", *_ONLY_FOR),
-    *("hccl", "ccl", "cncl", "mccl", "eccl", "smddp"),
+    *("cncl", "smddp"),
 )
-"""torch's own backends, and some of those that packages add."""
+"""torch's own backends, and some of those that packages add; most of the latter end in `ccl`."""
 _BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
 
 
@@ -56,9 +56,8 @@ class GroupOptions:
             parts = (part.rpartition(":") for part in text.split(","))
             names = [backend for device, _, backend in parts if device in ("", device_type)]
             for backend in names:
-                if backend not in _BACKENDS and (
-                    near := get_close_matches(backend, _BACKENDS, n=1)
-                ):
+                is_known = backend in _BACKENDS or backend.endswith("ccl")
+                if not is_known and (near := get_close_matches(backend, _BACKENDS, n=1)):
                     hint = f"did you mean `{near[0]}`?"
                     raise UsageError(f"--backend: unknown backend `{backend}`", hint=hint)
                 if _ONLY_FOR.get(backend, device_type) != device_type:

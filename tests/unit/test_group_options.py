@@ -82,6 +82,7 @@ def test_an_unknown_dim_is_an_error() -> None:
         ("cpu:gloo,cuda:nccl", "cpu", None),
         ("cpu:gloo,cuda:nccl", "cuda", None),
         ("hccl", "npu", None),
+        ("occl", "openreg", None),
         ("my_own", "cpu", None),
     ],
 )
