@@ -31,6 +31,7 @@ from meshrun.plan.rendezvous_config import check_backend
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
 from meshrun.supervisor.decline import decline, declining, inherit_listener
+from meshrun.worker.sys_path import first_path
 
 if TYPE_CHECKING:
     from meshrun.console.console import Console
@@ -106,7 +107,7 @@ def plan(
             with_domain=bool(request.intra_domain),
         )
     if (kind := depends_on_count(request)) is not None:
-        facts = count_with_torch(facts, kind, request.own_preload)
+        facts = count_with_torch(facts, kind, request.own_preload, first_path(request.program))
     planned = build_plan(request, facts, check_host=check_host)
     workers = planned.layout.nproc_per_node[planned.node_rank]
     bound, cores = count_cores()

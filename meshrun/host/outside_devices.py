@@ -16,44 +16,51 @@ _TORCHS_OWN = ("mps", "mtia")
 """Built-in device types that only torch can count."""
 
 
-def count_with_torch(facts: HostFacts, kind: str, modules: Sequence[str]) -> HostFacts:
+def count_with_torch(
+    facts: HostFacts, kind: str, modules: Sequence[str], folder: str | None
+) -> HostFacts:
     """Return the facts with the number of devices that only torch can count, which takes seconds.
 
     Args:
         facts: The facts known without torch.
         kind: The device type, or ``auto`` for torch's accelerator if none is known yet.
         modules: Modules to import with torch, as they may add devices.
+        folder: The program's folder, where they may be.
     """
-    if kind == "auto" and (facts.accelerator_count or not _may_have_devices()):
+    if kind == "auto" and (facts.accelerator_count or not _may_have_devices(kind, modules)):
         return facts
     if kind != "auto" and not _may_have_devices(kind, modules):
         return replace(facts, accelerator=kind, accelerator_count=0)
-    found, count = _ask_torch(kind, modules)
+    found, count = _ask_torch(kind, modules, folder)
     return replace(facts, accelerator=found or facts.accelerator, accelerator_count=count)
 
 
-def _may_have_devices(kind: str = "", modules: Sequence[str] = ()) -> bool:
+def _may_have_devices(kind: str, modules: Sequence[str]) -> bool:
     """Return whether this torch may have devices that the launcher cannot count.
 
-    torch imports modules that packages list as entry points in the group ``torch.backends``.
+    torch imports modules that packages list as entry points in the group ``torch.backends``. Any
+    module may add a type that was asked for, but an accelerator is looked for only in these.
     """
-    if kind in _TORCHS_OWN or modules:
+    if kind in _TORCHS_OWN or (modules and kind != "auto"):
         return True
-    autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
-    return autoload and bool(entry_points("torch.backends"))
+    packages = {value.partition(":")[0] for value in entry_points("torch.backends").values()}
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
+        return bool(packages)
+    return not packages.isdisjoint(modules)
 
 
-def _ask_torch(kind: str, modules: Sequence[str]) -> tuple[str | None, int]:
+def _ask_torch(kind: str, modules: Sequence[str], folder: str | None) -> tuple[str | None, int]:
     """Return (device type, number of devices), as counted by torch in a process of its own.
 
     Args:
         kind: The device type, or ``auto`` for torch's accelerator, if any.
         modules: Modules to import first.
+        folder: The program's folder, where they may be.
     """
     import subprocess
 
     done = subprocess.run(
-        own_command("devices", kind, *modules),
+        own_command("devices", kind, folder or "", *modules),
         capture_output=True,
         encoding="utf-8",
         errors="replace",

@@ -1,9 +1,9 @@
 """Counts devices that only torch knows, in a fork or in a process of its own.
 
-    KIND [MODULE ...]
+    KIND FOLDER [MODULE ...]
 
-The process imports the modules and prints the device type and the number of devices as JSON;
-``auto`` selects torch's current accelerator.
+The process imports the modules, which may be in the program's folder, and prints the device type
+and the number of devices as JSON; ``auto`` selects torch's current accelerator.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.plan.device import check_count
+from meshrun.worker.sys_path import holds, on_path
 from meshrun.zygote.fork_safety import call_in_fork
 
 _UNKNOWN = 254
@@ -27,9 +28,10 @@ def main(_: object) -> None:
     """Count devices for the launcher, which does not import torch itself."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # keep what modules print out of the answer
-    kind, *modules = sys.argv[1:]
-    for module in modules:
-        import_module(module)
+    kind, folder, *modules = sys.argv[1:]
+    with on_path(folder if holds(folder, modules) else None):
+        for module in modules:
+            import_module(module)
     found = _current_accelerator() if kind == "auto" else kind
     print(json.dumps([found, (_count(found) or 0) if found else 0]), file=answers, flush=True)
 

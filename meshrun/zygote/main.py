@@ -116,7 +116,7 @@ def _load(
         with on_path(folder):
             source = read_program(program)
         gc.disable()
-        first = on_path(folder) if holds(folder, order.preload) else nullcontext()
+        first = on_path(folder if holds(folder, order.preload) else None)
         nvml = nvml_based_cuda_check() if forks else nullcontext()
         with first, nvml, source.settings.in_effect():
             if forks:

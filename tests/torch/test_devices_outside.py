@@ -152,12 +152,14 @@ def test_devices_that_do_not_exist(words: tuple[str, ...], error: str, program: 
         ("--mesh", "dp=2"),
         ("--mesh", "dp=2", "--nproc-per-node", "sim"),
         ("--mesh", "dp=-1", "--nproc-per-node", "auto"),
+        ("--mesh", "dp=2", "--preload", "beside"),
     ],
 )
 def test_torch_counts_devices_if_the_plan_depends_on_it(
     words: tuple[str, ...], program: Path
 ) -> None:
-    """A dry run shows the same plan."""
+    """A dry run shows the same plan; a module to preload may be beside the program."""
+    program.with_name("beside.py").write_text("")
     ours = run_meshrun(*words, "--dry-run", program)
 
     assert ours.returncode == 0, ours.stderr
