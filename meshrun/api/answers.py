@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor, Timer
 from meshrun.supervisor.signals import SignalQueue
-from meshrun.worker.call_channel import Begun, Channel, TimeLimit
+from meshrun.worker.call_channel import Begun, CallDone, Channel, TimeLimit
+
+if TYPE_CHECKING:
+    from meshrun.api.lent_terminal import Lender
 
 GRACE_S = 2.0
 """How long the other ranks may take once one has failed, as they may wait for it forever."""
@@ -38,21 +40,13 @@ class Exchange:
     Args:
         members: The ranks.
         reactor: Waits for the answers.
-        failed: Returns whether an answer means that others may wait for that rank forever.
-        handle: Called with each message; returns whether it has handled it, because it is no
-            answer. The time that this takes does not count against time limits.
+        lender: Lends the terminal to a rank that requests it; time limits do not apply meanwhile.
     """
 
-    def __init__(
-        self,
-        members: Iterable[Member],
-        reactor: Reactor,
-        failed: Callable[[Any], bool],
-        handle: Callable[[Member, Any], bool],
-    ) -> None:
+    def __init__(self, members: Iterable[Member], reactor: Reactor, lender: Lender) -> None:
         self._left = {member.rank: member for member in members}
         self.by_member: dict[Member, Any] = {}
-        """The answers, unpickled, in order of arrival."""
+        """The answers, in order of arrival."""
         self.reason = ""
         """Why the wait for the others has ended."""
         self.is_rank_gone = False
@@ -62,7 +56,7 @@ class Exchange:
         """The stacks of the missing ranks."""
         self.trouble: MeshrunError | None = None
         """How the launch has failed, if it has."""
-        self._reactor, self._failed, self._handle = reactor, failed, handle
+        self._reactor, self._lender = reactor, lender
         self._limits: dict[int, Timer] = {}
 
     @property
@@ -75,7 +69,7 @@ class Exchange:
         """The ranks that have not answered."""
         return tuple(self._left.values())
 
-    def send(self, message: bytes, timeout_s: float | None) -> None:
+    def send(self, message: object, timeout_s: float | None) -> None:
         """Send the message and begin to receive answers."""
         for member in self._left.values():  # first, as a signal handler may raise below
             self._reactor.add_reader(member.channel, partial(self._receive, member))
@@ -101,7 +95,7 @@ class Exchange:
 
     def _receive(self, member: Member) -> None:
         try:
-            answer = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
+            answer = member.channel.receive()
             if isinstance(answer, Begun):
                 if self.is_interrupted:  # a rank ignores SIGINT until it has begun
                     send_signal(member.pid, signal.SIGINT)
@@ -110,7 +104,7 @@ class Exchange:
                 self._limit_rank(member.rank, answer.seconds)
                 return
             received_ns = self._reactor.now_ns()
-            if self._handle(member, answer):
+            if self._lender.handle(member, answer):
                 self._reactor.skip(self._reactor.now_ns() - received_ns)
                 return
         except EOFError:
@@ -122,7 +116,7 @@ class Exchange:
         self.by_member[member] = answer
         del self._left[member.rank]
         self._limit_rank(member.rank, None)
-        if self._failed(answer):
+        if answer.has_failed:
             self._give_up_in(GRACE_S, f"{member.label} failed")
 
     def _limit(self, seconds: float) -> Timer:
@@ -169,17 +163,13 @@ def interrupts_call(reactor: Reactor, call: Callable[[], None]) -> Iterator[None
         raise KeyboardInterrupt
 
 
-def has_raised(answer: tuple[bytes | None, str, bytes | None, str]) -> bool:
-    """Return whether the answer to a call is an exception."""
-    return answer[0] is None
-
-
 def describe_others(answers: Exchange, first: Member) -> Iterator[str]:
     """Yield a line for each exception that other ranks have raised."""
     labels: dict[str, list[str]] = {}
-    for member, (value, _, _, headline) in answers.by_member.items():
-        if value is None and member is not first:
-            labels.setdefault(headline, []).append(member.label)
+    done: CallDone
+    for member, done in answers.by_member.items():
+        if done.has_failed and member is not first:
+            labels.setdefault(done.headline, []).append(member.label)
     for headline, who in labels.items():
         yield f"{', '.join(sorted(who))}: {headline}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import termios
@@ -37,13 +36,13 @@ class Lender:
         if not isinstance(message, MayDebug):
             return False
         if self._has_lent:
-            member.channel.send(pickle.dumps(None))
+            member.channel.send(None)
             return True
         self._has_lent = True
         with self._around(), lend_terminal(member.pid) as terminal:
-            member.channel.send(pickle.dumps(terminal))
+            member.channel.send(terminal)
             if terminal is not None:
-                done: Debugged = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
+                done: Debugged = member.channel.receive()
                 self.has_quit = done.quits
         return True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -21,7 +20,6 @@ from meshrun.api.answers import (
     Member,
     describe_missing,
     describe_others,
-    has_raised,
     interrupts_call,
 )
 from meshrun.api.child_launcher import copy_output, end_launcher, stop_launcher
@@ -49,7 +47,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh
 from meshrun.protocol.result import RankFailed
-from meshrun.worker.call_channel import accept, listen_in
+from meshrun.worker.call_channel import CallDone, accept, listen_in
 from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.serve_calls import SERVE
 
@@ -210,9 +208,7 @@ class WorkerGroup:
         with self._turn:
             number, self._calls = self._calls, self._calls + 1  # ranks count interrupted calls too
             try:
-                answers = self.exchange(
-                    message, timeout_s=timeout_s, failed=has_raised, handle=Lender().handle
-                )
+                answers = self.exchange(message, timeout_s=timeout_s)
             finally:
                 if self.members:
                     self._stdout.wait_for(number)
@@ -221,38 +217,37 @@ class WorkerGroup:
             raise GroupLost("these workers were closed during the call")
         if answers.is_rank_gone and answers.trouble is not None:
             raise answers.trouble  # the other ranks' errors are about lost connections
-        for member, (value, text, error, headline) in answers.by_member.items():
-            if value is None:
+        done: CallDone
+        for member, done in answers.by_member.items():
+            if done.has_failed:
                 description = "\n".join(
                     [
-                        f"{member.label}, pid {member.pid}:\n{text.rstrip()}",
+                        f"{member.label}, pid {member.pid}:\n{done.traceback.rstrip()}",
                         *describe_others(answers, member),
                         *describe_missing(answers),
                     ]
                 )
                 kind = GroupLost if answers.missing else MeshrunError
-                copy = unpickle_error(error) or kind(f"{member.label} raised {headline}")
+                copy = unpickle_error(done.error) or kind(f"{member.label} raised {done.headline}")
                 raise copy from RankTraceback(description)
         if answers.missing:
             raise GroupLost("\n".join(describe_missing(answers)))
-        values = {member.rank: value for member, (value, *_) in answers.by_member.items()}
+        values = {member.rank: done.value for member, done in answers.by_member.items()}
         return [load_value(io.BytesIO(values[rank]), rank) for rank in sorted(values)]
 
     def exchange(
         self,
-        message: bytes,
+        message: object,
         *,
         timeout_s: float | None = None,
-        failed: Callable[[Any], bool] = lambda _: False,
-        handle: Callable[[Member, Any], bool] = lambda *_: False,
+        lender: Lender | None = None,
     ) -> Exchange:
         """Send a message to all ranks and collect their answers; close the group if one is missing.
 
         Args:
             message: A message for the module that the ranks ``serve``.
             timeout_s: How long to wait.
-            failed: As for :class:`Exchange`.
-            handle: As for :class:`Exchange`.
+            lender: As for :class:`Exchange`.
 
         Raises:
             GroupLost: If the group is closed.
@@ -260,22 +255,16 @@ class WorkerGroup:
         if os.getpid() != self._owner:
             raise GroupLost(f"these workers belong to process {self._owner}, not to its fork")
         with self._turn:
-            return self._exchange(message, timeout_s, failed, handle)
+            return self._exchange(message, timeout_s, lender or Lender())
 
-    def _exchange(
-        self,
-        message: bytes,
-        timeout_s: float | None,
-        failed: Callable[[Any], bool],
-        handle: Callable[[Member, Any], bool],
-    ) -> Exchange:
+    def _exchange(self, message: object, timeout_s: float | None, lender: Lender) -> Exchange:
         if not self.members:
             raise GroupLost("these workers were closed", hint="start a new group")
         self._calling_thread = threading.get_ident()
         raised: BaseException = KeyboardInterrupt()
         try:
             with Reactor() as reactor:
-                exchange = Exchange(self.members, reactor, failed, handle)
+                exchange = Exchange(self.members, reactor, lender)
                 with interrupts_call(reactor, exchange.interrupt):
                     try:
                         exchange.send(message, timeout_s)
@@ -391,7 +380,7 @@ class WorkerGroup:
                 nonlocal world_size
                 channel = accept(listener)
                 if channel is not None:
-                    rank, world_size, pid, label = pickle.loads(channel.receive())  # noqa: S301
+                    rank, world_size, pid, label = channel.receive()
                     found[rank] = Member(rank, pid, label, channel)
 
             reactor.add_reader(listener, accept_rank)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -42,8 +41,8 @@ class BorrowedTerminal:
             return True
         if self._is_refused:
             return False
-        self._channel.send(pickle.dumps(MayDebug()))
-        path = pickle.loads(self._channel.receive())  # noqa: S301 - our caller's
+        self._channel.send(MayDebug())
+        path = self._channel.receive()
         self._is_refused = path is None
         if path is not None:
             self._lent = ExitStack()
@@ -60,7 +59,7 @@ class BorrowedTerminal:
         if self._lent is not None:
             self._lent.close()
             self._lent = None
-            self._channel.send(pickle.dumps(Debugged(self.quits)))
+            self._channel.send(Debugged(self.quits))
 
     @property
     def is_lent(self) -> bool:

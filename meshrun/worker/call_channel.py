@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import socket
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from meshrun.host.sockets import peer_of
 
@@ -37,8 +39,26 @@ class TimeLimit:
     seconds: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class CallDone:
+    """From a rank: what its call has returned or raised."""
+
+    value: bytes | None = None
+    """The pickled value; ``None`` if it raised."""
+    traceback: str = ""
+    error: bytes = b""
+    """The result of ``pickle_error()``, if it raised."""
+    headline: str = ""
+    """The exception in one line."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether others may wait for this rank forever."""
+        return self.value is None
+
+
 class Channel:
-    """One end of the connection; messages are bytes."""
+    """One end of the connection; a message is any object that can be pickled."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -47,22 +67,23 @@ class Channel:
         """Return the descriptor to wait for."""
         return self._socket.fileno()
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: object) -> None:
         """Send a message whole.
 
         Raises:
             OSError: If the other end is gone.
         """
-        self._socket.sendall(_HEAD.pack(len(message)) + message)
+        data = pickle.dumps(message)
+        self._socket.sendall(_HEAD.pack(len(data)) + data)
 
-    def receive(self) -> bytes:
+    def receive(self) -> Any:
         """Wait for a message.
 
         Raises:
             EOFError: If the other end is gone.
         """
         (size,) = _HEAD.unpack(self._read(_HEAD.size))
-        return self._read(size)
+        return pickle.loads(self._read(size))  # noqa: S301 - from a process of this user
 
     def close(self) -> None:
         """Close this end; the other end's :meth:`receive` raises ``EOFError``."""

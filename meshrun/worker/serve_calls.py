@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from meshrun.worker.call_channel import Channel
+    from meshrun.worker.call_channel import CallDone, Channel
 
 SERVE = "MESHRUN_SERVE"
 """The variable with the caller's folder, in a rank that serves instead of running its program."""
@@ -53,7 +53,6 @@ def run(folder: str, module: str) -> None:
 
 def _connect_and_serve(folder: str, module: str) -> None:
     """Connect, introduce this rank, and serve."""
-    import pickle
     from importlib import import_module
 
     from meshrun.layout.labels import rank_label
@@ -63,7 +62,7 @@ def _connect_and_serve(folder: str, module: str) -> None:
     own, layout = os.getpid(), current_layout()
     rank = int(os.environ["RANK"])
     channel = connect_in(folder)
-    channel.send(pickle.dumps((rank, layout.world_size, own, rank_label(layout, rank))))
+    channel.send((rank, layout.world_size, own, rank_label(layout, rank)))
     import_module(module).serve(channel)
     if os.getpid() != own:  # a child that a call forked and that returned from the call
         os._exit(0)
@@ -72,9 +71,7 @@ def _connect_and_serve(folder: str, module: str) -> None:
 def serve(channel: Channel) -> None:
     """Make the calls that arrive on ``channel`` until it ends.
 
-    A call is a pickled tuple: (function, args, kwargs). So is the answer: (pickled value, or
-    ``None`` if the call raised; traceback; result of ``pickle_error()``, or ``None``; the exception
-    in one line).
+    A call is a pickled tuple: (function, args, kwargs).
     """
     from contextlib import suppress
     from itertools import count
@@ -113,7 +110,7 @@ class _Calls:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_interrupt)
 
-    def make(self, call: bytes) -> bytes:
+    def make(self, call: bytes) -> CallDone:
         """Make a call and return the answer."""
         import pickle
         from dataclasses import asdict
@@ -122,12 +119,12 @@ class _Calls:
 
         from meshrun.protocol.raised import headline
         from meshrun.protocol.rank_end import RankRaised
-        from meshrun.worker.call_channel import Begun
+        from meshrun.worker.call_channel import Begun, CallDone
         from meshrun.worker.program import format_raised
 
         try:
             self._takes_interrupt = True
-            self._channel.send(pickle.dumps(Begun()))
+            self._channel.send(Begun())
             function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
             value = function(*args, **kwargs)
             try:
@@ -135,11 +132,11 @@ class _Calls:
             except Exception as error:
                 raise unpicklable(value, int(os.environ["RANK"]), error) from None
             self._takes_interrupt = False
-            return pickle.dumps((pickled, "", None, ""))
+            return CallDone(pickled)
         except BaseException as error:  # even one that would end a program
             self._takes_interrupt = False
             raised = RankRaised(rank=0, at_ns=0, shown=False, **asdict(format_raised(error)))
-            return pickle.dumps((None, raised.traceback, pickle_error(error), headline(raised)))
+            return CallDone(None, raised.traceback, pickle_error(error), headline(raised))
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self._takes_interrupt:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -80,13 +80,25 @@ class TestDone:
 
     __test__ = False  # not a test, despite its name
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the other ranks may wait for this one forever."""
+        return bool(self.text) or self.exit is not None or any(map(is_failure, self.reports))
+
+
+def is_failure(report: Mapping[str, Any]) -> bool:
+    """Return whether a test failed, as expected or not; passing a strict xfail does not count."""
+    if report.get("outcome") == "failed":
+        return not str(report.get("longrepr")).startswith("[XPASS(strict)]")
+    return report.get("outcome") == "skipped" and "wasxfail" in report
+
 
 def serve(channel: Channel) -> None:
     """Run a session until no more tests are requested."""
     from _pytest.config import Config
 
-    begin = pickle.loads(channel.receive())  # noqa: S301 - our caller's
-    channel.send(pickle.dumps(Begun()))
+    begin: Begin = channel.receive()
+    channel.send(Begun())
     temporary = os.path.join(begin.options["basetemp"], f"rank{os.environ['RANK']}")
     # The main session has a terminal reporter, and meshrun has its own faulthandler.
     without = ("no:terminal", "no:faulthandler")
@@ -145,9 +157,9 @@ class _RankSession:
         """Run the tests that the main session requests."""
         while True:
             try:
-                self._channel.send(pickle.dumps(self._done))
-                order: RunTest = pickle.loads(self._channel.receive())  # noqa: S301
-                self._channel.send(pickle.dumps(Begun()))
+                self._channel.send(self._done)
+                order: RunTest = self._channel.receive()
+                self._channel.send(Begun())
             except (EOFError, OSError):  # the main session is gone
                 return True
             self._done = TestDone()
@@ -172,7 +184,7 @@ class _RankSession:
 
     def _limit_time(self, seconds: float | None) -> bool:
         if not self._terminal.is_lent:  # while it is, the lender reads nothing else
-            self._channel.send(pickle.dumps(TimeLimit(seconds)))
+            self._channel.send(TimeLimit(seconds))
         return True
 
     def pytest_exception_interact(self, call: pytest.CallInfo[Any], report: object) -> None:

@@ -17,7 +17,6 @@ from tests.kit import MARK, PROGRAMS, ROOT, run_meshrun, start_meshrun
 SECRET = "hunter2-of-this-test"
 _UNSAFE = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "yaml", "jsonpickle"}
 _UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "load", "loads"}
-_CALL_CHANNEL = "a socket in a private folder of the caller; each end rejects other users"
 _FROM_OURSELVES = {
     "api/remote_call.py": "a function of launch(): through files in a private folder of its caller",
     "actors/node_group.py": "the same, from ranks on nodes of a Ray cluster",
@@ -30,13 +29,11 @@ _FROM_OURSELVES = {
     "rendezvous/torch_handler.py": "torch's rendezvous, from its store: of its own types only",
     "submit/patch.py": "the user's additions to a manifest, by YAML's safe loader",
     "report/elastic_events.py": "an installed plug-in, by its entry point",
-    "api/answers.py": _CALL_CHANNEL,
-    "api/worker_group.py": _CALL_CHANNEL,
-    "api/pytest_plugin.py": _CALL_CHANNEL,
-    "worker/serve_calls.py": _CALL_CHANNEL,
-    "worker/serve_tests.py": _CALL_CHANNEL,
-    "api/lent_terminal.py": _CALL_CHANNEL,
-    "worker/borrowed_terminal.py": _CALL_CHANNEL,
+    "api/tests_on_ranks.py": "nothing: it asks what can be pickled",
+    "worker/call_channel.py": "a socket in a private folder of the caller; each end rejects other"
+    " users",
+    "worker/serve_calls.py": "a call of the caller, through that channel",
+    "worker/serve_tests.py": "nothing: it asks what can be pickled",
     "api/prompt.py": "what the user typed at the prompt",
     "cluster/here.py": "an installed plug-in, by its entry point",
     "ssh/starters.py": "an installed plug-in, by its entry point",

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import socket
 
 import pytest
 
 from meshrun.api.answers import Exchange, Member
+from meshrun.api.lent_terminal import Lender
 from meshrun.host.reactor import Reactor
-from meshrun.worker.call_channel import Channel
+from meshrun.worker.call_channel import CallDone, Channel
 
 
 class _Signalled(Channel):
     """A channel that sends this process a signal after each message."""
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: object) -> None:
         super().send(message)
         os.kill(os.getpid(), signal.SIGALRM)
 
@@ -33,16 +33,16 @@ def test_what_a_signal_handler_raises_while_a_message_is_sent_ends_the_call() ->
     before = signal.signal(signal.SIGALRM, give_up)
     try:
         with Reactor() as reactor:
-            exchange = Exchange([member], reactor, lambda _: False, lambda *_: False)
+            exchange = Exchange([member], reactor, Lender())
             with pytest.raises(TimeoutError, match="the caller's own limit"):
                 exchange.send(b"call", None)
-            Channel(there).send(pickle.dumps("its answer"))
+            Channel(there).send(answer := CallDone(b"its answer"))
             reactor.run_until(lambda: exchange.is_done)
     finally:
         signal.signal(signal.SIGALRM, before)
         here.close()
         there.close()
-    assert exchange.by_member == {member: "its answer"}
+    assert exchange.by_member == {member: answer}
 
 
 def test_a_lost_rank_is_noticed_when_its_answer_is_received() -> None:
@@ -50,7 +50,7 @@ def test_a_lost_rank_is_noticed_when_its_answer_is_received() -> None:
     there.close()
     member = Member(rank=0, pid=0, label="rank 0", channel=Channel(here))
     with Reactor() as reactor:
-        exchange = Exchange([member], reactor, lambda _: False, lambda *_: False)
+        exchange = Exchange([member], reactor, Lender())
         exchange.send(b"call", None)
         reactor.run_until(lambda: exchange.is_done)
     here.close()

@@ -12,7 +12,7 @@ import pytest
 
 from meshrun.api.rank_output import RankOutput
 from meshrun.protocol.caller import end_of_call, ended_call
-from meshrun.worker.call_channel import Begun
+from meshrun.worker.call_channel import Begun, CallDone
 from meshrun.worker.serve_calls import serve
 
 
@@ -58,9 +58,9 @@ def test_a_call_may_close_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise EOFError
             return self.calls.pop(0)
 
-        def send(self, answer: bytes) -> None:
-            if not isinstance(received := pickle.loads(answer), Begun):
-                self.values.append(pickle.loads(received[0]))
+        def send(self, answer: Begun | CallDone) -> None:
+            if isinstance(answer, CallDone):
+                self.values.append(pickle.loads(answer.value or b""))
 
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setenv("RANK", "0")
