@@ -26,6 +26,7 @@ import torch.distributed as dist
 from meshrun.check.judge import compare_links, slow_ranks
 from meshrun.check.measured import RESULT_FILE, Collective, Exchange, Measured, RankMeasures
 from meshrun.check.schedule import pairs_of
+from meshrun.errors import MeshError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.folder import write_private
 from meshrun.layout import Layout
@@ -76,12 +77,14 @@ def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
     mesh, layout = current_mesh(), current_layout()
     device = torch.device(mesh.device_type)
     rank = dist.get_rank()
+    _check_sum("all ranks", dist.group.WORLD, device)
     clock_s = _clock_difference(rank, device)
     collectives: list[Collective] = []
     unsupported: list[str] = []
     for index, dim in enumerate(layout.dim_labels):
         group = mesh.get_group(index)
         if dist.get_world_size(group) > 1:
+            _check_sum(dim, group, device)
             found = _Groups(dim, group, device, mode, unsupported)
             collectives.extend(found.measure())
     exchanges = _Exchanges(layout, device, mode).measure()
@@ -113,6 +116,25 @@ def gather(own: RankMeasures) -> Measured | None:
     ranks = range(dist.get_world_size())
     found = [unpack(store.get(f"meshrun/check/{each}"), RankMeasures) for each in ranks]
     return Measured(layout=current_layout().to_dict(), ranks=found)
+
+
+def _check_sum(of: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Check that a group adds numbers up: a backend that does nothing is fast.
+
+    Raises:
+        MeshError: If the sum is wrong.
+    """
+    ones = torch.ones(1, device=device)
+    try:
+        dist.all_reduce(ones, group=group)
+    except RuntimeError:  # unsupported; reported with the other operations
+        return
+    size = dist.get_world_size(group)
+    if (total := ones.item()) != size:
+        raise MeshError(
+            f"all_reduce over {of} adds {size} ones up to {total:g}: the backend of its group"
+            f" ({dist.get_backend_config(group)}) does not work on {device.type}"
+        )
 
 
 class _Groups:

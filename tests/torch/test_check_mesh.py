@@ -90,6 +90,17 @@ def test_what_is_slow_by_chance_is_measured_again(tmp_path: Path, products: int,
 
 
 @pytest.mark.nightly
+def test_a_back_end_that_does_nothing(tmp_path: Path) -> None:
+    """It is not called fast: sums are checked first."""
+    (tmp_path / "broken.py").write_text(
+        "import torch.distributed as dist\ndist.all_reduce = lambda *_, **__: None\n"
+    )
+    done = run_meshrun(*MESH, "--preload", "broken", "quick", env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "all_reduce over all ranks adds 2 ones up to 1: the backend of its group" in done.stderr
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, 137), (signal.SIGINT, 130)])
 def test_a_check_that_is_interrupted(tmp_path: Path, signum: signal.Signals, code: int) -> None:
     """A rank ends in the same way as its check; Ctrl-C ends all, without a traceback."""
