@@ -91,9 +91,9 @@ class Participant:
         self._uses_fallback = False
         """Whether it tries the port on which node 0 reports that the endpoint's port is taken."""
         self._met = self._over = self._failed = False
-        self._is_cleared = False
-        """Whether nothing is left here of the last generation."""
         self._is_spare = False
+        self._has_ranks = False
+        """Whether something of the last generation may be left here."""
         self._lost = ""
         """Why the coordinator was lost, while this node of an elastic launch reconnects."""
         self._reach: Reachability | None = None
@@ -104,7 +104,7 @@ class Participant:
     def send(self, message: Message) -> None:
         """Send the coordinator a message of this node's own launch."""
         if isinstance(message, Cleared):
-            self._is_cleared = True
+            self._has_ranks = False
             if self._lost:
                 self._reconnect()
         if self._connection is not None and self._met:
@@ -134,7 +134,7 @@ class Participant:
             self._check_deadlines()
 
     def _check_deadlines(self) -> None:
-        if self._lost and not (self._is_cleared or self._is_spare):
+        if self._lost and self._has_ranks:
             return  # this node's own ranks end first
         place = self._config.endpoint
         if self._deadline.is_over:
@@ -339,8 +339,7 @@ class Participant:
         )
 
     def _take_part(self) -> None:
-        self._is_cleared = self._is_spare = False
-        self._lost = ""
+        self._has_ranks, self._is_spare, self._lost = True, False, ""
 
     def _drop(self, why: str, *, foreign_s: float | None = None) -> None:
         """Close the connection; for ``foreign_s``, something else may answer at the endpoint."""
@@ -378,9 +377,9 @@ class Participant:
         """Reconnect once nothing of the last generation is left here."""
         self._lost = self._failed_attempt = why
         if self._met:
-            self._met = False
             self._lose_coordinator(why, is_silent=is_silent)
-        if self._is_cleared or self._is_spare:
+        self._met = self._is_spare = False
+        if not self._has_ranks:
             self._reconnect()
 
     def _reconnect(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import NoReturn
 
 import pytest
 
 from meshrun.errors import UsageError
+from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
 from meshrun.protocol.events import (
     AllCleared,
@@ -483,3 +485,24 @@ def test_a_silent_host_may_rejoin_before_it_counts_as_lost(
     silent.close()
 
     assert left[0].received(NodeLost)[0].why == "its launcher restarted"
+
+
+def test_a_spare_reconnects_at_intervals(parties: Parties, two: list[Party]) -> None:
+    """Even if something else has taken the coordinator's port, and closes each connection."""
+    those = [*two, grown(parties, two)]
+    spare = newcomer(parties, "node3")
+    parties.until(lambda: spare.notes)
+    for party in those:
+        parties.remove(party)
+    attempts = 0
+    with closing(listen_on("127.0.0.1", parties.port)) as other:
+        other.setblocking(False)
+        for _ in range(2 * 100):
+            parties.pass_s(0.5)
+            with suppress(BlockingIOError):
+                other.accept()[0].close()
+                attempts += 1
+
+    assert sum("reconnecting" in note for note in spare.notes) == 1
+    assert spare.received(MeetingFailed)
+    assert 1 < attempts < 2 * 70
