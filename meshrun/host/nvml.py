@@ -29,6 +29,7 @@ _PROCESS = struct.Struct("=I4xQII")
 """Pid, bytes, and the two numbers of a MIG instance."""
 _MOST_PROCESSES = 256
 _NO_PERMISSION = 4
+_LONGEST_TEXT = 96
 _INIT_ERRORS = {
     9: "its kernel module is not loaded",
     18: "its library and its kernel module have different versions",
@@ -75,10 +76,10 @@ class Nvml:
             return None
         return tuple(value.value for value in values)
 
-    def text(self, function: str, *arguments: Any, size: int = 96) -> str:
+    def text(self, function: str, *arguments: Any) -> str:
         """Return the string that a function yields."""
-        buffer = ctypes.create_string_buffer(size)
-        if not self.call(function, *arguments, buffer, ctypes.c_uint(size)):
+        buffer = ctypes.create_string_buffer(_LONGEST_TEXT)
+        if not self.call(function, *arguments, buffer, ctypes.c_uint(_LONGEST_TEXT)):
             return ""
         return buffer.value.decode(errors="replace")
 

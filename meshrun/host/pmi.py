@@ -13,9 +13,7 @@ _WAIT_S = 60.0
 """How long to wait for the other processes."""
 
 
-def exchange(
-    env: Mapping[str, str], value: str, *, wait_s: float = _WAIT_S
-) -> tuple[str, list[str]] | None:
+def exchange(env: Mapping[str, str], value: str) -> tuple[str, list[str]] | None:
     """Return the name of the job's key space and each process's value, by rank; a collective.
 
     Return ``None`` if there is no process manager, or it does not answer.
@@ -33,7 +31,7 @@ def exchange(
         return None
     if len(value) > _LONGEST or set(value) & set(" \n="):
         return None
-    manager = _Manager(fd, time.monotonic() + wait_s, is_strict="I_MPI_HYDRA_UUID" in env)
+    manager = _Manager(fd, time.monotonic() + _WAIT_S, is_strict="I_MPI_HYDRA_UUID" in env)
     try:
         return manager.exchange(rank, size, value)
     except (OSError, ValueError, KeyError, EOFError):
