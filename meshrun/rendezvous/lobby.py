@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -93,12 +92,11 @@ class Lobby:
         if self._duplicate is not None and (error := self._duplicate.refusal()) is not None:
             self._stop_probing()
             self._fail(error)
-        now_ns = time.monotonic_ns()
         self._unauthenticated.check()
         for number, connection in list(self._connections.items()):
             connection.beat()
-            if now_ns - connection.received_ns > self._config.node_timeout_s * 1e9:
-                self._drop(number, "it stopped responding")
+            if why := connection.give_up_if_silent(self._config.node_timeout_s):
+                self._drop(number, why)
         if self._failure is None:
             self._check_deadlines()
 
