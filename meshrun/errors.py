@@ -9,16 +9,28 @@ class MeshrunError(Exception):
     Args:
         message: What was requested and what was found, with the numbers; lower case, no full stop.
         hint: What to try, or ``None`` when there is nothing better than the message.
+        exit_code: The exit code, if it is not that of the class.
+        is_reported_elsewhere: Whether another process of the same job reports this error.
     """
 
     exit_code = 1
     is_reported_elsewhere = False
-    """Whether another process of the same job reports this error."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        exit_code: int | None = None,
+        is_reported_elsewhere: bool = False,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if exit_code is not None:
+            self.exit_code = exit_code
+        if is_reported_elsewhere:
+            self.is_reported_elsewhere = True
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
@@ -86,10 +98,6 @@ class LayoutError(UsageError):
 
 class ProgramError(UsageError):
     """The program to run cannot be opened; ``exit_code`` is what ``python`` would return."""
-
-    def __init__(self, message: str, *, exit_code: int, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.exit_code = exit_code
 
 
 class MeshError(MeshrunError, RuntimeError):

@@ -333,8 +333,10 @@ def _unreported(code: int, timings: Timings) -> LaunchResult:
     trouble = None
     if code:
         end = describe_exit(code, signum)
-        trouble = HostError(f"the launcher {end} before it could report a result")
-        trouble.exit_code = code if signum is None else 128 + signum
+        trouble = HostError(
+            f"the launcher {end} before it could report a result",
+            exit_code=code if signum is None else 128 + signum,
+        )
     elif signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # wait() returns 0 then
         trouble = HostError(
             "the launcher reported no result, and its exit code is unknown: SIGCHLD is ignored",

@@ -108,15 +108,15 @@ def _check_alone(found: ClusterFacts, around: list[ClusterFacts]) -> None:
     for outer in around:
         total = max(outer.nnodes or 1, outer.task.world_size if outer.task else 1)
         if outer.shell is None and total > 1:
-            error = UsageError(
+            rank = outer.node_rank or (outer.task and outer.task.rank)
+            raise UsageError(
                 f"{found.system} started 1 process ({found.evidence}), but {outer.system} around"
                 f" it started {total} ({outer.evidence})",
                 hint=f"start meshrun with only one of them, or unset the variables of the other"
                 f" ({found.variables[0][0]}, {outer.variables[0][0]}, ...); --nnodes 1 launches on"
                 " this node alone",
+                is_reported_elsewhere=bool(rank),
             )
-            error.is_reported_elsewhere = bool(outer.node_rank or (outer.task and outer.task.rank))
-            raise error
 
 
 def _with_hosts(found: ClusterFacts, around: list[ClusterFacts], hostname: str) -> ClusterFacts:

@@ -137,13 +137,12 @@ def detect_pmi(here: Surroundings) -> ClusterFacts | None:
     rank = read_index(env, size, "PMI_RANK")
     if rank is None or size is None or size == 1:
         return None
-    error = UsageError(
+    raise UsageError(
         f"PMI_RANK {rank} of PMI_SIZE {size}: meshrun was started {size} times, on unknown nodes",
         hint="start one meshrun per node with --nnodes, --node-rank and --rdzv-endpoint, or unset"
         " PMI_RANK and PMI_SIZE if they are left over from another job",
+        is_reported_elsewhere=rank > 0,
     )
-    error.is_reported_elsewhere = rank > 0
-    raise error
 
 
 def detect_pals(here: Surroundings) -> ClusterFacts | None:

@@ -61,8 +61,8 @@ def node_outcome(
         failure = f"on {host}, {failure}"
     trouble = find_trouble(state, host)
     if state.broken is not None:
-        trouble = MeshrunError(f"on {host}, {state.broken.headline}")
-        trouble.exit_code = state.broken.exit_code
+        text = f"on {host}, {state.broken.headline}"
+        trouble = MeshrunError(text, exit_code=state.broken.exit_code)
     failed = {verdict.rank for verdict in judge(state)}
     left = [(known.finished_ns, rank) for rank, known in state.ranks.items() if known.finished_ns]
     reported = failed | {rank for _, rank in sorted(left)[:1]}

@@ -41,14 +41,13 @@ def fit_to_cluster(
         return request
     _check_launchers(facts)
     if facts.is_one_of_several and request.nnodes is None:
-        error = UsageError(
+        raise UsageError(
             f"{facts.system} started several processes, but does not tell them how many"
             f" ({facts.evidence})",
             hint=f"pass --nnodes N, with one process on each node: {facts.one_a_node}; or"
             " --nnodes 1 for a launch in each process",
+            is_reported_elsewhere=bool(facts.node_rank),
         )
-        error.is_reported_elsewhere = bool(facts.node_rank)
-        raise error
     nnodes = request.nnodes or facts.nnodes or 1
     if facts.nnodes is not None and (rendezvous.least_nodes or nnodes) > facts.nnodes:
         raise UsageError(
@@ -176,13 +175,12 @@ def _check_address_known(facts: ClusterFacts, node_rank: int | None) -> None:
     """Check that nodes without the first node's address do not each launch by themselves."""
     if facts.task is None and (node_rank == 0 or facts.job_id is None):
         return  # node 0 needs no address; without a job, this may be the only node
-    error = UsageError(
+    raise UsageError(
         f"{facts.system} does not tell processes the address of the first node ({facts.evidence})",
         hint="pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"
         + _if_stale(facts),
+        is_reported_elsewhere=bool(facts.task and facts.task.rank),
     )
-    error.is_reported_elsewhere = bool(facts.task and facts.task.rank)
-    raise error
 
 
 def _if_stale(facts: ClusterFacts) -> str:
@@ -299,14 +297,13 @@ def _check_launchers(facts: ClusterFacts) -> None:
     else:
         counts = ", ".join(map(str, task.per_node[:8])) + (", ..." if nnodes > 8 else "")
         found = f"{total} times on {nnodes} nodes ({counts})"
-    error = UsageError(
+    raise UsageError(
         f"{facts.system} started meshrun {found}, but one launcher starts all workers of a node"
         f" ({facts.evidence})",
         hint=facts.one_a_node,
+        # If tasks per node differ but are unknown, only some tasks notice: one per node reports it.
+        is_reported_elsewhere=bool(task.rank if task.per_node else task.local_rank),
     )
-    # If tasks per node differ but are unknown, only some tasks notice: one per node reports it.
-    error.is_reported_elsewhere = bool(task.rank if task.per_node else task.local_rank)
-    raise error
 
 
 def _note_alone(facts: ClusterFacts) -> tuple[str, ...]:

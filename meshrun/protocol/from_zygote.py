@@ -243,12 +243,11 @@ class GaveUp:
 
     def as_error(self) -> MeshrunError:
         """Return the error that ends the launch for it."""
-        error = MeshrunError(
+        return MeshrunError(
             f"{self.host} exited before all nodes had joined: {self.reason}",
             hint="see its output for details",
+            exit_code=self.exit_code,
         )
-        error.exit_code = self.exit_code
-        return error
 
 
 FromZygote = (

@@ -97,9 +97,7 @@ class Trouble:
 
     def as_error(self) -> MeshrunError:
         """Return the error."""
-        error = MeshrunError(self.message, hint=self.hint)
-        error.exit_code = self.exit_code
-        return error
+        return MeshrunError(self.message, hint=self.hint, exit_code=self.exit_code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,9 +133,9 @@ class RankFailed(MeshrunError):
             where = f"rank {first.rank} {describe_raised(first.raised)}"
         if result.broken_program is not None:
             where = describe_broken(result.broken_program)
-        super().__init__(f"{where}, exit code {result.exit_code}")
+        code = result.exit_code
+        super().__init__(f"{where}, exit code {code}", exit_code=code)
         self.result = result
-        self.exit_code = result.exit_code
 
 
 def describe_broken(text: str) -> str:

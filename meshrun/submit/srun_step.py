@@ -171,13 +171,12 @@ class _Step:
     def _killed(self, signum: int) -> HostError:
         """Return the error for a srun that was killed, which ends the launch."""
         reason = self._memory.why_killed() if signum == signal.SIGKILL else None
-        error = HostError(
+        return HostError(
             f"srun was killed by {signal_name(signum)} on this host"
             f"{f': {reason}' if reason else ''}; the launch ends with it",
             hint=f"`squeue --steps --jobs={self._job}` shows step {self._name} while launchers run",
+            exit_code=128 + signum,
         )
-        error.exit_code = 128 + signum
-        return error
 
     def _check_for_end(self) -> None:
         if self._ends.is_over and self._overdue.at_ns is None and not self._has_noted_wait:
