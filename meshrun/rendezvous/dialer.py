@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
-from meshrun.host.connecting import Connecting
 from meshrun.host.interfaces import interface_of, is_loopback, outward_address
-from meshrun.host.lookup import Lookup
+from meshrun.host.outgoing import Connecting, Lookup
 from meshrun.host.reactor import Reactor
 from meshrun.rendezvous.endpoint import endpoint_here
 

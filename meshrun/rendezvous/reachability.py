@@ -12,8 +12,8 @@ import socket
 from functools import partial
 
 from meshrun.errors import MeshrunError
-from meshrun.host.connecting import Connecting
 from meshrun.host.host_names import is_address
+from meshrun.host.outgoing import Connecting
 from meshrun.host.sockets import listen_on
 from meshrun.rendezvous.hub import Hub
 

@@ -116,7 +116,7 @@ def test_nodes_share_a_machine_whose_name_is_a_loopback_address(
 ) -> None:
     """As on Debian; the first node listens on another address, where the second one looks."""
     port = free_port()
-    monkeypatch.setattr("meshrun.host.lookup.look_up", lambda _: ["127.0.1.1"])
+    monkeypatch.setattr("meshrun.host.outgoing.look_up", lambda _: ["127.0.1.1"])
     monkeypatch.setattr("socket.gethostname", lambda: "node0")
     for rank in node_ranks:
         launchers.append(Launcher("node0", host="node0", port=port, node_rank=rank))
@@ -304,7 +304,7 @@ def test_a_name_service_that_never_answers_is_reported(
     launchers: list[Launcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resolver may hang; the time limit applies, and the lookup is stopped."""
-    monkeypatch.setattr("meshrun.host.lookup.look_up", lambda _: signal.pause())
+    monkeypatch.setattr("meshrun.host.outgoing.look_up", lambda _: signal.pause())
     before = children()
     launchers.append(first := Launcher("a", host="node0", port=free_port(), timeout_s=0.2))
     until([first], MeetingFailed)
