@@ -183,7 +183,7 @@ class Peers:
         elif config.is_first is False and not config.asks_torch:
             self._become_participant(self._addresses_of_coordinator())
         else:
-            self._side = NameResolver(config, self._hub, found=self._found, fail=self._hub.fail)
+            self._side = NameResolver(config, self._hub, self._found)
 
     def _found(self, addresses: list[str], why: str) -> bool:
         """Choose a side, unless the name must resolve first; return whether one was chosen."""
@@ -258,13 +258,7 @@ class Peers:
         return place
 
     def _ask_torch(self, endpoint: Endpoint | None) -> None:
-        self._side = negotiation = TorchNegotiation(
-            self._config,
-            endpoint,
-            host=self._node.info.host,
-            start=self._negotiate,
-            reactor=self._hub.reactor,
-        )
+        self._side = negotiation = TorchNegotiation(self._node, endpoint, self._negotiate)
         if self._gave_up is not None:
             negotiation.give_up(self._gave_up)
         else:

@@ -19,18 +19,12 @@ class NameResolver:
 
     Args:
         found: Called with the addresses, and why there are none; returns whether that suffices.
-        fail: Called if the name does not resolve in time.
     """
 
     def __init__(
-        self,
-        config: RendezvousConfig,
-        hub: Hub,
-        *,
-        found: Callable[[list[str], str], bool],
-        fail: Callable[[RendezvousError], None],
+        self, config: RendezvousConfig, hub: Hub, found: Callable[[list[str], str], bool]
     ) -> None:
-        self._config, self._hub, self._found, self._fail = config, hub, found, fail
+        self._config, self._hub, self._found = config, hub, found
         self._deadline = self._hub.deadline(config.timeout_s)
         self._why = "the name service has not answered yet"
         self._lookup: Lookup | None = None
@@ -41,7 +35,7 @@ class NameResolver:
         config, waited_s = self._config, self._deadline.waited_s
         if self._deadline.is_over:
             self.close()
-            self._fail(
+            self._hub.fail(
                 RendezvousError(
                     f"the name `{config.host}` does not resolve after {waited_s:.0f} s:"
                     f" {self._why}",

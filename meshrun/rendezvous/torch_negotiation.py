@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from meshrun.errors import HostError
 from meshrun.host.interfaces import outward_address, own_address_towards
-from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.endpoint import Endpoint
 from meshrun.rendezvous.messages import Message
+from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.torch_decline import DeclineProcess
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - only if the coordinator's own address is unknown
@@ -31,15 +31,10 @@ class TorchNegotiation:
     """
 
     def __init__(
-        self,
-        config: RendezvousConfig,
-        endpoint: Endpoint | None,
-        *,
-        host: str,
-        start: Callable[[Negotiate], None],
-        reactor: Reactor,
+        self, node: ThisNode, endpoint: Endpoint | None, start: Callable[[Negotiate], None]
     ) -> None:
-        self._start, self._reactor = start, reactor
+        config = node.config
+        self._start, self._reactor = start, node.hub.reactor
         self._declining: DeclineProcess | None = None
         address = _own_address(config, endpoint)
         self._own: socket.socket | None = listen_on(address, 0)
@@ -52,7 +47,7 @@ class TorchNegotiation:
             nnodes=config.nnodes,
             conf=dict(config.conf),
             timeout_s=config.timeout_s,
-            host=host,
+            host=node.info.host,
             address=address,
             port=self._own.getsockname()[1],
         )
