@@ -36,9 +36,9 @@ class GpuHealth:
     use: GpuUse | None = None
 
 
-def read_health(nvml: Nvml, gpus: Sequence[Gpu]) -> list[GpuHealth]:
-    """Return the health of each GPU; for a MIG instance, that of its GPU."""
-    return [_read(nvml, gpu) for gpu in gpus]
+def read_health(nvml: Nvml | None, gpus: Sequence[Gpu]) -> list[GpuHealth] | None:
+    """Return the health of each GPU, for a MIG instance that of its GPU; ``None`` without NVML."""
+    return None if nvml is None else [_read(nvml, gpu) for gpu in gpus]
 
 
 def _read(nvml: Nvml, gpu: Gpu) -> GpuHealth:

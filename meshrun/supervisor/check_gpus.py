@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from meshrun.errors import HostError
 from meshrun.host.ask_driver import ask_driver
-from meshrun.host.gpu_health import GpuHealth, read_health
-from meshrun.host.machine import Gpu
-from meshrun.host.nvml import Nvml, why_no_nvml
+from meshrun.host.gpu_health import read_health
+from meshrun.host.nvml import why_no_nvml
 from meshrun.host.xids import read_xids
 from meshrun.plan.gpu_check import find_gpu_problems, unfit_gpus
 from meshrun.plan.plan import LaunchPlan
@@ -26,7 +25,7 @@ def examine_gpus(plan: LaunchPlan, note: Callable[[str], None]) -> None:
     gpus = plan.used_gpus
     where = f"{os.uname().nodename}: " if plan.layout.nnodes > 1 else ""
     needs_none = plan.request.device == "cpu" and not gpus
-    health = [] if needs_none else ask_driver(partial(_read_health, gpus=gpus))
+    health = [] if needs_none else ask_driver(partial(read_health, gpus=gpus))
     if health is None:
         why, is_severe = ask_driver(lambda _: why_no_nvml())
         if is_severe:
@@ -50,7 +49,3 @@ def examine_gpus(plan: LaunchPlan, note: Callable[[str], None]) -> None:
         raise unfit
     if not findings:
         note(f"{where}{count(len(gpus), 'GPU')} checked, nothing found")
-
-
-def _read_health(nvml: Nvml | None, *, gpus: Sequence[Gpu]) -> list[GpuHealth] | None:
-    return None if nvml is None else read_health(nvml, gpus)
