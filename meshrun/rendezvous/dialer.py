@@ -19,9 +19,8 @@ class Dialer:
     Args:
         host: The coordinator's name, which is looked up once no address is left to try.
         addresses: Its addresses, if known.
-        connected: Called with the socket.
-        failed: Called with the reason if an address cannot be reached.
-        unresolved: Called with the reason if the name has no address.
+        ended: Called with the socket, or with ``None`` and why :attr:`address` cannot be reached,
+            or why the name has no address; then, that is "".
     """
 
     def __init__(
@@ -29,14 +28,10 @@ class Dialer:
         host: str,
         addresses: Sequence[str],
         reactor: Reactor,
-        *,
-        connected: Callable[[socket.socket], None],
-        failed: Callable[[str], None],
-        unresolved: Callable[[str], None],
+        ended: Callable[[socket.socket | None, str], None],
     ) -> None:
         self._host, self._addresses, self._reactor = host, list(addresses), reactor
-        self._connected, self._failed, self._unresolved = connected, failed, unresolved
-        self._port = 0
+        self._ended, self._port = ended, 0
         self._lookup: Lookup | None = None
         self._attempt: Connecting | None = None
         self.address = ""
@@ -65,19 +60,14 @@ class Dialer:
         if self._addresses:
             self._connect()
         else:
-            self._unresolved(why)
+            self.address = ""
+            self._ended(None, why)
 
     def _connect(self) -> None:
         self.address = self._addresses.pop(0)
         self._attempt = Connecting(
             self.address, self._port, self._reactor, most_s=_CONNECT_S, ended=self._ended
         )
-
-    def _ended(self, connected: socket.socket | None, why: str) -> None:
-        if connected is not None:
-            self._connected(connected)
-        else:
-            self._failed(why or "no answer")
 
     def close(self) -> None:
         """End the attempt, if one is under way."""

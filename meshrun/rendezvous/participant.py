@@ -61,14 +61,7 @@ class Participant:
         self._config, self._info, self._secret = node.config, node.info, node.secret
         self._hub, self._where, self._beat_s = node.hub, node.where, node.beat_s
         reactor = node.hub.reactor
-        self._dialer = Dialer(
-            self._config.host or "",
-            addresses,
-            reactor,
-            connected=self._connected,
-            failed=self._not_connected,
-            unresolved=self._unresolved,
-        )
+        self._dialer = Dialer(self._config.host or "", addresses, reactor, self._dialed)
         self._connection: Connection | None = None
         self._handshake = ParticipantHandshake(node.secret)
         """That of the last connection."""
@@ -205,8 +198,13 @@ class Participant:
     def _port(self) -> int:
         return fallback_port(self._secret) if self._uses_fallback else self._config.port or 0
 
-    def _unresolved(self, why: str) -> None:
-        self._try_later(f"the name `{self._config.host}` does not resolve: {why}")
+    def _dialed(self, connected: socket.socket | None, why: str) -> None:
+        if connected is not None:
+            self._connected(connected)
+        elif self._dialer.address:
+            self._not_connected(why or "no answer")
+        else:
+            self._try_later(f"the name `{self._config.host}` does not resolve: {why}")
 
     def _connected(self, connection: socket.socket) -> None:
         greeting_s = _GREETING_S if self._foreign is not None else _FIRST_GREETING_S
