@@ -17,7 +17,7 @@ from meshrun import __version__
 from meshrun.cli.end import call_at_end, end_by_signal, end_with
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
-from meshrun.cli.variables import BETWEEN_LAUNCHERS
+from meshrun.cli.variables import BETWEEN_LAUNCHERS, IN_RANK
 from meshrun.cli.words import CommandLine, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, open_standard_streams
@@ -206,7 +206,7 @@ def run_command_line(
     foreign: list[str | None] = []
     if invocation.caller is None:
         foreign += BETWEEN_LAUNCHERS  # left over from another launch
-    if "MESHRUN_GENERATION" in os.environ:
+    if IN_RANK in os.environ:
         # These are options of the launch around this one, or what it told its ranks.
         foreign += (*_LAYOUT_VARIABLES, *(row.variable for row in Options.rows()))
     for name in foreign:

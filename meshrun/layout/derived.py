@@ -12,7 +12,14 @@ from itertools import islice
 
 from meshrun.errors import SpecError
 from meshrun.layout.axes import Axis, axes_of, axis_of
-from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh, items_of, parse_mesh
+from meshrun.layout.spec import (
+    INFERRED,
+    MeshSpec,
+    format_mesh,
+    items_of,
+    parse_mesh,
+    split_texts,
+)
 from meshrun.wording import count
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -124,8 +131,8 @@ def parse_derived(
         SpecError: If one cannot be parsed.
     """
     return (
-        tuple(parse_flatten(text) for text in _split(flattens)),
-        tuple(parse_view(text) for text in _split(views)),
+        tuple(parse_flatten(text) for text in split_texts(flattens)),
+        tuple(parse_view(text) for text in split_texts(views)),
     )
 
 
@@ -136,11 +143,6 @@ def format_derived(flattens: Iterable[Flatten], views: Iterable[View]) -> dict[s
         "MESHRUN_VIEW": ";".join(map(str, views)),
     }
     return {name: text for name, text in texts.items() if text}
-
-
-def _split(texts: str | Iterable[str]) -> list[str]:
-    texts = [texts] if isinstance(texts, str) else texts
-    return [part.strip() for text in texts for part in text.split(";") if part.strip()]
 
 
 # ---- fitting them to a mesh ----------------------------------------------------------------

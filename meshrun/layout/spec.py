@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -141,6 +141,12 @@ def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
     sizes = _parse_sizes(text)
     parsed = None if names is None else _parse_names(names, len(sizes.found), text)
     return MeshSpec(sizes=tuple(sizes.found), mesh_dim_names=parsed, bounds=sizes.bounds)
+
+
+def split_texts(texts: str | Iterable[str]) -> list[str]:
+    """Return the values of an option that is given repeatedly, or once with ``;`` between them."""
+    texts = [texts] if isinstance(texts, str) else texts
+    return [part.strip() for text in texts for part in text.split(";") if part.strip()]
 
 
 def items_of(text: str, separator: str) -> Iterator[tuple[int, str]]:

@@ -31,10 +31,8 @@ def read_group_options() -> GroupOptions:
     Raises:
         UsageError: If they cannot be parsed.
     """
-    env = os.environ
-    texts = (env.get(f"MESHRUN_{name}", "") for name in ("BACKEND", "TIMEOUT", "PG_OPT"))
-    backends, timeouts, settings = ([text] if text else [] for text in texts)
-    return parse_group_options(backends, timeouts, settings)
+    names = ("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT")
+    return parse_group_options(*(os.environ.get(name, "") for name in names))
 
 
 def build_from_environment(fallback: str | None) -> BuiltMesh:

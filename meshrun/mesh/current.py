@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import MeshError
 from meshrun.layout.spec import AnyMesh, mesh_text
@@ -17,6 +17,8 @@ from meshrun.mesh.late_settings import warn_of_late_settings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+else:
+    DeviceMesh = Any  # for `typing.get_type_hints()`, without importing torch
 
 _entered = threading.local()
 

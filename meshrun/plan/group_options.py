@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from meshrun.errors import UsageError
+from meshrun.layout.spec import split_texts
 from meshrun.plan.parse import parse_seconds
 
 _SHORTEST_S, _LONGEST_S = 0.001, 1e9
@@ -93,7 +94,7 @@ class GroupOptions:
 
 
 def parse_group_options(
-    backends: Iterable[str], timeouts: Iterable[str], settings: Iterable[str]
+    backends: str | Iterable[str], timeouts: str | Iterable[str], settings: str | Iterable[str]
 ) -> GroupOptions:
     """Return the values of ``--backend``, ``--timeout`` and ``--pg-opt``, each given repeatedly.
 
@@ -106,9 +107,9 @@ def parse_group_options(
         UsageError: If one cannot be parsed.
     """
     return GroupOptions(
-        backends=tuple(_parse_backend(text) for text in _split(backends)),
-        timeouts_s=tuple(_parse_timeout(text) for text in _split(timeouts)),
-        settings=tuple(part for text in _split(settings) for part in _parse_settings(text)),
+        backends=tuple(_parse_backend(text) for text in split_texts(backends)),
+        timeouts_s=tuple(_parse_timeout(text) for text in split_texts(timeouts)),
+        settings=tuple(part for text in split_texts(settings) for part in _parse_settings(text)),
     )
 
 
@@ -122,10 +123,6 @@ def format_group_options(options: GroupOptions) -> dict[str, str]:
         "MESHRUN_PG_OPT": [f"{dim}:{name}={value}" for dim, name, value in options.settings],
     }
     return {name: ";".join(parts) for name, parts in texts.items() if parts}
-
-
-def _split(texts: Iterable[str]) -> list[str]:
-    return [part.strip() for text in texts for part in text.split(";") if part.strip()]
 
 
 def _with_dim(dim: str, text: str) -> str:

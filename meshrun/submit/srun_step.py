@@ -22,6 +22,7 @@ from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.host.stderr import note
 from meshrun.plan.plan import check_elsewhere
+from meshrun.plan.rank_env import SECRET_VARIABLES
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
 from meshrun.protocol.step_end import STEP, StepEnds
@@ -50,7 +51,6 @@ _Commands = Generator[list[str], str, None]
 _READ_BYTES = 1 << 16
 _OTHER_STDERR = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO")
 """Variables that make srun write the tasks' stderr to a file, or to stdout."""
-_SECRETS = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
 
 
 def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -> int:
@@ -455,6 +455,6 @@ def _jobs_of_components() -> list[str]:
 
 def _environment() -> dict[str, str]:
     """Return the launchers' environment, with a secret by which they recognize each other."""
-    if any(os.environ.get(name) for name in _SECRETS):
+    if any(map(os.environ.get, SECRET_VARIABLES)):
         return dict(os.environ)
     return {**os.environ, "MESHRUN_SECRET": secrets.token_hex(32)}

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from inspect import isfunction
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -46,6 +48,14 @@ def test_the_public_names_are_frozen() -> None:
     assert sorted(meshrun.__all__) == PUBLIC
     assert all(getattr(meshrun, name) is not None for name in PUBLIC)
     assert [name for name in PUBLIC if name not in reference] == []
+
+
+def test_the_hints_of_public_functions_can_be_read() -> None:
+    """By ``typing.get_type_hints()``, although torch is not imported."""
+    functions = [each for name in PUBLIC if isfunction(each := getattr(meshrun, name))]
+
+    assert len(functions) == 10
+    assert all("return" in get_type_hints(function) for function in functions)
 
 
 def test_the_modules_of_the_root_are_few() -> None:
