@@ -15,7 +15,7 @@ from meshrun.check.judge import CheckResult, LinkRates, format_rate, format_size
 from meshrun.layout import Layout
 from meshrun.report.svg import HEAD, boxes, cell, page
 from meshrun.report.svg_geometry import MARGIN, Sheet, arrange
-from meshrun.report.svg_style import PLAIN, RAMP_STEPS, number, rect, text, width_of
+from meshrun.report.svg_style import PLAIN, RAMP_STEPS, Drawing, number, rect
 from meshrun.wording import count
 
 _ROW = 18.0
@@ -68,14 +68,10 @@ def render_check_svg(result: CheckResult) -> str:
     """Return the result as a self-contained SVG."""
     measured, layout, findings = result.measured, result.layout, result.findings
     hosts = {layout.node_rank(rank.rank): rank.host for rank in measured.ranks}
-    maps = [_links(result), *_dims(result)]
-    drawn: list[str] = []
-    top, right = HEAD + 8, 0.0
-    for each in maps:
+    drawing, top = Drawing(), HEAD + 8
+    for each in (_links(result), *_dims(result)):
         if each.rates:
-            parts, top, width = _draw(each, layout, hosts, top)
-            drawn += parts
-            right = max(right, width)
+            top = _draw(drawing, each, layout, hosts, top)
     head = (
         f"check of {layout.mesh}: {count(layout.world_size, 'rank')} on"
         f" {count(layout.nnodes, 'node')}"
@@ -84,11 +80,9 @@ def render_check_svg(result: CheckResult) -> str:
     if measured.shares_cores:
         lines.insert(0, "ranks share cores, so their speeds are not compared")
     for line in lines:
-        drawn.append(text(MARGIN, top + 12, line, "soft"))
+        drawing.text(MARGIN, top + 12, line, "soft")
         top += _ROW
-        right = max(right, MARGIN + width_of(line, 11))
-    width = max(right, MARGIN + width_of(head, 18)) + MARGIN
-    return page(head, ". ".join(lines), drawn, size=(width, top + MARGIN), more_styles=_STYLE)
+    return page(head, ". ".join(lines), drawing, bottom=top, more_styles=_STYLE)
 
 
 def _links(result: CheckResult) -> _Map:
@@ -111,16 +105,13 @@ def _dims(result: CheckResult) -> Iterator[_Map]:
 
 
 def _draw(
-    shown: _Map, layout: Layout, hosts: Mapping[int, str], top: float
-) -> tuple[list[str], float, float]:
-    """Return the elements of a map that starts at ``top``, and its bottom and right edges."""
+    drawing: Drawing, shown: _Map, layout: Layout, hosts: Mapping[int, str], top: float
+) -> float:
+    """Draw a map that starts at ``top``, and return its bottom edge."""
     sheet = arrange(Layout(mesh=None, nproc_per_node=layout.nproc_per_node), top + 2 * _ROW + 6)
-    key, right = _key(shown, top + _ROW)
-    title = f"{shown.title}, in {shown.unit[0]}"
-    parts = [text(MARGIN, top + 12, title), *key]
-    right = max(right, MARGIN + width_of(title, 12))
-    parts += boxes(sheet, hosts)
-    parts.append("<g>" if sheet.cells.detailed else '<g class="small">')
+    drawing.text(MARGIN, top + 12, f"{shown.title}, in {shown.unit[0]}")
+    _draw_key(drawing, shown, top + _ROW)
+    drawing.add(*boxes(sheet, hosts), "<g>" if sheet.cells.detailed else '<g class="small">')
     corners: dict[int, tuple[float, float]] = {}
     for box in sheet.boxes:
         for place, unplaced in enumerate(box.ranks):  # numbered node by node
@@ -130,17 +121,16 @@ def _draw(
             title = f"rank {rank}: {'not measured' if rate is None else format_rate(rate)}"
             detail = "" if rate is None else shown.show(rate)
             color = shown.color(rank)
-            parts.append(cell(sheet.cells, corners[rank], color, title, label=rank, detail=detail))
-    parts.append("</g>")
-    bottom = max(box.y + box.height for box in sheet.boxes)
-    right = max(right, sheet.right)
+            drawing.add(cell(sheet.cells, corners[rank], color, title, label=rank, detail=detail))
+    drawing.add("</g>")
+    bottom, right = max(box.y + box.height for box in sheet.boxes), sheet.right
     if shown.links is not None and shown.links.slow:
         places = _places(layout, sheet, corners)
-        parts += _bad_ends(shown.links, places)
-        parts += _arcs(shown.links, places, sheet)
-        bottom, right = bottom + 30, max(right + 44, MARGIN + width_of(_RED, 11))
-        parts.append(text(MARGIN, bottom, _RED, "soft"))
-    return parts, bottom + 22, right
+        drawing.add(*_bad_ends(shown.links, places), *_arcs(shown.links, places, sheet))
+        bottom, right = bottom + 30, right + 44
+        drawing.text(MARGIN, bottom, _RED, "soft")
+    drawing.right = max(drawing.right, right)
+    return bottom + 22
 
 
 def _places(layout: Layout, sheet: Sheet, corners: Mapping[int, tuple[float, float]]) -> _Places:
@@ -184,18 +174,14 @@ def _arcs(links: LinkRates, places: _Places, sheet: Sheet) -> Iterator[str]:
         )
 
 
-def _key(shown: _Map, y: float) -> tuple[list[str], float]:
-    """Return the key to the colors, and its right edge."""
+def _draw_key(drawing: Drawing, shown: _Map, y: float) -> None:
     least, most = map(shown.show, shown.ends)
-    x = MARGIN + width_of(least, 11) + 6
-    parts = [text(MARGIN, y + 12, least, "soft")]
+    x = drawing.text(MARGIN, y + 12, least, "soft") + 6
     for swatch in range(_SWATCHES):
         name = _step(swatch / (_SWATCHES - 1))
         drawn = rect(x + swatch * _SWATCH, y + 1, _SWATCH, _SWATCH)
-        parts.append(f'<g class="cell {name}">{drawn}</g>')
-    x += _SWATCHES * _SWATCH + 6
-    parts.append(text(x, y + 12, most, "soft"))
-    return parts, x + width_of(most, 11)
+        drawing.add(f'<g class="cell {name}">{drawn}</g>')
+    drawing.text(x + _SWATCHES * _SWATCH + 6, y + 12, most, "soft")
 
 
 def _step(part: float) -> str:

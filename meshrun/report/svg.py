@@ -24,6 +24,7 @@ from meshrun.report.svg_geometry import (
 from meshrun.report.svg_style import (
     CATEGORIES,
     PLAIN,
+    Drawing,
     color_class,
     coordinate_text,
     corners,
@@ -35,7 +36,6 @@ from meshrun.report.svg_style import (
     shorten,
     style_sheet,
     text,
-    width_of,
     words,
 )
 from meshrun.wording import count, plural
@@ -45,8 +45,6 @@ HEAD = 34.0
 _KEY = 26.0
 _SWATCH = 14.0
 _RAMP_SWATCHES = 16
-_BOLD = 1.12
-"""Width of bold letters relative to regular ones."""
 _LEGEND_ROW = 20.0
 _SAMPLE = 34.0
 _NTH = ("", " second", " third")
@@ -99,46 +97,38 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
         '<svg'
     """
     sheet = arrange(layout, HEAD + (0 if color_dim is None else _KEY) + 8)
-    key, key_right = ([], 0.0) if color_dim is None else _color_key(layout, color_dim)
     is_grid = sheet.arrangement == "grid"
-    head, notes = _headline(layout), _omissions(layout, sheet)
+    drawing = Drawing()
+    drawing.right = sheet.right
+    if color_dim is not None:
+        _add_color_key(drawing, layout, color_dim)
+    drawing.add(*_frames(sheet), *boxes(sheet))
+    if not is_grid:
+        drawing.add(*_lines(layout, sheet))
+    drawing.add(*_cells(layout, sheet, color_dim))
+    if is_grid:
+        drawing.add(*_outlines(layout, sheet))
     dims = [_describe(layout, dim) for dim in range(len(layout.sizes))]
+    notes = _omissions(layout, sheet)
+    y = sheet.bottom + 28
+    _add_legend(drawing, layout, sheet, dims, y)
+    y += len(dims) * _LEGEND_ROW
     remarks = [_OUTLINED, *notes] if is_grid and _outline_styles(layout) else notes
-    top = sheet.bottom + 28
-    below = top + len(dims) * _LEGEND_ROW
-    last_line = below + (len(remarks) - 1) * _LEGEND_ROW if dims or remarks else sheet.bottom
-    right = max(
-        sheet.right,
-        key_right,
-        MARGIN + width_of(head, 16 * _BOLD),
-        *(MARGIN + width_of(dim, 12) + _SAMPLE + 10 for dim in dims),
-        *(MARGIN + width_of(remark, 11) for remark in remarks),
-    )
-    body = [
-        *key,
-        *_frames(sheet),
-        *boxes(sheet),
-        *(() if is_grid else _lines(layout, sheet)),
-        *_cells(layout, sheet, color_dim),
-        *(_outlines(layout, sheet) if is_grid else ()),
-        *_legend(layout, sheet, dims, top),
-        *(text(MARGIN, below + row * _LEGEND_ROW, it, "soft") for row, it in enumerate(remarks)),
-    ]
-    description = ". ".join([head, *dims, *notes])
-    return page(head, f"{description}.", body, size=(right + MARGIN, last_line + MARGIN))
+    for row, remark in enumerate(remarks):
+        drawing.text(MARGIN, y + row * _LEGEND_ROW, remark, "soft")
+    last_line = y + (len(remarks) - 1) * _LEGEND_ROW if dims or remarks else sheet.bottom
+    head = _headline(layout)
+    return page(head, f"{'. '.join([head, *dims, *notes])}.", drawing, bottom=last_line)
 
 
 def page(
-    head: str,
-    description: str,
-    body: Sequence[str],
-    *,
-    size: tuple[float, float],
-    more_styles: str = "",
+    head: str, description: str, drawing: Drawing, *, bottom: float, more_styles: str = ""
 ) -> str:
-    """Return an SVG with a heading; ``size`` is rounded up to whole pixels."""
-    width, height = map(ceil, size)
-    elements = "\n".join(body)
+    """Return a drawing as an SVG with a heading, in whole pixels."""
+    heading = Drawing()
+    heading.text(MARGIN, HEAD - 8, head, "head")
+    width, height = ceil(max(heading.right, drawing.right) + MARGIN), ceil(bottom + MARGIN)
+    elements = "\n".join((*heading.elements, *drawing.elements))
     colors = re.findall(r'<g class="cell (\w+)"', elements)
     return "\n".join(
         (
@@ -148,7 +138,6 @@ def page(
             f"<desc>{words(description)}</desc>",
             style_sheet(colors) + more_styles,
             '<rect class="page" width="100%" height="100%"/>',  # some viewers have a black page
-            text(MARGIN, HEAD - 8, head, "head"),
             elements,
             "</svg>\n",
         )
@@ -203,28 +192,21 @@ def _key_indexes(size: int) -> list[int]:
     return [round(step * (size - 1) / (shown - 1)) for step in range(shown)]
 
 
-def _color_key(layout: Layout, dim: int) -> tuple[list[str], float]:
-    """Return the key to the colors, and its right edge."""
+def _add_color_key(drawing: Drawing, layout: Layout, dim: int) -> None:
     size = layout.sizes[dim]
     y = HEAD + _KEY / 2
-    lead = f"color: index in {layout.dim_labels[dim]}"
-    parts = [text(MARGIN, y + 4, lead, "soft")]
-    x = MARGIN + width_of(lead, 11) + 8
     each = size <= len(CATEGORIES)
+    x = drawing.text(MARGIN, y + 4, f"color: index in {layout.dim_labels[dim]}", "soft") + 8
     if not each:
-        parts.append(text(x, y + 4, "0", "soft"))
-        x += width_of("0", 11) + 4
+        x = drawing.text(x, y + 4, "0", "soft") + 4
     for index in _key_indexes(size):
         swatch = rect(x, y - 7, _SWATCH, _SWATCH, ' rx="2"')
-        parts.append(f'<g class="cell {color_class(index, size)}">{swatch}</g>')
-        x += _SWATCH + (4 if each else 0)
+        drawing.add(f'<g class="cell {color_class(index, size)}">{swatch}</g>')
+        x += _SWATCH
         if each:
-            parts.append(text(x, y + 4, str(index), "soft"))
-            x += width_of(str(index), 11) + 8
+            x = drawing.text(x + 4, y + 4, str(index), "soft") + 8
     if not each:
-        parts.append(text(x + 4, y + 4, str(size - 1), "soft"))
-        x += 4 + width_of(str(size - 1), 11)
-    return parts, x
+        drawing.text(x + 4, y + 4, str(size - 1), "soft")
 
 
 # ---- nodes and ranks -----------------------------------------------------------------------
@@ -284,22 +266,24 @@ def cell(
 # ---- the legend ----------------------------------------------------------------------------
 
 
-def _legend(layout: Layout, sheet: Sheet, dims: Sequence[str], top: float) -> Iterator[str]:
-    """Yield a row for each dim, fastest first: a sample of its groups, and how many cross nodes."""
+def _add_legend(
+    drawing: Drawing, layout: Layout, sheet: Sheet, dims: Sequence[str], top: float
+) -> None:
+    """Add a row for each dim, fastest first: a sample of its groups, and how many cross nodes."""
     styles = _outline_styles(layout) if sheet.arrangement == "grid" else {}
     for row, dim in enumerate(reversed(range(len(dims)))):
         y = top + row * _LEGEND_ROW
         name = styles.get(dim, "over" if layout.count_crossing(dim) else "in")
         if dim in styles:
             sample = _outline(name, MARGIN + 3, y - 11, 26, 14)
-            yield f'<g class="marks"><g class="{name}">{sample}</g></g>'
+            drawing.add(f'<g class="marks"><g class="{name}">{sample}</g></g>')
         elif layout.sizes[dim] == 1:
-            yield f'<g class="in">{dot(MARGIN + _SAMPLE / 2, y - 4)}</g>'
+            drawing.add(f'<g class="in">{dot(MARGIN + _SAMPLE / 2, y - 4)}</g>')
         elif sheet.arrangement != "grid":
             first, last = MARGIN + 3, MARGIN + _SAMPLE
             ends = dot(first, y - 4) + dot(last, y - 4)
-            yield f'<g class="{name}">{line(first, y - 4, last, y - 4)}{ends}</g>'
-        yield text(MARGIN + _SAMPLE + 10, y, dims[dim])
+            drawing.add(f'<g class="{name}">{line(first, y - 4, last, y - 4)}{ends}</g>')
+        drawing.text(MARGIN + _SAMPLE + 10, y, dims[dim])
 
 
 # ---- lines ---------------------------------------------------------------------------------

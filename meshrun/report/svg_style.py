@@ -70,6 +70,8 @@ _DARK = {
     "page": "#0d1117", "ink": "#e6edf3", "soft": "#9aa4af",
     "warm": "#ff9a57", "cool": "#79c0ff", "deep": "#d2a8ff",
 }  # fmt: skip
+_SIZES = {"head": 16 * 1.12, "soft": 11.0, "": 12.0}
+"""Font sizes of the classes of texts; bold letters are wider."""
 DARK_QUERY = "@media (prefers-color-scheme:dark)"
 
 
@@ -171,6 +173,25 @@ def text(x: float, y: float, content: str, name: str = "") -> str:
     """Return a ``<text>`` that starts at ``x``, with its baseline at ``y``."""
     styled = f' class="{name}"' if name else ""
     return f'<text{styled} x="{number(x)}" y="{number(y)}">{words(content)}</text>'
+
+
+class Drawing:
+    """The elements of an SVG, and how far to the right they reach."""
+
+    def __init__(self) -> None:
+        self.elements: list[str] = []
+        self.right = 0.0
+
+    def add(self, *elements: str) -> None:
+        """Add elements that reach no farther than others."""
+        self.elements += elements
+
+    def text(self, x: float, y: float, content: str, name: str = "") -> float:
+        """Add a text as :func:`text` returns it; return its right edge."""
+        self.add(text(x, y, content, name))
+        edge = x + width_of(content, _SIZES[name])
+        self.right = max(self.right, edge)
+        return edge
 
 
 def rect(x: float, y: float, width: float, height: float, extra: str = "") -> str:
