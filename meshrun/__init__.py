@@ -11,23 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meshrun.api.launch import launch as launch
-    from meshrun.api.worker_group import GroupLost as GroupLost
-    from meshrun.api.worker_group import WorkerGroup as WorkerGroup
-    from meshrun.errors import MeshError as MeshError
-    from meshrun.errors import MeshrunError as MeshrunError
-    from meshrun.layout import Layout as Layout
-    from meshrun.mesh.current import current_mesh as current_mesh
-    from meshrun.mesh.current import has_mesh as has_mesh
-    from meshrun.mesh.current import init_mesh as init_mesh
-    from meshrun.mesh.current import use_mesh as use_mesh
-    from meshrun.mesh.current_layout import current_layout as current_layout
-    from meshrun.mesh.current_layout import data_shard as data_shard
-    from meshrun.mesh.to_launcher import exclude_node as exclude_node
-    from meshrun.mesh.to_launcher import heartbeat as heartbeat
-    from meshrun.mesh.to_launcher import progress as progress
-    from meshrun.protocol.result import LaunchResult as LaunchResult
-    from meshrun.protocol.result import RankFailed as RankFailed
+    from meshrun.api.launch import launch
+    from meshrun.api.worker_group import GroupLost, WorkerGroup
+    from meshrun.errors import MeshError, MeshrunError
+    from meshrun.layout import Layout
+    from meshrun.mesh.current import current_mesh, has_mesh, init_mesh, use_mesh
+    from meshrun.mesh.current_layout import current_layout, data_shard
+    from meshrun.mesh.to_launcher import exclude_node, heartbeat, progress
+    from meshrun.protocol.result import LaunchResult, RankFailed
 
 __version__ = "0.1.0"
 __all__ = [
@@ -50,27 +41,18 @@ __all__ = [
     "use_mesh",
 ]
 
-_HOME = {
-    "GroupLost": "meshrun.api.worker_group",
-    "WorkerGroup": "meshrun.api.worker_group",
-    "LaunchResult": "meshrun.protocol.result",
-    "Layout": "meshrun.layout",
-    "MeshError": "meshrun.errors",
-    "MeshrunError": "meshrun.errors",
-    "RankFailed": "meshrun.protocol.result",
-    "current_layout": "meshrun.mesh.current_layout",
-    "current_mesh": "meshrun.mesh.current",
-    "data_shard": "meshrun.mesh.current_layout",
-    "exclude_node": "meshrun.mesh.to_launcher",
-    "has_mesh": "meshrun.mesh.current",
-    "heartbeat": "meshrun.mesh.to_launcher",
-    "init_mesh": "meshrun.mesh.current",
-    "progress": "meshrun.mesh.to_launcher",
-    "use_mesh": "meshrun.mesh.current",
-    "launch": "meshrun.api.launch",
-    "load_ipython_extension": "meshrun.api.notebook",
-    "unload_ipython_extension": "meshrun.api.notebook",
+_NAMES = {
+    "api.launch": ("launch",),
+    "api.notebook": ("load_ipython_extension", "unload_ipython_extension"),
+    "api.worker_group": ("GroupLost", "WorkerGroup"),
+    "errors": ("MeshError", "MeshrunError"),
+    "layout": ("Layout",),
+    "mesh.current": ("current_mesh", "has_mesh", "init_mesh", "use_mesh"),
+    "mesh.current_layout": ("current_layout", "data_shard"),
+    "mesh.to_launcher": ("exclude_node", "heartbeat", "progress"),
+    "protocol.result": ("LaunchResult", "RankFailed"),
 }
+_HOME = {name: f"meshrun.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

@@ -9,6 +9,7 @@ import faulthandler
 import fcntl
 import os
 import resource
+from contextlib import suppress
 
 from meshrun.protocol.stacks import STACK_SIGNAL
 
@@ -24,12 +25,9 @@ def enable_stack_dumps(fd: int) -> None:
     A program whose own ``faulthandler`` is on keeps it.
     """
     high = keep_high(fd)
-    if hasattr(faulthandler, "register"):  # not on Windows
-        try:
-            faulthandler.register(STACK_SIGNAL, file=high, all_threads=True)
-            os.write(high, b"\n")  # for a launcher that cannot ask the kernel whether we listen
-        except (OSError, RuntimeError, ValueError):  # no such signal (macOS): no stacks then
-            pass
+    with suppress(OSError, RuntimeError, ValueError):  # no such signal (macOS): no stacks then
+        faulthandler.register(STACK_SIGNAL, file=high, all_threads=True)
+        os.write(high, b"\n")  # for a launcher that cannot ask the kernel whether we listen
     if _crash_fds or not faulthandler.is_enabled():
         faulthandler.enable(file=high, all_threads=True)
         while _crash_fds:  # inherited from the process that was forked
