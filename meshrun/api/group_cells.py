@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshrun.api.remote_call import RankTraceback
-from meshrun.api.worker_group import GroupLost
+from meshrun.api.worker_group import GroupLost, WorkerGroup
 from meshrun.errors import MeshrunError
+from meshrun.host.stderr import note, say
 from meshrun.worker.cells import run_cell
-
-if TYPE_CHECKING:
-    from meshrun.api.worker_group import WorkerGroup
 
 
 class CellFailed(MeshrunError):
@@ -62,7 +59,7 @@ def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) 
         return group.make_call(function, args)
     except KeyboardInterrupt as error:
         if isinstance(error.__cause__, GroupLost):
-            print(error.__cause__, file=sys.stderr)
+            say(str(error.__cause__))
         raise
     except GroupLost:
         raise
@@ -74,9 +71,8 @@ def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) 
         failed = CellFailed(text.strip(), error)
     finally:
         if not group.is_open:
-            print(
-                "meshrun: the ranks were stopped and their variables are lost; new ranks start"
-                " with the next input",
-                file=sys.stderr,
+            note(
+                "the ranks were stopped and their variables are lost; new ranks start with the next"
+                " input"
             )
     raise failed  # here, as IPython prints an exception group in its context, with our frames

@@ -6,10 +6,10 @@ import argparse
 import ast
 import atexit
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import UsageError
+from meshrun.host.stderr import note
 from meshrun.wording import count
 
 if TYPE_CHECKING:
@@ -110,10 +110,9 @@ class _Cells:
             shown = [f"{flag}={where}" for flag in filters for where in filters[flag]]
             check_options(["--mesh", mesh, *options, *shown])
             if group.is_open:
-                print(
-                    f"meshrun: `{shlex.join(words)}` needs other ranks than"
-                    f" `{shlex.join(self._words)}`; the variables of the old ones are lost",
-                    file=sys.stderr,
+                note(
+                    f"`{shlex.join(words)}` needs other ranks than `{shlex.join(self._words)}`; the"
+                    " variables of the old ones are lost"
                 )
         self.stop()
         self._group, self._words = WorkerGroup(mesh=mesh, options=options), words

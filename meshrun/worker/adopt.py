@@ -10,7 +10,6 @@ import functools
 import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -18,6 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from meshrun.errors import MeshError
 from meshrun.mesh.build import set_timeout
+from meshrun.mesh.late_settings import note
 from meshrun.worker.process_group import connect_store
 
 
@@ -118,8 +118,7 @@ def _take_over(requested: Mapping[str, Any]) -> None:
         c10d._world.pg_map[world] = (backend, c10d._world.pg_map[world][1])
     ignored = [name for name in ("pg_options", "device_id") if requested.get(name) is not None]
     if ignored and dist.get_rank() == 0:
-        print(
-            f"meshrun: ignored {' and '.join(ignored)} in init_process_group(): the process"
-            " group was already created with the mesh",
-            file=sys.stderr,
+        note(
+            f"ignored {' and '.join(ignored)} in init_process_group(): the process group was"
+            " already created with the mesh"
         )
