@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from _pytest.outcomes import Exit
@@ -26,11 +26,8 @@ from meshrun.layout.labels import rank_label
 from meshrun.mesh.current_layout import current_layout
 from meshrun.wording import count
 from meshrun.worker.borrowed_terminal import BorrowedTerminal
-from meshrun.worker.call_channel import Begun, TimeLimit
+from meshrun.worker.call_channel import Begun, Channel, TimeLimit
 from meshrun.worker.group_lifetime import THREAD
-
-if TYPE_CHECKING:
-    from meshrun.worker.call_channel import Channel
 
 NAME = "meshrun-rank"
 """The name of the plug-in that only ranks have."""
