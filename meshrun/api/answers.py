@@ -14,7 +14,7 @@ from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor, Timer
 from meshrun.supervisor.signals import SignalQueue
-from meshrun.worker.call_channel import Begun, CallDone, Channel, TimeLimit
+from meshrun.worker.call_channel import Begun, CallDone, Channel, TimeLimit, packed
 
 if TYPE_CHECKING:
     from meshrun.api.lent_terminal import Lender
@@ -73,12 +73,11 @@ class Exchange:
         """Send the message and begin to receive answers."""
         for member in self._left.values():  # first, as a signal handler may raise below
             self._reactor.add_reader(member.channel, partial(self._receive, member))
-        for member in self._left.values():
-            # Receiving will fail as well. TimeoutError, an OSError, is what many handlers raise.
-            with contextlib.suppress(ConnectionError):
-                member.channel.send(message)
         if timeout_s is not None:
             self._limit(timeout_s)
+        data = packed(message)
+        for member in self._left.values():
+            self._send(member, data)
 
     def interrupt(self) -> None:
         """Interrupt the ranks that have not answered, as Ctrl-C does, and wait for a moment.
@@ -93,9 +92,22 @@ class Exchange:
             send_signal(member.pid, signal.SIGINT)
         self._give_up_in(GRACE_S, "interrupted")
 
+    def _send(self, member: Member, data: memoryview) -> None:
+        """Send to a rank, which may be stopped, without waiting for it."""
+        try:
+            data = member.channel.send_now(data)
+        except ConnectionError:  # receiving will fail as well
+            data = data[:0]
+        if data:
+            self._reactor.add_writer(member.channel, partial(self._send, member, data))
+        else:
+            self._reactor.remove_writer(member.channel)
+
     def _receive(self, member: Member) -> None:
         try:
-            answer = member.channel.receive()
+            answer = member.channel.receive_now()
+            if answer is None:
+                return
             if isinstance(answer, Begun):
                 if self.is_interrupted:  # a rank ignores SIGINT until it has begun
                     send_signal(member.pid, signal.SIGINT)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
@@ -47,7 +48,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh
 from meshrun.protocol.result import RankFailed
-from meshrun.worker.call_channel import CallDone, accept, listen_in
+from meshrun.worker.call_channel import CallDone, Channel, accept, listen_in
 from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.serve_calls import SERVE
 
@@ -377,10 +378,20 @@ class WorkerGroup:
         with Reactor() as reactor:
 
             def accept_rank() -> None:
-                nonlocal world_size
                 channel = accept(listener)
                 if channel is not None:
-                    rank, world_size, pid, label = channel.receive()
+                    reactor.add_reader(channel, partial(meet, channel))
+
+            def meet(channel: Channel) -> None:
+                nonlocal world_size
+                try:
+                    message = channel.receive_now()
+                except EOFError:  # the launch fails
+                    reactor.drop(channel)
+                    return
+                if message is not None:
+                    reactor.remove(channel)
+                    rank, world_size, pid, label = message
                     found[rank] = Member(rank, pid, label, channel)
 
             reactor.add_reader(listener, accept_rank)

@@ -62,6 +62,10 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._arrived = bytearray()
+        """The part of the next message, or of its length, that has arrived."""
+        self._size: int | None = None
+        """The length of the next message, if that has arrived."""
 
     def fileno(self) -> int:
         """Return the descriptor to wait for."""
@@ -73,8 +77,17 @@ class Channel:
         Raises:
             OSError: If the other end is gone.
         """
-        data = pickle.dumps(message)
-        self._socket.sendall(_HEAD.pack(len(data)) + data)
+        self._socket.sendall(packed(message))
+
+    def send_now(self, data: memoryview) -> memoryview:
+        """Send as much of a packed message as the other end takes now; return the rest.
+
+        Raises:
+            OSError: If the other end is gone.
+        """
+        with contextlib.suppress(BlockingIOError):
+            return data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+        return data
 
     def receive(self) -> Any:
         """Wait for a message.
@@ -82,8 +95,18 @@ class Channel:
         Raises:
             EOFError: If the other end is gone.
         """
-        (size,) = _HEAD.unpack(self._read(_HEAD.size))
-        return pickle.loads(self._read(size))  # noqa: S301 - from a process of this user
+        while (data := self._receive_part(0)) is None:
+            pass
+        return pickle.loads(data)  # noqa: S301 - from a process of this user
+
+    def receive_now(self) -> Any:
+        """Take what has arrived; return a message once it is complete, until then ``None``.
+
+        Raises:
+            EOFError: If the other end is gone.
+        """
+        data = self._receive_part(socket.MSG_DONTWAIT)
+        return None if data is None else pickle.loads(data)  # noqa: S301 - as above
 
     def close(self) -> None:
         """Close this end; the other end's :meth:`receive` raises ``EOFError``."""
@@ -94,17 +117,31 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _read(self, size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            try:
-                data = self._socket.recv(min(size - len(parts), _READ_BYTES))
-            except ConnectionError as error:
-                raise EOFError from error
-            if not data:
-                raise EOFError
-            parts += data
-        return bytes(parts)
+    def _receive_part(self, flags: int) -> bytes | None:
+        size = _HEAD.size if self._size is None else self._size
+        try:
+            data = self._socket.recv(min(size - len(self._arrived), _READ_BYTES), flags)
+        except BlockingIOError:
+            return None
+        except ConnectionError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        self._arrived += data
+        if len(self._arrived) < size:
+            return None
+        arrived, self._arrived = bytes(self._arrived), bytearray()
+        if self._size is not None:
+            self._size = None
+            return arrived
+        (self._size,) = _HEAD.unpack(arrived)
+        return None
+
+
+def packed(message: object) -> memoryview:
+    """Return a message as it is sent."""
+    data = pickle.dumps(message)
+    return memoryview(_HEAD.pack(len(data)) + data)
 
 
 def listen_in(folder: str) -> socket.socket:

@@ -262,6 +262,21 @@ def test_the_error_of_a_group_that_cannot_start(fake_torch: Path) -> None:
         WorkerGroup(nproc_per_node=1, preload=["no_such_module"])
 
 
+def test_a_rank_that_is_killed_before_it_introduces_itself(
+    fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller hears why, although the rank had connected."""
+    (tmp_path / "doomed.py").write_text(
+        "import os\n"
+        "from meshrun.worker import call_channel\n"
+        "connect = call_channel.connect_in\n"
+        "call_channel.connect_in = lambda folder: (connect(folder), os.kill(os.getpid(), 9))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    with pytest.raises(meshrun.RankFailed, match="rank 0 failed, exit code 137"):
+        WorkerGroup(nproc_per_node=1, preload="doomed")
+
+
 def test_a_rank_that_exits_with_0_in_a_call_has_no_value(fake_torch: Path) -> None:
     """The caller gets an error instead of a SystemExit that would look like success."""
     with WorkerGroup(nproc_per_node=1) as group:
