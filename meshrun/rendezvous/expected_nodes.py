@@ -43,8 +43,8 @@ class ExpectedNodes:
     """The other nodes, by the number of the connection."""
     _by_host: dict[str, set[int]] = field(default_factory=dict)
     _by_rank: dict[int, int] = field(default_factory=dict)
-    left_out: int = 0
-    """How many nodes reported that they cannot take part, and are no longer expected."""
+    left_out: set[str] = field(default_factory=set)
+    """Hosts that reported that they cannot take part, and are no longer expected."""
 
     def join(self, number: int, info: Join) -> None:
         """Add a node.
@@ -62,6 +62,7 @@ class ExpectedNodes:
         self._check_rank(info)
         check_settings(self.own, info)
         self.joined[number] = info
+        self.left_out.discard(info.host)
         self._by_host.setdefault(info.host, set()).add(number)
         if info.node_rank is not None:
             self._by_rank[info.node_rank] = number
@@ -78,10 +79,14 @@ class ExpectedNodes:
         """Return the connections of nodes that have joined from a host."""
         return tuple(self._by_host.get(host, ()))
 
+    def is_taken(self, node_rank: int) -> bool:
+        """Return whether a node with this node rank has joined."""
+        return node_rank in self._by_rank
+
     @property
     def is_complete(self) -> bool:
         """Whether every expected node has joined."""
-        return len(self.joined) + 1 + self.left_out >= self.nnodes
+        return len(self.joined) + 1 + len(self.left_out) >= self.nnodes
 
     def order(self) -> list[int]:
         """Return the numbers of the connections in node order, from node 1 on.

@@ -220,7 +220,7 @@ class Lobby:
             if self._connections[earlier].may_be_replaced:
                 self._drop(earlier, "its host reconnected")
         is_late = self._config.is_elastic and self._config.last_call_s is None
-        if is_late and info.node_rank is None:
+        if is_late and (info.node_rank is None or self._expected.is_taken(info.node_rank)):
             self._drop(number, "the first nodes are about to start")  # it retries
             return
         try:
@@ -235,7 +235,8 @@ class Lobby:
     def _continue_without(self, notice: GaveUp) -> None:
         """Continue an elastic launch without a node that failed before it joined."""
         self._notify_all(f"{notice.host} cannot take part: {notice.reason}")
-        self._expected.left_out += self._config.last_call_s is None
+        if self._config.last_call_s is None:
+            self._expected.left_out.add(notice.host)
         if self._are_enough and self._expected.is_complete:
             self._meet()
 

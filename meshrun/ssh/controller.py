@@ -81,6 +81,8 @@ class Controller:
         )
         self._present = 0
         """On how many hosts ranks run at first."""
+        self._places: dict[int, int] = {}
+        """The node ranks of these hosts, which they keep if they are lost before all have met."""
         self._rendezvous: Sequence[str] = ()
         """The launchers' rendezvous options."""
         self._lost: list[Refusal] = []
@@ -151,15 +153,16 @@ class Controller:
         usable = [session for session in self._sessions if not session.is_done]
         self._rendezvous, self._first = self._connector.meet(usable), usable[0]
         self._present = min(len(usable), self._request.nnodes or len(usable))
-        for node_rank, session in enumerate(usable):
-            has_place = 1 < self._present > node_rank
-            place = ["--node-rank", str(node_rank)] if has_place else []
-            self._start_on(session, place, is_first=node_rank == 0)
+        if self._present > 1:
+            placed = usable[: self._present]
+            self._places = {session.number: rank for rank, session in enumerate(placed)}
+        for session in usable:
+            self._start_on(session)
 
-    def _start_on(
-        self, session: HostSession, place: Sequence[str] = (), *, is_first: bool = False
-    ) -> None:
-        quiet = "" if is_first else " quiet"
+    def _start_on(self, session: HostSession) -> None:
+        node_rank = self._places.get(session.number)
+        place = [] if node_rank is None else ["--node-rank", str(node_rank)]
+        quiet = "" if session is self._first else " quiet"
         session.send(
             StartLauncher(
                 words=[*self._rendezvous, *self._workers_on(session), *place, *self._words],

@@ -74,6 +74,30 @@ def test_a_launch_goes_on_without_a_lost_host_until_it_comes_back(
 
 
 @pytest.mark.nightly
+def test_a_host_that_is_lost_before_all_have_met_keeps_its_place(
+    make_sshd: MakeSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait until its launcher, which is killed as it starts, has started again."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "place = os.path.join(os.path.dirname(__file__), 'killed')\n"
+        "with open('/proc/self/cmdline') as file:\n"
+        "    if '--node-rank\\0001' in file.read() and not os.path.exists(place):\n"
+        "        os.mkdir(place)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (tmp_path / "go").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    sshd = make_sshd(3)
+    run = start(sshd, tmp_path, nnodes="2:3")
+
+    assert run.end() == 0, run.text
+    assert "continuing without host node1: its launcher was killed by SIGKILL" in run.text
+    assert places(run, 0) == [f"{rank} of 3 on node{rank}" for rank in range(3)]
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
 def test_a_host_that_cannot_be_used_is_tried_again(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """The others start without it, and it joins once ssh reaches it."""
     sshd = make_sshd(3)

@@ -325,6 +325,38 @@ def test_the_others_do_not_wait_for_a_node_that_cannot_participate(parties: Part
     assert coordinator.notes == ["node1 cannot take part: no GPU was found"]
 
 
+def test_a_node_that_could_not_participate_may_come_back(parties: Parties) -> None:
+    """As one that is started again; the others are still expected."""
+    coordinator = parties.coordinator(MOST, fit=fit, there=3, least_nodes=2)
+    broken = newcomer(parties, "node1", rank=1)
+    broken.side.give_up(GaveUp(host="node1", reason="no GPU was found", exit_code=2))
+    parties.until(lambda: coordinator.notes)
+    again = newcomer(parties, "node1", rank=1, launcher="again")
+    parties.pass_s(2)
+    assert not coordinator.received(Met)
+    third = newcomer(parties, "node2", rank=2)
+    parties.until(lambda: again.received(Met) and third.received(Met))
+
+    assert hosts_of(third) == ("node0", "node1", "node2")
+
+
+def test_a_host_whose_place_is_still_taken_by_its_lost_launcher_gets_it_back(
+    parties: Parties,
+) -> None:
+    coordinator = parties.coordinator(MOST, fit=fit, there=3, least_nodes=2)
+    lost = newcomer(parties, "node1", rank=1)
+    parties.pass_s(2)
+    again = newcomer(parties, "node1", rank=1, launcher="again")
+    parties.pass_s(2, step_s=0.1)
+    parties.remove(lost)
+    parties.pass_s(10)
+    third = newcomer(parties, "node2", rank=2)
+    parties.until(lambda: again.received(Met) and third.received(Met))
+
+    assert hosts_of(third) == ("node0", "node1", "node2")
+    assert not coordinator.received(MeetingFailed)
+
+
 def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int, how: str) -> None:
     """End a generation by a failure of one rank, and begin the next."""
     forget(those)
