@@ -213,7 +213,9 @@ def build_plan(
             check_enough(request.gpus, workers, device)
             device = DeviceChoice(device.type, f"--gpus names {len(request.gpus)}")
     _check_visible(request, workers, device.type, facts)
-    if check_host and device.type == "cuda" and not request.virtual_local_rank:
+    counts = request.nproc_per_node in ("auto", "gpu", "cuda") and facts.accelerator_count > 0
+    relies = device.type == "cuda" or (counts and facts.accelerator == "cuda")
+    if check_host and relies and not request.virtual_local_rank:
         check_cuda_shows(facts, workers)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)

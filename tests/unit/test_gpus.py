@@ -443,10 +443,11 @@ def test_ranks_see_the_chosen_gpus() -> None:
         ("dp=2", {"gpus": ("MIG-1", "MIG-3")}, "lists 2 MIG instances for 2 workers"),
         ("dp=2", {"gpus": None}, "GPU 1 is divided into 3 MIG instances, of which CUDA shows"),
         ("dp=2", {"gpus": None, "here": facts(("2", "2"))}, "names 2 more than once, so CUDA"),
+        (None, {"gpus": None, "nproc_per_node": "gpu"}, "GPU 1 is divided into 3 MIG instances"),
     ],
 )
 def test_launches_that_do_not_fit_the_gpus(
-    mesh: str, changes: dict[str, Any], message: str
+    mesh: str | None, changes: dict[str, Any], message: str
 ) -> None:
     """A mesh never falls back to the CPU silently, and CUDA shows a process one MIG instance."""
     with pytest.raises((UsageError, LayoutError)) as caught:
