@@ -9,11 +9,16 @@ import pytest
 from meshrun.host.detect_host import detect_host
 from meshrun.host.nvml import Handle, Nvml, load_nvml
 
+_FREE_BYTES = 2**30
+"""Memory that may be in use on a free GPU."""
+
 
 @lru_cache
 def count_gpus() -> int:
-    """Return how many GPUs a launch here would use."""
+    """Return how many GPUs a launch here would use: with MIG, CUDA shows a process one instance."""
     here = detect_host()
+    if any(gpu.mig_uuids for gpu in here.gpus):
+        return 1
     return here.accelerator_count if here.accelerator == "cuda" else 0
 
 
@@ -23,16 +28,49 @@ def nvml() -> Nvml | None:
     return load_nvml()
 
 
-def needs(*, gpus: int = 1, reads_nvml: bool = False) -> pytest.MarkDecorator:
-    """Skip a test, with the reason, if there are too few GPUs."""
-    found = count_gpus()
-    if found < gpus:
+def needs(
+    *,
+    gpus: int = 1,
+    reads_nvml: bool = False,
+    whole: bool = False,
+    free: bool = False,
+    shared: bool = False,
+) -> pytest.MarkDecorator:
+    """Skip a test, with the reason, unless it can run here.
+
+    Args:
+        gpus: The number of GPUs.
+        reads_nvml: Whether NVML must answer.
+        whole: Whether the GPUs must not be divided by MIG.
+        free: Whether no other process may use memory of the first GPU.
+        shared: Whether several processes must be able to use a GPU.
+    """
+    reason = _why_not(gpus, reads_nvml=reads_nvml, whole=whole, free=free, shared=shared)
+    return pytest.mark.skipif(bool(reason), reason=reason)
+
+
+def _why_not(gpus: int, *, reads_nvml: bool, whole: bool, free: bool, shared: bool) -> str:
+    if (found := count_gpus()) < gpus:
         built = detect_host().accelerator or "the CPU"
-        reason = f"needs {gpus} x CUDA GPU; found {found}, and a torch that is built for {built}"
-        return pytest.mark.skipif(True, reason=reason)
-    if reads_nvml and nvml() is None:
-        return pytest.mark.skipif(True, reason="needs NVML")
-    return pytest.mark.skipif(False, reason="")
+        return f"needs {gpus} x CUDA GPU; found {found}, and a torch that is built for {built}"
+    if nvml() is None:
+        return "needs NVML" if reads_nvml or free else ""
+    if whole and any(gpu.mig_uuids for gpu in detect_host().gpus):
+        return "needs GPUs that MIG does not divide"
+    if free and used_bytes() > _FREE_BYTES:
+        return f"needs a GPU that nothing else uses; {used_bytes() >> 20} MiB of it are in use"
+    if shared and known().number("nvmlDeviceGetComputeMode", handle(0)):
+        return "needs a GPU in the default compute mode, which several processes may use"
+    return ""
+
+
+def reads_kernel_log() -> bool:
+    """Return whether launches can read the kernel's log."""
+    try:
+        with open("/dev/kmsg", "rb"):
+            return True
+    except OSError:
+        return False
 
 
 def handle(gpu: int) -> Handle:

@@ -36,7 +36,7 @@ def test_without_a_mesh_no_gpu_is_touched_before_the_program_does() -> None:
     assert ours.stdout.count("initialized=False") == count_gpus()
 
 
-@needs(reads_nvml=True)
+@needs(reads_nvml=True, free=True)
 def test_a_rank_has_memory_on_its_own_gpu_alone(tmp_path: Path) -> None:
     """Launcher and zygote have no context, and ranks have none on the first GPU."""
     gpus = count_gpus()
@@ -70,7 +70,7 @@ def test_each_rank_sees_its_own_gpu_as_the_first() -> None:
     assert len(set(re.findall(r"device 0 of 1, (\S+)", ours.stdout))) == gpus
 
 
-@needs(reads_nvml=True)
+@needs(reads_nvml=True, whole=True)
 @pytest.mark.parametrize("named", ["index", "uuid", "short uuid"])
 def test_the_last_gpu_is_chosen_by_name(named: str) -> None:
     last = count_gpus() - 1
@@ -96,7 +96,7 @@ def test_a_mig_device_is_chosen_by_name() -> None:
     assert "device 0 of 1," in ours.stdout
 
 
-@needs()
+@needs(whole=True)
 def test_too_few_gpus_start_nothing(tmp_path: Path) -> None:
     gpus = count_gpus()
     touch = tmp_path / "touch.py"
@@ -151,7 +151,7 @@ def test_status_shows_the_memory_of_gpus(tmp_path: Path) -> None:
         assert run.wait() == 0, run.stderr
 
 
-@needs(reads_nvml=True)
+@needs(reads_nvml=True, free=True)
 def test_nothing_is_left_on_a_gpu_when_a_launch_has_ended(tmp_path: Path) -> None:
     before = used_bytes()
     (tmp_path / "go").touch()
@@ -161,7 +161,7 @@ def test_nothing_is_left_on_a_gpu_when_a_launch_has_ended(tmp_path: Path) -> Non
     wait_until(lambda: used_bytes() < before + 2**28, lambda: f"{used_bytes()} after {before}")
 
 
-@needs(reads_nvml=True)
+@needs(reads_nvml=True, whole=True)
 def test_gpus_are_chosen_and_shown() -> None:
     """The plan names the GPU that the rank then gets, by index and by UUID."""
     last = count_gpus() - 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshrun.host.xids import read_xids
-from tests.gpu.hardware import needs, used_bytes
+from tests.gpu.hardware import needs, reads_kernel_log, used_bytes
 from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
 
 OURS = PROGRAMS.parent / "gpu/programs"
@@ -33,11 +33,11 @@ def test_a_fault_of_the_gpu_is_the_cause(fault: str, cause: str) -> None:
     assert ours.returncode not in (0, 128 + signal.SIGKILL)
     assert cause in error, ours.stderr
     assert "fault.py" in error
-    if fault != "memory" and (read_xids() or []):  # some sandboxes have no kernel log of their own
+    if fault != "memory" and reads_kernel_log() and read_xids():  # sandboxes may log none
         assert "XID " in error
 
 
-@needs()
+@needs(shared=True)
 def test_ranks_on_the_same_gpu_are_the_cause() -> None:
     """NCCL's reason is on the last line of its message."""
     env = {"CUDA_VISIBLE_DEVICES": "0"}
@@ -47,7 +47,7 @@ def test_ranks_on_the_same_gpu_are_the_cause() -> None:
     assert re.search(r"\nerror: rank \d raised DistBackendError: nccl\w+: Dup.* GPU", ours.stderr)
 
 
-@needs(reads_nvml=True)
+@needs(reads_nvml=True, free=True)
 def test_a_rank_that_was_killed_gets_its_memory_back(tmp_path: Path) -> None:
     (tmp_path / "die").touch()
     (tmp_path / "go").touch()
@@ -59,7 +59,7 @@ def test_a_rank_that_was_killed_gets_its_memory_back(tmp_path: Path) -> None:
     assert re.findall(r"in generation (\d)", ours.stdout) == ["0", "1"]
 
 
-@needs(reads_nvml=True)
+@needs(reads_nvml=True, free=True)
 def test_killing_the_launcher_frees_the_memory(tmp_path: Path, figures: dict[str, Any]) -> None:
     before = used_bytes()
     with start_meshrun(OURS / "hold.py", "0.6", tmp_path, folder=tmp_path) as run:

@@ -88,7 +88,7 @@ def test_restart(launcher: str, figures: dict[str, Any], tmp_path: Path) -> None
         assert run.wait() == 0, run.stderr
 
 
-@needs(reads_nvml=True)
+@needs(reads_nvml=True, free=True)
 def test_memory(figures: dict[str, Any], tmp_path: Path) -> None:
     """Host memory of all processes of a launch, and GPU memory."""
     holds = (OURS / "hold.py", "0.01", tmp_path)

@@ -48,7 +48,7 @@ def test_a_hang_on_a_gpu_is_named() -> None:
     assert "recorded.py:" in ours.stderr
 
 
-@needs()
+@needs(shared=True)
 def test_gloo_ranks_share_one_gpu() -> None:
     """With more ranks than GPUs, the mesh is on the CPU, but its groups also take CUDA tensors."""
     ours = run_meshrun(
