@@ -256,7 +256,7 @@ class Output:
         if len(self._calls) < nproc or min(self._calls.values()) < number:
             return
         for source in self._sources:
-            self._read_bytes_of(source, source.count_unread())
+            self._catch_up(source)
         self._release_repeats()
         if self._collapsing is not None:
             self._collapsing.end_lines()
@@ -264,8 +264,9 @@ class Output:
             self._console.feed(source.stream, b"")
         self._console.end_call(number)
 
-    def _read_bytes_of(self, source: _Source, left: int) -> None:
-        """Read ``left`` bytes and no more, as a thread of the rank may continue to print."""
+    def _catch_up(self, source: _Source) -> None:
+        """Read what has been written and no more, as a thread of the rank may continue to print."""
+        left = source.count_unread()
         while left > 0 and (data := os.read(source.fd, min(left, self._read_size))):
             self._take(source, data)
             left -= len(data)
@@ -371,7 +372,10 @@ class Output:
         self._reactor.add_reader(pipe.fd, partial(self._on_pipe, pipe))
 
     def last_lines(self, rank: int) -> list[str]:
-        """Return the last whole lines of a rank's stderr, in order."""
+        """Return the last whole lines that a rank has written to stderr, in order."""
+        for source in self._sources:
+            if source.rank == rank and source.to_stderr:
+                self._catch_up(source)
         tail = self._tail.get(rank, b"")
         if not tail and self._error_files.get(rank):
             try:

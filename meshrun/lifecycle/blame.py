@@ -109,7 +109,8 @@ def describe_verdict(verdict: Verdict) -> str:
         return describe_raised(verdict.raised)
     if verdict.exit_code == 0:  # it succeeded, but while others still needed it
         return LEFT_EARLY
-    return describe_exit(verdict.exit_code, verdict.signum)
+    end = describe_exit(verdict.exit_code, verdict.signum)
+    return f"{end} ({verdict.error})" if verdict.error else end
 
 
 def describe_lost_process(state: State) -> str | None:

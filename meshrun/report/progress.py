@@ -323,8 +323,8 @@ class StartProgress(Watcher):
                     what = "lost a connection to a peer"
                     self.reported_lost = frozenset({rank})
                 return f"{rank_name(self.plan.layout, rank)} {what}{_stopping_others(rest - 1)}"
-            case RankExited(rank=rank, wait_status=status):
-                end = describe_exit(*split_wait_status(status))
+            case RankExited(rank=rank, wait_status=status, error=error):
+                end = describe_exit(*split_wait_status(status)) + (f" ({error})" if error else "")
                 return f"{rank_name(self.plan.layout, rank)} {end}{_stopping_others(rest)}"
             case SignalArrived(signum=signum, why=why):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"

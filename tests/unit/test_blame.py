@@ -87,7 +87,7 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
     "a rank whose GPU failed, which the others noticed first": (
         [aborted(0, 100, GONE), aborted(1, 190, "CUDA error: unknown error"), ended(2, TERM, 200)],
         1,
-        "was killed by SIGABRT",
+        "was killed by SIGABRT (CUDA error: unknown error)",
     ),
     "a rank that left silently, noticed a little late": (
         [lost(0, 100), lost(2, 101), ended(1, 0, 103, unasked=True), ended(0, 256, 110)],
