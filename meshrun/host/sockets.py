@@ -52,7 +52,7 @@ def listen_on(address: str, port: int, *, is_shared: bool = False) -> socket.soc
         if error.errno == errno.EADDRINUSE:
             raise HostError(
                 f"port {port} on {address} is in use",
-                hint="remove --master-port to use a free port",
+                hint="remove --master-port, or the port of --rdzv-endpoint, to use a free one",
             ) from error
         raise UsageError(
             f"cannot listen on `{address}` port {port}: {error.strerror}",

@@ -191,10 +191,16 @@ def test_a_port_that_is_taken(fake_torch: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ours = run_meshrun("--master-port", str(port), PROGRAMS / "echo.py")
+        for option, value in (
+            ("--master-port", str(port)),
+            ("--rdzv-endpoint", f"127.0.0.1:{port}"),
+        ):
+            ours = run_meshrun(option, value, PROGRAMS / "echo.py")
 
-    assert ours.returncode == 71
-    assert f"error: port {port} on 127.0.0.1 is in use" in ours.stderr
+            assert ours.returncode == 71
+            error, _, hint = ours.stderr.splitlines()
+            assert error == f"error: port {port} on 127.0.0.1 is in use"
+            assert option in hint
     assert not fake_torch.exists()
 
 
