@@ -90,7 +90,7 @@ class Investigation:
         if raised is None:
             return None
         if (raised.kind, raised.message) in _ON_EMPTY_STDIN:
-            return self.terminal.why_empty(self.plan.layout, verdict.rank)
+            return self.terminal.why_empty(verdict.rank)
         if raised.kind == "ModuleNotFoundError":
             return None if self.plan.program.kind == "command" else _why_not_found()
         if raised.kind == "MemoryError" or _NO_MEMORY in raised.message.lower():

@@ -86,9 +86,8 @@ from meshrun.supervisor.node_processes import Processes
 from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.signals import SignalQueue
-from meshrun.supervisor.stopwatch import Stopwatch
 from meshrun.supervisor.terminal import Terminal
-from meshrun.supervisor.watcher import Watcher
+from meshrun.supervisor.watcher import Stopwatch, Watcher
 
 if TYPE_CHECKING:
     from meshrun.supervisor.join_nodes import Meeting
@@ -134,7 +133,6 @@ class Loop:
     ) -> None:
         self._caller, self._console, self._folder = caller, console, folder
         self._stopwatch = Stopwatch(began_ns)
-        self._watchers = (self._stopwatch, *watchers)
         self._initial_plan = plan
         """The plan before the nodes met, to be completed each time they meet."""
         self.state = _initial_state(plan, has_other_nodes=meeting is not None)
@@ -147,7 +145,7 @@ class Loop:
         )
         self._terminal = Terminal(plan, console, self._reactor)
         self._monitor = Monitor(plan, console, self._reactor, emit=self._handle)
-        self._monitor.update(self.state)
+        self._watchers = (self._terminal, self._stopwatch, *watchers, self._monitor)
         for watcher in self._watchers:
             watcher.begin(self._reactor, self.state)
         self._output = Output(
@@ -355,21 +353,13 @@ class Loop:
             self._handle(self._complete(event) if isinstance(event, Met) else event)
 
     def _handle(self, event: Event) -> None:
-        was_stopping = self.state.stopping
         self.state, actions = advance(self.state, event)
-        self._terminal.on_event(event, self.state)
         if isinstance(event, RankReady):
             self._output.begin()
         if isinstance(event, RankExited):
             self._output.end(event.rank, failed=event.wait_status != 0)
         for watcher in self._watchers:
             watcher.see(event, self.state)
-        if isinstance(event, RankRaised):
-            self._monitor.update(self.state)
-            self._monitor.on_raised(event, was_stopping=was_stopping)
-        if isinstance(event, RankExited) and event.aborted and not was_stopping:
-            self._monitor.update(self.state)
-            self._monitor.on_aborted(event)
         for action in actions:
             self._act(action)
         self._wake.move(self.state.wake_ns)
@@ -441,7 +431,7 @@ class Loop:
             if isinstance(message, RankBeat):
                 self._monitor.watchdog.beat(message.rank)
             if isinstance(message, BreakpointPassed):
-                self._terminal.note_skipped_breakpoint(self.plan.layout, message.rank)
+                self._terminal.note_skipped_breakpoint(message.rank)
             elif isinstance(message, CallEnded):
                 if self._caller is not None:
                     self._output.end_call(message.rank, message.number)
@@ -588,7 +578,6 @@ class Loop:
             )
             return MeetingFailed(error=error, at_ns=met.at_ns)
         self._nodes.hosts = met.hosts
-        self._monitor.replan(self.plan)
         self._output.replan(self.plan)
         for watcher in self._watchers:
             watcher.replan(self.plan)
@@ -598,7 +587,7 @@ class Loop:
     def _start_all(self, generation: int) -> None:
         start = partial(self._try_to_start, partial(self._processes.start_all, generation))
         if generation:
-            self._monitor.begin()  # the wait for the GPUs counts as start
+            self._monitor.begin_generation()  # the wait for the GPUs counts as start
             self._gpu_wait.hold(self.plan.used_gpus, self._processes.zygote.process.pid, start)
         else:
             start()

@@ -23,7 +23,7 @@ from meshrun.protocol.collectives import (
     RankTimes,
     RankWaits,
 )
-from meshrun.protocol.events import AllCleared, GenerationAborted, Hung, RankLate
+from meshrun.protocol.events import AllCleared, Event, GenerationAborted, Hung, RankLate
 from meshrun.protocol.generation import Trouble
 from meshrun.protocol.raised import lost_connection, timed_out
 from meshrun.protocol.rank_end import RankExited, RankRaised
@@ -33,6 +33,7 @@ from meshrun.supervisor.hung_collectives import Finding, describe_peers, find_hu
 from meshrun.supervisor.nccl_ras import NcclRas
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog
+from meshrun.supervisor.watcher import Watcher
 from meshrun.wording import count
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class _Explain(Enum):
     ALL = auto()
 
 
-class Monitor:
+class Monitor(Watcher):
     """Requests the stacks and collectives of ranks, also when the watchdog finds a problem.
 
     Args:
@@ -68,7 +69,7 @@ class Monitor:
         *,
         emit: Callable[[Hung | GenerationAborted | RankLate], None],
     ) -> None:
-        self._plan, self._console, self._emit = plan, console, emit
+        self.plan, self._console, self._emit = plan, console, emit
         self.zygote_pid = 0
         """The process that starts the ranks, which is asked while ranks are missing."""
         self._next_check = reactor.call_at(None, self._check)
@@ -99,12 +100,16 @@ class Monitor:
 
     def replan(self, plan: LaunchPlan) -> None:
         """Take the plan that is complete once the nodes have met."""
-        self._plan = plan
+        super().replan(plan)
         self.stacks.replan(plan.layout)
         if self.stragglers is not None:
             self.stragglers.replan(plan)
 
-    def begin(self) -> None:
+    def begin(self, reactor: Reactor, state: State) -> None:  # noqa: ARG002
+        """Take the state at the start."""
+        self.update(state)
+
+    def begin_generation(self) -> None:
         """Prepare for a new generation of ranks."""
         self._then, self._to_explain = None, _Explain.NOTHING
         self.why, self.explained_rank = "", None
@@ -143,7 +148,7 @@ class Monitor:
         self._to_explain = _Explain.ALL
         self.stacks.ask({**pids, ZYGOTE: self.zygote_pid} if is_starting else pids)
         self.collectives.ask(pids)
-        if self._plan.device_type == "cuda":
+        if self.plan.device_type == "cuda":
             self._nccl.ask()
 
     def receive(self, message: FromRecorder) -> None:
@@ -156,11 +161,18 @@ class Monitor:
         else:
             self.collectives.receive(message)
 
-    def on_raised(self, event: RankRaised, *, was_stopping: bool) -> None:
-        """Find out which peer a timed-out rank waited for, before the others are ended.
+    def see(self, event: Event, state: State) -> None:
+        """Find out which peer a failed rank waited for, before the others are ended."""
+        was_stopping = self._state.stopping
+        if isinstance(event, RankRaised):
+            self.update(state)
+            self._on_raised(event, was_stopping=was_stopping)
+        elif isinstance(event, RankExited) and event.aborted and not was_stopping:
+            self.update(state)
+            self._explain(event.rank, is_late=event.error.startswith(_WATCHDOG))
 
-        A rank whose peer timed out a moment before may only notice a lost connection.
-        """
+    def _on_raised(self, event: RankRaised, *, was_stopping: bool) -> None:
+        """Explain a timeout, or a lost connection: the peer may have timed out a moment before."""
         is_late = timed_out(event.message, event.traceback)
         if not was_stopping:
             if is_late or lost_connection(event):
@@ -168,10 +180,6 @@ class Monitor:
         elif self.explained_rank is not None and not self.why and is_late:  # too late to ask
             self._to_explain = _Explain.ALL
             self._conclude()
-
-    def on_aborted(self, event: RankExited) -> None:
-        """Find out the same for a rank that native code has aborted."""
-        self._explain(event.rank, is_late=event.error.startswith(_WATCHDOG))
 
     def _explain(self, failed: int, *, is_late: bool) -> None:
         """Ask the other ranks; unless one was late, print only calls that contradict each other."""
@@ -252,7 +260,7 @@ class Monitor:
 
     def describe_peers(self, rank: int, place: str) -> str:
         """Return what a peer of a rank has called; "" if unknown."""
-        return describe_peers(self.calls, self._plan.layout, rank, place)
+        return describe_peers(self.calls, self.plan.layout, rank, place)
 
     def explain_hang(self, state: State, cleared: AllCleared) -> tuple[State, AllCleared]:
         """Print who waits for whom once all nodes have answered, unless it has been printed."""
@@ -260,7 +268,7 @@ class Monitor:
         is_hung = state.hung is not None or any(each.is_hung for each in cleared.outcomes)
         if not calls or not is_hung:
             return state, cleared
-        found = self._find({**self.calls, **calls}, range(self._plan.layout.world_size))
+        found = self._find({**self.calls, **calls}, range(self.plan.layout.world_size))
         if not found or found[0].summary == self.why:
             return state, cleared
         self._print_findings(found)
@@ -283,7 +291,7 @@ class Monitor:
         }
         return find_hung(
             calls,
-            self._plan.layout,
+            self.plan.layout,
             {**self.stacks.elsewhere, **self.stacks.places, **places},
             own=own,
             why_silent={**self.stacks.why_silent, **gone},
@@ -301,16 +309,16 @@ class Monitor:
             self._console.print_line(line.encode(errors="backslashreplace"), to_stderr=True)
 
     def _describe_stall(self, state: State) -> str:
-        took = f"still starting after {self._plan.request.start_timeout_s:g} s"
+        took = f"still starting after {self.plan.request.start_timeout_s:g} s"
         unstarted = sum(known.pid is None for known in state.ranks.values())
         if unstarted == len(state.ranks):
             return f"{took}: torch is still being imported"
         behind = [rank for rank, known in state.ranks.items() if not known.joined]
         lacks = "have not joined the process group"
-        if self._plan.layout.mesh is None or not behind:
+        if self.plan.layout.mesh is None or not behind:
             behind = [rank for rank, known in state.ranks.items() if not known.ready]
             lacks = "have not started the program"
-        who = merged_label(self._plan.layout, behind)
+        who = merged_label(self.plan.layout, behind)
         text = f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
         if state.nodes.is_alone:
             return text

@@ -156,7 +156,7 @@ class Processes:
             self._reactor.remove(end)
         self.zygote.close()
         self.zygote = self._start_zygote()
-        self._monitor.begin()
+        self._monitor.begin_generation()
 
     def start_all(self, generation: int) -> None:
         """Start the store and every rank of this node, as one generation."""
@@ -166,7 +166,7 @@ class Processes:
         if self._last_layout is not None:  # otherwise, the facts are new
             self.facts = replace(self.facts, previous=json.dumps(self._last_layout))
         self._last_layout = {**self.plan.layout.to_dict(), "generation": generation}
-        self._monitor.begin()
+        self._monitor.begin_generation()
         # Made only now, when the zygote can remove it if this process is killed.
         self._folder.make(
             generation, {rank.local_rank: self._environment(rank) for rank in self.ranks.values()}

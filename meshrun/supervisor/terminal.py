@@ -21,7 +21,6 @@ from meshrun.console.console import Console
 from meshrun.errors import UsageError
 from meshrun.host.processes import is_foreground, signals_blocked
 from meshrun.host.reactor import Reactor
-from meshrun.layout import Layout
 from meshrun.layout.labels import rank_name
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
@@ -29,6 +28,7 @@ from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.to_zygote import SignalRanks
+from meshrun.supervisor.watcher import Watcher
 
 _TURN_S = 0.05
 """How soon the other ranks' output continues after a line was entered."""
@@ -40,20 +40,16 @@ _READ = {"x86_64": 0, "aarch64": 63}.get(os.uname().machine)
 """Number of the system call ``read``, from the kernel's tables."""
 
 
-class Terminal:
+class Terminal(Watcher):
     """The launcher's stdin and terminal."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        console: Console,
-        reactor: Reactor,
-    ) -> None:
+    def __init__(self, plan: LaunchPlan, console: Console, reactor: Reactor) -> None:
         """Take the terminal for the rank that is to be debugged, if there is one.
 
         Raises:
             UsageError: If there is no terminal to lend.
         """
+        self.plan = plan
         self.rank: int | None = None
         """The rank that is debugged, if any."""
         self.stdin: int | None = None
@@ -120,8 +116,9 @@ class Terminal:
     def _request_turn(self) -> None:
         self._turn_timer.restart(_TURN_S)
 
-    def why_empty(self, layout: Layout, rank: int) -> str:
+    def why_empty(self, rank: int) -> str:
         """Return why a rank has no stdin, and how to give it one; "" if it has one."""
+        layout = self.plan.layout
         if self.rank is not None or self.has_stdin(layout.local_rank(rank)):
             return ""
         if self.stdin is not None:
@@ -130,12 +127,12 @@ class Terminal:
             return "only the first rank of each node has stdin"
         return f"only rank 0 has stdin; --debug-rank {rank} gives rank {rank} the terminal"
 
-    def note_skipped_breakpoint(self, layout: Layout, rank: int) -> None:
+    def note_skipped_breakpoint(self, rank: int) -> None:
         """Print once that a rank did not stop at a breakpoint because it has no stdin."""
         if self.rank is None and not self._noted_breakpoint:
             self._noted_breakpoint = True
-            why = self.why_empty(layout, rank)
-            self._console.note(f"{rank_name(layout, rank)} skipped a breakpoint: {why}")
+            who, why = rank_name(self.plan.layout, rank), self.why_empty(rank)
+            self._console.note(f"{who} skipped a breakpoint: {why}")
 
     def streams(self, rank: int) -> list[int]:
         """Return the debugged rank's stdout and stderr, for the caller to pass on and close."""
@@ -184,7 +181,7 @@ class Terminal:
         except termios.error:  # the terminal hung up
             return False
 
-    def on_event(self, event: Event, state: State) -> None:
+    def see(self, event: Event, state: State) -> None:
         """Follow the ranks; take the terminal back once the debugged rank has exited."""
         self._ranks = state.ranks
         if isinstance(event, ZygoteGone) or (
