@@ -30,7 +30,7 @@ from meshrun.plan.plan import LaunchPlan, build_plan, depends_on_count, depends_
 from meshrun.plan.rendezvous_config import check_backend
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
-from meshrun.supervisor.decline import decline, declining, inherit_listener
+from meshrun.supervisor.decline import decline, inherit_listener, tell_others
 from meshrun.worker.sys_path import first_path
 
 if TYPE_CHECKING:
@@ -195,7 +195,8 @@ def launch(
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
     listener = meeting = None
     with ExitStack() as stack:
-        with declining(config := inherit_listener(plan.rendezvous)):
+        config = inherit_listener(plan.rendezvous)
+        try:
             check_program(plan.program)
             watchers = [*make_watchers(plan, run_id, console), *watchers]
             if config is None:
@@ -206,6 +207,9 @@ def launch(
                 meeting = prepare_meeting(replace(config, join_command=join_command))
             folder = make_run_folder(plan, run_id)
             stack.callback(folder.close, went_well=False)
+        except MeshrunError as error:
+            tell_others(config, error)
+            raise
         loop = Loop(
             plan,
             run_id=run_id,

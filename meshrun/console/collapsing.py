@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import lru_cache
 
 from meshrun.console.console import Console
@@ -12,17 +11,21 @@ from meshrun.console.lines import LineAssembler, Piece
 from meshrun.layout.labels import merged_label
 from meshrun.plan.plan import LaunchPlan
 
-NameRanks = Callable[[tuple[int, ...]], bytes]
-"""Returns the prefix of a line that these ranks printed."""
-
 
 class Collapsing:
     """Merges lines before the console prints them; drops the states of progress bars."""
 
-    def __init__(self, console: Console, ranks: frozenset[int], name_ranks: NameRanks) -> None:
-        self._console = console
+    def __init__(self, plan: LaunchPlan, console: Console) -> None:
+        layout, self._console = plan.layout, console
+        is_named = plan.request.console.prefix == "mesh"
+
+        @lru_cache(maxsize=256)
+        def name_ranks(ranks: tuple[int, ...]) -> bytes:
+            return f"[{merged_label(layout, ranks)}] ".encode() if is_named else b""
+
         self._name_ranks = name_ranks
-        self._ranks = ranks
+        here = frozenset(layout.ranks_of_node(plan.node_rank))
+        self._ranks = here if plan.shown is None else here & plan.shown
         self._mergers: dict[bool, LineMerger] = {}
         self._lines: dict[tuple[int, bool], LineAssembler] = {}
         self.begin_generation()
@@ -82,18 +85,3 @@ class Collapsing:
         if groups:
             lines = [self._name_ranks(group.ranks) + group.line for group in groups]
             self._console.print_line(b"\n".join(lines), to_stderr=to_stderr)
-
-
-def collapsing_for(plan: LaunchPlan, console: Console) -> Collapsing | None:
-    """Return a :class:`Collapsing` for a launch with ``--collapse``, else ``None``."""
-    if not plan.request.console.collapse:
-        return None
-    layout, is_named = plan.layout, plan.request.console.prefix == "mesh"
-
-    @lru_cache(maxsize=256)
-    def name_ranks(ranks: tuple[int, ...]) -> bytes:
-        return f"[{merged_label(layout, ranks)}] ".encode() if is_named else b""
-
-    here = frozenset(layout.ranks_of_node(plan.node_rank))
-    shown = here if plan.shown is None else here & plan.shown
-    return Collapsing(console, shown, name_ranks)

@@ -333,13 +333,8 @@ class Console:
             return b""
         shown = self._prompt if self._is_prompting else self._bar
         text = shown[1] if shown is not None else self._status
-        if not text:
-            return b""
-        try:
-            columns = os.get_terminal_size(2).columns or 80
-        except OSError:
-            columns = 80
-        return fit(text, columns)
+        window = self._err.window
+        return fit(text, (window.columns if window else 0) or 80) if text else b""
 
     def _below(self) -> bytes:
         return self._changing_line() + panel_block(self._panel if self._is_foreground else ())

@@ -78,8 +78,7 @@ class Outlet:
                 return
             except OSError as error:
                 self.error = error
-                self._queue.clear()
-                self.queued_bytes = 0
+                self.drop()
                 return
             self.queued_bytes -= written
             if written == len(data):

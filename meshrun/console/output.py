@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from meshrun.console.collapsing import collapsing_for
+from meshrun.console.collapsing import Collapsing
 from meshrun.console.console import Console, RankStream
 from meshrun.console.line_copy import LineCopy
 from meshrun.console.prefix import line_prefix
@@ -96,7 +96,7 @@ class Output:
         self._reading = True
         self._calls: dict[int, int] = {}
         """The last call that each rank has finished, for ranks that serve calls."""
-        self._collapsing = collapsing_for(plan, console)
+        self._collapsing = Collapsing(plan, console) if plan.request.console.collapse else None
         self._repeats = Repeats()
         self._prints_once = plan.request.console.prefix != "torchrun"
         self._errors: dict[int, RankStream] = {}
@@ -114,8 +114,8 @@ class Output:
                         pass
                     self._end(source)  # even if a process that we may not kill holds it open
             self._collapsing.flush()
+            self._collapsing = Collapsing(plan, self._console)
         self._plan = plan
-        self._collapsing = collapsing_for(plan, self._console)
 
     # ---- streams ---------------------------------------------------------------------------
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from meshrun.errors import MeshrunError, UsageError
@@ -31,21 +29,11 @@ def decline(request: LaunchRequest, error: MeshrunError) -> None:
         )
     except UsageError:
         return
-    _notify_others(inherit_listener(config), error)
+    tell_others(inherit_listener(config), error)
 
 
-@contextmanager
-def declining(config: RendezvousConfig | None) -> Iterator[None]:
-    """Tell the other nodes about an error in the block, and re-raise it."""
-    try:
-        yield
-    except MeshrunError as error:
-        _notify_others(config, error)
-        raise
-
-
-def _notify_others(config: RendezvousConfig | None, error: MeshrunError) -> None:
-    # Without an address, no node knows yet where to connect.
+def tell_others(config: RendezvousConfig | None, error: MeshrunError) -> None:
+    """Tell the other nodes why this one cannot take part, if they know where to connect."""
     if config is not None and (config.host or config.listener is not None):
         from meshrun.supervisor.join_nodes import stay_to_decline
 

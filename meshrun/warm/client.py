@@ -6,7 +6,6 @@ import importlib.machinery
 import importlib.util
 import math
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from meshrun.host.absolute import absolute
-from meshrun.host.processes import Ended, is_stopped
+from meshrun.host.processes import Ended, has_ended, is_stopped
 from meshrun.host.steps import Steps, finish
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
@@ -81,7 +80,7 @@ class WarmZygote:
         if not isinstance(ended, ZygoteEnded):  # the keeper was killed, or still waits
             self.kill()
             yield from killing_marked(self._mark)
-            survivors = [] if _has_ended(self._pidfd) else [self.pid]
+            survivors = [] if has_ended(self._pidfd) else [self.pid]
             ended = ZygoteEnded(wait_status=signal.SIGKILL, survivors=survivors, denied=[])
         self._keeper.close()
         os.close(self._pidfd)
@@ -152,7 +151,7 @@ class WarmRun:
         Args:
             fds: The zygote's ends of the control and reports sockets, and the file of its stacks.
             mark: The mark of the launch.
-            stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
+            stdin: ``DEVNULL`` for no standard input, ``None`` for this process's.
         """
         try:
             server = self._find()
@@ -166,8 +165,9 @@ class WarmRun:
             inherited=read_inherited(zygote_environment(os.environ)),
         )
         try:
-            with _standard_input(stdin) as opened:
-                answer = self._request(server, spec, (opened, 1, 2, *fds))
+            with open(os.devnull, "rb") as null:
+                standard = 0 if stdin is None else null.fileno()
+                answer = self._request(server, spec, (standard, 1, 2, *fds))
         except (OSError, ValueError):
             answer = None
         if isinstance(answer, WarmZygote):
@@ -327,12 +327,6 @@ def _send_signal(pidfd: int, signum: int) -> None:
         signal.pidfd_send_signal(pidfd, signum)
 
 
-def _has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 def _receive(connection: socket.socket) -> tuple[_FromKeeper | None, list[int]]:
     try:
         packet, fds, _, _ = socket.recv_fds(connection, _PACKET_BYTES, _PIDFDS)
@@ -346,18 +340,6 @@ def _absolute(environment: dict[str, str]) -> dict[str, str]:
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(map(absolute, path.split(os.pathsep)))
     return environment
-
-
-@contextmanager
-def _standard_input(stdin: int | None) -> Iterator[int]:
-    if stdin != subprocess.DEVNULL:
-        yield 0 if stdin is None else stdin
-        return
-    null = os.open(os.devnull, os.O_RDONLY)
-    try:
-        yield null
-    finally:
-        os.close(null)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import json
 import os
-import select
 import signal
 import socket
 import stat
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 
 from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, who_else_may_write
-from meshrun.host.processes import started_at
+from meshrun.host.processes import has_ended, started_at
 from meshrun.host.sockets import peer_of
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.plan.rank_program import Program
@@ -248,7 +247,7 @@ def is_as_privileged(connection: socket.socket) -> bool:
         return False
     try:
         # If it has ended, another process may have its id.
-        return fixed_by_parent(peer[0]) == fixed_by_parent() and not _has_ended(pidfd)
+        return fixed_by_parent(peer[0]) == fixed_by_parent() and not has_ended(pidfd)
     except OSError:
         return False
     finally:
@@ -267,12 +266,6 @@ def _peer_pidfd(connection: socket.socket, pid: int) -> int:
         if error.errno != errno.ENOPROTOOPT:
             raise
         return os.pidfd_open(pid)
-
-
-def _has_ended(pidfd: int, *, within_s: int = 0) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(within_s * 1000))
 
 
 def usual_place() -> str:
@@ -298,7 +291,7 @@ def stop_server(place: Place, pid: int) -> bool:
         if not place.has(pid):  # it has ended, and the pidfd may refer to another process
             return True
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        return _has_ended(pidfd, within_s=_ENDS_WITHIN_S)
+        return has_ended(pidfd, within_s=_ENDS_WITHIN_S)
     finally:
         os.close(pidfd)
         place.forget(pid)

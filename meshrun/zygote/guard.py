@@ -8,7 +8,6 @@ to do, then kills every process that was started with the launch's mark in its e
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ from meshrun.host.leftovers import remove_if_stale
 from meshrun.host.processes import (
     become_guard,
     die_with_parent,
+    has_ended,
     is_shm_manager,
     marked_processes,
     send_signal,
@@ -59,10 +59,10 @@ class Guard:
         if self._zygote_fd < 0:
             while True:
                 signal.pause()
-        _wait_for_end(self._launcher_fd)
+        has_ended(self._launcher_fd, within_s=None)
         with suppress(OSError):  # wake it even if its parent is a keeper, stopped as well
             signal.pidfd_send_signal(self._zygote_fd, signal.SIGCONT)
-        _wait_for_end(self._zygote_fd)
+        has_ended(self._zygote_fd, within_s=None)
         finish(killing_marked(self._mark))
         self.remove_scratch()
         os._exit(0)
@@ -70,7 +70,8 @@ class Guard:
     def remove_scratch(self) -> None:
         """Remove the launcher's temporary folder once the launcher is dead."""
         if self._scratch_dir:
-            _wait_for_end(self._launcher_fd)
+            if self._launcher_fd >= 0:
+                has_ended(self._launcher_fd, within_s=None)
             remove_if_stale(self._scratch_dir)
 
 
@@ -90,13 +91,6 @@ def _pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # macOS, an old kernel
         return -1
-
-
-def _wait_for_end(pidfd: int) -> None:
-    if pidfd >= 0:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll()
 
 
 def killing_marked(mark: str) -> Steps[None]:
