@@ -21,6 +21,7 @@ from meshrun.console.console import Console, RankStream
 from meshrun.console.line_copy import LineCopy
 from meshrun.console.prefix import line_prefix
 from meshrun.console.repeats import Repeats
+from meshrun.console.slow_readers import SlowReaders
 from meshrun.host.inotify import WriteNotices
 from meshrun.host.log_file import Opener, append_to_log, nonblocking, open_log
 from meshrun.host.reactor import Reactor
@@ -80,6 +81,7 @@ class Output:
         self._plan = plan
         self._hostname = socket.gethostname()
         self._console, self._reactor, self._printed = console, reactor, printed
+        self._slow_readers = SlowReaders(console, reactor)
         self._create, self._opener = opener, nonblocking(opener)
         self._sources: dict[_Source, None] = {}
         """All streams that are read, in the order in which they were opened."""
@@ -201,7 +203,8 @@ class Output:
         return min((at for at in times if at is not None), default=None)
 
     def pause_or_resume(self) -> None:
-        """Read ranks only while the reader of our own output keeps up."""
+        """Wait for readers of our own output if they are slow, and read ranks if they keep up."""
+        self._slow_readers.watch()
         if self._reading != self._console.is_full:
             return
         self._reading = not self._reading
@@ -400,17 +403,17 @@ class Output:
 
     # ---- the end ---------------------------------------------------------------------------
 
-    def finish(self, flush: Callable[[], None], give_up: Callable[[], bool]) -> int:
+    def finish(self, timeout_s: Callable[[], float | None]) -> int:
         """Print everything that the ranks wrote before they ended; return how many bytes were lost.
 
         Args:
-            flush: Waits until readers of our own output take more.
-            give_up: Returns whether their time is up.
+            timeout_s: Returns how long to wait for readers of our own output; ``None`` for no
+                limit.
         """
-        while (self._sources or self._console.waiting) and not give_up():
+        while (self._sources or self._console.waiting) and (left_s := timeout_s()) != 0.0:
             self.pause_or_resume()
             if self._console.is_full or not self._sources:
-                flush()
+                self._slow_readers.wait(left_s)
                 continue
             for source in list(self._sources):
                 if not self._read(source):  # even if a process that we may not kill holds it open
@@ -418,8 +421,8 @@ class Output:
         if self._collapsing is not None:
             self._collapsing.flush()
         self._release_repeats()
-        while self._console.waiting and not give_up():
-            flush()
+        while self._console.waiting and (left_s := timeout_s()) != 0.0:
+            self._slow_readers.wait(left_s)
         return self._drop()
 
     def _drop(self) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from meshrun.console.console import Console
 from meshrun.console.output import Output
-from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
+from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, dropped_note
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.aside import Aside
 from meshrun.host.exclusion import how_to_exclude, node_name
@@ -163,7 +163,6 @@ class Loop:
         self._signalled_ns = self._ended_ns = 0
         """When the first signal stopped the launch, and when its ranks had ended; 0 before."""
         self._noted_malformed_report = False
-        self._slow_readers = SlowReaders(console, self._reactor)
         self._earlier_children = frozenset(list_children())
         """Children of whatever this process was before, which are not ours to end."""
         become_subreaper()
@@ -280,11 +279,7 @@ class Loop:
     def _finish_output(self) -> None:
         """Write the ranks' remaining output; in a stopped launch, only as long as it is read."""
         self._ended_ns = time.monotonic_ns()
-        left = self._output.finish(
-            lambda: self._slow_readers.wait(self.reader_timeout_s()),
-            lambda: self.reader_timeout_s() == 0.0,
-        )
-        if left:
+        if left := self._output.finish(self.reader_timeout_s):
             self._console.note(dropped_note(left))
 
     def reader_timeout_s(self) -> float | None:
@@ -303,7 +298,6 @@ class Loop:
 
     def _turn(self) -> None:
         """Wait for something to happen, and handle it."""
-        self._slow_readers.watch()
         self._output.pause_or_resume()
         is_paused = self._pause.is_on and not self._output.has_more
         # While ranks are stopped, deadlines move with the time.
