@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from difflib import get_close_matches
 from pkgutil import iter_modules
 
@@ -109,42 +109,10 @@ def _load(
 ) -> Source:
     """Read the program and import what ranks share; a failure here is reported once."""
     began_ns = time.monotonic_ns()
-    forks = order.start_method == "fork"
-    watch = ImportWatch()
     try:
-        folder = first_path(program)
-        with on_path(folder):
-            source = read_program(program)
-        gc.disable()
-        first = on_path(folder if holds(folder, order.preload) else None)
-        nvml = nvml_based_cuda_check() if forks else nullcontext()
-        with first, nvml, source.settings.in_effect():
-            if forks:
-                for module in order.preload:
-                    _preload(module)
-                    watch.imported(module)
-                refuse_old_torch()
-                _import_available(source.torch_modules)
-            if forks or not order.preload:  # otherwise only the ranks can check
-                check_registered(order.backends)
-        if forks:  # with exec, this process imports only for its store
-            put_first(folder, known_at_start=known_at_start)
-        unsafe = (_set_at_run_time(source.settings) or watch.why_unsafe()) if forks else None
-        if order.device and unsafe is None:
-            with on_path(folder):
-                check_devices(order.device, order.workers, [] if forks else order.preload)
+        source, unsafe = _import_shared(program, order, known_at_start)
     except BaseException as error:
-        exit_code = error.code if isinstance(error, SystemExit) else 1
-        text = format_raised(error).traceback
-        if isinstance(error, UsageError):
-            hint = f"\n\nhint: {error.hint}" if error.hint else ""
-            exit_code, text = error.exit_code, f"error: {error.message}{hint}"
-        elif isinstance(error, MemoryError) and (shortage := describe_shortage(error)) is not None:
-            note(f"{shortage.message}; {shortage.hint}")
-        send(
-            control,
-            ProgramBroken(text=text, exit_code=exit_code if isinstance(exit_code, int) else 1),
-        )
+        send(control, _describe_broken(error))
         os._exit(0)
     gc.enable()
     gc.freeze()  # the collector must not write to memory that ranks share
@@ -154,6 +122,51 @@ def _load(
     now_ns = time.monotonic_ns()
     send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))
     return source
+
+
+def _import_shared(
+    program: Program, order: Prepare, known_at_start: frozenset[str]
+) -> tuple[Source, str | None]:
+    """Return the program, and why ranks cannot be forks of this process, after its imports."""
+    folder, watch = first_path(program), ImportWatch()
+    with on_path(folder):
+        source = read_program(program)
+    gc.disable()
+    first = on_path(folder if holds(folder, order.preload) else None)
+    if order.start_method == "exec":  # this process imports only for its store
+        with first, source.settings.in_effect():
+            if not order.preload:  # otherwise only the ranks can check
+                check_registered(order.backends)
+        unsafe, modules = None, order.preload
+    else:
+        with first, nvml_based_cuda_check(), source.settings.in_effect():
+            for module in order.preload:
+                _preload(module)
+                watch.imported(module)
+            refuse_old_torch()
+            _import_available(source.torch_modules)
+            check_registered(order.backends)
+        put_first(folder, known_at_start=known_at_start)
+        unsafe, modules = _set_at_run_time(source.settings) or watch.why_unsafe(), []
+    if order.device and unsafe is None:
+        with on_path(folder):
+            check_devices(order.device, order.workers, modules)
+    return source, unsafe
+
+
+def _describe_broken(error: BaseException) -> ProgramBroken:
+    """Return the report of what ended the imports."""
+    if isinstance(error, UsageError):
+        hint = f"\n\nhint: {error.hint}" if error.hint else ""
+        text = f"error: {error.message}{hint}"
+        return ProgramBroken(text=text, exit_code=error.exit_code)
+    if isinstance(error, MemoryError) and (shortage := describe_shortage(error)) is not None:
+        note(f"{shortage.message}; {shortage.hint}")
+    exit_code = error.code if isinstance(error, SystemExit) else 1
+    return ProgramBroken(
+        text=format_raised(error).traceback,
+        exit_code=exit_code if isinstance(exit_code, int) else 1,
+    )
 
 
 def _preload(module: str) -> None:
