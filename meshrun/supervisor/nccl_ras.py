@@ -13,7 +13,9 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from meshrun.host.aside import Aside
 from meshrun.host.printable import one_line
 from meshrun.host.reactor import Reactor
 
@@ -54,7 +56,7 @@ def select_findings(status: str) -> list[str]:
 
 
 class NcclRas:
-    """Asks the service, one request at a time.
+    """Asks the service, one request at a time, in a process of its own.
 
     Args:
         reactor: The loop's.
@@ -63,7 +65,7 @@ class NcclRas:
 
     def __init__(self, reactor: Reactor, done: Callable[[], None]) -> None:
         self._reactor, self._done = reactor, done
-        self._socket: socket.socket | None = None
+        self._asked: Aside[list[str]] | None = None
         self._deadline = reactor.call_at(None, self._finish, skips=False)
         self.findings: list[str] = []
         """The errors and warnings of the last answer."""
@@ -71,60 +73,47 @@ class NcclRas:
     @property
     def is_under_way(self) -> bool:
         """Whether a request is under way."""
-        return self._socket is not None
+        return self._asked is not None
 
     def ask(self, env: Mapping[str, str] = os.environ) -> None:
         """Ask the service of this node, unless a request is under way."""
-        if self._socket is not None or (address := ras_address(env)) is None:
+        if self._asked is not None or (address := ras_address(env)) is None:
             return
-        self._received, self._step = b"", 0
         self.findings = []
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        with contextlib.suppress(OSError):  # in progress, or refused, which the first read reports
-            self._socket.connect(address)
-        self._reactor.add_writer(self._socket, self._send_next)
-        self._deadline.restart(_TAKES_S)
+        with contextlib.suppress(OSError):  # no process can be started
+            self._asked = Aside(partial(_ask_service, address))
+            self._reactor.add_reader(self._asked, self._finish)
+            self._deadline.restart(_TAKES_S)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Stop waiting for an answer."""
         self._deadline.cancel()
-        self._reactor.drop(self._socket)
-        self._socket = None
-
-    def _send_next(self) -> None:
-        assert self._socket is not None  # noqa: S101 - the caller is its event
-        text = _DIALOG[self._step][0] if self._step < len(_DIALOG) else _REQUEST
-        try:
-            self._socket.send(text)
-        except OSError:
-            self._finish()
-            return
-        self._reactor.remove_writer(self._socket)
-        self._reactor.add_reader(self._socket, self._receive)
-
-    def _receive(self) -> None:
-        assert self._socket is not None  # noqa: S101 - the caller is its event
-        try:
-            data = self._socket.recv(_MOST_BYTES)
-        except OSError:
-            data = b""
-        self._received += data
-        is_answer = self._step == len(_DIALOG)
-        if not data or len(self._received) > _MOST_BYTES:
-            self._finish()
-        elif not is_answer and self._received.endswith(b"\n"):
-            if not self._received.startswith(_DIALOG[self._step][1]):
-                self._received = b""
-                self._finish()
-                return
-            self._received = b""
-            self._step += 1
-            self._reactor.add_writer(self._socket, self._send_next)
+        self._reactor.drop(self._asked)
+        self._asked = None
 
     def _finish(self) -> None:
-        if self._step == len(_DIALOG):
-            self.findings = select_findings(self._received.decode(errors="replace"))
-        self.close()
+        assert self._asked is not None  # noqa: S101 - the callers are its events
+        self._reactor.remove(self._asked)
+        if self._asked.wait(0.0):
+            self.findings = self._asked.take() or []
+        self._asked.close()
+        self._asked = None
+        self._deadline.cancel()
         self._done()
+
+
+def _ask_service(address: tuple[str, int]) -> list[str]:
+    """Return the findings; none if there is no such service."""
+    try:
+        with (
+            socket.create_connection(address, _TAKES_S) as connection,
+            connection.makefile("rb") as replies,
+        ):
+            for request, reply in _DIALOG:
+                connection.sendall(request)
+                if not replies.readline(_MOST_BYTES).startswith(reply):
+                    return []
+            connection.sendall(_REQUEST)
+            return select_findings(replies.read(_MOST_BYTES).decode(errors="replace"))
+    except OSError:
+        return []
