@@ -15,6 +15,7 @@ from typing import ClassVar, Generic, NoReturn, TypeVar
 
 from meshrun.errors import InternalError
 from meshrun.host.processes import die_with_parent, signals_blocked
+from meshrun.host.reactor import Reactor
 
 T = TypeVar("T")
 _EXIT_TAKES_S = 0.5
@@ -56,7 +57,7 @@ class Aside(Generic[T]):
         return time.monotonic() - self._began_s
 
     def fileno(self) -> int:
-        """Return the descriptor that is ready once the call has ended."""
+        """Return the descriptor that is ready once the call has ended; -1 if it was taken."""
         return self._read
 
     def wait(self, most_s: float) -> bool:
@@ -76,6 +77,15 @@ class Aside(Generic[T]):
             raise InternalError(error)
         return value  # type: ignore[no-any-return]
 
+    def follow(self, reactor: Reactor, done: Callable[[T | None], object]) -> None:
+        """Pass on what :meth:`take` returns in a turn of the loop, unless removed from it."""
+
+        def take() -> None:
+            reactor.remove(self)
+            done(self.take())
+
+        reactor.add_reader(self, take)
+
     def close(self) -> None:
         """Stop the call, unless it has been taken."""
         if self.pid:
@@ -85,6 +95,7 @@ class Aside(Generic[T]):
 
     def _finish(self) -> None:
         os.close(self._read)
+        self._read = -1
         deadline, pid, status = time.monotonic() + _EXIT_TAKES_S, 0, 0
         with contextlib.suppress(ChildProcessError):
             while not pid and time.monotonic() < deadline:

@@ -66,7 +66,7 @@ class NcclRas:
     def __init__(self, reactor: Reactor, done: Callable[[], None]) -> None:
         self._reactor, self._done = reactor, done
         self._asked: Aside[list[str]] | None = None
-        self._deadline = reactor.call_at(None, self._finish, skips=False)
+        self._deadline = reactor.call_at(None, partial(self._finish, None), skips=False)
         self.findings: list[str] = []
         """The errors and warnings of the last answer."""
 
@@ -82,7 +82,7 @@ class NcclRas:
         self.findings = []
         with contextlib.suppress(OSError):  # no process can be started
             self._asked = Aside(partial(_ask_service, address))
-            self._reactor.add_reader(self._asked, self._finish)
+            self._asked.follow(self._reactor, self._finish)
             self._deadline.restart(_TAKES_S)
 
     def close(self) -> None:
@@ -91,14 +91,9 @@ class NcclRas:
         self._reactor.drop(self._asked)
         self._asked = None
 
-    def _finish(self) -> None:
-        assert self._asked is not None  # noqa: S101 - the callers are its events
-        self._reactor.remove(self._asked)
-        if self._asked.wait(0.0):
-            self.findings = self._asked.take() or []
-        self._asked.close()
-        self._asked = None
-        self._deadline.cancel()
+    def _finish(self, findings: list[str] | None) -> None:
+        self.findings = findings or []
+        self.close()
         self._done()
 
 

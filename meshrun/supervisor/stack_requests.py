@@ -7,9 +7,18 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
-from meshrun.host.processes import SignalState, send_signal, signal_state, threads_blocking
+from meshrun.host.aside import Aside
+from meshrun.host.processes import (
+    SignalState,
+    die_with_parent,
+    send_signal,
+    signal_state,
+    threads_blocking,
+)
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.layout.labels import merged_label
@@ -53,7 +62,7 @@ class StackRequests:
     """
 
     def __init__(self, layout: Layout, reactor: Reactor, show: Callable[[list[str]], None]) -> None:
-        self.layout, self._show = layout, show
+        self.layout, self._reactor, self._show = layout, reactor, show
         self._next_check = reactor.call_at(None, self._check, skips=False)
         self._files: dict[int, int] = {}
         self._asked: dict[int, tuple[int, frozenset[str]]] = {}
@@ -64,7 +73,8 @@ class StackRequests:
         """Offset of each answer in its file."""
         self._states: dict[int, SignalState] = {}
         self._deadline_ns: int | None = None
-        self._native: _Native | None = None
+        self._native: Aside[list[str]] | None = None
+        """Collects native stacks."""
         self.places: dict[int, str] = {}
         """Where in the user's files ranks are, as of the last answers."""
         self.elsewhere: dict[int, str] = {}
@@ -76,8 +86,7 @@ class StackRequests:
         """Take the layout of new ranks, and drop a request that is under way."""
         self.layout = layout
         self._asked, self._states, self._deadline_ns = {}, {}, None
-        if self._native is None:
-            self._next_check.cancel()
+        self._next_check.cancel()
 
     def open(self, rank: int) -> int:
         """Return a new descriptor to which the rank writes stacks, for the caller to close."""
@@ -98,9 +107,7 @@ class StackRequests:
         """
         if self.awaits_answers:
             return
-        if self._native is not None:
-            self._native.end()
-            self._native = None
+        self._drop_native()
         self._deadline_ns = time.monotonic_ns() + _ANSWER_TAKES_NS
         self._states, self._offsets, self._pids = {}, {}, dict(pids)
         self.places, self.elsewhere, self.why_silent = {}, {}, {}
@@ -114,7 +121,7 @@ class StackRequests:
             if self._states[rank] not in (SignalState.UNHANDLED, SignalState.GONE):
                 send_signal(pid, STACK_SIGNAL)
                 self._asked[rank] = pid, blocking
-        self._check_later()
+        self._next_check.restart(_CHECK_EVERY_S)
 
     @property
     def awaits_answers(self) -> bool:
@@ -124,31 +131,21 @@ class StackRequests:
     @property
     def is_under_way(self) -> bool:
         """Whether there will be more lines to show."""
-        return self._next_check.at_ns is not None
-
-    def _check_later(self) -> None:
-        self._next_check.restart(_CHECK_EVERY_S if self._native is None else 10 * _CHECK_EVERY_S)
+        return self.awaits_answers or self._native is not None
 
     def _check(self) -> None:
-        lines = self._answers() if self._native is None else self._native.check()
-        if lines is None:
-            self._check_later()
-            return
-        self._native = self._start_native() if self._native is None else None
-        if self._native is not None:
-            self._check_later()
-        self._show(lines)
-
-    def _answers(self) -> list[str] | None:
-        """Return the lines to print once all have answered or time has run out, else ``None``."""
+        """Show the answers once all ranks have answered or time has run out."""
         for rank, (pid, blocking) in list(self._asked.items()):
             self._states[rank] = signal_state(pid, STACK_SIGNAL, blocking)
             if self._states[rank] in (SignalState.DONE, SignalState.GONE, SignalState.UNHANDLED):
                 del self._asked[rank]
         if self._asked and time.monotonic_ns() < (self._deadline_ns or 0):
-            return None
+            self._next_check.restart(_CHECK_EVERY_S)
+            return
         self._asked, self._deadline_ns = {}, None
-        return list(self._describe_answers())
+        lines = list(self._describe_answers())
+        self._start_native()
+        self._show(lines)
 
     def crash(self, rank: int) -> Dump | None:
         """Return the stacks that a rank wrote when native code crashed, if it did."""
@@ -156,19 +153,28 @@ class StackRequests:
         dump = self._read(rank, max(0, size - _READ_BYTES))
         return dump if dump is not None and dump.fatal is not None else None
 
-    def _start_native(self) -> _Native | None:
+    def _start_native(self) -> None:
         """Begin to collect the native stacks of some ranks, if py-spy is installed."""
-        pids = [pid for rank, pid in self._pids.items() if rank != ZYGOTE]
-        program = shutil.which("py-spy") if pids else None
-        is_wanted = is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True)
-        return _Native(program, pids[:_MOST_NATIVE]) if program and is_wanted else None
+        pids = [pid for rank, pid in self._pids.items() if rank != ZYGOTE][:_MOST_NATIVE]
+        is_wanted = bool(pids) and is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True)
+        if is_wanted and (program := shutil.which("py-spy")):
+            with suppress(OSError):  # no process can be started
+                self._native = Aside(partial(_collect_native, program, pids))
+                self._native.follow(self._reactor, self._show_native)
+
+    def _show_native(self, lines: list[str] | None) -> None:
+        self._native = None
+        self._show(lines or [])
+
+    def _drop_native(self) -> None:
+        self._reactor.drop(self._native)
+        self._native = None
 
     def close(self) -> None:
         """Close all files."""
         for rank in list(self._files):
             self._close(rank)
-        if self._native is not None:
-            self._native.end()
+        self._drop_native()
 
     def _note_place(self, rank: int, stack: tuple[Frame, ...]) -> None:
         if any(frame.is_users for frame in stack):
@@ -235,43 +241,22 @@ class StackRequests:
             os.close(self._files.pop(rank))
 
 
-class _Native:
-    """Runs py-spy for one process after another, with its output in a file."""
-
-    def __init__(self, program: str, pids: list[int]) -> None:
-        self._program, self._pids = program, pids
-        self._lines: list[str] = []
-        self._running: subprocess.Popen[bytes] | None = None
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed later
-        self._end_by_s = 0.0
-
-    def check(self) -> list[str] | None:
-        """Return all lines once py-spy has finished; ``None`` until then."""
-        if self._running is not None:
-            if self._running.poll() is None and time.monotonic() < self._end_by_s:
-                return None
-            self._stop()
-            self._file.seek(0)
-            self._lines += self._file.read().decode(errors="replace").splitlines()
-        if not self._pids:
-            self._file.close()
-            return self._lines
-        self._file.truncate(0)
-        self._file.seek(0)
-        command = [self._program, "dump", "--native", "--pid", str(self._pids.pop(0))]
-        self._running = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self._file, stderr=self._file
-        )
-        self._end_by_s = time.monotonic() + _NATIVE_TAKES_S
-        return None
-
-    def end(self) -> None:
-        """Stop py-spy and close the file."""
-        self._stop()
-        self._file.close()
-
-    def _stop(self) -> None:
-        if self._running is not None:
-            self._running.kill()
-            self._running.wait()
-            self._running = None
+def _collect_native(program: str, pids: Sequence[int]) -> list[str]:
+    """Return what py-spy prints about each process; it ends with this one."""
+    lines, prepare = [], partial(die_with_parent, os.getpid())
+    for pid in pids:
+        command = [program, "dump", "--native", "--pid", str(pid)]
+        with tempfile.TemporaryFile() as output:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    check=False,
+                    timeout=_NATIVE_TAKES_S,
+                    preexec_fn=prepare,
+                )
+            output.seek(0)
+            lines += output.read().decode(errors="replace").splitlines()
+    return lines
