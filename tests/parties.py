@@ -207,7 +207,7 @@ class Parties:
         return RendezvousConfig(nnodes=nnodes, host="127.0.0.1", port=self.port, **changes)
 
 
-WHY = Cause(rank=None, description="why", raised=None, ran_s=None, at_ns=1)  # fmt: skip
+WHY = Cause(description="why", at_ns=1)
 """The cause of a generation's end."""
 
 

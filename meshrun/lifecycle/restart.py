@@ -49,9 +49,7 @@ def _find_cause(state: State, at_ns: int) -> Cause:
     if failure is not None or not verdicts:
         began_ns = [known.ready_ns for known in state.ranks.values() if known.ready_ns is not None]
         return Cause(
-            rank=None,
             description=failure or "the ranks were stopped",
-            raised=None,
             ran_s=(at_ns - min(began_ns)) / 1e9 if began_ns else None,
             at_ns=at_ns,
             step=state.best_step,
@@ -75,10 +73,7 @@ def cause_of_change(state: State, event: GenerationAborted) -> Cause:
     It is a failure unless the launch is elastic.
     """
     return Cause(
-        rank=None,
         description=event.why,
-        raised=None,
-        ran_s=None,
         at_ns=event.at_ns,
         step=state.best_step,
         is_failure=not state.nodes.is_elastic,

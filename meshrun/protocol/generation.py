@@ -50,12 +50,12 @@ class RankState:
 class Cause:
     """Why a generation of ranks ended."""
 
-    rank: Rank | None
+    rank: Rank | None = None
     """The rank that was the cause; ``None`` if no rank was."""
     description: Line
     """How it ended, such as ``was killed by SIGKILL``; a whole sentence without a rank."""
-    raised: RankRaised | None
-    ran_s: Seconds | None
+    raised: RankRaised | None = None
+    ran_s: Seconds | None = None
     """Seconds from the program's first line to its end; ``None`` if it never began."""
     at_ns: Time
     step: int | None = None

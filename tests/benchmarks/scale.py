@@ -175,7 +175,7 @@ def play_coordinator(nodes: int, listener: socket.socket, pipe: Pipe) -> None:
     while (order := _order(pipe, reactor)) != "end":
         hub.events.clear()
         if order == "restart":
-            cause = Cause(rank=None, description="x", raised=None, ran_s=None, at_ns=0)
+            cause = Cause(description="x", at_ns=0)
             sides[-1].send(NextBegins(generation=1, cause=cause, at_ns=0))
             continue
         used = resource.getrusage(resource.RUSAGE_SELF)
