@@ -125,7 +125,8 @@ class Monitor(Watcher):
         self.collectives.expect_only(state.alive)
         if self.stragglers is not None:
             self.stragglers.update(state)
-        self._next_check.move(self.watchdog.next_check_ns(state))
+        is_reporting = self._then is not None
+        self._next_check.move(None if is_reporting else self.watchdog.next_check_ns(state))
 
     def ask(
         self,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from meshrun.console.console import Console
+from meshrun.host.reactor import Reactor
 from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.supervisor import watchdog
+from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.watchdog import Watchdog
+from tests.plans import plan_of
 
 S = 1_000_000_000
 
@@ -170,3 +177,30 @@ def test_a_rank_that_no_longer_answers_is_not_taken_to_spin(world: World) -> Non
     dog.note_wait(1, "a")
 
     assert world.pass_time(dog, 100, cpu=1.0) is None
+
+
+def test_a_hang_is_reported_without_haste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While native stacks are being collected, the launcher sleeps."""
+    native = tmp_path / "py-spy"
+    native.write_text("#!/bin/sh\nexec sleep 100\n")
+    native.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    reactor = Reactor()
+    rank = subprocess.Popen(["sleep", "100"])
+    null = os.open(os.devnull, os.O_WRONLY)
+    plan, console = plan_of(hang_timeout="0.4"), Console(null, null)
+    monitor = Monitor(plan, console, reactor, emit=lambda _: None)
+    try:
+        ranks = {0: RankState(pid=rank.pid, ready_ns=1)}
+        monitor.begin(reactor, State(shutdown_timeout_s=1.0, ranks=ranks))
+        reactor.run_until(lambda: monitor.stacks.is_under_way)
+        reactor.run_until(lambda: not monitor.stacks.awaits_answers)
+
+        assert monitor.stacks.is_under_way
+        assert reactor.next_ns is None
+    finally:
+        monitor.close()
+        reactor.close()
+        os.close(null)
+        rank.kill()
+        rank.wait()
