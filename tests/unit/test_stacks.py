@@ -20,6 +20,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.users_files import OURS
 from meshrun.layout import solve_layout
 from meshrun.protocol.stacks import Dump, Frame, describe, headline, merge, parse_dump, user_place
+from meshrun.supervisor import stack_requests
 from meshrun.supervisor.stack_requests import StackRequests
 from tests.kit import wait_until
 
@@ -319,3 +320,29 @@ def test_only_ranks_that_listen_are_asked_if_the_kernel_does_not_report_signals(
 
     assert lines[0] == "rank 0: <module> at <string>:4"
     assert any("rank 1: is not running Python that meshrun started" in line for line in lines)
+
+
+def test_native_stacks_of_all_ranks_are_shown_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as py-spy has printed them in time."""
+    ranks = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
+    slow, fast = (each.pid for each in ranks)
+    native = tmp_path / "py-spy"
+    native.write_text(f'#!/bin/sh\necho "Process $4"\n[ $4 = {slow} ] && exec sleep 100\n')
+    native.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(stack_requests, "_NATIVE_TAKES_S", 0.5)
+    shown: list[list[str]] = []
+    reactor = Reactor()
+    stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, shown.append)
+    try:
+        stacks.ask({0: slow, 1: fast})
+        reactor.run_until(lambda: not stacks.is_under_way)
+        assert shown[1:] == [[f"Process {slow}", f"Process {fast}"]]
+    finally:
+        stacks.close()
+        reactor.close()
+        for each in ranks:
+            each.kill()
+            each.wait()
