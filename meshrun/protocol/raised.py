@@ -13,7 +13,7 @@ _LONGEST = 240
 _LOST_CONNECTION = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Connection refused|Broken pipe|Socket closed"
     r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
-    r"|ncclRemoteError"
+    r"|ncclRemoteError|this error originated at tensorpipe/"
 )
 """Messages of torch's backends when a peer is gone."""
 _NCCLS = re.compile(r"^(nccl\w+): .*\n *Last error: *\n *(?!Exception raised )(\S.*)", re.MULTILINE)
@@ -28,6 +28,8 @@ _IN_A_THREAD = re.compile(
 for its own, and by its monitor, which logs a fatal error."""
 _GLOOS = "gloo/transport"
 """Part of the source path with which gloo's messages begin."""
+_TRANSPORTS = (_GLOOS, "tensorpipe/")
+"""Parts of the source paths in the messages of gloo and of RPC's transport."""
 _TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
 _WORD = re.compile(r"\w")
 _FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
@@ -97,7 +99,7 @@ def lost_connection(raised: RankRaised) -> bool:
     """Return whether an exception means that torch lost a connection to a peer."""
     if raised.kind not in _TORCHS or not _LOST_CONNECTION.search(raised.message):
         return False
-    if _GLOOS in raised.message:  # `work.wait()` has no frame of torch's
+    if any(path in raised.message for path in _TRANSPORTS):  # `wait()` has no frame of torch's
         return True
     files = _FILE.findall(raised.traceback) if raised.kind == "RuntimeError" else ()
     return not files or f"{os.sep}torch{os.sep}" in files[-1]

@@ -145,6 +145,8 @@ def test_a_connection_lost_in_torch_is_recognized() -> None:
     assert not lost_connection(raised(said, traceback=here))
     by_gloo = f"[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] {said}"
     assert lost_connection(raised(by_gloo, traceback=here))  # from work.wait()
+    by_rpc = "eof (this error originated at tensorpipe/transport/shm/connection_impl.cc:259)"
+    assert lost_connection(raised(by_rpc, traceback=here))  # from the future of rpc_async()
     assert not lost_connection(raised(said, "ValueError"))
     assert not lost_connection(raised("out of memory"))
     assert lost_connection(raised(REMOTE, "DistBackendError", traceback=here))  # from work.wait()
