@@ -24,7 +24,7 @@ _SIGNAL_HINTS = {
     signal.SIGTERM: "not sent by meshrun",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a bad memory access, a truncated file, or a full /dev/shm",
-    signal.SIGABRT: "native code aborted; the output above says why",
+    signal.SIGABRT: "native code aborted; its output says why",
     signal.SIGFPE: "an arithmetic error in native code",
     signal.SIGXCPU: "at the limit of CPU time, of `ulimit -t` or of the job",
     signal.SIGILL: "an instruction that this processor does not support",
