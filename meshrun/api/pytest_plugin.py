@@ -280,7 +280,8 @@ class _MeshTests:
             try:
                 ranks = Ranks(self._config, request.spec, dict(request.options))
             except TypeError as error:
-                raise UsageError(f"@pytest.mark.mesh: {error}", hint=f"it takes {_MARK}") from error
+                what = str(error).partition("() ")[2]
+                raise UsageError(f"@pytest.mark.mesh {what}", hint=f"it takes {_MARK}") from error
             except OSError as error:
                 raise UsageError(f"@pytest.mark.mesh: {error}") from error
             paths = {str(each.path): None for each in item.session.items if _key_of(each)}

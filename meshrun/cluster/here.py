@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
+from types import NoneType
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
-from meshrun.cluster.detect import Detector, detect_cluster
-from meshrun.errors import UsageError
+from meshrun.cluster.detect import detect_cluster
 from meshrun.host.descriptors import has_terminal
-from meshrun.host.entry_points import entry_points, load
+from meshrun.host.entry_points import call, entry_points, load
 from meshrun.host.interfaces import addresses_with_prefixes
 from meshrun.host.machine_id import boot_id
 from meshrun.host.pmi import exchange
@@ -18,6 +18,7 @@ from meshrun.host.small_file import read_small
 
 PLUG_INS = "meshrun.clusters"
 """The group of entry points that name detectors."""
+_FACTS = (ClusterFacts, NoneType)
 _MOST_ADDRESSES = 12
 
 
@@ -34,7 +35,7 @@ def detect_here(*, collective: bool) -> ClusterFacts | None:
     facts = detect_cluster(
         Surroundings(os.environ, os.uname().nodename, has_terminal(), read_small),
         plug_ins=tuple(
-            partial(_ask_plug_in, name, load(PLUG_INS, name, value))
+            partial(call, PLUG_INS, name, load(PLUG_INS, name, value), returns=_FACTS)
             for name, value in entry_points(PLUG_INS).items()
         ),
     )
@@ -61,17 +62,6 @@ def with_starter(facts: ClusterFacts) -> tuple[ClusterFacts, bool]:
     if not facts.starter:
         return facts, shutil.which(facts.step_starter) is not None
     return (facts if shutil.which(facts.starter) else replace(facts, starter="ssh")), True
-
-
-def _ask_plug_in(name: str, detect: Detector, here: Surroundings) -> ClusterFacts | None:
-    facts = detect(here)
-    if facts is None or isinstance(facts, ClusterFacts):
-        return facts
-    raise UsageError(
-        f"the plugin `{name}` of {PLUG_INS} returned {type(facts).__name__}, not ClusterFacts or"
-        " None",
-        hint="update or uninstall the package that provides it",
-    )
 
 
 def _ask_peers(facts: ClusterFacts) -> ClusterFacts:

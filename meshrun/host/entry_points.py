@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
+from types import NoneType
 from typing import Any
 
-from meshrun.errors import UsageError
+from meshrun.errors import MeshrunError, UsageError
+
+_HINT = "update or uninstall the package that provides it"
 
 
 def files_of_packages() -> Iterator[Path]:
@@ -52,8 +55,35 @@ def load(group: str, name: str, value: str) -> Any:
     except Exception as error:
         raise UsageError(
             f"cannot load the plugin `{name}` of {group}: {value}: {type(error).__name__}: {error}",
-            hint="update or uninstall the package that provides it",
+            hint=_HINT,
         ) from error
+
+
+def call(
+    group: str, name: str, plug_in: Callable[..., Any], *args: object, returns: tuple[type, ...]
+) -> Any:
+    """Return what a plug-in returns for these arguments, a value of one of the types.
+
+    Raises:
+        UsageError: If it returns another, or raises an exception that is not meshrun's.
+    """
+    try:
+        value = plug_in(*args)
+    except MeshrunError:
+        raise
+    except Exception as error:
+        own = error.__traceback__ and error.__traceback__.tb_next
+        place = f" at {own.tb_frame.f_code.co_filename}:{own.tb_lineno}" if own else ""
+        raise UsageError(
+            f"the plugin `{name}` of {group} raised {type(error).__name__}{place}: {error}",
+            hint=_HINT,
+        ) from error
+    if isinstance(value, returns):
+        return value
+    types = " or ".join("None" if kind is NoneType else kind.__name__ for kind in returns)
+    raise UsageError(
+        f"the plugin `{name}` of {group} returned {type(value).__name__}, not {types}", hint=_HINT
+    )
 
 
 def _section(text: str, group: str) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from meshrun.errors import UsageError
-from meshrun.host.entry_points import entry_points, load
+from meshrun.host.entry_points import call, entry_points, load
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import Remote
 from meshrun.ssh.remote_command import ssh_command
@@ -45,4 +45,9 @@ def find_starter(remote: Remote) -> Starter:
             hint=f"use {known}, or install a package with an entry point in {PLUG_INS}",
         )
     plug_in = load(PLUG_INS, reach.starter, found[reach.starter])
-    return lambda host, line: [str(word) for word in plug_in(host.destination, line)]
+
+    def start(host: Host, line: str) -> list[str]:
+        args, returns = (host.destination, line), (list, tuple)
+        return [*map(str, call(PLUG_INS, reach.starter, plug_in, *args, returns=returns))]
+
+    return start

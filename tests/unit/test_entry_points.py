@@ -66,7 +66,9 @@ def test_a_detector_is_asked_first(site: Path) -> None:
         ("gone:detect", "", "cannot load the plugin `mine` .*ModuleNotFoundError"),
         ("mine:gone", "", "cannot load the plugin `mine` .*AttributeError"),
         ("mine:detect", "raise OSError('no disk')", "OSError: no disk"),
-        ("mine:detect", "def detect(here): return {}", "`mine` .* returned dict"),
+        ("mine:detect", "def detect(here): return {}", "`mine` .* dict, not ClusterFacts or None"),
+        ("mine:detect", "def detect(here): here.env['X']", r"raised KeyError at .*mine\.py:1: 'X'"),
+        ("mine:detect", "def detect(): pass", "raised TypeError: detect.. takes 0 positional"),
     ],
 )
 def test_a_broken_detector_is_named(site: Path, value: str, code: str, error: str) -> None:
@@ -92,6 +94,9 @@ def test_what_starts_a_launcher(site: Path) -> None:
         "qrsh": ["qrsh", "-inherit", "a", "cd /; x"],
         "acme": ["acme", "a", "cd /; x"],
     }
+    install(site, "text", "[meshrun.launchers]\nx = text:f\n", "def f(host, line): return line\n")
+    with pytest.raises(UsageError, match=r"`x` .* returned str, not list or tuple"):
+        find_starter(Remote(hosts=(), reach=Reach(starter="x")))(Host("a"), "x")
     with pytest.raises(UsageError, match="unknown launcher `pbsdsh`") as error:
         find_starter(Remote(hosts=(), reach=Reach(starter="pbsdsh")))
     assert "ssh, blaunch, qrsh, acme" in str(error.value.hint)
