@@ -29,7 +29,7 @@ class LogsPlugin:
         self._name = logs.logs_specs or ""
         if self._name not in entry_points(GROUP):
             raise UsageError(
-                f"--logs-specs: no plug-in named `{self._name}`",
+                f"--logs-specs: no plugin named `{self._name}`",
                 hint=f"an installed package must register it as an entry point in {GROUP}",
             )
         self._process = subprocess.Popen(
@@ -57,7 +57,7 @@ class LogsPlugin:
         answer = self._process.stdout.readline() if self._process.stdout else ""
         if not answer:
             raise HostError(
-                f"the --logs-specs plug-in `{self._name}` failed",
+                f"the --logs-specs plugin `{self._name}` failed",
                 hint="see its traceback above",
             )
         chosen: dict[str, Any] = json.loads(answer)
