@@ -303,7 +303,7 @@ class Options(ParsedOptions):
         "(../how-to/debug-one-rank.md).")
     metrics = Option(parse.listen_address, None, "[HOST]:PORT", OUTPUT,
         "Serve metrics for Prometheus, and probes, on this port; without HOST, only on loopback.",
-        details="`/metrics`, `/healthz` and `/readyz`. See [metrics and events]"
+        details="The paths are `/metrics`, `/healthz` and `/readyz`. See [metrics and events]"
         "(../how-to/metrics.md).")
     events = Option(parse.as_written, None, "FILE", OUTPUT,
         "Append an event per line to this file as it happens, as JSON; `-` is stdout.",
@@ -316,9 +316,8 @@ class Options(ParsedOptions):
     timings = Switch(OUTPUT,
         "Print at the end where the time went.")
     verbose = Switch(OUTPUT,
-        "List listening ports at startup.", short="-v",
-        details="Each with its address and purpose. See [security]"
-        "(../explanation/security.md).")
+        "List listening ports at startup, with their addresses and purposes.", short="-v",
+        details="See [security](../explanation/security.md).")
 
     max_restarts = Option(parse_integer, 0, "N", FAILURES,
         "Maximum number of restarts after failures.", family=PET, in_launch=True,

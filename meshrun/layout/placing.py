@@ -285,13 +285,13 @@ def _does_not_fit(mesh: MeshSpec, locality: Locality) -> LayoutError:
     workers = sums_of(
         [slots - slots % inner for slots in locality.slots], locality.nodes_per_domain
     )
-    hint = f"a block size that divides {math.gcd(*workers)} fills every domain"
+    hint = f"choose sizes whose product divides {math.gcd(*workers)} to fill every domain"
     free = [mesh.keys[dim] for dim in range(mesh.ndim) if dim not in locality.all_in_domain]
     if free:
-        hint += f"; an inferred size, such as {free[0]}=-1, leaves the rest of a domain spare"
+        hint += f", or infer one, such as {free[0]}=-1, to leave the rest of each spare"
     return LayoutError(
-        f"{message}, but domains ({_size_of(locality)}) hold only {blocks:,} of the"
-        f" {mesh.known_size // outer:,} such blocks",
+        f"{message}, but domains ({_size_of(locality)}) have room for only {blocks:,} of the"
+        f" {mesh.known_size // outer:,} groups of {outer:,} ranks",
         hint=hint,
     )
 
@@ -305,7 +305,8 @@ def _does_not_fit_nodes(mesh: MeshSpec, locality: Locality, block: int, held: in
         largest = f"the largest node has only {count(most, 'worker')}"
         return LayoutError(f"{message} {largest}", hint="use smaller or fewer dims")
     return LayoutError(
-        f"{message} the nodes hold only {held} of the {mesh.known_size // block} such blocks",
+        f"{message} the nodes have room for only {held:,} of the {mesh.known_size // block:,}"
+        f" groups of {block:,} ranks",
         hint=f"use a multiple of {block} workers per node, or a size that divides the workers of a"
         " node",
     )

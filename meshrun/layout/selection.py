@@ -193,9 +193,11 @@ class _Parser:
         if not item:
             return self._error("missing index", at, item, self._forms)
         if item in self._counts and not item.isdecimal():
-            return self._error(f"`{item}` has no index", at, item, f"`{item}=0`")
+            return self._error(f"`{item}` has no index", at, item, f"for example: `{item}=0`")
         if _INDICES.fullmatch(item):
-            return self._error(f"`{item}` names no dim", at, item, f"`{_RANK}={item}`?")
+            return self._error(
+                f"`{item}` names no dim", at, item, f"did you mean `{_RANK}={item}`?"
+            )
         what = f"of `{key}`" if key is not None else "of a dim"
         message = f"`{item}` is not an index or range {what}"
         return self._error(message, at, item, self._as_pairs(item) or self._forms)

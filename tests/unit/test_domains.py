@@ -293,9 +293,9 @@ def test_nothing_is_renumbered_that_is_right_already() -> None:
          " --place auto"),
         ("dp=4,tp=8", {"intra_domain": ["tp"], "domain_size": 3},
          "--intra-domain: tp=8 needs 8 ranks in one domain, but domains (3 nodes each, the last 2)"
-         " hold only 3 of the 4 such blocks",
-         "a block size that divides 4 fills every domain; an inferred size, such as dp=-1, leaves"
-         " the rest of a domain spare"),
+         " have room for only 3 of the 4 groups of 8 ranks",
+         "choose sizes whose product divides 4 to fill every domain, or infer one, such as dp=-1,"
+         " to leave the rest of each spare"),
         ("dp=4,tp=8", {"intra_domain": ["tp"]}, "--intra-domain tp: no domains are known",
          "pass the number of consecutive nodes that share one, such as --domain-size 18"),
         ("dp=4,tp=8", {"intra_domain": ["pp"], "domain_size": 4},

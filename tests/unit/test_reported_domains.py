@@ -115,8 +115,8 @@ def test_domains_are_what_the_nodes_report(domains: str, sizes: tuple[int, ...])
         ("abab", {}, "tp=4 needs 4 ranks in one domain, but the largest domain has room for only"
          " 2 ranks on 1 node",
          "nodes 0 and 2 of domain a do not follow each other: number the nodes domain by domain"),
-        ("aaab", {}, "domains (3 nodes each, the last 1) hold only 1 of the 2 such blocks",
-         "fills every"),
+        ("aaab", {}, "domains (3 nodes each, the last 1) have room for only 1 of the 2 groups",
+         "to fill every domain"),
         ("aabb", {"domain_size": 4}, "--domain-size 4: nodes 0 (node0) and 2 (node2) would share"
          " domain 0, but NVML reports the NVLink domains a and b", "remove --domain-size"),
         ("----", {}, "no domains are known", "--domain-size 18"),
@@ -185,5 +185,5 @@ def test_no_rank_starts_where_domains_do_not_fit(parties: Parties) -> None:
     parties.until(lambda: all(party.received(MeetingFailed) for party in all_of_them))
 
     for party in all_of_them:
-        assert "hold only 1 of the 2 such blocks" in party.received(MeetingFailed)[0].error.message
+        assert "only 1 of the 2 groups of 4" in party.received(MeetingFailed)[0].error.message
         assert not party.received(Met)
