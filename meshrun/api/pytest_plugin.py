@@ -280,7 +280,7 @@ class _MeshTests:
             try:
                 ranks = Ranks(self._config, request.spec, dict(request.options))
             except TypeError as error:
-                what = str(error).partition("() ")[2]
+                what = str(error).rpartition("() ")[2]
                 raise UsageError(f"@pytest.mark.mesh {what}", hint=f"it takes {_MARK}") from error
             except OSError as error:
                 raise UsageError(f"@pytest.mark.mesh: {error}") from error
