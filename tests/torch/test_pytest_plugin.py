@@ -380,7 +380,8 @@ def test_each_failure_is_reported_once(tmp_path: Path) -> None:
     assert "Captured stdout call [dp0]" in output
     assert "ValueError: broken" in details["test_broken_fixture"]
     assert "`x` is not a size" in details["test_bad_spec"]
-    assert "devise" in details["test_bad_word"]
+    assert "@pytest.mark.mesh got an unexpected" in details["test_bad_word"]
+    assert "'devise'" in details["test_bad_word"]
     assert "the fixture `mesh` needs ranks" in details["test_no_ranks"]
 
 
