@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.machinery
 import inspect
+import linecache
 import os
 import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import IO, Any, NoReturn
 
 import cloudpickle
@@ -21,6 +22,7 @@ from meshrun.protocol.result import LaunchResult, RankFailed
 from meshrun.report.failure import describe_rank
 from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.function import answer_file, call_file, open_own, path_file
+from meshrun.worker.source import with_source
 
 _registry = threading.Lock()
 """Held while a module is registered with cloudpickle, which has one registry per process."""
@@ -75,13 +77,26 @@ def pickle_call(
     _check_runs(function)
     try:
         with _by_value_if_needed(getattr(function, "__module__", None)):
-            return bytes(cloudpickle.dumps((function, tuple(args), dict(kwargs))))
+            return bytes(cloudpickle.dumps(_Call(function, tuple(args), dict(kwargs))))
     except Exception as error:
         name = getattr(function, "__qualname__", None) or repr(function)
         raise UsageError(
             f"cannot pickle `{name}` and its arguments for the ranks: {error}",
             hint="create files, locks and process groups inside the function",
         ) from error
+
+
+class _Call(tuple[Any, ...]):
+    """A call, which ranks unpickle as a tuple, with the source of a function that is in no file."""
+
+    def __new__(cls, *parts: Any) -> _Call:
+        return super().__new__(cls, parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        code = getattr(self[0], "__code__", None)
+        name = code.co_filename if isinstance(code, CodeType) else ""
+        text = "" if os.path.exists(name) else "".join(linecache.getlines(name))
+        return (with_source, (tuple(self), name, text)) if text else (tuple, (tuple(self),))
 
 
 def _check_runs(function: Callable[..., Any]) -> None:

@@ -7,7 +7,6 @@ import builtins
 import codeop
 import contextlib
 import inspect
-import linecache
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from meshrun.host.descriptors import without_output
+from meshrun.worker.source import remember_source
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,8 +47,7 @@ def run_cell(
     rank = int(os.environ["RANK"])
     if only is not None and rank != only:
         return None
-    lines = [f"{line}\n" for line in text.splitlines()]  # the last one too: Python 3.11 counts it
-    linecache.cache[name] = (len(text), None, lines, name)
+    remember_source(name, text)
     tree = ast.parse(text, name)
     space = sys.modules["__main__"].__dict__
     if SHELL not in space and _call_own_shell(tree):

@@ -1,14 +1,18 @@
 """What ``%mesh`` and ``%%mesh`` print."""
 
 import linecache
+import pickle
+import traceback
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from meshrun.api.notebook import _Cells, _Interrupted
+from meshrun.api.remote_call import pickle_call
 from meshrun.errors import UsageError
 from meshrun.worker.cells import run_cell
+from meshrun.worker.source import remember_source
 
 
 @pytest.mark.parametrize(
@@ -53,3 +57,18 @@ def test_the_last_line_of_a_cell_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     assert run_cell("1\n2", "<cell test>") == "2"
     assert linecache.getlines("<cell test>") == ["1\n", "2\n"]
+
+
+def test_the_source_of_a_function_in_a_cell_goes_to_the_ranks() -> None:
+    """For their tracebacks, as no file has it."""
+    name, space = "/tmp/ipykernel_1/2.py", dict[str, Any]()
+    remember_source(name, "f = lambda: 1 / 0  # fails")
+    exec(compile("f = lambda: 1 / 0", name, "exec"), space)
+    call = pickle_call(space["f"], (), {})
+    del linecache.cache[name]
+    function, args, kwargs = pickle.loads(call)
+
+    assert (args, kwargs) == ((), {})
+    with pytest.raises(ZeroDivisionError) as raised:
+        function()
+    assert "f = lambda: 1 / 0  # fails" in "".join(traceback.format_exception(raised.value))
