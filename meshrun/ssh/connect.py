@@ -159,15 +159,14 @@ class Connector:
 
     def refusal(self, session: HostSession) -> Refusal | None:
         """Return why a host cannot be used, once that is known."""
-        name, destination = session.host.name, session.host.destination
         if session.refused is not None:
-            return Refusal(name, session.refused.why, session.refused.hint)
+            return Refusal(session.host.name, session.refused.why, session.refused.hint)
         if session.is_closed:
             return session.finish()
         timeout_s = self._remote.reach.connect_timeout_s
         if time.monotonic() - session.began > timeout_s:
             return describe_silence(
-                name, destination, timeout_s, session.output, starter=session.starter
+                session.host, timeout_s, session.output, starter=session.starter
             )
         return None
 

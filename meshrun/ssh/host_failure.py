@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshrun.errors import RendezvousError
 from meshrun.host.printable import one_line
+from meshrun.plan.hostfile import Host
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.remote_command import NO_STDIN
 
@@ -53,13 +54,12 @@ class Refusal:
 
 
 def describe_end(
-    host: str, destination: str, code: int, output: str, interpreter: str, *, starter: str = "ssh"
+    host: Host, code: int, output: str, interpreter: str, *, starter: str = "ssh"
 ) -> Refusal:
     """Return why there is no agent after ssh, or another starter, has exited.
 
     Args:
-        host: The name of the host, for display.
-        destination: The host as passed to ssh.
+        host: The host.
         code: The starter's exit code.
         output: The output of the starter, and of the shell and Python on the host.
         interpreter: The Python to run there.
@@ -68,21 +68,22 @@ def describe_end(
     lines = _significant(output)
     if code in _NO_COMMAND:
         return Refusal(
-            host,
+            host.name,
             f"it cannot run {interpreter}{_quoted(lines[-1:])}",
             "the interpreter must have the same path on every host",
         )
     if missing := [line for line in lines if "No module named 'meshrun" in line]:
         return Refusal(
-            host,
+            host.name,
             f"{interpreter} there has no meshrun{_quoted(missing)}",
             "install it there, or set PYTHONPATH to its location",
         )
     if code < 0:
-        return Refusal(host, f"{starter or 'its agent'} was killed by {signal_name(-code)}")
+        return Refusal(host.name, f"{starter or 'its agent'} was killed by {signal_name(-code)}")
     if code == _SSH and not lines:
         return Refusal(
-            host, f"{starter} failed without a message; the process it started may have been killed"
+            host.name,
+            f"{starter} failed without a message; the process it started may have been killed",
         )
     what = {0: "its agent exited", _SSH: f"{starter} failed"}.get(
         code, f"the process that {starter} started exited with code {code}"
@@ -90,23 +91,21 @@ def describe_end(
     general = "test with `ssh {host} true`" if code else ""  # otherwise, that works too
     hint = next((hint for word, hint in _HINTS if word in output), general)
     return Refusal(
-        host,
+        host.name,
         what + _quoted(lines[-_MOST_LINES:]),
-        hint.format(host=destination) or None if starter == "ssh" else None,
+        hint.format(host=host.destination) or None if starter == "ssh" else None,
     )
 
 
-def describe_silence(
-    host: str, destination: str, timeout_s: float, output: str, *, starter: str = "ssh"
-) -> Refusal:
+def describe_silence(host: Host, timeout_s: float, output: str, *, starter: str = "ssh") -> Refusal:
     """Return the refusal for a host that has not answered in time."""
     lines = _significant(output)[-_MOST_LINES:]
     hint = "--connect-timeout allows more time"
     if starter == "ssh":
-        hint = f"test with `ssh {destination} true`; {hint}"
+        hint = f"test with `ssh {host.destination} true`; {hint}"
     if lines and lines[-1].endswith((":", "?")):
-        hint = f"ssh asked for input: {_WITHOUT_PASSWORD.format(host=destination)}"
-    return Refusal(host, f"no answer within {timeout_s:g} s{_quoted(lines)}", hint)
+        hint = f"ssh asked for input: {_WITHOUT_PASSWORD.format(host=host.destination)}"
+    return Refusal(host.name, f"no answer within {timeout_s:g} s{_quoted(lines)}", hint)
 
 
 def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> RendezvousError:

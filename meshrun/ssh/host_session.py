@@ -133,10 +133,8 @@ class HostSession:
             self.read(fd, shows=False)
         if self._protocol_error is not None:
             return Refusal(self.host.name, self._protocol_error)
-        return describe_end(
-            self.host.name, self.host.destination, self._process.returncode, self.output,
-            sys.executable, starter=self.starter,
-        )  # fmt: skip
+        code = self._process.returncode
+        return describe_end(self.host, code, self.output, sys.executable, starter=self.starter)
 
     def ends_by(self, deadline: float) -> bool:
         """Wait until ssh exits or a deadline passes; return whether it exited."""

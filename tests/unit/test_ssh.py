@@ -154,7 +154,7 @@ def test_ssh_gets_few_options() -> None:
 )  # fmt: skip
 def test_why_there_is_no_agent(code: int, output: str, why: str, hint: str) -> None:
     """In the words of ssh or the shell, without ornaments."""
-    refusal = describe_end("a", "ada@a", code, output, "/p")
+    refusal = describe_end(Host("ada@a"), code, output, "/p")
 
     assert refusal.why.startswith(why)
     assert hint in (refusal.hint or "")
@@ -163,6 +163,6 @@ def test_why_there_is_no_agent(code: int, output: str, why: str, hint: str) -> N
 
 def test_an_agent_on_this_machine_needs_no_ssh() -> None:
     """So the error says that the agent was killed, not ssh."""
-    refusal = describe_end("a", "a", -9, "", "/p", starter="")
+    refusal = describe_end(Host("a"), -9, "", "/p", starter="")
 
     assert refusal.why == "its agent was killed by SIGKILL"
