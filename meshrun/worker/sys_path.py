@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from zipimport import ZipImportError, zipimporter
 
 from meshrun.host.absolute import absolute
@@ -57,14 +57,16 @@ def holds(folder: str | None, modules: Iterable[str]) -> bool:
 
 @contextmanager
 def on_path(folder: str | None) -> Iterator[None]:
-    """Have ``folder`` in front of ``sys.path`` while the block runs."""
-    before = list(sys.path)
-    if folder is not None:
-        sys.path.insert(0, folder)
+    """Have ``folder`` in front of ``sys.path`` while the block runs; what imports add stays."""
+    if folder is None:
+        yield
+        return
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path[:] = before
+        with suppress(ValueError):  # an import has removed it
+            sys.path.remove(folder)
 
 
 def put_first(folder: str | None, *, known_at_start: frozenset[str]) -> None:

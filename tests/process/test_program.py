@@ -153,6 +153,19 @@ def test_a_preload_that_executes_another_program_ends_the_launch(
     assert "error: the process that starts the ranks was killed by SIGKILL" in ours.stderr
 
 
+@pytest.mark.parametrize("place", ["beside", "elsewhere"])
+def test_a_preload_may_add_to_the_path(fake_torch: Path, tmp_path: Path, place: str) -> None:
+    """The program finds what it added, whether the module is in the program's folder or not."""
+    (folder := tmp_path / place).mkdir()
+    (folder / "adds.py").write_text("import sys\nsys.path.append('/added')\n")
+    (program := tmp_path / "beside" / "program.py").parent.mkdir(exist_ok=True)
+    program.write_text("import sys\nprint(sys.path.count('/added'))\n")
+    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path / 'elsewhere'}"}
+    ours = run_meshrun("--preload", "adds", "--no-prefix", program, env=env)
+
+    assert (ours.returncode, ours.stdout) == (0, "1\n"), ours.stderr
+
+
 def test_several_modules_in_one_preload_are_an_error(fake_torch: Path) -> None:
     """The hint shows how to repeat the option."""
     ours = run_meshrun("--preload", "json,math", PROGRAMS / "echo.py")
