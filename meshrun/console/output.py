@@ -376,10 +376,14 @@ class Output:
 
     def last_lines(self, rank: int) -> list[str]:
         """Return the last whole lines that a rank has written to stderr, in order."""
-        for source in self._sources:
-            if source.rank == rank and source.to_stderr:
+        own = (each for each in self._sources if each.rank == rank and each.to_stderr)
+        behind = [source for source in own if source.count_unread()]
+        for source in behind:
+            if source.is_pipe:
                 self._catch_up(source)
-        tail = self._tail.get(rank, b"")
+        # A file may be far ahead of what could be printed; only its end is read.
+        is_known = all(source.is_pipe for source in behind)
+        tail = self._tail.get(rank, b"") if is_known else b""
         if not tail and self._error_files.get(rank):
             try:
                 with open(self._error_files[rank], "rb", opener=self._opener) as file:

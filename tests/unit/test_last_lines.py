@@ -20,7 +20,10 @@ from meshrun.plan.request import LaunchRequest
 @pytest.mark.parametrize("to_file", [False, True], ids=["pipe", "file"])
 @pytest.mark.parametrize("printed", [False, True])
 def test_what_a_rank_has_just_written_is_read(to_file: bool, printed: bool, tmp_path: Path) -> None:
-    """A launcher that is busy may learn of a rank's end before it has read why."""
+    """A launcher that is busy may learn of a rank's end before it has read why.
+
+    Of a file that is far ahead of a slow reader of our own output, only the end is.
+    """
     plan = build_plan(
         LaunchRequest(program=Program(kind="script", target="train.py"), nproc_per_node=1),
         UNKNOWN_HOST,
@@ -31,13 +34,18 @@ def test_what_a_rank_has_just_written_is_read(to_file: bool, printed: bool, tmp_
         stderr=StreamFile(path=path, printed=printed),
         error_file="",
     )
-    null = os.open(os.devnull, os.O_WRONLY)
+    unread, printed_to = os.pipe()
+    os.set_blocking(printed_to, False)
     with Reactor() as reactor:
-        output = Output(plan, Console(null, null), reactor, lambda _: None, os.open)
+        console = Console(printed_to, printed_to)
+        output = Output(plan, console, reactor, lambda _: None, os.open)
         ends = output.open(plan.rank(0), files)
+        os.write(ends[1], b"a line\n" * (10 if path is None else 1 << 20))
         os.write(ends[1], b"  what():  CUDA error\n")
 
-        assert output.last_lines(0) == (["  what():  CUDA error"] if printed or to_file else [])
-        for end in (*ends, null):
+        is_kept = printed or to_file
+        assert output.last_lines(0)[-1:] == (["  what():  CUDA error"] if is_kept else [])
+        assert sum(each.queued_bytes for each in console.waiting) < 1 << 20
+        for end in (*ends, unread, printed_to):
             os.close(end)
         output.close()
