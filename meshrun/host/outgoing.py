@@ -25,19 +25,15 @@ class Lookup:
         self, host: str, reactor: Reactor, answered: Callable[[list[str], str], object]
     ) -> None:
         self._reactor, self._answered = reactor, answered
-        self._call: Aside[tuple[list[str], str]] | None = Aside(partial(_look_up, host))
-        reactor.add_reader(self._call, self._take)
+        self._call = Aside(partial(_look_up, host))
+        self._call.follow(reactor, self._take)
 
-    def _take(self) -> None:
-        assert self._call is not None  # noqa: S101 - otherwise, no reader is registered
-        call, self._call = self._call, None
-        self._reactor.remove(call)
-        self._answered(*(call.take() or ([], "the lookup was stopped")))
+    def _take(self, found: tuple[list[str], str] | None) -> None:
+        self._answered(*(found or ([], "the lookup was stopped")))
 
     def close(self) -> None:
         """Stop the lookup if it is still running."""
         self._reactor.drop(self._call)
-        self._call = None
 
 
 def _look_up(host: str) -> tuple[list[str], str]:
