@@ -109,8 +109,7 @@ def describe_verdict(verdict: Verdict) -> str:
         return describe_raised(verdict.raised)
     if verdict.exit_code == 0:  # it succeeded, but while others still needed it
         return LEFT_EARLY
-    end = describe_exit(verdict.exit_code, verdict.signum)
-    return f"{end} ({verdict.error})" if verdict.error else end
+    return describe_exit(verdict.exit_code, verdict.signum, verdict.error)
 
 
 def describe_lost_process(state: State) -> str | None:

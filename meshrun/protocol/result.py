@@ -152,11 +152,12 @@ def split_wait_status(status: int) -> tuple[int | None, int | None]:
     return os.waitstatus_to_exitcode(status), None
 
 
-def describe_exit(exit_code: int | None, signum: int | None) -> str:
-    """Return how a process ended: ``was killed by SIGKILL``, ``exited with code 3``."""
-    if signum is None:
-        return f"exited with code {exit_code}"
-    return f"was killed by {signal_name(signum)}"
+def describe_exit(exit_code: int | None, signum: int | None, error: str = "") -> str:
+    """Return how a process ended: ``was killed by SIGABRT (ERROR)``, ``exited with code 3``."""
+    end = f"exited with code {exit_code}"
+    if signum is not None:
+        end = f"was killed by {signal_name(signum)}"
+    return f"{end} ({error})" if error else end
 
 
 def describe_stop(signum: int) -> str:

@@ -324,7 +324,7 @@ class StartProgress(Watcher):
                     self.reported_lost = frozenset({rank})
                 return f"{rank_name(self.plan.layout, rank)} {what}{_stopping_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status, error=error):
-                end = describe_exit(*split_wait_status(status)) + (f" ({error})" if error else "")
+                end = describe_exit(*split_wait_status(status), error)
                 return f"{rank_name(self.plan.layout, rank)} {end}{_stopping_others(rest)}"
             case SignalArrived(signum=signum, why=why):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"
