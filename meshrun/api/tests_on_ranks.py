@@ -1,4 +1,4 @@
-"""Tests that run on ranks: the ranks' sessions, what they are told, and their merged reports."""
+"""Tests that run on ranks: the sessions of the ranks, their orders, and their merged reports."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Nvml:
             for index, handle in enumerate(handles)
         ]
         return {
-            index: None if code else handles[index]
+            index: handles[index] if code == 0 else None
             for index, code in enumerate(codes)
             if code != _NO_PERMISSION
         }

@@ -26,7 +26,7 @@ def first_words(text: str, most: int) -> str:
         return text
     start = text[:most]
     end = start.rfind(" ", most // 2)
-    return f"{start[:end] if end > 0 else start}...".replace("....", "...")
+    return f"{(start[:end] if end > 0 else start).rstrip('.')}..."
 
 
 def _escape(char: str) -> str:

@@ -59,12 +59,12 @@ def headline(raised: RankRaised) -> str:
     message = raised.message.strip()
     below = next(filter(None, (words.match(message) for words in _BELOW)), None)
     if below and (there := _last_words(message)):
-        return f"{_short(_first_words(there))}, in {below[1].replace('Process', 'process')}"
+        return f"{_short(_first_line(there))}, in {below[1].replace('Process', 'process')}"
     if _WORKER_GONE.match(message) and (killed := killed_worker(raised)):
         message = killed
     if detail := nccl_error(message):
         message = detail
-    first = _first_words(message)
+    first = _first_line(message)
     return _short(f"{raised.kind}: {first}" if first else raised.kind)
 
 
@@ -124,7 +124,7 @@ def _last_words(traceback: str) -> str | None:
     return found[0] if found else None
 
 
-def _first_words(message: str) -> str:
+def _first_line(message: str) -> str:
     """Return the first line of a message, with the next if it ends with a colon.
 
     Between them, Triton's errors have the source, with a caret below the place.
