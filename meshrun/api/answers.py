@@ -149,30 +149,37 @@ class Exchange:
 
 
 @contextlib.contextmanager
-def interrupts_call(reactor: Reactor, call: Callable[[], None]) -> Iterator[None]:
-    """Make Ctrl-C call a function in a turn of the loop, instead of raising an exception.
+def signals_in_turns(reactor: Reactor, interrupt: Callable[[], None]) -> Iterator[None]:
+    """Have signals handled in turns of the loop: their handlers may raise, and would break one.
 
-    A handler of the program's own is left in place.
+    Ctrl-C calls ``interrupt`` instead of raising an exception, unless the program handles it.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = SignalQueue((signal.SIGINT,))
+    handlers: dict[int, Callable[[int, None], object]] = {
+        signum: handler
+        for signum in signal.valid_signals()
+        if callable(handler := signal.getsignal(signum))
+    }
+    signals = SignalQueue(handlers)
 
-    def call_for_each() -> None:
-        for _ in signals.take():
-            call()
+    def handle() -> None:
+        for signum in signals.take():
+            if handlers[signum] is signal.default_int_handler:
+                interrupt()
+            else:
+                handlers[signum](signum, None)
 
-    reactor.add_reader(signals, call_for_each)
+    reactor.add_reader(signals, handle)
     try:
         yield
         late = signals.take()
     finally:
         reactor.remove(signals)
         signals.restore()
-    if late:
-        raise KeyboardInterrupt
+    for signum in late:
+        handlers[signum](signum, None)
 
 
 def describe_others(answers: Exchange, first: Member) -> Iterator[str]:

@@ -24,8 +24,8 @@ class RankOutput(io.TextIOBase):
         self._is_passed_on = True
         self.kept = ""
         """The output since :meth:`keep`."""
-        self._ended = -1
-        """The last call whose output is complete."""
+        self._complete = 0
+        """The number of calls whose output is complete."""
         self._changed = threading.Condition()
 
     def write(self, text: str) -> int:
@@ -37,7 +37,7 @@ class RankOutput(io.TextIOBase):
                 shown.append(f"{line}\n")
                 continue
             with self._changed:
-                self._ended = number
+                self._complete = number + 1
                 self._changed.notify_all()
         self._pass_on("".join(shown))
         return len(text)
@@ -46,10 +46,10 @@ class RankOutput(io.TextIOBase):
         """Keep the output from now on instead of passing it on."""
         self._is_passed_on = False
 
-    def wait_for(self, call: int) -> None:
-        """Wait for the output of all ranks during a call."""
+    def wait_for(self, calls: int) -> None:
+        """Wait for the output of all ranks during the first ``calls`` calls."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended >= call, _OUTPUT_S)
+            self._changed.wait_for(lambda: self._complete >= calls, _OUTPUT_S)
 
     def close(self) -> None:
         """Pass on a last line that has not ended."""

@@ -21,7 +21,7 @@ from meshrun.api.answers import (
     Member,
     describe_missing,
     describe_others,
-    interrupts_call,
+    signals_in_turns,
 )
 from meshrun.api.child_launcher import copy_output, end_launcher, stop_launcher
 from meshrun.api.launch import (
@@ -123,7 +123,8 @@ class WorkerGroup:
         self.members: tuple[Member, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._stdout, self._stderr = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
-        self._calls = 0
+        self._sent = 0
+        """The number of messages that the ranks were sent."""
         self._owner = os.getpid()
         self._turn = threading.RLock()
         """Held by the thread whose call is in progress."""
@@ -207,13 +208,12 @@ class WorkerGroup:
         """
         message = pickle_call(function, args, kwargs)
         with self._turn:
-            number, self._calls = self._calls, self._calls + 1  # ranks count interrupted calls too
             try:
                 answers = self.exchange(message, timeout_s=timeout_s)
             finally:
                 if self.members:
-                    self._stdout.wait_for(number)
-                    self._stderr.wait_for(number)
+                    self._stdout.wait_for(self._sent)
+                    self._stderr.wait_for(self._sent)
         if self._was_hung_up and answers.missing:
             raise GroupLost("these workers were closed during the call")
         if answers.is_rank_gone and answers.trouble is not None:
@@ -266,14 +266,17 @@ class WorkerGroup:
         try:
             with Reactor() as reactor:
                 exchange = Exchange(self.members, reactor, lender)
-                with interrupts_call(reactor, exchange.interrupt):
-                    try:
-                        exchange.send(message, timeout_s)
-                        reactor.run_until(lambda: exchange.is_done)
-                    except BaseException as error:  # raised by a signal handler of the program's
-                        raised = error
-                        exchange.interrupt()
-                        reactor.run_until(lambda: exchange.is_done)
+                with signals_in_turns(reactor, exchange.interrupt):
+                    exchange.send(message, timeout_s)
+                    self._sent += 1
+                    while not exchange.is_done:
+                        try:
+                            reactor.run_until(lambda: exchange.is_done)
+                        except (
+                            BaseException
+                        ) as error:  # raised by a signal handler of the program's
+                            raised = error
+                            exchange.interrupt()
         finally:
             self._calling_thread = None
         if exchange.is_interrupted:

@@ -40,7 +40,7 @@ class SignalQueue:
             before = signal.getsignal(signum)
             if even_if_ignored or signum in always or before != signal.SIG_IGN:
                 self._before[signum] = before
-                signal.signal(signum, lambda number, _: self._caught.append(number))
+                signal.signal(signum, self._catch)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)  # such as SIGINT in Ray's workers
         self._wakeup_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
@@ -51,8 +51,9 @@ class SignalQueue:
     def take(self) -> list[int]:
         """Return the signals that have arrived since the last call."""
         try:
-            os.read(self._wake_read, 4096)
-        except BlockingIOError:
+            arrived = os.read(self._wake_read, 4096)
+            os.write(self._wakeup_fd, arrived)  # for the event loop of a program that calls us
+        except OSError:  # nothing has arrived, or no such loop
             pass
         return [self._caught.popleft() for _ in range(len(self._caught))]
 
@@ -84,6 +85,9 @@ class SignalQueue:
         self._restore(dict.fromkeys(late, lambda number, _: self._end_later(number, most_s)))
         atexit.register(_ignore, *late, signal.SIGALRM)
 
+    def _catch(self, signum: int, _: object) -> None:
+        self._caught.append(signum)
+
     def _end_later(self, signum: int, most_s: float) -> None:
         signal.signal(signum, self._before[signum])
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signum))
@@ -92,7 +96,8 @@ class SignalQueue:
     def _restore(self, others: Mapping[int, Any]) -> None:
         signal.set_wakeup_fd(self._wakeup_fd)
         for signum, before in self._before.items():
-            signal.signal(signum, others.get(signum, before))
+            if signal.getsignal(signum) == self._catch:  # no handler has replaced it since
+                signal.signal(signum, others.get(signum, before))
         os.close(self._wake_read)
         os.close(self._wake_write)
 

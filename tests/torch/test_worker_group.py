@@ -20,10 +20,11 @@ from typing import Any, cast
 import pytest
 
 import meshrun
-from meshrun.api import rank_output
+from meshrun.api import rank_output, worker_group
 from meshrun.api.remote_call import RankTraceback
 from meshrun.api.worker_group import GroupLost, WorkerGroup
 from meshrun.errors import UsageError
+from meshrun.worker.call_channel import Channel
 from tests.kit import wait_until
 from tests.variations import ordinary
 
@@ -148,6 +149,38 @@ def test_all_ranks_run_calls_and_keep_their_state(interruptible: None) -> None:
     assert err.getvalue() == ""
     with pytest.raises(GroupLost):
         group.call(add)
+
+
+def test_a_signal_handler_may_raise_at_any_moment(
+    fake_torch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the call in progress as a whole: the next call gets its own answer."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    def raise_in(owner: object, name: str) -> None:
+        do = getattr(owner, name)
+
+        def interrupted(*args: Any) -> Any:
+            monkeypatch.setattr(owner, name, do)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return do(*args)
+
+        monkeypatch.setattr(owner, name, interrupted)
+
+    monkeypatch.setattr(rank_output, "_OUTPUT_S", 3600)
+    before = signal.signal(signal.SIGUSR1, give_up)
+    try:
+        with WorkerGroup(nproc_per_node=1, options=["--prefix=none"]) as group:
+            moments = (worker_group, "Exchange"), (Channel, "send_now"), (Channel, "receive_now")
+            for owner, name in moments:
+                raise_in(owner, name)
+                with pytest.raises(TimeoutError):
+                    group.call(time.sleep, 0)
+                assert group.call(int, "7") == [7]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_streams_of_any_kind_do_not_block_ranks(fake_torch: Path) -> None:

@@ -25,7 +25,7 @@ def test_long_sessions_take_no_more_memory() -> None:
         for rank in range(2):
             output.write(f"[dp{rank}] {'x' * 1000}\n")
         output.write(end_of_call(number).decode())
-        output.wait_for(number)
+        output.wait_for(number + 1)
         assert shown.tell() == 2 * len(f"[dp0] {'x' * 1000}\n")
         shown.seek(0)
         shown.truncate()
