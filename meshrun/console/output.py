@@ -48,7 +48,8 @@ class _Source:
     fd: int
     path: str | None
     """The file that is followed, or ``None`` for a pipe."""
-    stream: RankStream
+    stream: RankStream | None
+    """Where it is printed, or ``None`` if only its end is kept, for the report of a failure."""
     copy: LineCopy | None = None
     ended: bool = False
     """Whether nobody writes to the file any longer."""
@@ -151,6 +152,10 @@ class Output:
                 ends.append(self._open_printed(rank, file, to_stderr, copy))
             elif file.path is not None:
                 ends.append(open_log(file.path, self._create))
+            elif to_stderr:
+                read_fd, end = _pipe()
+                self._begin_pipe(_Source(rank.rank, to_stderr, read_fd, None, None))
+                ends.append(end)
             else:
                 ends.append(os.open(os.devnull, os.O_WRONLY))
         return ends
@@ -163,19 +168,22 @@ class Output:
             end = open_log(file.path, self._create)
             read_fd = self._opener(file.path, os.O_RDONLY)
         else:
-            read_fd, end = os.pipe()
-            os.set_blocking(read_fd, False)
+            read_fd, end = _pipe()
         prefix = line_prefix(self._plan, rank, self._hostname, teed=file.path is not None)
         stream = self._console.stream(
             rank=rank.rank, prefix=prefix, to_stderr=to_stderr, has_stdin=rank.local_rank == 0
         )
         source = _Source(rank.rank, to_stderr, read_fd, file.path, stream, copy)
-        self._sources[source] = None
-        if not source.is_pipe:
-            self._grown[source] = None
-        elif self._reading:
-            self._register(source)
+        if source.is_pipe:
+            self._begin_pipe(source)
+        else:
+            self._sources[source] = self._grown[source] = None
         return end
+
+    def _begin_pipe(self, source: _Source) -> None:
+        self._sources[source] = None
+        if self._reading:
+            self._register(source)
 
     def _copy(self, rank: RankPlan, to_stderr: bool, path: str) -> LineCopy | None:
         logs = self._plan.request.logs
@@ -264,7 +272,8 @@ class Output:
         if self._collapsing is not None:
             self._collapsing.end_lines()
         for source in self._sources:
-            self._console.feed(source.stream, b"")
+            if source.stream is not None:
+                self._console.feed(source.stream, b"")
         self._console.end_call(number)
 
     def _catch_up(self, source: _Source) -> None:
@@ -343,28 +352,30 @@ class Output:
             if source.to_stderr:
                 kept = data if len(data) >= _TAIL_BYTES else self._tail.get(source.rank, b"") + data
                 self._tail[source.rank] = kept[-_TAIL_BYTES:]
+        if source.stream is None:
+            return
         if self._collapsing is not None:
             self._collapsing.feed(source.rank, source.to_stderr, data)
         else:
-            self._print(source, data)
+            self._print(source, source.stream, data)
         if source.copy is not None:
             source.copy.feed(data)
             if source.copy.error is not None:
                 self._console.note(f"no longer copying lines: {source.copy.error}")
                 source.copy = None
 
-    def _print(self, source: _Source, data: bytes) -> None:
+    def _print(self, source: _Source, stream: RankStream, data: bytes) -> None:
         """Print what a rank wrote, but hold back lines on stderr that repeat another rank's."""
         if source.to_stderr:
-            self._errors[source.rank] = source.stream
-            is_whole = not (source.stream.lines.pending or self._console.is_shared)
+            self._errors[source.rank] = stream
+            is_whole = not (stream.lines.pending or self._console.is_shared)
             if data and is_whole and self._prints_once:
                 data = self._repeats.take(source.rank, data, time.monotonic_ns())
                 if not data:
                     return
         elif data and (before := self._repeats.release(source.rank)):
             self._console.feed(self._errors[source.rank], before)
-        self._console.feed(source.stream, data)
+        self._console.feed(stream, data)
 
     def end(self, rank: int, *, failed: bool) -> None:
         """Note that a rank has ended; print its held lines that are no repetition."""
@@ -433,7 +444,8 @@ class Output:
         """Discard what was not printed; return the number of bytes."""
         left = self._console.drop_waiting()
         for source in list(self._sources):
-            left += source.count_unread() if source.is_pipe else 0
+            is_lost = source.is_pipe and source.stream is not None
+            left += source.count_unread() if is_lost else 0
             self._close(source)
         return left
 
@@ -458,3 +470,10 @@ class Output:
         os.close(source.fd)
         if source.path is not None and source.final_text:
             append_to_log(source.path, source.final_text, self._opener)
+
+
+def _pipe() -> tuple[int, int]:
+    """Return the ends of a pipe, of which the first is read without waiting."""
+    read_fd, end = os.pipe()
+    os.set_blocking(read_fd, False)
+    return read_fd, end
