@@ -37,7 +37,7 @@ LINK = re.compile(r"\[([^]]+)\]\(([^)#]+?)(?:\.md)?(#[^)]*)?\)")
 _POINTER = re.compile(rf"See (?:{LINK.pattern}(?: and )?)+\.")
 _COLUMN, _BRIEF_COLUMN = 34, 26
 """Columns at which descriptions start."""
-_MAX_WIDTH = 110
+_MIN_WIDTH, _MAX_WIDTH = 40, 110
 
 
 def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
@@ -51,15 +51,15 @@ def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
     Raises:
         UsageError: If there is no such topic.
     """
-    width = max(min(shutil.get_terminal_size().columns, _MAX_WIDTH), _COLUMN + 20)
+    width = max(min(shutil.get_terminal_size().columns, _MAX_WIDTH), _MIN_WIDTH)
     if topic in TOPICS:
         panels = TOPICS[topic]
         return "\n\n".join([*_panels(table, panels, width), f"Docs: {DOCS}/{_page_of(panels[0])}"])
     if topic not in ("-h", "--help"):
         return _details(_find(table, topic), width)
-    parts = [ABOUT, _usage(), _examples()]
+    parts = [_fill(ABOUT, width), _usage(), _examples()]
     if topic == "-h":
-        return "\n\n".join([*parts, _common_options(table), _more("--help")])
+        return "\n\n".join([*parts, _common_options(table), _more("--help", width)])
     everything = dict.fromkeys(row.panel for row in table.rows())
     return "\n\n".join(
         [
@@ -67,7 +67,7 @@ def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
             _fill(SCRIPT, width),
             *_panels(table, everything, width),
             _fill(ENVIRONMENT, width),
-            _more("-h"),
+            _more("-h", width),
         ]
     )
 
@@ -96,11 +96,11 @@ def _common_options(table: type[ParsedOptions]) -> str:
     return "\n".join(lines)
 
 
-def _more(other: str) -> str:
+def _more(other: str, width: int) -> str:
     what = {"--help": "all options", "-h": "the common options"}[other]
     topics = textwrap.fill(
         f"meshrun --help TOPIC   an option, or {', '.join(TOPICS)}",
-        80,
+        min(80, width),
         initial_indent="  ",
         subsequent_indent=" " * 25,
         break_on_hyphens=False,
@@ -115,8 +115,9 @@ def _panels(table: type[ParsedOptions], panels: Iterable[str], width: int) -> It
 
 
 def _entry(row: Option[Any], width: int) -> str:
-    lines = _fill(row.help + _default(row), width - _COLUMN).splitlines()
-    return _beside(row, lines, _COLUMN)
+    column = min(_COLUMN, width // 2)
+    lines = _fill(row.help + _default(row), width - column).splitlines()
+    return _beside(row, lines, column)
 
 
 def _beside(row: Option[Any], lines: list[str], column: int) -> str:
