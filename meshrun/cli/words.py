@@ -206,6 +206,8 @@ def _instead(name: str, value: str) -> str:
 
 def _hint(name: str, options: Collection[str]) -> str:
     """Return a hint for an unknown option."""
+    if " " in name:
+        return "this is one word with spaces: pass its parts as separate words, in Python as a list"
     near = nearest(name, options)
     meant = " or ".join(f"`{option}`" for option in near)
     return f"did you mean {meant}?" if near else "see `meshrun --help`"

@@ -171,6 +171,10 @@ def read(words: list[str]) -> CommandLine:
         ("--num-nodes", "did you mean `--nnodes`?"),
         ("-x", "see `meshrun --help`"),
         ("--learning-rate", "see `meshrun --help`"),
+        (
+            "--max-restarts 3",
+            "this is one word with spaces: pass its parts as separate words, in Python as a list",
+        ),
     ],
 )
 def test_an_option_that_does_not_exist_is_refused(word: str, hint: str) -> None:
