@@ -182,6 +182,8 @@ def check_registered(names: Sequence[str]) -> None:
     import torch
     import torch.distributed as dist
 
+    if "fake" in names:
+        import torch.testing._internal.distributed.fake_pg  # registers it
     listed = (name for name in dist.Backend.backend_list if name != dist.Backend.UNDEFINED)
     known = [name for name in listed if dist.is_backend_available(name)]
     for name in names:

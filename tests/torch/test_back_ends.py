@@ -54,6 +54,14 @@ def test_a_back_end_of_a_package_is_used(how: list[str]) -> None:
 
 
 @pytest.mark.nightly
+def test_torchs_fake_back_end_is_used() -> None:
+    """torch lists it from the start, but registers it in a module that has to be imported."""
+    ours = run_meshrun(*TWO, "--backend", "fake", PROGRAMS / "echo.py")
+
+    assert ours.returncode == 0, ours.stderr
+
+
+@pytest.mark.nightly
 def test_a_back_end_that_torch_lacks_with_a_lazy_mesh() -> None:
     """The program's call fails."""
     ours = run_meshrun(
