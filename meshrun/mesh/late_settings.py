@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from meshrun.host.visibility import CUDA, HIP
 
@@ -43,8 +44,9 @@ def warn_of_late_settings() -> None:
 
 
 def note(text: str) -> None:
-    """Print a note of meshrun's from within a rank."""
-    print(f"meshrun: {text}", file=sys.stderr, flush=True)
+    """Print a note of meshrun's from within a rank, unless the program has closed its stderr."""
+    with suppress(OSError, ValueError):
+        print(f"meshrun: {text}", file=sys.stderr, flush=True)
 
 
 def is_of_group(name: str, device: str) -> bool:

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import ast
+import io
+import sys
 from pathlib import Path
 
 import pytest
 
+from meshrun.mesh.late_settings import note
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import, read_early_settings
 
 _ENV = {"HOME": "/home/me", "TORCH_TRACE": "/old", "SITE_THREADS": "6"}
@@ -132,3 +135,10 @@ def test_a_variable_that_is_read_later_needs_nothing() -> None:
     assert is_read_at_import("PYTORCH_CUDA_ALLOC_CONF")  # its `backend` is chosen at import
     assert not is_read_at_import("CUDA_VISIBLE_DEVICES")
     assert not is_read_at_import("TORCH_HOME")
+
+
+def test_a_note_needs_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that has closed it is not ended by a note."""
+    monkeypatch.setattr(sys, "stderr", closed := io.StringIO())
+    closed.close()
+    note("NCCL_DEBUG was changed")
