@@ -176,16 +176,19 @@ def _check_command(name: str) -> None:
     if shutil.which(name) is not None:
         return
     is_file = os.path.isfile(name)
+    is_interpreter = name == os.environ.get("PYTHON_EXEC")
     if is_file and os.sep in name:
+        cure = "unset PYTHON_EXEC" if is_interpreter else "remove --no-python"
         raise ProgramError(
             f"`{name}` is not executable",
             exit_code=126,  # as in a shell, and 127 below
-            hint=f"run `chmod +x {name}`, or remove --no-python",
+            hint=f"run `chmod +x {name}`, or {cure}",
         )
+    hint = "PYTHON_EXEC must name an interpreter, or be unset" if is_interpreter else None
     raise ProgramError(
         f"no command named `{name}`",
         exit_code=127,
-        hint=f"for the file in this folder, write ./{name}" if is_file else None,
+        hint=f"for the file in this folder, write ./{name}" if is_file else hint,
     )
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.errors import ProgramError
+from meshrun.plan.rank_program import Program
+from meshrun.supervisor.program_file import check_program
 from tests.kit import PROGRAMS, run_meshrun
 
 
@@ -64,6 +67,26 @@ def test_a_command_that_cannot_be_run(
 
     assert ours.returncode == code
     assert message in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("./noexec", "run `chmod +x ./noexec`, or unset PYTHON_EXEC"),
+        ("python3 -u", "PYTHON_EXEC must name an interpreter, or be unset"),
+    ],
+)
+def test_another_interpreter_that_cannot_be_run(
+    name: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint names the variable."""
+    (tmp_path / "noexec").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHON_EXEC", name)
+    with pytest.raises(ProgramError) as caught:
+        check_program(Program(kind="command", target=name))
+
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("options", [[], ["--hosts", "localhost"]])
