@@ -16,6 +16,7 @@ from meshrun.cli.options import Options
 from meshrun.cli.parsers import text_of_file, unknown_fields
 from meshrun.cli.variables import IN_RANK, check_variables, unknown_variables
 from meshrun.errors import SpecError, UsageError
+from meshrun.host.leftovers import is_in_private
 from meshrun.layout import parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.group_options import GroupOptions, parse_group_options
@@ -268,6 +269,8 @@ def _sources(options: Options) -> tuple[tuple[str, str, str], ...]:
     found = []
     for row in options.given_for_launch():
         value = options.values[row.name]
+        if row is Options.report and is_in_private(value):  # of launch(), not the user's
+            continue
         shown = " ".join(value) if row.repeats else str(value)
         found.append((row.flag, "" if value is True else shown, options.source(row)))
     return tuple(found)

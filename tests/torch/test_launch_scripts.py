@@ -116,7 +116,9 @@ def test_a_dry_run_of_a_function_returns_nothing(
     """It shows the plan, and raises because no rank was started."""
     with pytest.raises(UsageError, match="no rank was started"):
         run(add, options=["--dry-run"])
-    assert "each rank:" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "each rank:" in printed
+    assert "--report" not in printed
 
 
 def speak() -> None:
