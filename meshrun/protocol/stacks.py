@@ -23,6 +23,7 @@ _PARTS_OF_GROUP = re.compile(r"^ +\+-\+-", re.MULTILINE)
 _FATAL = re.compile(r"Fatal Python error: (.*)")
 _MOST_FRAMES = 40
 _IMPORT = "<frozen importlib"
+_DEBUGGER = (f"{os.sep}bdb.py", f"{os.sep}pdb.py")
 _RUNPY = ("<frozen runpy>", f"{os.sep}runpy.py")
 _CALL_CHANNEL = os.path.join("meshrun", "worker", "call_channel.py")
 _WRAPPERS = frozenset(
@@ -118,7 +119,8 @@ def headline(stack: tuple[Frame, ...], folder: str) -> str:
     if place is None and _is_idle(stack):
         return "between calls"
     if place is None:
-        return f"{stack[0].function} at {stack[0].place(folder)}"
+        last = next((frame for frame in stack if not _is_machinery(frame)), stack[0])
+        return f"{last.function} at {last.place(folder)}"
     users = stack[place]
     calls = _unwrapped(stack[:place])
     where = users.place(folder)
@@ -126,12 +128,20 @@ def headline(stack: tuple[Frame, ...], folder: str) -> str:
 
 
 def describe(stack: tuple[Frame, ...], folder: str) -> Iterator[str]:
-    """Yield a line for each frame, the innermost last, as in a traceback."""
-    shown = stack[:_MOST_FRAMES]
-    if len(shown) < len(stack):
-        yield f"... {len(stack) - len(shown)} more frames"
+    """Yield a line for each frame, the innermost last, as in a traceback.
+
+    Frames of importlib are left out as there, and those of pdb too, except for the innermost one.
+    """
+    frames = [*stack[:1], *(frame for frame in stack[1:] if not _is_machinery(frame))]
+    shown = frames[:_MOST_FRAMES]
+    if len(shown) < len(frames):
+        yield f"... {len(frames) - len(shown)} more frames"
     for frame in reversed(shown):
         yield f"{frame.place(folder)} in {frame.function}"
+
+
+def _is_machinery(frame: Frame) -> bool:
+    return frame.file.startswith(_IMPORT) or frame.file.endswith(_DEBUGGER)
 
 
 def user_place(traceback: str, folder: str) -> str:
@@ -173,11 +183,13 @@ def short_path(file: str, folder: str) -> str:
 def _unwrapped(calls: tuple[Frame, ...]) -> str:
     """Return the function that the user called, rather than a decorator around it.
 
-    It is ``import`` for the code of a module, and "" for a special method, as ``x[0]`` calls
-    ``__getitem__``, and ``Linear()`` calls ``__init__``.
+    It is ``import`` for the code of a module, ``breakpoint`` in pdb, and "" for a special method,
+    as ``x[0]`` calls ``__getitem__``, and ``Linear()`` calls ``__init__``.
     """
     if calls and (calls[-1].function == "<module>" or calls[-1].file.startswith(_IMPORT)):
         return "import"
+    if calls and calls[-1].file.endswith(_DEBUGGER):
+        return "breakpoint"
     names = [frame.function for frame in reversed(calls)]
     called = next((name for name in names if name not in _WRAPPERS), next(iter(names), ""))
     return "" if called.startswith("__") and called.endswith("__") else called

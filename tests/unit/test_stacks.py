@@ -128,6 +128,22 @@ def test_an_import_is_reported_as_one() -> None:
     mine = frame("/home/me/train.py", 3, "<module>")
     assert headline((library, mine), "/home/me") == "import at train.py:3"
     assert headline((library, *finds, mine), "/home/me") == "import at train.py:3"
+    assert headline((*finds, library), "/home/me") == "<module> at library/__init__.py:7"
+    assert list(describe((*finds, library, *finds, mine), "/home/me")) == [
+        "train.py:3 in <module>",
+        "library/__init__.py:7 in <module>",
+        "<frozen importlib._bootstrap>:1 in _find_and_load",
+    ]
+
+
+def test_a_breakpoint_is_reported_as_one() -> None:
+    """Without pdb's frames above the prompt."""
+    functions = ("cmd.py", "cmdloop"), ("pdb.py", "interaction"), ("bdb.py", "trace_dispatch")
+    pdb = [frame(f"{os.__file__[:-5]}{file}", 1, function) for file, function in functions]
+    stack = (*pdb, frame("/home/me/train.py", 3, "step"))
+
+    assert headline(stack, "/home/me") == "breakpoint at train.py:3"
+    assert list(describe(stack, "/home/me")) == ["train.py:3 in step", "cmd.py:1 in cmdloop"]
 
 
 def test_deep_stacks_are_cut_at_their_outer_end() -> None:
