@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import termios
 import time
 from collections.abc import Callable, Hashable, Sequence
 
@@ -54,6 +55,8 @@ class Console:
         """The line that the rank with stdin has begun, which may be a prompt."""
         self.is_read: Callable[[], bool] = lambda: False
         """Whether that rank reads the terminal; if so, its prompt takes the changing line."""
+        self._asking: RankStream | None = None
+        """The stream of a prompt that was shown while the rank read; Enter ends its line."""
         self._open: dict[Outlet, Hashable] = {}
         """Elsewhere: the owner of the line that was written last, if it has not ended."""
         self._state_ns: dict[Hashable, int] = {}
@@ -92,6 +95,9 @@ class Console:
 
     def feed(self, stream: RankStream, data: bytes) -> None:
         """Take the next bytes of a rank's stream; ``b""`` is its end."""
+        if stream is self._asking:
+            self._asking = None
+            stream.lines.drop_pending()
         pieces = stream.lines.feed(data) if data else stream.lines.finish()
         for piece in pieces:
             self._show(stream, stream.outlet, piece)
@@ -297,7 +303,7 @@ class Console:
             self._open[outlet] = owner
 
     def _show_on_terminal(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
-        if self._prompt is not None and self._prompt[0] is owner:
+        if self._prompt is not None and self._prompt[0] is owner and not self.is_read():
             self._prompt = None
         if piece.is_state:
             if not self.is_shared:
@@ -320,6 +326,9 @@ class Console:
         self._bar = (owner, text)
         if isinstance(owner, RankStream) and owner.may_prompt:
             self._prompt = (owner, text)
+            # Only a terminal that echoes has moved to a new line.
+            echoes = self.is_read() and termios.tcgetattr(0)[3] & termios.ECHO
+            self._asking = owner if echoes else None
         elif self._is_prompting:  # drawing would erase what the user is typing
             return
         self._redraw(outlet)

@@ -53,6 +53,10 @@ class LineAssembler:
             self._pending = self._pending[cut:]
         return pieces
 
+    def drop_pending(self) -> None:
+        """Forget the line that has not ended."""
+        self._pending = b""
+
     def finish(self) -> list[Piece]:
         """Return what is left at the end of the stream, as a line."""
         rest, self._pending = self._pending, b""
