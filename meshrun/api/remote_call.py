@@ -22,6 +22,7 @@ from meshrun.protocol.result import LaunchResult, RankFailed
 from meshrun.report.failure import describe_rank
 from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.function import answer_file, call_file, open_own, path_file
+from meshrun.worker.pickling import dumps
 from meshrun.worker.source import with_source
 
 _registry = threading.Lock()
@@ -77,7 +78,7 @@ def pickle_call(
     _check_runs(function)
     try:
         with _by_value_if_needed(getattr(function, "__module__", None)):
-            return bytes(cloudpickle.dumps(_Call(function, tuple(args), dict(kwargs))))
+            return dumps(_Call(function, tuple(args), dict(kwargs)))
     except Exception as error:
         name = getattr(function, "__qualname__", None) or repr(function)
         raise UsageError(

@@ -40,10 +40,10 @@ def unpickle_error(pickled: bytes) -> BaseException | None:
 
 
 def _dumps(thing: object) -> bytes | None:
-    import cloudpickle
+    from meshrun.worker.pickling import dumps
 
     with suppress(*_FAILURES):
-        return bytes(cloudpickle.dumps(thing))
+        return dumps(thing)
     return None
 
 

@@ -99,13 +99,13 @@ def restore_path(folder: str) -> None:
 def _store(folder: str, rank: int, head: object, value: object) -> None:
     import pickle
 
-    import cloudpickle
+    from meshrun.worker.pickling import dump
 
     path = answer_file(folder, rank)
     with open(f"{path}.part", "wb", opener=open_private) as file:
         pickle.dump(head, file)
         try:
-            cloudpickle.dump(value, file)
+            dump(value, file)
         except OSError:  # a full disk
             raise
         except Exception as error:

@@ -115,11 +115,10 @@ class _Calls:
         import pickle
         from dataclasses import asdict
 
-        import cloudpickle
-
         from meshrun.protocol.raised import headline
         from meshrun.protocol.rank_end import RankRaised
         from meshrun.worker.call_channel import Begun, CallDone
+        from meshrun.worker.pickling import dumps
         from meshrun.worker.program import format_raised
 
         try:
@@ -128,7 +127,7 @@ class _Calls:
             function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
             value = function(*args, **kwargs)
             try:
-                pickled = cloudpickle.dumps(value)
+                pickled = dumps(value)
             except Exception as error:
                 raise unpicklable(value, int(os.environ["RANK"]), error) from None
             self._takes_interrupt = False

@@ -22,6 +22,7 @@ _FROM_OURSELVES = {
     "actors/node_group.py": "the same, from ranks on nodes of a Ray cluster",
     "worker/function.py": "the same, in the rank",
     "worker/error_copy.py": "an exception of such a function or call, from the same source",
+    "worker/pickling.py": "nothing: it pickles",
     "worker/program.py": "the user's own program, from its file",
     "host/aside.py": "what a call returned in a fork of this process, through a pipe to it",
     "worker/flight_recorder.py": "what torch has recorded, from torch in the same process",
