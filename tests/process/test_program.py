@@ -196,6 +196,15 @@ def test_a_python_without_a_usable_torch(tmp_path: Path, text: str, message: str
     assert ours.stderr.splitlines()[0] == "error: " + message.format(file=file)
 
 
+def test_a_file_with_the_name_of_a_standard_module(tmp_path: Path) -> None:
+    """It is named; the failed import is no bug of meshrun's."""
+    (file := tmp_path / "random.py").touch()
+    ours = run_meshrun("--dry-run", PROGRAMS / "echo.py", env={"PYTHONPATH": str(tmp_path)})
+
+    assert ours.returncode == 2
+    assert ours.stderr.splitlines()[0] == f"error: {file} is imported in place of Python's `random`"
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
