@@ -15,6 +15,7 @@ from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.parsers import text_of_file, unknown_fields
 from meshrun.cli.variables import IN_RANK, check_variables, unknown_variables
+from meshrun.cli.words import CommandLine
 from meshrun.errors import SpecError, UsageError
 from meshrun.host.leftovers import is_in_private
 from meshrun.layout import parse_derived
@@ -79,7 +80,7 @@ def read_program(options: Options) -> Program:
     if options.interactive and words[:1] in ((), ("-",)):
         return Program(kind="module", target=_SERVE_CALLS)
     if not words:
-        raise UsageError("no program given", hint="for example: meshrun --mesh dp=2 train.py")
+        raise UsageError("no program given", hint=_hint_at_program(options.line))
     target, args = words[0], words[1:]
     if not target:
         raise UsageError(
@@ -99,6 +100,14 @@ def read_program(options: Options) -> Program:
         flags = ("-u", "-m") if options.module else ("-u",)
         return Program(kind="command", target=interpreter, args=(*flags, target, *args))
     return Program(kind="module" if options.module else "script", target=target, args=args)
+
+
+def _hint_at_program(line: CommandLine) -> str:
+    """Return what may have become of the program."""
+    option, value = ("", "", *line.options)[-2:]
+    if line.takes_value.get(option, False) and value.endswith(".py"):
+        return f"`{value}` was read as the value of {option}"
+    return "for example: meshrun --mesh dp=2 train.py"
 
 
 def _check_target(options: Options, target: str, args: tuple[str, ...]) -> None:
