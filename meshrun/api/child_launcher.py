@@ -20,6 +20,7 @@ from typing import IO, Any, TextIO
 
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.reactor import Reactor
+from meshrun.host.shortage import reporting_shortages
 
 AnyStream = TextIO | TextIOBase
 _READ_BYTES = 1 << 16
@@ -45,11 +46,12 @@ def run_launcher(
 
     Raises:
         KeyboardInterrupt: After the launcher's end, if this process received SIGINT.
+        HostError: If this machine is out of processes, memory or descriptors.
         OSError: If the launcher could not be started.
     """
     streams = {1: sys.stdout, 2: sys.stderr}
     with _forward_interrupts() as interrupts:
-        with interrupts_delayed():
+        with interrupts_delayed(), reporting_shortages():
             process = subprocess.Popen(
                 list(command),
                 env=dict(env),

@@ -45,6 +45,7 @@ from meshrun.api.remote_call import (
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder, writing_to
 from meshrun.host.reactor import Reactor
+from meshrun.host.shortage import reporting_shortages
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh
 from meshrun.protocol.result import RankFailed
@@ -138,23 +139,24 @@ class WorkerGroup:
         self._began_ns = time.monotonic_ns()
         started: Future[subprocess.Popen[bytes]] = Future()
         try:
-            with writing_to(self._folder):
-                write_path(self._folder)
-                listener = self._closing.enter_context(listen_in(self._folder))
-            words, own = [*program], {SERVE: self._folder}
-            if not program:
-                unread |= {*KINDS_OF_PROGRAM}
-                flags.append("--module")
-                words, own = ["meshrun.worker.serve_calls", self._folder, serve], {}
-            command, variables = launcher_command(self._folder, flags, words)
-            inherited = without_variables(unread, {**os.environ, **(env or {})})
-            environ = {**inherited, **variables, **own}
-            self._output = threading.Thread(
-                target=self._run_launcher, args=[started, command, environ, cwd], daemon=True
-            )
-            self._output.start()
-            self._process = started.result()
-            self._accept(listener)
+            with reporting_shortages():
+                with writing_to(self._folder):
+                    write_path(self._folder)
+                    listener = self._closing.enter_context(listen_in(self._folder))
+                words, own = [*program], {SERVE: self._folder}
+                if not program:
+                    unread |= {*KINDS_OF_PROGRAM}
+                    flags.append("--module")
+                    words, own = ["meshrun.worker.serve_calls", self._folder, serve], {}
+                command, variables = launcher_command(self._folder, flags, words)
+                inherited = without_variables(unread, {**os.environ, **(env or {})})
+                environ = {**inherited, **variables, **own}
+                self._output = threading.Thread(
+                    target=self._run_launcher, args=[started, command, environ, cwd], daemon=True
+                )
+                self._output.start()
+                self._process = started.result()
+                self._accept(listener)
         except BaseException:
             if not started.cancel() and started.exception() is None:
                 self._process = started.result()

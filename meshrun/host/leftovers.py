@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from meshrun.errors import HostError
 from meshrun.host.folder import Folder, make_folder
+from meshrun.host.shortage import HINTS
 
 PREFIX = "meshrun_"
 """The prefix of names of temporary folders."""
@@ -86,7 +87,7 @@ def writing_to(folder: str) -> Iterator[None]:
     except OSError as error:
         raise HostError(
             f"cannot write to the temporary folder `{folder}`: {error.strerror}",
-            hint="set TMPDIR to a writable folder with free space",
+            hint=HINTS.get(error.errno or 0, "set TMPDIR to a writable folder with free space"),
         ) from error
 
 

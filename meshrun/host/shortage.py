@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from meshrun.errors import HostError
 
@@ -38,3 +40,18 @@ def describe_shortage(error: BaseException) -> HostError | None:
     if isinstance(error.filename, str | bytes):
         what = f"cannot use `{os.fsdecode(error.filename)}`"
     return HostError(f"{what}: {os.strerror(error.errno)}", hint=HINTS[error.errno])
+
+
+@contextmanager
+def reporting_shortages() -> Iterator[None]:
+    """Report an error of the block that means that this machine lacks something as such.
+
+    Raises:
+        HostError: In place of such an error.
+    """
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        if (shortage := describe_shortage(error)) is None:
+            raise
+        raise shortage from error

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import meshrun
+from meshrun.errors import HostError
 from meshrun.host import folder as folders
 from meshrun.host.folder import Folder, make_folder
+from meshrun.host.leftovers import writing_to
 from meshrun.host.shortage import describe_shortage
 
 FULL = OSError(errno.ENFILE, os.strerror(errno.ENFILE))
@@ -65,3 +70,30 @@ def test_a_folder_that_cannot_be_read_is_left_behind(
     made.close()
 
     assert (tmp_path / "new" / "inside").exists()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [lambda: meshrun.launch("x.py"), lambda: meshrun.WorkerGroup(nproc_per_node=1)],
+    ids=["launch", "WorkerGroup"],
+)
+def test_a_program_that_cannot_start_a_launcher(
+    start: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As all errors of a machine that cannot run a launch, it is a HostError."""
+
+    def refuse(*_: object, **__: object) -> object:
+        raise FULL
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(HostError, match="Too many open files in system\nhint: see /proc/sys/fs"):
+        start()
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(errno.EMFILE, "ulimit -n"), (errno.EACCES, "set TMPDIR to a writable")]
+)
+def test_why_a_temporary_folder_cannot_be_written(number: int, hint: str) -> None:
+    """Another folder does not help a process that is out of descriptors."""
+    with pytest.raises(HostError, match=hint), writing_to("/tmp/a"):
+        raise OSError(number, os.strerror(number))
