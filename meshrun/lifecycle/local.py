@@ -92,7 +92,8 @@ def _raised(state: State, event: RankRaised) -> State:
 
 def _start_failed(state: State, event: StartFailed) -> State:
     # Ranks ordered after it may still start; _started() stops them.
-    return finish(stop(replace(state, start_error=event), event.at_ns), event.at_ns)
+    state = replace(state, start_error=state.start_error or event)
+    return finish(stop(state, event.at_ns), event.at_ns)
 
 
 def _store_ended(state: State, event: StoreEnded) -> State:

@@ -134,9 +134,10 @@ def test_a_broken_program_ends_with_its_own_code() -> None:
 
 
 def test_a_rank_that_cannot_start_is_a_host_error() -> None:
-    """The error names the rank and what the system said."""
+    """The error names the first rank and what the system said."""
     failed = StartFailed(rank=2, error="Resource temporarily unavailable", at_ns=S)
-    state, _ = play([*STARTED[:2], failed, exited(0, 15, 6), exited(1, 15, 6), GONE])
+    another = replace(failed, rank=3)
+    state, _ = play([*STARTED[:2], failed, another, exited(0, 15, 6), exited(1, 15, 6), GONE])
     layout = solve_layout(parse_mesh("dp=3"))
     result = build_result(state, layout, hosts=["node"], timings=Timings(began_ns=0))
 
