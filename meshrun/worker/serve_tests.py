@@ -94,8 +94,11 @@ def serve(channel: Channel) -> None:
     """Run a session until no more tests are requested."""
     from _pytest.config import Config
 
-    begin: Begin = channel.receive()
-    channel.send(Begun())
+    try:
+        begin: Begin = channel.receive()
+        channel.send(Begun())
+    except (EOFError, OSError):  # the main session is gone
+        return
     temporary = os.path.join(begin.options["basetemp"], f"rank{os.environ['RANK']}")
     # The main session has a terminal reporter, and meshrun has its own faulthandler.
     without = ("no:terminal", "no:faulthandler")

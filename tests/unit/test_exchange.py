@@ -12,6 +12,7 @@ import pytest
 from meshrun.api.answers import Exchange, Member
 from meshrun.api.lent_terminal import Lender
 from meshrun.host.reactor import Reactor
+from meshrun.worker import serve_tests
 from meshrun.worker.call_channel import CallDone, Channel, packed
 
 
@@ -98,3 +99,11 @@ def test_a_rank_that_is_stopped_during_a_message_does_not_hold_up_the_time_limit
 
     assert exchange.reason == "timed out after 0.01 s"
     assert exchange.missing == (member,)
+
+
+def test_a_rank_ends_with_the_session_that_it_runs_tests_for() -> None:
+    """It reports no error of its own, which would hide why the session has ended."""
+    here, there = socket.socketpair()
+    here.close()
+    with there:
+        serve_tests.serve(Channel(there))
