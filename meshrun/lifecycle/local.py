@@ -87,7 +87,35 @@ def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> State:
 
 
 def _raised(state: State, event: RankRaised) -> State:
-    return stop(_with_rank(state, event.rank, raised=event), event.at_ns, sparing=event.rank)
+    state = _with_rank(state, event.rank, raised=event)
+    if state.deadline_ns is None and _waits_for_threads(state):
+        state = replace(state, deadline_ns=event.at_ns + int(state.shutdown_timeout_s * _NS))
+    return _stop_after_threads(state, event)
+
+
+def _leaves(state: State, event: RankLeaves) -> State:
+    state = _with_rank(state, event.rank, left_ns=event.at_ns)
+    return state if state.ranks[event.rank].raised is None else _stop_after_threads(state, event)
+
+
+def _stop_after_threads(state: State, event: RankRaised | RankLeaves | RankExited) -> State:
+    """Stop the ranks once those that raised have no thread left that may need the others.
+
+    Such a thread writes an asynchronous checkpoint, say.
+    """
+    if _waits_for_threads(state):
+        return state
+    return stop(state, event.at_ns, sparing=event.rank)
+
+
+def _waits_for_threads(state: State) -> bool:
+    return not state.stopping and any(
+        known.raised is not None
+        and known.raised.threads
+        and known.left_ns is None
+        and known.exited is None
+        for known in state.ranks.values()
+    )
 
 
 def _start_failed(state: State, event: StartFailed) -> State:
@@ -115,6 +143,8 @@ def _leave_if_possible(state: State) -> State:
 def _hung(state: State, event: Hung) -> State:
     if not state.alive:
         return state  # they exited while the launcher collected their stacks
+    if _waits_for_threads(state):
+        return stop(state, event.at_ns)
     return stop(replace(state, hung=event), event.at_ns)
 
 
@@ -176,7 +206,9 @@ def _open_gate_if_due(state: State) -> State:
 
 def _exited(state: State, event: RankExited) -> State:
     state = _with_rank(state, event.rank, pid=event.pid, exited=event)
-    if event.wait_status != 0:
+    if state.ranks[event.rank].raised is not None:
+        state = _stop_after_threads(state, event)
+    elif event.wait_status != 0:
         state = stop(state, event.at_ns)
     return finish(_open_gate_if_due(state), event.at_ns)
 
@@ -385,6 +417,8 @@ def _time_passed(state: State, event: TimePassed) -> State:
         return start_if_due(replace(state, begin_ns=None))
     if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
         return state
+    if _waits_for_threads(state):
+        return stop(state, at_ns)
     if state.killed or state.phase in (Phase.CLEARING, Phase.ENDING):
         # SIGKILL did not suffice, or the zygote does not answer: kill it, and so its ranks.
         state = replace(state, deadline_ns=None)
@@ -443,7 +477,7 @@ HANDLERS: dict[type[Any], Callable[[State, Any], State]] = {
     RankRaised: _raised,
     RankBeat: _beat,
     RankFinished: _finished,
-    RankLeaves: lambda state, event: _with_rank(state, event.rank, left_ns=event.at_ns),
+    RankLeaves: _leaves,
     RankExited: _exited,
     RanksResumed: ignore,
     StoreEnded: _store_ended,

@@ -24,6 +24,8 @@ class RankRaised:
     """Whether the program's own excepthook has already printed it."""
     handled: bool = False
     """Whether the program called ``sys.exit()`` while it handled the exception."""
+    threads: Line = ""
+    """The threads that must end before its process exits, such as that of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

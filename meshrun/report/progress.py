@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 
 from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor, Timer
@@ -31,6 +32,7 @@ from meshrun.protocol.from_zygote import (
     Checked,
     GenerationEnded,
     LeftoversEnded,
+    RankLeaves,
     RanksResumed,
     StartFailed,
     StoreEnded,
@@ -51,6 +53,8 @@ from meshrun.wording import count
 
 _IMPORT_TAKES_S = 60.0
 """How long imports may take before a note says how to see what they wait for."""
+_THREADS_TAKE_S = 2.0
+"""How long threads of a rank that raised may take to end before a note names them."""
 
 
 class StartProgress(Watcher):
@@ -75,6 +79,7 @@ class StartProgress(Watcher):
         self._generation = 0
         self._phase = Phase.IMPORTING
         self._slow_import: Timer | None = None
+        self._slow_threads: Timer | None = None
         self._is_checking = bool(plan.request.check_first)
 
     @property
@@ -93,7 +98,7 @@ class StartProgress(Watcher):
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Note if the imports of a zygote take long."""
-        self._phase = state.phase
+        self._phase, self._reactor = state.phase, reactor
         self._slow_import = reactor.call_later(_IMPORT_TAKES_S, self._note_slow_import)
 
     def _enter(self, phase: Phase) -> None:
@@ -107,6 +112,11 @@ class StartProgress(Watcher):
             self._console.note(
                 f"importing {what} has taken {_IMPORT_TAKES_S:g} s; Ctrl-\\ shows where it is"
             )
+
+    def _note_threads(self, event: RankRaised) -> None:
+        who, most_s = rank_name(self.plan.layout, event.rank), self.plan.request.shutdown_timeout_s
+        waits = f"waiting up to {most_s:g} s for its threads to end ({event.threads})"
+        self._console.note(f"{who} {_describe_error(event)}; {waits}")
 
     def see(self, event: Event, state: State) -> None:
         """Show an event and the state after it."""
@@ -124,12 +134,7 @@ class StartProgress(Watcher):
         if isinstance(event, SignalArrived) and self._noted_stop and state.alive:
             self._note_signal(event, state)
         if state.stopping and not self._noted_stop:
-            self._noted_stop = True
-            self._console.set_status("")
-            failed_to_start = isinstance(event, StartFailed) or state.broken is not None
-            is_over = failed_to_start and not _count_left(state)
-            if not (restarts or is_over or isinstance(event, MeetingFailed | Checked)):
-                self._console.note(self._describe_stop(event, state))
+            self._note_stop(event, state, restarts=restarts)
         if state.stopping and not restarts:
             self._show_shutdown(event, state)
         if restarts:
@@ -148,6 +153,9 @@ class StartProgress(Watcher):
                 self._console.note(f"starting a new interpreter per rank: {reason}")
             case ZygoteGone() if state.generation == self._generation:
                 self._note_lost_zygote(event, state)
+            case RankRaised() if not (state.stopping or self._quiet or self._slow_threads):
+                note = partial(self._note_threads, event)
+                self._slow_threads = self._reactor.call_later(_THREADS_TAKE_S, note)
             case RanksResumed(stopped_ns=stopped_ns) if not self._quiet:
                 self._console.note(
                     "resumed the ranks; they were suspended with meshrun for"
@@ -228,6 +236,18 @@ class StartProgress(Watcher):
         elif self._started and self._has_mesh and self._console.shows_status:
             mesh, device = self.plan.layout.mesh, self.plan.device_type
             self._console.note(f"mesh {mesh} ready on {device} in {self._elapsed_s:.1f} s")
+
+    def _note_stop(self, event: Event, state: State, *, restarts: bool) -> None:
+        """Note why the ranks are stopped, unless another note or the report says so."""
+        self._noted_stop = True
+        if self._slow_threads is not None:
+            self._slow_threads.cancel()
+            self._slow_threads = None
+        self._console.set_status("")
+        failed_to_start = isinstance(event, StartFailed) or state.broken is not None
+        is_over = failed_to_start and not _count_left(state)
+        if not (restarts or is_over or isinstance(event, MeetingFailed | Checked)):
+            self._console.note(self._describe_stop(event, state))
 
     def _note_signal(self, event: SignalArrived, state: State) -> None:
         """Note the effect of a repeated signal."""
@@ -315,14 +335,14 @@ class StartProgress(Watcher):
         """Return why ranks are stopped, and how many."""
         rest = _count_left(state)
         match event:
-            case RankRaised(rank=rank):
-                what = describe_raised(event)
-                if event.kind == "SystemExit":
-                    what = f"exited: {headline(event).removeprefix('SystemExit: ')}"
-                elif lost_connection(event):
-                    what = "lost a connection to a peer"
-                    self.reported_lost = frozenset({rank})
-                return f"{rank_name(self.plan.layout, rank)} {what}{_stopping_others(rest - 1)}"
+            case RankRaised() | RankLeaves() | RankExited() | TimePassed() if (
+                raised := _first_raised(event, state)
+            ):
+                if lost_connection(raised):
+                    self.reported_lost = frozenset({raised.rank})
+                others = rest - (state.ranks[raised.rank].exited is None)
+                who = rank_name(self.plan.layout, raised.rank)
+                return f"{who} {_describe_error(raised)}{_stopping_others(others)}"
             case RankExited(rank=rank, wait_status=status, error=error):
                 end = describe_exit(*split_wait_status(status), error)
                 return f"{rank_name(self.plan.layout, rank)} {end}{_stopping_others(rest)}"
@@ -354,6 +374,22 @@ def _count_left(state: State) -> int:
     if not state.alive or state.start_error is not None:
         return len(state.alive)
     return sum(known.exited is None for known in state.ranks.values())
+
+
+def _first_raised(event: Event, state: State) -> RankRaised | None:
+    """Return the first exception of a rank, if that is why ``event`` stopped the ranks."""
+    if isinstance(event, RankRaised):
+        return event
+    if isinstance(event, RankExited) and state.ranks[event.rank].raised is None:
+        return None
+    raised = [known.raised for known in state.ranks.values() if known.raised is not None]
+    return min(raised, key=lambda error: error.at_ns, default=None)
+
+
+def _describe_error(event: RankRaised) -> str:
+    if event.kind == "SystemExit":
+        return f"exited: {headline(event).removeprefix('SystemExit: ')}"
+    return "lost a connection to a peer" if lost_connection(event) else describe_raised(event)
 
 
 def _begins_generation(event: Event, state: State) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -195,9 +196,16 @@ def _report(reporter: Reporter, error: BaseException, *, may_be_ours: bool = Fal
         _write_to_stderr(raised.traceback)
     if is_of_collective(raised.message, raised.traceback):
         report_failed_call(reporter)
-    reported = reporter.report(RankRaised, **asdict(raised), shown=shown)
+    reported = reporter.report(RankRaised, **asdict(raised), shown=shown, threads=_threads_left())
     if not (reported or printed):
         _write_to_stderr(raised.traceback)
+
+
+def _threads_left() -> str:
+    """Return the names of the threads that the interpreter waits for before it exits."""
+    own = threading.current_thread()
+    left = (thread for thread in threading.enumerate() if thread is not own)
+    return ", ".join(thread.name for thread in left if not thread.daemon)
 
 
 def _print_exit_text(error: BaseException) -> None:

@@ -226,6 +226,32 @@ def test_an_assertion_in_a_kernel_is_named(
     assert cause.startswith(f"error: rank 0 {how}{why}"), cause
 
 
+def test_threads_of_a_rank_that_raised_may_still_need_the_others(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """An asynchronous checkpoint of all ranks is complete before they are stopped."""
+    program = tmp_path / "saves.py"
+    program.write_text(
+        "import os, threading, time\n"
+        "rank = int(os.environ['RANK'])\n"
+        "def wait_for(path):\n"
+        "    while not os.path.exists(path): time.sleep(0.01)\n"
+        "def save():\n"
+        "    if rank == 0: threading.main_thread().join()\n"
+        "    open(f'part{rank}', 'w').close()\n"
+        "    wait_for(f'part{1 - rank}')\n"
+        "    open(f'whole{rank}', 'w').close()\n"
+        "    if rank == 0: wait_for('whole1')\n"
+        "threading.Thread(target=save).start()\n"
+        "if rank == 0: raise ValueError('the loss is nan')\n"
+        "wait_for('never')\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "2", program, cwd=tmp_path)
+
+    assert (ours.returncode, ours.stderr.splitlines()[-2]) == (1, _CAUSE)
+    assert sorted(path.name for path in tmp_path.glob("whole*")) == ["whole0", "whole1"]
+
+
 def test_an_error_whose_exit_code_an_exit_handler_hides_is_the_cause(
     fake_torch: object, tmp_path: Path
 ) -> None:

@@ -20,14 +20,16 @@ from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.local import ZYGOTE_GRACE_S
 from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import NodesState
-from meshrun.protocol.events import Event, GenerationAborted
+from meshrun.protocol.events import Event, GenerationAborted, Hung
 from meshrun.protocol.from_zygote import (
     Checked,
     NodeExcluded,
     RankFinished,
+    RankLeaves,
     StartFailed,
     ZygoteUnsafe,
 )
+from meshrun.protocol.rank_end import RankRaised
 from tests.histories import (
     BY_FORCE,
     FINISH,
@@ -48,6 +50,17 @@ from tests.histories import (
 
 FINISH_AT_ONCE = EndZygote(grace_s=0.0)
 CHECKED = Checked(rank=0, findings=[], hosts=[], speeds="dp 1 GB/s", seconds=1.0, at_ns=5 * S)
+
+
+def saving(rank: int, at_s: float) -> RankRaised:
+    """Return the exception of a rank one of whose threads goes on."""
+    return replace(raised(rank, at_s), threads="checkpoint")
+
+
+def left(rank: int, at_s: float) -> RankLeaves:
+    """Return the report of a rank that its threads have ended."""
+    return RankLeaves(rank=rank, at_ns=int(at_s * S))
+
 
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "ranks start when the zygote is ready": ([READY], [StartAll(generation=0)]),
@@ -87,6 +100,27 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "a rank that raised and does not end is killed too": (
         [*STARTED, raised(1, 5), exited(0, 15, 6), exited(2, 15, 6), passed(35)],
         [term(0, 2), kill(1)],
+    ),
+    "the rest is stopped after the threads of every rank that raised": (
+        [*STARTED, saving(1, 5), passed(6), saving(0, 7), left(1, 8), exited(1, 1 << 8, 9),
+         left(0, 10)],
+        [term(2)],
+    ),
+    "threads end unreported where the interpreter ends a rank itself": (
+        [*STARTED, saving(1, 5), exited(1, 1 << 8, 6)],
+        [term(0, 2)],
+    ),
+    "nobody waits for the threads of a rank when another one dies": (
+        [*STARTED, saving(1, 5), exited(0, 9, 6)],
+        [term(1, 2)],
+    ),
+    "threads that do not end are stopped with the rest, and killed": (
+        [*STARTED, saving(1, 5), passed(34.9), passed(35), passed(65)],
+        [term(0, 1, 2), kill(0, 1, 2)],
+    ),
+    "ranks that hang while another one's threads end are stopped": (
+        [*STARTED, saving(1, 5), Hung(idle_s=9, at_ns=14 * S)],
+        [term(0, 1, 2)],
     ),
     "a zygote that does not answer is ended by force": (
         [*STARTED, exited(1, 9, 5), passed(35), passed(35 + ZYGOTE_GRACE_S)],
