@@ -6,6 +6,7 @@ import argparse
 import ast
 import atexit
 import shlex
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import UsageError
@@ -59,6 +60,11 @@ class _Cells:
             self._run(line, cell)
         except KeyboardInterrupt:
             raise _Interrupted from None
+        except SyntaxError as error:  # shown without the frames that lead to it
+            from meshrun.api.group_cells import CellFailed
+
+            text = "".join(traceback.format_exception_only(error))
+            raise CellFailed(text.rstrip(), error) from None
 
     def _run(self, line: str, cell: str) -> None:
         from meshrun.api.group_cells import run_on_ranks

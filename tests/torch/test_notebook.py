@@ -81,6 +81,7 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert not any("meshrun/" in line for line in wrong), wrong
     assert after == ["[dp0] 2.0", "[dp1] 3.0", "ran"]
     assert "SyntaxError" in "\n".join(syntax)
+    assert not any("meshrun/" in line for line in syntax), syntax
     if sys.version_info >= (3, 11):
         assert "ExceptionGroup: g (1 sub-exception)" in "\n".join(several)
         assert "meshrun/" not in ran.stderr
