@@ -53,9 +53,8 @@ def run_task_as_rank(options: Options, request: LaunchRequest) -> NoReturn:
         groups = format_group_options(request.groups)
         os.environ.update(format_layout(plan.layout), MESHRUN_DEVICE=request.device, **groups)
     join_as(facts, task)
-    program = request.program
     when = request.mesh_init if request.mesh is not None else "lazy"
-    words = own_command("task", when, program.kind, program.target, *program.args)
+    words = own_command("task", when, *request.program.words)
     os.execv(words[0], words)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import Template
 from typing import Literal
@@ -20,11 +22,26 @@ class Program:
     target: str
     args: tuple[str, ...] = ()
 
+    @classmethod
+    def of_words(cls, words: Sequence[str]) -> Program:
+        """Return the program with these :attr:`words`."""
+        kind, target, *args = words
+        return cls(kind=kind, target=target, args=tuple(args))  # type: ignore[arg-type]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its kind, target and arguments, for the command line of another process of meshrun."""
+        return self.kind, self.target, *self.args
+
     @property
     def argv(self) -> tuple[str, ...]:
         """The words that run the same program without meshrun, after the interpreter."""
         flag = ("-m",) if self.kind == "module" else ()
         return (*flag, self.target, *self.args)
+
+    def __str__(self) -> str:
+        """Return a command line that runs the same program without meshrun."""
+        return ("" if self.kind == "command" else "python ") + shlex.join(self.argv)
 
     def for_local_rank(self, local_rank: int) -> Program:
         """Return the program with ``${local_rank}`` filled in, by torchrun's rules."""

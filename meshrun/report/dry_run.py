@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -81,8 +80,7 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
         yield f"fastest dim: {fastest} (consecutive ranks differ in it, as in torch)"
         yield f"device: {plan.device_type} ({plan.device.reason})"
     yield f"start: {plan.start_method} ({plan.start_method_reason})"
-    python = "" if plan.program.kind == "command" else "python "
-    yield f"each rank: {python}{shlex.join(plan.program.argv)}"
+    yield f"each rank: {plan.program}"
     if max(layout.nproc_per_node) > 1:
         yield f"           OMP_NUM_THREADS={plan.omp_num_threads} unless already set"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterator
 
 from rich.table import Table
@@ -97,9 +96,7 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
         yield f"gpu: {index} {gpu.uuid}{numa}{nics}"
     if rank.cpus:
         yield f"cpus: {number_ranges(rank.cpus)}"
-    program = plan.program.for_local_rank(rank.local_rank)
-    python = "" if program.kind == "command" else "python "
-    yield f"runs: {python}{shlex.join(program.argv)}"
+    yield f"runs: {plan.program.for_local_rank(rank.local_rank)}"
 
 
 def _peers(layout: Layout, rank: int) -> Table:

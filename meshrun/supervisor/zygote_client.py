@@ -164,7 +164,7 @@ class _NewZygote:
         self, program: Program, fds: Sequence[int], *, mark: str, stdin: int | None
     ) -> None:
         self._dead_by_s = math.inf
-        words = (*map(str, fds), program.kind, program.target, *program.args)
+        words = (*map(str, fds), *program.words)
         try:
             # Until it can leave them to us, it is to survive signals to all processes of the job.
             with signals_blocked(LEFT_TO_LAUNCHER):

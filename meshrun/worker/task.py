@@ -14,8 +14,8 @@ from meshrun.worker.sys_path import first_path, put_first
 
 def main(known_at_start: frozenset[str]) -> None:
     """Build the mesh, and run the program."""
-    when, kind, target, *arguments = sys.argv[1:]
-    program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
+    when, *words = sys.argv[1:]
+    program = Program.of_words(words)
     source = read_program(program)
     if when == "eager":
         from meshrun.mesh.current import current_mesh

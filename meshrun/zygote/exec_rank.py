@@ -29,14 +29,13 @@ from meshrun.worker.sys_path import first_path, put_first
 def main(known_at_start: frozenset[str]) -> None:
     """Read the zygote's order, become that rank, and run the program."""
     order_fd, report_fd, gate_fd, stacks_fd, requests_fd, zygote_pid = map(int, sys.argv[1:7])
-    kind, target, *arguments = sys.argv[7:]
+    program = Program.of_words(sys.argv[7:])
     die_with_parent(zygote_pid)
     os.set_inheritable(gate_fd, False)
     order = codec.decode(os.read(order_fd, codec.PACKET_BYTES))
     os.close(order_fd)
     reports = socket.socket(fileno=report_fd)
     reports.set_inheritable(False)
-    program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
     put_first(first_path(program), known_at_start=known_at_start)
     assert isinstance(order, StartRank)  # noqa: S101 - the zygote wrote it
     signal.signal(signal.SIGINT, _ON_INTERRUPT)

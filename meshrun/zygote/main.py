@@ -49,10 +49,7 @@ from meshrun.zygote.server import ZygoteServer
 
 def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     """Run the zygote; return only in a rank, with the function that it is to run."""
-    fds = list(map(int, sys.argv[1:4]))
-    kind, target, *arguments = sys.argv[4:]
-    assert kind in ("script", "module", "command")  # noqa: S101 - the launcher wrote it
-    program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
+    fds, program = list(map(int, sys.argv[1:4])), Program.of_words(sys.argv[4:])
     return run_zygote(fds, program, ending=Ending(), known_at_start=known_at_start)
 
 

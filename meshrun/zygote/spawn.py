@@ -26,10 +26,9 @@ def spawn_fresh(
     stdout, stderr, stacks, requests = fds
     inherited = (theirs.fileno(), reports.fileno(), gate_fd, stacks, requests)
     numbers = [str(number) for number in (*inherited, os.getpid())]
-    words = (*numbers, program.kind, program.target, *program.args)
     with ours, theirs:
         ours.send(codec.encode(order))
-        command = own_command("rank", *words, unbuffered=True)
+        command = own_command("rank", *numbers, *program.words, unbuffered=True)
         return _start(order, command, stdout, stderr, pass_fds=inherited)
 
 
