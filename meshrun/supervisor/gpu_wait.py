@@ -12,7 +12,7 @@ from meshrun.host.ask_driver import Driver
 from meshrun.host.gpu_use import read_use
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import open_nvml
-from meshrun.host.reactor import Reactor
+from meshrun.host.reactor import Reactor, Timer
 from meshrun.plan.plan import LaunchPlan
 from meshrun.wording import size
 
@@ -37,12 +37,8 @@ class GpuWait:
         if self._limits is not None and self._driver.ask(partial(read_use, gpus=gpus)) == []:
             note("--gpu-memory-wait has no effect: NVML reports no GPU of this launch")
             self._limits = None
-        self._deadline = reactor.call_at(None, self._give_up)
-        self._note_timer = reactor.call_at(None, self._note_wait)
+        self._timers: list[Timer] = []
         self._until_free: Aside[None] | None = None
-        self._gpus: Sequence[Gpu] = ()
-        self._zygote = 0
-        self._then: Callable[[], None] = lambda: None
 
     def hold(self, gpus: Sequence[Gpu], zygote: int, then: Callable[[], None]) -> None:
         """Call ``then`` once no GPU uses more memory than allowed.
@@ -52,52 +48,51 @@ class GpuWait:
             zygote: The process that starts them.
             then: Starts them.
         """
-        if self._limits is None or not gpus:
+        limits = self._limits
+        if limits is None or not gpus:
             then()
             return
-        self._gpus, self._zygote, self._then = gpus, zygote, then
-        self._deadline.restart(self._limits.timeout_s)
-        self._note_timer.restart(_SOON_S)
+        limit, most = size(limits.limit_bytes), f"{limits.timeout_s:g} s"
+
+        def note_uses(text: str) -> None:
+            for use in self._uses_over(limits.limit_bytes, gpus, zygote):
+                self._note(f"{text} {use}")
+
+        def give_up() -> None:
+            note_uses(f"restarting after {most} although")
+            finish()
+
+        def finish() -> None:
+            self.cancel()
+            then()
+
+        text = f"waiting until at most {limit} are in use, for up to {most}:"
+        self._timers = [
+            self._reactor.call_later(_SOON_S, partial(note_uses, text)),
+            self._reactor.call_later(limits.timeout_s, give_up),
+        ]
         try:
-            self._until_free = Aside(partial(_wait_until_free, gpus, self._limits.limit_bytes))
+            self._until_free = Aside(partial(_wait_until_free, gpus, limits.limit_bytes))
         except OSError as error:
             self._note(f"cannot wait for GPU memory in a process of its own: {error.strerror}")
-            self._finish()
+            finish()
         else:
-            self._reactor.add_reader(self._until_free, self._finish)
+            self._reactor.add_reader(self._until_free, finish)
 
     def cancel(self) -> None:
         """Stop waiting, without a restart."""
-        self._deadline.cancel()
-        self._note_timer.cancel()
+        for timer in self._timers:
+            timer.cancel()
         self._driver.close()
         self._reactor.drop(self._until_free)
         self._until_free = None
 
-    def _why(self) -> list[str]:
-        """Return what the wait is for."""
-        assert self._limits is not None  # noqa: S101 - otherwise, there is no wait
-        roots = os.getpid(), self._zygote
-        uses = self._driver.ask(partial(read_use, gpus=self._gpus, roots=roots))
+    def _uses_over(self, limit_bytes: int, gpus: Sequence[Gpu], zygote: int) -> list[str]:
+        """Return which GPUs use more memory, and the processes that hold it."""
+        uses = self._driver.ask(partial(read_use, gpus=gpus, roots=(os.getpid(), zygote)))
         if uses is None:
             return [self._driver.trouble]
-        return [str(use) for use in uses if use.used_bytes > self._limits.limit_bytes]
-
-    def _note_wait(self) -> None:
-        assert self._limits is not None  # noqa: S101
-        limit = f"until at most {size(self._limits.limit_bytes)} are in use"
-        for why in self._why():
-            self._note(f"waiting {limit}, for up to {self._limits.timeout_s:g} s: {why}")
-
-    def _give_up(self) -> None:
-        assert self._limits is not None  # noqa: S101
-        for why in self._why():
-            self._note(f"restarting after {self._limits.timeout_s:g} s although {why}")
-        self._finish()
-
-    def _finish(self) -> None:
-        self.cancel()
-        self._then()
+        return [str(use) for use in uses if use.used_bytes > limit_bytes]
 
 
 def _wait_until_free(gpus: Sequence[Gpu], limit_bytes: int) -> None:
