@@ -198,7 +198,7 @@ class WorkerGroup:
     def make_call(
         self,
         function: Callable[..., _R],
-        args: Sequence[Any] = (),
+        args: Sequence[Any],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
         *,
         timeout_s: float | None = None,

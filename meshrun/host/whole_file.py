@@ -118,7 +118,7 @@ def _stream_of(path: str) -> TextIO | None:
     return None
 
 
-def _write_into(path: str, text: str, flags: int = 0) -> None:
+def _write_into(path: str, text: str, flags: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC | flags)
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

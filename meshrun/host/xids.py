@@ -12,7 +12,7 @@ from pathlib import Path
 
 from meshrun.host.printable import first_words
 
-_KMSG = Path("/dev/kmsg")
+KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192
 """Buffer size: each read returns one record, and fails if the record is longer."""
 _JOURNAL = ("journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--output=cat")
@@ -62,7 +62,7 @@ class Xid:
 class XidWatch:
     """The kernel log from now on, if this user may read it."""
 
-    def __init__(self, path: Path = _KMSG) -> None:
+    def __init__(self, path: Path) -> None:
         self._fd: int | None = None
         with contextlib.suppress(OSError):
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -79,7 +79,7 @@ class XidWatch:
             self._fd = None
 
 
-def read_xids(path: Path = _KMSG) -> list[Xid] | None:
+def read_xids(path: Path = KERNEL_LOG) -> list[Xid] | None:
     """Return the XIDs since boot; ``None`` if this user may not read the log.
 
     Source:
@@ -88,7 +88,7 @@ def read_xids(path: Path = _KMSG) -> list[Xid] | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return list(_find_xids(list(_read_records(fd))))
+            return list(_find_xids(_read_records(fd)))
         finally:
             os.close(fd)
     except OSError:

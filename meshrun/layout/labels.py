@@ -71,7 +71,7 @@ def _by_dim(layout: Layout, ranks: list[int]) -> str:
     )
 
 
-def group_label(layout: Layout, ranks: Iterable[int], description: str = "") -> str:
+def group_label(layout: Layout, ranks: Iterable[int], description: str) -> str:
     """Return a name for a process group, by its dim if it has one, and by its ranks.
 
     Args:

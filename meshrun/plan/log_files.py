@@ -73,7 +73,7 @@ def rank_files(logs: LogRequest, run_folder: str, generation: int, local_rank: i
     )
 
 
-def run_folder_prefix(run_id: str, host: str = "") -> str:
+def run_folder_prefix(run_id: str, host: str) -> str:
     """Return the first part of the name of a run's folder, safe as a file name.
 
     Args:

@@ -259,7 +259,7 @@ def solve_request(
     *,
     nnodes: int | None,
     nproc_per_node: int | Sequence[int] | None,
-    nodes_per_domain: Sequence[int] = (),
+    nodes_per_domain: Sequence[int],
 ) -> Layout:
     """Return the layout of a launch on a number of nodes and workers.
 

@@ -97,7 +97,7 @@ def describe_end(
     )
 
 
-def describe_silence(host: Host, timeout_s: float, output: str, *, starter: str = "ssh") -> Refusal:
+def describe_silence(host: Host, timeout_s: float, output: str, *, starter: str) -> Refusal:
     """Return the refusal for a host that has not answered in time."""
     lines = _significant(output)[-_MOST_LINES:]
     hint = "--connect-timeout allows more time"

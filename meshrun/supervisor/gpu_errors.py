@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshrun.host.machine import Gpu
-from meshrun.host.xids import Xid, XidWatch
+from meshrun.host.xids import KERNEL_LOG, Xid, XidWatch
 from meshrun.lifecycle.blame import Verdict
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.rank_end import RankRaised
@@ -25,7 +25,7 @@ def may_be_of_gpu(raised: RankRaised) -> bool:
 class GpuErrors:
     """XIDs since the launch began, for the report of a failure; none if they cannot be read."""
 
-    def __init__(self, plan: LaunchPlan, log: Path = Path("/dev/kmsg")) -> None:
+    def __init__(self, plan: LaunchPlan, log: Path = KERNEL_LOG) -> None:
         self._watch = XidWatch(log) if plan.host.gpus else None
         self._seen: list[Xid] = []
 

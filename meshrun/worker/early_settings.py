@@ -108,7 +108,7 @@ def read_early_settings(
     *,
     folder: str | None,
     package: str = "",
-    args: Sequence[str] = (),
+    args: Sequence[str],
 ) -> EarlySettings:
     """Return what a program sets before it imports torch.
 
