@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from meshrun.errors import HostError
+from meshrun.host.printable import one_line
 from meshrun.host.steps import Steps, finish
 
 _PR_SET_PDEATHSIG = 1
@@ -234,8 +235,7 @@ def become_guard() -> None:
 
 def process_name(pid: int) -> str:
     """Return the printable name of a process, "" if there is no such process."""
-    name = _name(pid).decode(errors="replace")
-    return "".join(each if each.isprintable() else "?" for each in name)
+    return one_line(_name(pid).decode(errors="replace"))
 
 
 def _name(pid: int) -> bytes:

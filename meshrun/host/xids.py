@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshrun.host.printable import first_words
+from meshrun.host.printable import first_words, one_line
 
 KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192
@@ -130,5 +130,4 @@ def _find_xids(lines: Iterable[str]) -> Iterator[Xid]:
     for line in lines:
         if found := _XID.search(line):
             text = first_words((found["text"] or "").strip(), _LONGEST)
-            shown = "".join(each if each.isprintable() else "?" for each in text)
-            yield Xid(found["address"].lower(), int(found["number"]), shown)
+            yield Xid(found["address"].lower(), int(found["number"]), one_line(text))

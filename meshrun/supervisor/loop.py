@@ -225,7 +225,7 @@ class Loop:
         each(output.read_files, due=lambda: output.next_read_ns)
         each(console.show_waiting, due=lambda: console.next_wake_ns)
         if (nodes := self._nodes) is not None:
-            each(self._on_nodes, due=lambda: 0 if nodes.peers.has_events else None)
+            each(partial(self._on_nodes, nodes), due=lambda: 0 if nodes.peers.has_events else None)
 
     @property
     def plan(self) -> LaunchPlan:
@@ -331,11 +331,11 @@ class Loop:
         self.state = skip_time(self.state, lost_ns)
         self._reactor.skip(lost_ns)
 
-    def _on_nodes(self) -> None:
-        for event in self._nodes.peers.events() if self._nodes is not None else ():
-            self._on_node_event(event)
+    def _on_nodes(self, nodes: Nodes) -> None:
+        for event in nodes.peers.events():
+            self._on_node_event(event, nodes)
 
-    def _on_node_event(self, event: FromNodes) -> None:
+    def _on_node_event(self, event: FromNodes, nodes: Nodes) -> None:
         if isinstance(event, AskTimes | TimesReported):
             if self._monitor.stragglers is not None:
                 self._monitor.stragglers.receive_from_node(event)
@@ -344,7 +344,7 @@ class Loop:
         else:
             if isinstance(event, AllCleared):
                 self.state, event = self._monitor.explain_hang(self.state, event)
-            self._handle(self._complete(event) if isinstance(event, Met) else event)
+            self._handle(self._complete(event, nodes) if isinstance(event, Met) else event)
 
     def _handle(self, event: Event) -> None:
         self.state, actions = advance(self.state, event)
@@ -560,18 +560,17 @@ class Loop:
             timers=self._processes.timers,
         ).gather()
 
-    def _complete(self, met: Met) -> Met | MeetingFailed:
+    def _complete(self, met: Met, nodes: Nodes) -> Met | MeetingFailed:
         """Complete the plan with what the other nodes sent."""
-        assert self._nodes is not None  # noqa: S101 - an event of theirs
         try:
-            self._processes.meet(self._initial_plan, met, self._nodes.peers.listener)
+            self._processes.meet(self._initial_plan, met, nodes.peers.listener)
         except MeshrunError as error:
             self.state = replace(
                 self.state,
                 nodes=NodesState(phase=NodesPhase.RUNNING, is_coordinator=not met.node_rank),
             )
             return MeetingFailed(error=error, at_ns=met.at_ns)
-        self._nodes.hosts = met.hosts
+        nodes.hosts = met.hosts
         self._output.replan(self.plan)
         for watcher in self._watchers:
             watcher.replan(self.plan)
