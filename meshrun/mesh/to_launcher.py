@@ -23,6 +23,8 @@ class _ToLauncher:
 
     send_beat: Callable[[int | None], object] | None = None
     exclude_node: Callable[[str], None] | None = None
+    end_call: Callable[[int], object] | None = None
+    """Reports that the n-th call, in a rank that serves calls, has ended, its output flushed."""
     next_beat_s: float = 0.0
     step: int | None = None
     """The furthest step that the program reported."""

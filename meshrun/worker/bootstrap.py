@@ -32,7 +32,6 @@ from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
-from meshrun.worker.call_channel import call_ends
 from meshrun.worker.debuggers import ask_at_breakpoints, leave_interrupts, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
@@ -74,7 +73,7 @@ def become_rank(
     gate_fd = keep_high(gate_fd)
     to_launcher.exclude_node = partial(_exclude, reporter)
     to_launcher.send_beat = lambda step: reporter.report(RankBeat, step=step)
-    call_ends.report = lambda number: reporter.report(CallEnded, number=number)
+    to_launcher.end_call = lambda number: reporter.report(CallEnded, number=number)
     ending.arm(reporter, gate_fd, order.learn_to)
     end_connections_with_rank(reporter)
     try:

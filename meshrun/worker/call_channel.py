@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,6 @@ _HEAD = struct.Struct("!Q")
 _READ_BYTES = 1 << 20
 _LONGEST_PATH = 100
 """Of a socket, in bytes; the kernel's limit is 107."""
-
-
-class _CallEnds:
-    report: Callable[[int], object] | None = None
-    """Reports to the launcher that the n-th call has ended and its output is flushed."""
-
-
-call_ends = _CallEnds()
 
 
 @dataclass(frozen=True, slots=True)

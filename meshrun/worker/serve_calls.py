@@ -76,8 +76,8 @@ def serve(channel: Channel) -> None:
     from contextlib import suppress
     from itertools import count
 
+    from meshrun.mesh.to_launcher import to_launcher
     from meshrun.worker.borrowed_terminal import BorrowedTerminal
-    from meshrun.worker.call_channel import call_ends
 
     own, calls, terminal = os.getpid(), _Calls(channel), BorrowedTerminal(channel)
     for number in count():
@@ -92,8 +92,8 @@ def serve(channel: Channel) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the call closed or replaced it
                 stream.flush()
-        if call_ends.report is not None:
-            call_ends.report(number)
+        if to_launcher.end_call is not None:
+            to_launcher.end_call(number)
         with suppress(OSError):  # the caller is gone, or no longer waits
             channel.send(answer)
 
