@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from meshrun.errors import HostError
-from meshrun.host.aside import Aside
+from meshrun.host.forked_call import ForkedCall
 from meshrun.host.nvml import Nvml, has_nvml, open_nvml
 from meshrun.host.stderr import note as note_on_stderr
 
@@ -30,7 +30,7 @@ class Driver:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._next_note_s = note, _SLOW_S
-        self._asked: Aside[Any] | None = None
+        self._asked: ForkedCall[Any] | None = None
         self._has_crashed = False
         self.trouble = ""
         """Why the last question got no answer; "" if it got one."""
@@ -44,7 +44,7 @@ class Driver:
         if not has_nvml():
             return read(None)
         try:
-            self._asked = Aside(partial(_read, read))
+            self._asked = ForkedCall(partial(_read, read))
         except OSError as error:
             self.trouble = f"cannot ask the NVIDIA driver: {error.strerror}"
             return None

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from meshrun.host.aside import Aside
+from meshrun.host.forked_call import ForkedCall
 from meshrun.host.interfaces import look_up, sockaddr_of
 from meshrun.host.reactor import Reactor
 
@@ -25,7 +25,7 @@ class Lookup:
         self, host: str, reactor: Reactor, answered: Callable[[list[str], str], object]
     ) -> None:
         self._reactor, self._answered = reactor, answered
-        self._call = Aside(partial(_look_up, host))
+        self._call = ForkedCall(partial(_look_up, host))
         self._call.follow(reactor, self._take)
 
     def _take(self, found: tuple[list[str], str] | None) -> None:

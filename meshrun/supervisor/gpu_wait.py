@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from meshrun.host.aside import Aside
 from meshrun.host.ask_driver import Driver
+from meshrun.host.forked_call import ForkedCall
 from meshrun.host.gpu_use import read_use
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import open_nvml
@@ -38,7 +38,7 @@ class GpuWait:
             note("--gpu-memory-wait has no effect: NVML reports no GPU of this launch")
             self._limits = None
         self._timers: list[Timer] = []
-        self._until_free: Aside[None] | None = None
+        self._until_free: ForkedCall[None] | None = None
 
     def hold(self, gpus: Sequence[Gpu], zygote: int, then: Callable[[], None]) -> None:
         """Call ``then`` once no GPU uses more memory than allowed.
@@ -72,7 +72,7 @@ class GpuWait:
             self._reactor.call_later(limits.timeout_s, give_up),
         ]
         try:
-            self._until_free = Aside(partial(_wait_until_free, gpus, limits.limit_bytes))
+            self._until_free = ForkedCall(partial(_wait_until_free, gpus, limits.limit_bytes))
         except OSError as error:
             self._note(f"cannot wait for GPU memory in a process of its own: {error.strerror}")
             finish()

@@ -15,8 +15,8 @@ from meshrun.console.console import Console
 from meshrun.console.output import Output
 from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, dropped_note
 from meshrun.errors import HostError, MeshrunError
-from meshrun.host.aside import Aside
 from meshrun.host.exclusion import how_to_exclude, node_name
+from meshrun.host.forked_call import ForkedCall
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import (
     Ended,
@@ -408,7 +408,7 @@ class Loop:
 
     def _on_zygote_gone(self) -> None:
         self._gpu_wait.cancel()
-        ending = self._processes.ending_zygote(lambda: self._earlier_children | Aside.running)
+        ending = self._processes.ending_zygote(lambda: self._earlier_children | ForkedCall.running)
         self._reactor.follow(ending, self._end_without_zygote)
 
     def _end_without_zygote(self, end: tuple[int, Ended]) -> None:

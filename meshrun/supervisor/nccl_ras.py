@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from meshrun.host.aside import Aside
+from meshrun.host.forked_call import ForkedCall
 from meshrun.host.printable import one_line
 from meshrun.host.reactor import Reactor
 
@@ -65,7 +65,7 @@ class NcclRas:
 
     def __init__(self, reactor: Reactor, done: Callable[[], None]) -> None:
         self._reactor, self._done = reactor, done
-        self._asked: Aside[list[str]] | None = None
+        self._asked: ForkedCall[list[str]] | None = None
         self._deadline = reactor.call_at(None, partial(self._finish, None), skips=False)
         self.findings: list[str] = []
         """The errors and warnings of the last answer."""
@@ -81,7 +81,7 @@ class NcclRas:
             return
         self.findings = []
         with contextlib.suppress(OSError):  # no process can be started
-            self._asked = Aside(partial(_ask_service, address))
+            self._asked = ForkedCall(partial(_ask_service, address))
             self._asked.follow(self._reactor, self._finish)
             self._deadline.restart(_TAKES_S)
 

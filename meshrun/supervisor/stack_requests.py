@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from meshrun.host.aside import Aside
+from meshrun.host.forked_call import ForkedCall
 from meshrun.host.processes import (
     SignalState,
     die_with_parent,
@@ -73,7 +73,7 @@ class StackRequests:
         """Offset of each answer in its file."""
         self._states: dict[int, SignalState] = {}
         self._deadline_ns: int | None = None
-        self._native: Aside[list[str]] | None = None
+        self._native: ForkedCall[list[str]] | None = None
         """Collects native stacks."""
         self.places: dict[int, str] = {}
         """Where in the user's files ranks are, as of the last answers."""
@@ -159,7 +159,7 @@ class StackRequests:
         is_wanted = bool(pids) and is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True)
         if is_wanted and (program := shutil.which("py-spy")):
             with suppress(OSError):  # no process can be started
-                self._native = Aside(partial(_collect_native, program, pids))
+                self._native = ForkedCall(partial(_collect_native, program, pids))
                 self._native.follow(self._reactor, self._show_native)
 
     def _show_native(self, lines: list[str] | None) -> None:

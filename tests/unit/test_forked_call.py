@@ -7,12 +7,12 @@ import time
 import pytest
 
 from meshrun.errors import InternalError
-from meshrun.host.aside import Aside
+from meshrun.host.forked_call import ForkedCall
 
 
 def test_what_a_call_returns() -> None:
     """It may be any value, and larger than a pipe holds."""
-    call = Aside(lambda: (os.getpid(), "x" * 200_000))
+    call = ForkedCall(lambda: (os.getpid(), "x" * 200_000))
 
     found = call.take()
 
@@ -24,9 +24,9 @@ def test_what_a_call_returns() -> None:
 def test_a_call_that_raises_or_is_killed() -> None:
     """The one is a bug, the other may be a library's."""
     with pytest.raises(InternalError, match="ZeroDivisionError"):
-        Aside(lambda: 1 / 0).take()
+        ForkedCall(lambda: 1 / 0).take()
 
-    killed = Aside(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    killed = ForkedCall(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert killed.take() is None
     assert killed.killed_by == signal.SIGKILL
 
@@ -34,7 +34,7 @@ def test_a_call_that_raises_or_is_killed() -> None:
 def test_a_call_that_never_ends_keeps_no_descriptor_open() -> None:
     """Until it is closed, which kills it."""
     read, write = os.pipe()
-    call = Aside(lambda: time.sleep(3600))
+    call = ForkedCall(lambda: time.sleep(3600))
     os.close(write)
 
     assert os.read(read, 1) == b""

@@ -22,7 +22,7 @@ _EXIT_TAKES_S = 0.5
 """A process that waits for a driver may not even end by SIGKILL."""
 
 
-class Aside(Generic[T]):
+class ForkedCall(Generic[T]):
     """A running call.
 
     Args:
