@@ -201,17 +201,7 @@ def build_plan(
     workers = max(layout.nproc_per_node)
     device = DeviceChoice(None, "chosen by the program")
     if layout.mesh is not None:
-        device = choose_device(
-            request.device,
-            workers,
-            kind=facts.accelerator,
-            count=facts.accelerator_count,
-            check_host=check_host,
-        )
-        request.groups.check_backends(device.type)
-        if request.gpus is not None:
-            check_enough(request.gpus, workers, device)
-            device = DeviceChoice(device.type, f"--gpus names {len(request.gpus)}")
+        device = _device_of_mesh(request, workers, facts, check_host)
     _check_visible(request, workers, device.type, facts)
     counts = request.nproc_per_node in ("auto", "gpu", "cuda") and facts.accelerator_count > 0
     relies = device.type == "cuda" or (counts and facts.accelerator == "cuda")
@@ -360,6 +350,18 @@ def _check_node_rank(rendezvous: Rendezvous, nnodes: int) -> None:
             f"--node-rank must be from 0 to {nnodes - 1}, found {rendezvous.node_rank}",
             hint="number nodes from 0, and check --nnodes",
         )
+
+
+def _device_of_mesh(
+    request: LaunchRequest, workers: int, facts: HostFacts, check_host: bool
+) -> DeviceChoice:
+    kind, number = facts.accelerator, facts.accelerator_count
+    device = choose_device(request.device, workers, kind=kind, count=number, check_host=check_host)
+    request.groups.check_backends(device.type)
+    if request.gpus is None:
+        return device
+    check_enough(request.gpus, workers, device)
+    return replace(device, reason=f"--gpus names {len(request.gpus)}")
 
 
 def _check_visible(

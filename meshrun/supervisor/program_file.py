@@ -41,12 +41,13 @@ def check_program(program: Program) -> None:
         HostError: If the current folder no longer exists, where torch cannot be imported.
     """
     check_folder()
-    if program.kind == "module":
-        return
-    path = program.target
     if program.kind == "command":
-        _check_command(path)
-        return
+        _check_command(program.target)
+    elif program.kind == "script":
+        _check_script(program.target)
+
+
+def _check_script(path: str) -> None:
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "__main__.py")):
             raise ProgramError(
