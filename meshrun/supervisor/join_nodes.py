@@ -32,7 +32,7 @@ from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.secret import find_secret, read_secret, secret_warnings
 from meshrun.rendezvous.store_access import addresses_to_name
 from meshrun.rendezvous.this_node import ThisNode
-from meshrun.supervisor.node_link import Linger, Nodes
+from meshrun.supervisor.node_link import Linger, NodeLink
 from meshrun.supervisor.program_file import digest_program
 
 _MOST_ARGUMENTS = 200
@@ -67,7 +67,7 @@ def meet_nodes(
     note: Callable[[str], None],
     where: Callable[[str], None],
     negotiate: Callable[[Negotiate], None],
-) -> Nodes:
+) -> NodeLink:
     """Begin to meet the other nodes.
 
     Args:
@@ -90,7 +90,7 @@ def meet_nodes(
         fit=partial(fit_nodes, plan.request),
     )
     peers = Peers(node, negotiate=negotiate, is_open=not config.is_secret)
-    return Nodes(peers, note, reactor, stay_s=config.node_timeout_s)
+    return NodeLink(peers, note, reactor, stay_s=config.node_timeout_s)
 
 
 def stay_to_decline(

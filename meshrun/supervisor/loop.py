@@ -82,7 +82,7 @@ from meshrun.supervisor.gpu_wait import GpuWait
 from meshrun.supervisor.investigation import Investigation
 from meshrun.supervisor.listening import note_listening
 from meshrun.supervisor.monitor import Monitor
-from meshrun.supervisor.node_processes import Processes
+from meshrun.supervisor.node_processes import NodeProcesses
 from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.signals import SignalQueue
@@ -91,7 +91,7 @@ from meshrun.supervisor.watcher import Stopwatch, Watcher
 
 if TYPE_CHECKING:
     from meshrun.supervisor.join_nodes import Meeting
-    from meshrun.supervisor.node_link import Nodes
+    from meshrun.supervisor.node_link import NodeLink
 
 _LATE_NS = 1_000_000_000
 """Longer than the delay with which a busy machine wakes this process."""
@@ -170,7 +170,7 @@ class Loop:
         self._reactor.add_reader(self._signals, self._on_signals)
         if process_name(parent := os.getppid()) == _STEP_DAEMON:
             self._reactor.every(_CHECK_PARENT_S, partial(self._check_parent, parent))
-        self._processes = Processes(
+        self._processes = NodeProcesses(
             plan,
             run_id,
             folder,
@@ -197,7 +197,7 @@ class Loop:
             always=(signal.SIGQUIT, signal.SIGCONT, *request.forwarded_signals),
         )
 
-    def _meet(self, meeting: Meeting) -> Nodes:
+    def _meet(self, meeting: Meeting) -> NodeLink:
         from meshrun.supervisor.join_nodes import meet_nodes  # not needed on a single node
 
         nodes = meet_nodes(
@@ -331,11 +331,11 @@ class Loop:
         self.state = skip_time(self.state, lost_ns)
         self._reactor.skip(lost_ns)
 
-    def _on_nodes(self, nodes: Nodes) -> None:
+    def _on_nodes(self, nodes: NodeLink) -> None:
         for event in nodes.peers.events():
             self._on_node_event(event, nodes)
 
-    def _on_node_event(self, event: FromNodes, nodes: Nodes) -> None:
+    def _on_node_event(self, event: FromNodes, nodes: NodeLink) -> None:
         if isinstance(event, AskTimes | TimesReported):
             if self._monitor.stragglers is not None:
                 self._monitor.stragglers.receive_from_node(event)
@@ -560,7 +560,7 @@ class Loop:
             timers=self._processes.timers,
         ).gather()
 
-    def _complete(self, met: Met, nodes: Nodes) -> Met | MeetingFailed:
+    def _complete(self, met: Met, nodes: NodeLink) -> Met | MeetingFailed:
         """Complete the plan with what the other nodes sent."""
         try:
             self._processes.meet(self._initial_plan, met, nodes.peers.listener)

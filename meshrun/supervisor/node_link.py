@@ -59,8 +59,8 @@ class Linger:
             )
 
 
-class Nodes:
-    """The other nodes of a launch.
+class NodeLink:
+    """The link to the other nodes of a launch.
 
     Args:
         stay_s: How long this node lingers if it will not take part.

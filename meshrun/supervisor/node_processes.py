@@ -55,7 +55,7 @@ _CPU_TIMES = slice(11, 13)
 """The fields utime and stime of ``/proc/PID/stat``, from the state on (proc_pid_stat(5))."""
 
 
-class Processes:
+class NodeProcesses:
     """The processes below the launcher: the zygote, and the ranks that it starts.
 
     Args:
