@@ -135,17 +135,6 @@ class NodeProcesses:
 
     # ---- starting --------------------------------------------------------------------------
 
-    def ending_zygote(self, spares: Callable[[], frozenset[int]]) -> Steps[tuple[int, Ended]]:
-        """Wait for the zygote's end, and end what it leaves behind, except for ``spares``.
-
-        Return its wait status, and what could not be ended.
-        """
-        self._reactor.remove(self.zygote.control)
-        status, kept = yield from self.zygote.process.ending()
-        own = yield from killing_children(lambda: spares() | {*kept.survivors})
-        survivors, denied = kept.survivors + own.survivors, kept.denied + own.denied
-        return status, Ended(0, survivors, denied)
-
     def start_zygote(self, *, without_torch: bool) -> None:
         """Replace a zygote that has exited or is about to."""
         if without_torch:
@@ -230,19 +219,10 @@ class NodeProcesses:
 
     def _order_rank(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
-        # The zygote was started with its own thread variables.
-        environment = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
-        environment |= self._environment(rank, files.error_file)
-        request = self.plan.request
-        terminal, layout = self._terminal, self.plan.layout
-        if terminal.rank != rank.rank:  # it cannot ask a pipe for the width of lines
-            window = self._output.window_for(rank).items()
-            environment |= {name: text for name, text in window if name not in os.environ}
-        if terminal.rank not in {None, rank.rank}:  # another rank is debugged
-            environment["PYTHONBREAKPOINT"] = "0"
+        request, layout, terminal = self.plan.request, self.plan.layout, self._terminal
         order = StartRank(
             rank=rank.rank,
-            environment=environment,
+            environment=self._whole_environment(rank, files.error_file),
             coordinate=list(rank.coordinate),
             local_rank=rank.local_rank,
             lazy=request.mesh_init == "lazy",
@@ -263,6 +243,18 @@ class NodeProcesses:
         self.zygote.send(order, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def _whole_environment(self, rank: RankPlan, error_file: str) -> dict[str, str]:
+        """Return the variables of a rank that differ from the zygote's own."""
+        # The zygote was started with its own thread variables.
+        found = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+        found |= self._environment(rank, error_file)
+        if self._terminal.rank != rank.rank:  # it cannot ask a pipe for the width of lines
+            window = self._output.window_for(rank).items()
+            found |= {name: text for name, text in window if name not in os.environ}
+        if self._terminal.rank not in {None, rank.rank}:  # another rank is debugged
+            found["PYTHONBREAKPOINT"] = "0"
+        return found
 
     def _environment(self, rank: RankPlan, error_file: str = "") -> dict[str, str]:
         return rank_environment(
@@ -307,6 +299,17 @@ class NodeProcesses:
         if by_force:
             self.zygote.process.kill()
             self._reactor.call_later(EXIT_TAKES_S, self.zygote.give_up)
+
+    def ending_zygote(self, spares: Callable[[], frozenset[int]]) -> Steps[tuple[int, Ended]]:
+        """Wait for the zygote's end, and end what it leaves behind, except for ``spares``.
+
+        Return its wait status, and what could not be ended.
+        """
+        self._reactor.remove(self.zygote.control)
+        status, kept = yield from self.zygote.process.ending()
+        own = yield from killing_children(lambda: spares() | {*kept.survivors})
+        survivors, denied = kept.survivors + own.survivors, kept.denied + own.denied
+        return status, Ended(0, survivors, denied)
 
     def read_error_file(self, event: RankExited) -> RankRaised | None:
         """Return the exception that ended a rank, if it is in the file that ``@record`` writes."""
