@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +13,7 @@ from meshrun.host.machine import GpuLinks
 from meshrun.layout import Layout
 from meshrun.layout.derived import shortened_group
 from meshrun.layout.layout import Between
-from meshrun.plan.plan import LaunchPlan
+from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.report.findings import (
     communicators,
     describe_domains,
@@ -182,8 +183,9 @@ def _weakest_links(plan: LaunchPlan, links: GpuLinks) -> Iterator[str]:
 
 
 def _workers(plan: LaunchPlan) -> Table:
-    table = new_table(_headers(plan), texts=("host", "device"))
-    for row in _cells(plan):
+    headers, *rows = _cells(plan)
+    table = new_table(headers, texts=("host", "device"))
+    for row in rows:
         table.add_row(*row)
     return table
 
@@ -231,36 +233,35 @@ def _host(text: str, hosts: Sequence[str]) -> tuple[str, ...]:
     return (text,) if hosts else ()
 
 
-def _headers(plan: LaunchPlan) -> tuple[str, ...]:
-    dims = plan.layout.dim_labels
-    bound = ("cpus",) if plan.bound_cpus else ()
-    host = _host("host", plan.request.hosts)
-    return (
-        "rank",
-        *(("domain",) if plan.layout.nodes_per_domain else ()),
-        "node",
-        *host,
-        "local rank",
-        *(("device",) if plan.device_type else ()),
-        *bound,
-        *dims,
-    )
+def _columns(plan: LaunchPlan) -> Iterator[tuple[str, Callable[[RankPlan], object]]]:
+    """Yield the header of each column, and what it shows of a rank."""
+    layout, hosts = plan.layout, plan.request.hosts
+    yield "rank", attrgetter("rank")
+    if layout.nodes_per_domain:
+        yield "domain", lambda rank: layout.domain(rank.rank)
+    yield "node", attrgetter("node_rank")
+    if hosts:
+        yield "host", lambda rank: hosts[rank.node_rank]
+    yield "local rank", attrgetter("local_rank")
+    if plan.device_type:
+        yield "device", attrgetter("device")
+    if plan.bound_cpus:
+        yield "cpus", lambda rank: number_ranges(rank.cpus or ())
+    for place, label in enumerate(layout.dim_labels):
+        yield label, lambda rank, place=place: rank.coordinate[place]  # type: ignore[misc]
 
 
-def _cells(plan: LaunchPlan) -> Iterator[tuple[str, ...]]:
-    hosts = plan.request.hosts
+def _cells(plan: LaunchPlan) -> Iterator[list[str]]:
+    """Yield the headers, and then the cells of each worker."""
+    headers, values = zip(*_columns(plan), strict=True)
+    yield list(headers)
     for rank in plan.ranks():
-        host = _host(hosts[rank.node_rank] if hosts else "", hosts)
-        domain = (str(plan.layout.domain(rank.rank)),) if plan.layout.nodes_per_domain else ()
-        numbers = (str(rank.rank), *domain, str(rank.node_rank), *host, str(rank.local_rank))
-        device = (rank.device,) if rank.device else ()
-        bound = (number_ranges(rank.cpus),) if rank.cpus else ()
-        yield (*numbers, *device, *bound, *(str(index) for index in rank.coordinate))
+        yield [str(value(rank)) for value in values]
 
 
 def _rows(plan: LaunchPlan) -> Iterator[str]:
     """Yield every worker in plain columns, a hundred times faster than in a rich table."""
-    headers = _headers(plan)
-    widths = [max(len(header), 8) for header in headers]
-    for cells in (headers, *_cells(plan)):
+    widths: list[int] = []
+    for cells in _cells(plan):
+        widths = widths or [max(len(header), 8) for header in cells]
         yield " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
