@@ -111,27 +111,30 @@ def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built
 
     assert layout.mesh is not None  # noqa: S101 - otherwise there is nothing to build
     check_registered(options.backend_names)
-    overrides = {}
-    for index, dim in enumerate(layout.dim_labels):
-        override = _override(dim, device_type, options)
-        if override is not None:
-            overrides[layout.mesh_dim_names[index] if layout.mesh_dim_names else index] = override
-    # The call empties the dictionary (torch 2.13), so it must not be used elsewhere.
-    more: dict[str, Any] = {"backend_override": overrides} if overrides else {}
-    mesh = init_device_mesh(device_type, layout.sizes, mesh_dim_names=layout.mesh_dim_names, **more)
+    overrides: dict[int | str, Any] = {
+        index: override
+        for index, dim in enumerate(layout.dim_labels)
+        if (override := _override(dim, device_type, options)) is not None
+    }
+    mesh = init_device_mesh(
+        device_type,
+        layout.sizes,
+        mesh_dim_names=layout.mesh_dim_names,
+        backend_override=overrides,  # which the call empties (torch 2.13)
+    )
     built = BuiltMesh(layout, mesh)
     for flatten in layout.flattens:
         override = _override(flatten.name, device_type, options)
-        more = {} if override is None else {"backend_override": override}
         # There is no public method (torch 2.13); torchtitan and accelerate call this one too.
-        built.flattened[flatten.name] = mesh[flatten.dims]._flatten(flatten.name, **more)
+        part = mesh[flatten.dims]
+        built.flattened[flatten.name] = part._flatten(flatten.name, backend_override=override)
     for view in layout.views:
         built.views[view.name] = _build_view(layout, view.mesh, built, device_type, options)
     # torch's groups do not inherit the timeout of the default group.
     for index, dim in enumerate(layout.dim_labels):
-        set_timeout(mesh.get_group(index), options.timeout_s(dim))
+        set_timeout(mesh.get_group(index), options.timeout(dim))
     for name, group in _derived_groups(built, layout.dim_labels):
-        set_timeout(group, options.timeout_s(name))
+        set_timeout(group, options.timeout(name))
     return built
 
 
@@ -242,14 +245,14 @@ def _options_of(backend: str, settings: list[tuple[str, str]]) -> Any:
     return options
 
 
-def set_timeout(group: ProcessGroup, seconds: float | None) -> None:
+def set_timeout(group: ProcessGroup, timeout: timedelta | None) -> None:
     """Set the timeout of a group's collectives, unless it is ``None``."""
-    if seconds is not None:
+    if timeout is not None:
         import torch.distributed as dist
 
         # set_timeout() is public since torch 2.14, where the private function warns.
         change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-        change(timedelta(seconds=seconds), group)
+        change(timeout, group)
 
 
 # ---- parts ----------------------------------------------------------------------------------

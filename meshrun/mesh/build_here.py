@@ -7,7 +7,6 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from meshrun.errors import MeshError
@@ -107,7 +106,7 @@ def _build(layout: Layout, device: str | None, options: GroupOptions) -> BuiltMe
             f" {dist.get_world_size()}"
         )
     built = build_mesh(layout, device_type, options)
-    set_timeout(dist.group.WORLD, options.timeout_s(""))
+    set_timeout(dist.group.WORLD, options.timeout(""))
     return built
 
 
@@ -131,12 +130,12 @@ def _init_process_group(device_type: str, options: GroupOptions) -> None:
     import torch.distributed as dist
 
     backend = select_device(device_type, read_number("LOCAL_RANK", os.environ) or 0)
-    seconds = options.timeout_s("")
-    more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
+    timeout = options.timeout("")
     if "RANK" in os.environ:
-        dist.init_process_group(backend, **more)
+        dist.init_process_group(backend, timeout=timeout)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **more)
+        store = dist.HashStore()
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
     if device_type == "cpu":
         atexit.register(_end_process_group, dist.group.WORLD, os.getpid())
 

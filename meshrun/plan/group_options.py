@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from difflib import get_close_matches
 
 from meshrun.errors import UsageError
@@ -38,10 +39,11 @@ class GroupOptions:
         given = dict(self.backends)
         return given.get(dim, given.get(""))
 
-    def timeout_s(self, dim: str) -> float | None:
+    def timeout(self, dim: str) -> timedelta | None:
         """Return the timeout of a dim's groups, or ``None`` for torch's default."""
         given = dict(self.timeouts_s)
-        return given.get(dim, given.get(""))
+        seconds = given.get(dim, given.get(""))
+        return None if seconds is None else timedelta(seconds=seconds)
 
     def has_own(self, dim: str) -> bool:
         """Return whether a dim's groups differ from the default group."""

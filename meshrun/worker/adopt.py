@@ -110,7 +110,7 @@ def _take_over(requested: Mapping[str, Any]) -> None:
     timeout = requested.get("timeout")
     if isinstance(timeout, timedelta):
         for group in list(c10d._world.pg_map):
-            set_timeout(group, timeout.total_seconds())
+            set_timeout(group, timeout)
     backend = str(requested.get("backend") or "").lower()
     if backend and ":" not in backend:
         # get_backend() returns the name that the program gave.

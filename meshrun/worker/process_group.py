@@ -7,8 +7,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshrun.errors import InternalError
 from meshrun.host.descriptors import without_output
@@ -52,24 +51,23 @@ def join_mesh(
         options = replace(options, timeouts_s=(("", timeout_s),))
     device_type = env["MESHRUN_DEVICE"]
     backend = select_device(device_type, int(env["LOCAL_RANK"]))
-    seconds = options.timeout_s("")
-    more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
+    timeout = options.timeout("")
     hook = sys.excepthook
     store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}{purpose}")
-    if more:  # as torch does with a store that it creates
-        store.set_timeout(more["timeout"])
+    if timeout is not None:  # as torch does with a store that it creates
+        store.set_timeout(timeout)
     with _without_gloo_output(), _without_dns(env):
         dist.init_process_group(
             backend,
+            timeout=timeout,
             store=store,
             rank=int(env["RANK"]),
             world_size=int(env["WORLD_SIZE"]),
-            **more,
         )
         sys.excepthook = hook  # torch's prefixes each line with the rank, as the console does
         reporter.report(RankJoined)
         built = build_mesh(read_layout(env), device_type, options)
-    set_timeout(dist.group.WORLD, seconds)
+    set_timeout(dist.group.WORLD, timeout)
     found = tuple(built.mesh.get_coordinate() or ())
     if found != coordinate:
         raise InternalError(

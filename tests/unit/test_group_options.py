@@ -1,5 +1,7 @@
 """Back ends, timeouts and options of groups, as text and as values."""
 
+from datetime import timedelta
+
 import pytest
 
 from meshrun.errors import UsageError
@@ -33,7 +35,8 @@ def test_an_option_is_for_one_dim_or_for_all() -> None:
     options = parse_group_options(["gloo", "tp=nccl"], ["10s;tp=2m"], ["tp:a=1,b=2"])
 
     assert (options.backend("tp"), options.backend("dp")) == ("nccl", "gloo")
-    assert (options.timeout_s("tp"), options.timeout_s("dp")) == (120.0, 10.0)
+    assert options.timeout("tp") == timedelta(minutes=2)
+    assert options.timeout("dp") == timedelta(seconds=10)
     assert options.settings == (("tp", "a", "1"), ("tp", "b", "2"))
 
 
