@@ -47,10 +47,10 @@ def read_layout(env: Mapping[str, str]) -> Layout:
         flattens, views = parse_derived(
             [env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEW", "")]
         )
-        restarts = read_number("MESHRUN_GENERATION", env)
+        restarts = read_number(env, "MESHRUN_GENERATION")
         if restarts is None:
-            restarts = read_number("TORCHELASTIC_RESTART_COUNT", env)
-        rank = read_number("RANK", env)
+            restarts = read_number(env, "TORCHELASTIC_RESTART_COUNT")
+        rank = read_number(env, "RANK")
         previous, slots = env.get("MESHRUN_PREVIOUS"), env.get("MESHRUN_SLOT_ORDER")
         return Layout(
             mesh=mesh,
@@ -97,15 +97,15 @@ def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     """Return the number of workers on each node, from meshrun's variable or torchrun's."""
-    world_size = read_count("WORLD_SIZE", env) or 1
+    world_size = read_count(env, "WORLD_SIZE") or 1
     listed = env.get("MESHRUN_NPROC_PER_NODE")
     if listed:
         name = "MESHRUN_NPROC_PER_NODE"  # a node may have none
         counts = tuple(_count(count, name, least=0) for count in listed.split(","))
-        counts *= (read_count("GROUP_WORLD_SIZE", env) or 1) if len(counts) == 1 else 1
+        counts *= (read_count(env, "GROUP_WORLD_SIZE") or 1) if len(counts) == 1 else 1
     else:
-        local = read_count("LOCAL_WORLD_SIZE", env) or world_size
-        counts = (local,) * (read_count("GROUP_WORLD_SIZE", env) or world_size // local)
+        local = read_count(env, "LOCAL_WORLD_SIZE") or world_size
+        counts = (local,) * (read_count(env, "GROUP_WORLD_SIZE") or world_size // local)
     if sum(counts) != world_size and (env.get("WORLD_SIZE") or not listed):
         names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MESHRUN_NPROC_PER_NODE")
         found = ", ".join(f"{name}={env[name]}" for name in names if env.get(name))
@@ -114,7 +114,7 @@ def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     return counts
 
 
-def read_count(name: str, env: Mapping[str, str]) -> int | None:
+def read_count(env: Mapping[str, str], name: str) -> int | None:
     """Return a variable that counts ranks or nodes, or ``None`` if it is not set.
 
     Raises:
@@ -131,7 +131,7 @@ def _count(text: str, name: str, *, least: int = 1) -> int:
     return number
 
 
-def read_number(name: str, env: Mapping[str, str]) -> int | None:
+def read_number(env: Mapping[str, str], name: str) -> int | None:
     """Return a variable that holds a whole number, or ``None`` if it is not set.
 
     Raises:

@@ -59,7 +59,7 @@ def layout_of(
     spec: str, names: str | None, flatten: Sequence[str] = (), views: Sequence[str] = ()
 ) -> Layout:
     """Return a layout over ``WORLD_SIZE`` ranks; one rank if the environment has no such number."""
-    world_size = read_count("WORLD_SIZE", launch_environment()) or 1
+    world_size = read_count(launch_environment(), "WORLD_SIZE") or 1
     flattens, parsed = parse_derived(flatten, views)
     return solve_layout(
         parse_mesh(spec, names), nproc_per_node=world_size, flattens=flattens, views=parsed
@@ -118,18 +118,18 @@ def _device_type(requested: str | None) -> str:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     env = launch_environment()
-    workers = read_count("LOCAL_WORLD_SIZE", env) or 1
+    workers = read_count(env, "LOCAL_WORLD_SIZE") or 1
     count = torch.accelerator.device_count()
     if count == 1 and "RANK" in env:
         # `srun --gpus-per-task=1` shows each task only its own GPU.
-        count = max(count, read_number("SLURM_GPUS_ON_NODE", env) or 0)
+        count = max(count, read_number(env, "SLURM_GPUS_ON_NODE") or 0)
     return str(accelerator.type) if accelerator is not None and count >= workers else "cpu"
 
 
 def _init_process_group(device_type: str, options: GroupOptions) -> None:
     import torch.distributed as dist
 
-    backend = select_device(device_type, read_number("LOCAL_RANK", os.environ) or 0)
+    backend = select_device(device_type, read_number(os.environ, "LOCAL_RANK") or 0)
     timeout = options.timeout("")
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
