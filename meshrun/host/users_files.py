@@ -20,6 +20,7 @@ def _folders(*paths: str) -> tuple[str, ...]:
 LIBRARIES = _folders(*filter(None, map(sysconfig.get_path, _IN_PATHS)))
 """The folders of Python's standard library and of its installed packages."""
 OURS = _folders(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+"""The folder of this package."""
 _TYPED = ("<cell ", "<stdin>", "<python-input-", "<ipython-input-")
 """Begin the names of what is typed at a prompt or in a notebook."""
 _INSTALLED = ("/site-packages/", "/dist-packages/")

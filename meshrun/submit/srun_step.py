@@ -159,14 +159,12 @@ class _Step:
         if self._errors is None:
             return code
         reported = self._ends.code(max(code, 0))
-        if reported is None and self._errors.is_cut:
-            return code
-        if reported is None:
+        if reported is None and not self._errors.is_cut:
             raise NodeLostError(
                 "srun exited with 0, but no launcher has reported the end of the launch",
                 hint=f"`scontrol show job {self._job}` may show which node was lost",
             )
-        return reported
+        return code if reported is None else reported
 
     def _killed(self, signum: int) -> HostError:
         """Return the error for a srun that was killed, which ends the launch."""

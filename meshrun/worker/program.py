@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 
 from meshrun.host.absolute import absolute
+from meshrun.host.users_files import OURS
 from meshrun.plan.rank_program import Program
 from meshrun.worker.early_settings import EarlySettings, read_early_settings
 from meshrun.worker.sys_path import first_path, is_archive
@@ -25,7 +26,6 @@ from meshrun.worker.sys_path import first_path, is_archive
 _MACHINERY = (runpy.__file__, importlib.__file__)
 _NO_ERRORS = ("Exit", "Abort")
 """Exceptions by which click and typer end a command; they handle them with ``sys.exit()``."""
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def print_nothing(*_: object) -> None:
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith((_OURS, "<frozen ")) or filename in _MACHINERY
+    return filename.startswith((*OURS, "<frozen ")) or filename in _MACHINERY
 
 
 def _message_of(thing: object) -> str:
