@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor, Timer
-from meshrun.supervisor.signals import SignalQueue
 from meshrun.worker.call_channel import Begun, CallDone, Channel, TimeLimit, packed
 
 if TYPE_CHECKING:
@@ -146,40 +143,6 @@ class Exchange:
     def _give_up(self, reason: str) -> None:
         if not self.is_done:
             self.reason = reason
-
-
-@contextlib.contextmanager
-def signals_in_turns(reactor: Reactor, interrupt: Callable[[], None]) -> Iterator[None]:
-    """Have signals handled in turns of the loop: their handlers may raise, and would break one.
-
-    Ctrl-C calls ``interrupt`` instead of raising an exception, unless the program handles it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers: dict[int, Callable[[int, None], object]] = {
-        signum: handler
-        for signum in signal.valid_signals()
-        if callable(handler := signal.getsignal(signum))
-    }
-    signals = SignalQueue(handlers)
-
-    def handle() -> None:
-        for signum in signals.take():
-            if handlers[signum] is signal.default_int_handler:
-                interrupt()
-            else:
-                handlers[signum](signum, None)
-
-    reactor.add_reader(signals, handle)
-    try:
-        yield
-        late = signals.take()
-    finally:
-        reactor.remove(signals)
-        signals.restore()
-    for signum in late:
-        handlers[signum](signum, None)
 
 
 def describe_others(answers: Exchange, first: Member) -> Iterator[str]:

@@ -18,6 +18,7 @@ from functools import partial
 from io import TextIOBase
 from typing import IO, Any, TextIO
 
+from meshrun.api.held_handlers import handlers_held
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import reporting_shortages
@@ -50,24 +51,26 @@ def run_launcher(
         OSError: If the launcher could not be started.
     """
     streams = {1: sys.stdout, 2: sys.stderr}
+    process = None
     with _forward_interrupts() as interrupts:
-        with interrupts_delayed(), reporting_shortages():
-            process = subprocess.Popen(
-                list(command),
-                env=dict(env),
-                cwd=cwd,
-                stdin=stdin,
-                stdout=None if _leads_to(streams[1], 1) else subprocess.PIPE,
-                stderr=None if _leads_to(streams[2], 2) else subprocess.PIPE,
-                start_new_session=True,
-            )
         try:
+            with handlers_held(), interrupts_delayed(), reporting_shortages():
+                process = subprocess.Popen(
+                    list(command),
+                    env=dict(env),
+                    cwd=cwd,
+                    stdin=stdin,
+                    stdout=None if _leads_to(streams[1], 1) else subprocess.PIPE,
+                    stderr=None if _leads_to(streams[2], 2) else subprocess.PIPE,
+                    start_new_session=True,
+                )
             interrupts.attach(process)
             pipes = ((process.stdout, streams[1]), (process.stderr, streams[2]))
             copy_output([(pipe, stream) for pipe, stream in pipes if pipe is not None])
             return process.wait()
         finally:
-            end_launcher(process)
+            if process is not None:
+                end_launcher(process)
 
 
 class _Interrupts:

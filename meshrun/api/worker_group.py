@@ -21,9 +21,9 @@ from meshrun.api.answers import (
     Member,
     describe_missing,
     describe_others,
-    signals_in_turns,
 )
 from meshrun.api.child_launcher import copy_output, end_launcher, stop_launcher
+from meshrun.api.held_handlers import handlers_held
 from meshrun.api.launch import (
     AnyText,
     AnyWords,
@@ -268,7 +268,7 @@ class WorkerGroup:
         try:
             with Reactor() as reactor:
                 exchange = Exchange(self.members, reactor, lender)
-                with signals_in_turns(reactor, exchange.interrupt):
+                with handlers_held(reactor, exchange.interrupt):
                     exchange.send(message, timeout_s)
                     self._sent += 1
                     while not exchange.is_done:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import meshrun
+from meshrun.api.child_launcher import run_launcher
 from tests.kit import wait_until
 from tests.launching import python, rank, run
 from tests.variations import ordinary
@@ -137,6 +138,32 @@ def test_a_keyboard_interrupt_ends_the_launch(fake_torch: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(interrupt, args=(os.getpid(),))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_handler_that_raises_ends_a_launcher_that_has_just_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process was unknown, and went on, if the handler ran within Popen()."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[call-overload]
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    before = signal.signal(signal.SIGUSR1, give_up)
+    try:
+        with pytest.raises(TimeoutError):
+            run_launcher(["sleep", "600"], env=os.environ, cwd=None, stdin=None)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 def test_three_interrupts_kill_at_once(fake_torch: Path) -> None:
