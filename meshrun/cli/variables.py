@@ -7,11 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshrun.cli.option import Option
 from meshrun.cli.options import PET, Options
 from meshrun.cli.words import nearest
-from meshrun.host.entry_points import entry_points
 from meshrun.plan.parse import parse_flag
 
-GROUP = "meshrun.variables"
-"""Group of entry points in which packages list variables that they read."""
 SWITCHES = ("MESHRUN_OPEN_STORE", "MESHRUN_NATIVE_STACKS", "MESHRUN_FULL_EXIT")
 """Variables without an option that are true or false."""
 USER_VARIABLES = (*SWITCHES, "MESHRUN_SECRET", "MESHRUN_SECRET_FILE", "MESHRUN_DATA_DIMS")
@@ -58,7 +55,7 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     )
     if not unknown:
         return
-    others = {*entry_points(GROUP), *_of_services(unknown)}
+    others = {*_of_services(unknown)}
     for name in unknown:
         suggestion = _suggestion(name, rows)
         if name not in others and (suggestion or not name.startswith(PET)):

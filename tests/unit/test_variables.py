@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,19 +71,6 @@ def test_variables_of_a_kubernetes_service_are_not_reported() -> None:
     assert found == [
         "unknown environment variable MESHRUN_MASTER_PORT; did you mean PET_MASTER_PORT?"
     ]
-
-
-def test_variables_that_a_package_declares_are_not_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In entry points, which are not loaded."""
-    info = tmp_path / "acme-1.dist-info"
-    info.mkdir()
-    (info / "entry_points.txt").write_text("[meshrun.variables]\nMESHRUN_ACME = not_there\n")
-    env = {"MESHRUN_ACME": "1", "MESHRUN_ACNE": "1"}
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    assert [line.split()[3].rstrip(";") for line in unknown_variables(env)] == ["MESHRUN_ACNE"]
 
 
 def test_the_options_that_no_variable_sets_are_documented() -> None:
