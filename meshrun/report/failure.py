@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Iterator
 
@@ -147,7 +148,7 @@ def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
         yield (
             f"meshrun: rank {named} {way}"
             if len(ranks) == 1
-            else f"meshrun: {len(ranks)} ranks {way} ({named})"
+            else f"meshrun: {len(ranks)} ranks {re.sub('^was ', 'were ', way)} ({named})"
         )
 
 

@@ -14,7 +14,8 @@ from meshrun.api.group_cells import CellFailed
 from meshrun.api.launch import read_result
 from meshrun.api.worker_group import GroupLost
 from meshrun.errors import MeshError, MeshrunError, ProgramError, SpecError
-from meshrun.protocol.result import LaunchResult, RankFailed, Resize, Timings
+from meshrun.protocol.result import LaunchResult, RankFailed, RankFailure, Resize, Timings
+from meshrun.report.failure import render_failure
 from meshrun.report.result_json import parse_result_json, render_result_json
 
 
@@ -94,3 +95,25 @@ def test_an_error_can_be_copied(
     assert type(made) is type(error)
     assert str(made) == str(error)
     assert repr(vars(made)) == repr(vars(error))
+
+
+def test_ranks_that_ended_in_the_same_way_share_a_line() -> None:
+    """With the verb of several."""
+    first, *others = [
+        RankFailure(
+            rank=rank, coordinate=(), label="", host="a", pid=rank, exit_code=None,
+            signum=signal.SIGKILL, at_ns=rank, raised=None, asked_to_end=False, why="out of memory",
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    result = LaunchResult(
+        exit_code=137, signum=None, failures=(first, *others), broken_program=None, trouble=None,
+        timings=Timings(began_ns=0),
+    )  # fmt: skip
+
+    assert render_failure(result).splitlines() == [
+        "meshrun: 2 ranks were killed by SIGKILL (out of memory) (1, 2)",
+        "",
+        "error: rank 0 was killed by SIGKILL (out of memory)",
+        "       on a, pid 0",
+    ]
