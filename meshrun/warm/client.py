@@ -247,6 +247,8 @@ class WarmRun:
                 near.append((mismatch.distance, mismatch.reason))
         if near:
             self._note(f"{_STARTING_FRESH}: {min(near)[1]}")
+        elif self._place.starting():
+            self._note("starting fresh: the warm server is still importing")
         elif reason := self._place.take_reason():
             self._note(f"starting fresh: the last run left no warm server: {reason}")
         return None

@@ -471,20 +471,24 @@ def test_a_run_from_a_server_restarts_and_is_interrupted(warm: Warm, tmp_path: P
 
 
 def test_a_server_ends_when_idle_or_with_its_session(warm: Warm, tmp_path: Path) -> None:
-    """The session is that of the last run from it."""
+    """The session is that of the last run from it. A run does not wait for one that imports."""
     script = program(tmp_path, "import torch\n")
     warm.run("--warm-idle", "0.2", script)
     wait_until(lambda: len(text_of(warm.imports)) == 2, lambda: "a server that imports torch")
     wait_until(lambda: not warm.starting() and not warm.servers(), lambda: "the end of an idle one")
     assert warm.why_none() == ""
 
-    of_shell = subprocess.run(
-        ["setsid", "sh", "-c", '"$@"; echo $$', "sh", *command("--warm", script)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=90,
-    )
+    with subprocess.Popen(["sleep", "90"]) as importing:
+        Place(usual_place()).begin(importing.pid)
+        of_shell = subprocess.run(
+            ["setsid", "sh", "-c", '"$@"; echo $$', "sh", *command("--warm", script)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=90,
+        )
+        importing.kill()
+    assert "starting fresh: the warm server is still importing" in of_shell.stderr
     assert "leaving a warm server" in of_shell.stderr
     wait_until(lambda: not warm.starting(), lambda: "the server of a session that has ended")
     wait_until(lambda: warm.servers() == [], lambda: f"the end of {len(warm.servers())} servers")
