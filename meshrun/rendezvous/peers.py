@@ -218,7 +218,7 @@ class Peers:
             port = config.port or DEFAULT_PORT
             error.hint = (
                 f"another launch may still be running (`ss -ltnp 'sport = :{port}'` shows it);"
-                " or use another port in --rdzv-endpoint, the same on every node"
+                " or use another port, the same on every node"
             )
             self._hub.fail(error)
             self._refuse_on_fallback_port(place, error)
@@ -275,7 +275,7 @@ class Peers:
         self, listener: socket.socket, *, nnodes: int | None = None, probes: bool = False
     ) -> None:
         self._listener = listener
-        if self._is_open:
+        if self._is_open and self._gave_up is None:
             self._hub.note(
                 "no secret is set: anyone who can reach"
                 f" {format_endpoint(*listener.getsockname()[:2])} and knows this command can"

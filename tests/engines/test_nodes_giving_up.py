@@ -140,6 +140,7 @@ def test_a_port_that_is_taken_on_node_0_ends_all(
     assert end_all(launches) == [71, 71], launches[0].text + launches[1].text
     assert "error: port 29500 on 10.77.0.1 is in use" in launches[0].text
     assert "hint: another launch may still be running" in launches[0].text
+    assert "no secret is set" not in launches[0].text
     assert (
         "node0 exited before all nodes had joined: port 29500 on 10.77.0.1 is in use"
         in launches[1].text
