@@ -34,6 +34,7 @@ from meshrun.worker.reporter import Reporter
 
 _CANNOT_FLUSH = 120
 """The exit status of ``python`` if it cannot flush its standard streams at the end."""
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - only inspected
 
 
 class Ending:
@@ -108,6 +109,8 @@ class Ending:
         if status == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
+        if is_rank and _maps_named_memory():
+            ctypes.CDLL(None).exit(status)  # libraries remove it in C exit handlers, as vLLM does
         os._exit(status)
 
     def _write_learnt(self) -> None:
@@ -263,6 +266,17 @@ def _flush_streams() -> bool:
             flushed = False
     ctypes.CDLL(None).fflush(None)
     return flushed
+
+
+def _maps_named_memory() -> bool:
+    """Whether this process maps shared memory, or a semaphore, that would outlive it."""
+    try:
+        if not os.listdir(_SHARED_MEMORY):
+            return False
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            return any(_SHARED_MEMORY in line and "(deleted)" not in line for line in maps)
+    except (OSError, ValueError, MemoryError):
+        return False
 
 
 def _disarm_finalizers() -> None:

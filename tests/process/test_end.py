@@ -414,6 +414,29 @@ def test_exit_handlers_registered_before_meshrun_run_last(
     assert ours.stdout.splitlines() == ["of the program", "second in", "first in, last out"]
 
 
+def test_c_exit_handlers_run_if_named_shared_memory_would_stay(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """vLLM's, on a CPU: with it there, each later launch fails."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import ctypes, mmap, os, sys\n"
+        "name = ctypes.create_string_buffer(b'/dev/shm/meshrun-%d' % os.getpid())\n"
+        "with open(name.value, 'w+b') as file:\n"
+        "    file.truncate(4096)\n"
+        "    sys.kept = mmap.mmap(file.fileno(), 4096), name\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.__cxa_atexit(libc.unlink, name, None)\n"
+        "print(name.value.decode())\n"
+        "sys.exit(3)\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "1", "--no-prefix", program)
+
+    assert ours.returncode == 3, ours.stderr
+    assert ours.stdout.startswith("/dev/shm/meshrun-")
+    assert not os.path.exists(ours.stdout.strip())
+
+
 def test_gc_callbacks_are_not_called_after_their_module_is_cleared(
     fake_torch: object, tmp_path: Path
 ) -> None:
