@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from typing import NamedTuple
+
+from meshrun.host.values import dataclass
 
 _PORTS = range(20000, 30000)
 """Below the ports that the kernel uses for outgoing connections (from 32768 on Linux)."""

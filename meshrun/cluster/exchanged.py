@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import ip_interface
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.host.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from meshrun.host.values import dataclass
 
 Prefix = bytes | Callable[[], bytes]
 """The text before each line, or a function that returns it when the line is printed."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
+from meshrun.host.values import dataclass
 from meshrun.host.visibility import CUDA
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")

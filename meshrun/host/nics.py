@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from meshrun.host.machine import NEARNESS, Gpu, Nics
 from meshrun.host.sysfs import device_folder, nearness, read_text
+from meshrun.host.values import dataclass
 
 
 def add_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshrun.errors import LayoutError
+from meshrun.host.values import dataclass
 from meshrun.layout.axes import axes_of
 from meshrun.layout.domains import shorten_domains, sums_of
 from meshrun.layout.parts import Parts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshrun.host.values import dataclass
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import ZygoteGone
 from meshrun.protocol.from_zygote import STORE, StartFailed

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from meshrun.host.values import dataclass
 from meshrun.lifecycle.actions import Action
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (

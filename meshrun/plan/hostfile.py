@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshrun.errors import UsageError
+from meshrun.host.values import dataclass
 
 _USER = r"(?:(?P<user>[\w.][\w.\\-]*)@)?"
 _NAME = re.compile(_USER + r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|\w[\w.-]*)")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+
+from meshrun.host.values import dataclass
 
 
 @dataclass(slots=True)

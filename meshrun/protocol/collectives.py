@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from meshrun.host.values import dataclass
 from meshrun.protocol.checked import Generation, Line, Rank, Time
 
 

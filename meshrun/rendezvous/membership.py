@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
 from meshrun.errors import LayoutError, MeshrunError
+from meshrun.host.values import dataclass
 from meshrun.layout import Layout, solve_layout
 from meshrun.layout.domains import domains_of, split_nodes
 from meshrun.plan.plan import solve_request

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from meshrun.errors import UsageError
+from meshrun.host.values import dataclass
 from meshrun.plan.plan import LaunchPlan
 from meshrun.submit.patch import Patch
 from meshrun.wording import count

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from meshrun.host.values import dataclass
 from meshrun.plan.rank_program import Program
 from meshrun.warm.identity import Requirements
 from meshrun.warm.inherited import Inherited
