@@ -101,7 +101,8 @@ class Console:
         pieces = stream.lines.feed(data) if data else stream.lines.finish()
         for piece in pieces:
             self._show(stream, stream.outlet, piece)
-        may_wait = stream.outlet.is_terminal and not (self.is_shared or self._is_json)
+        may_wait = stream.outlet.is_terminal or stream.may_prompt
+        may_wait &= not (self.is_shared or self._is_json)
         if stream.lines.pending and may_wait:
             self._partial.setdefault(stream, time.monotonic_ns())
         else:
@@ -179,7 +180,7 @@ class Console:
                 del self._partial[stream]
                 if stream.outlet.moves_cursor:
                     self._show_changing(stream, stream.lines.pending, stream.outlet)
-                else:
+                elif stream.outlet.is_terminal or self.is_read():  # or a prompt before `| tee log`
                     self._begin_line(stream)
         # A slow terminal is busy enough with the lines.
         is_due = not self._err.queued_bytes or now_ns >= self._drawn_ns + _REDRAW_EVERY_NS
@@ -270,11 +271,16 @@ class Console:
         return as_json_lines(shown, **fields).encode()
 
     def _begin_line(self, stream: RankStream) -> None:
-        """Show the beginning of a line where it cannot be erased; the whole line repeats it."""
+        """Show the beginning of a line where it cannot be erased.
+
+        The whole line repeats it, unless it is a prompt.
+        """
         if self._open.pop(stream.outlet, None) is not None:
             stream.outlet.write(b"\n")
         stream.outlet.write(stream.lines.pending)
-        self._open[stream.outlet] = self._begin_line
+        self._asking = stream if self._enter_ends_line else None
+        continues = self._asking is stream and stream.outlet.is_terminal
+        self._open[stream.outlet] = stream if continues else self._begin_line
 
     def _show(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
         if self._is_json:
@@ -326,12 +332,15 @@ class Console:
         self._bar = (owner, text)
         if isinstance(owner, RankStream) and owner.may_prompt:
             self._prompt = (owner, text)
-            # Only a terminal that echoes has moved to a new line.
-            echoes = self.is_read() and termios.tcgetattr(0)[3] & termios.ECHO
-            self._asking = owner if echoes else None
+            self._asking = owner if self._enter_ends_line else None
         elif self._is_prompting:  # drawing would erase what the user is typing
             return
         self._redraw(outlet)
+
+    @property
+    def _enter_ends_line(self) -> bool:
+        """Whether the rank with stdin reads the terminal, which echoes what the user types."""
+        return self.is_read() and bool(termios.tcgetattr(0)[3] & termios.ECHO)
 
     @property
     def _is_prompting(self) -> bool:

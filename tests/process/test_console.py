@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -450,6 +451,29 @@ def test_a_prompt_is_not_hidden_by_the_progress_of_another_rank(
     assert "[rank 0] hello Ada" in terminal.all_lines
 
 
+def test_a_prompt_is_shown_even_if_the_output_goes_to_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with ``| tee log``, where the user types on the terminal; other beginnings wait."""
+    times = iter(range(0, 10**12, 10**9))
+    clock = SimpleNamespace(monotonic_ns=lambda: next(times))
+    monkeypatch.setattr("meshrun.console.console.time", clock)
+    monkeypatch.setattr("termios.tcgetattr", lambda _: [0, 0, 0, termios.ECHO])
+    write = os.open(tmp_path / "output", os.O_WRONLY | os.O_CREAT)
+    console = Console(write, write)
+    stream = console.stream(rank=0, prefix=b"0 ", to_stderr=False, has_stdin=True)
+    console.feed(stream, b"loading")
+    console.show_waiting()
+    console.feed(stream, b" done\nname? ")
+    console.is_read = lambda: True
+    console.show_waiting()
+    console.feed(stream, b"hi Ada\n")
+    os.close(write)
+
+    lines = (tmp_path / "output").read_bytes().splitlines()
+    assert lines == [b"0 loading done", b"0 name? ", b"0 hi Ada"]
+
+
 def test_ranks_know_the_width_of_their_lines(fake_torch: object, tmp_path: Path) -> None:
     """The terminal's width less the prefix, unless the user sets COLUMNS."""
     program = tmp_path / "wide.py"
@@ -466,7 +490,7 @@ def test_ranks_know_the_width_of_their_lines(fake_torch: object, tmp_path: Path)
 
 
 def test_a_dumb_terminal_shows_a_prompt(fake_torch: object, tmp_path: Path) -> None:
-    """Without escape sequences; the line is printed again once it is complete."""
+    """Without escape sequences; what follows it is a line of its own, as Enter has ended it."""
     program = tmp_path / "ask.py"
     program.write_text("print('hello', input('your name? '))\n")
     with open_terminal(program, env={"TERM": "dumb"}) as terminal:
@@ -475,7 +499,7 @@ def test_a_dumb_terminal_shows_a_prompt(fake_torch: object, tmp_path: Path) -> N
         code = terminal.wait()
 
     assert code == 0
-    assert "[rank 0] your name? hello Ada" in terminal.all_lines
+    assert terminal.all_lines[-2:] == ["[rank 0] your name? Ada", "[rank 0] hello Ada"]
     assert b"\x1b" not in terminal.raw
 
 
