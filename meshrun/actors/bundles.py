@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 from meshrun.plan.parse import parse_choice, parse_seconds, split_words
 from meshrun.wording import count
 

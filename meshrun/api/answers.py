@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor, Timer
-from meshrun.host.values import dataclass
 from meshrun.worker.call_channel import Begun, CallDone, Channel, TimeLimit, packed
 
 if TYPE_CHECKING:

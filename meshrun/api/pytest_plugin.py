@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.host.values import dataclass
 
 if TYPE_CHECKING:
     from meshrun.api.tests_on_ranks import OneTest, Ranks

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from meshrun.check.measured import BUS_FACTOR, Measured, RankMeasures
 from meshrun.check.requirements import Requirement
-from meshrun.host.values import dataclass
 from meshrun.layout import Layout
 from meshrun.wording import count, size
 

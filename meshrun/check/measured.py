@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from meshrun.host.values import dataclass
 
 RESULT_FILE = "MESHRUN_CHECK_FILE"
 """The variable that names the file to which rank 0 writes the measurements of all ranks."""

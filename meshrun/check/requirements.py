@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 
 _REQUIREMENT = re.compile(r"(?P<dim>[\w+]+)\s*>=\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>[MG]B/s)")
 _UNITS = {"MB/s": 1e6, "GB/s": 1e9}

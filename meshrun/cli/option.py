@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 
 COMMAND_LINE = "command line"
 """The source of an option that was typed; any other source is an environment variable."""
@@ -138,7 +137,7 @@ class ParsedOptions:
     sources: Mapping[str, str]
     """The source of each value: ``command line``, or a variable."""
     env: Mapping[str, str]
-    line: CommandLine = CommandLine((), (), {})
+    line: CommandLine = CommandLine((), (), {})  # noqa: RUF009 - frozen
     """The words of the command line."""
 
     @classmethod

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 
 _OTHER_LAUNCHERS = {
     "--nproc-per-node": "np nprocs n-procs num-procs num-processes num-workers workers ntasks"

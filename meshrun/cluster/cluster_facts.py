@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
-
-from meshrun.host.values import dataclass
 
 _PORTS = range(20000, 30000)
 """Below the ports that the kernel uses for outgoing connections (from 32768 on Linux)."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from ipaddress import ip_interface
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
-from meshrun.host.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

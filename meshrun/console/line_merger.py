@@ -5,11 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-
-from meshrun.host.values import dataclass
 
 WINDOW_NS = 200_000_000
 """How long a line waits for the other ranks to print it too."""

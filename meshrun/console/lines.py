@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from meshrun.host.values import dataclass
+from dataclasses import dataclass
 
 Prefix = bytes | Callable[[], bytes]
 """The text before each line, or a function that returns it when the line is printed."""

@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from meshrun.console.collapsing import Collapsing
@@ -24,7 +25,6 @@ from meshrun.console.slow_readers import SlowReaders
 from meshrun.host.inotify import WriteNotices
 from meshrun.host.log_file import Opener, append_to_log, nonblocking, open_log
 from meshrun.host.reactor import Reactor
-from meshrun.host.values import dataclass
 from meshrun.plan.log_files import RankFiles, StreamFile
 from meshrun.plan.plan import LaunchPlan, RankPlan
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from meshrun.host.gpu_links import MOST_NVLINKS, nvlink_state
 from meshrun.host.gpu_use import GpuUse, read_use
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import Handle, Nvml
-from meshrun.host.values import dataclass
 
 _UNCORRECTED, _SINCE_RESET = ctypes.c_uint(1), ctypes.c_uint(0)
 

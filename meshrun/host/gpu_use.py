@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import GpuProcess, Nvml
 from meshrun.host.processes import is_below, process_name
-from meshrun.host.values import dataclass
 from meshrun.wording import size
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from meshrun.host.reactor import Reactor, Timer
-from meshrun.host.values import dataclass
 from meshrun.host.write_buffer import WriteBuffer
 
 _MOST_BYTES = 16 * 1024

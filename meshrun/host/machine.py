@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshrun.host.values import dataclass
 from meshrun.host.visibility import CUDA
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")

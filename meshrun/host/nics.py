@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshrun.host.machine import NEARNESS, Gpu, Nics
 from meshrun.host.sysfs import device_folder, nearness, read_text
-from meshrun.host.values import dataclass
 
 
 def add_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, ...]:

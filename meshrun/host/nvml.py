@@ -10,10 +10,10 @@ import ctypes
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from meshrun.host.machine import Gpu
-from meshrun.host.values import dataclass
 
 _LIBRARY = "libnvidia-ml.so.1"
 _NO_SUCH_VALUE = 2**64 - 1

@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 
 from meshrun.errors import HostError
 from meshrun.host.printable import one_line
 from meshrun.host.steps import Steps, finish
-from meshrun.host.values import dataclass
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

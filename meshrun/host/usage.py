@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from meshrun.host.ask_driver import Driver
 from meshrun.host.gpu_use import read_use
 from meshrun.host.machine import Gpu
-from meshrun.host.values import dataclass
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshrun.host.printable import first_words, one_line
-from meshrun.host.values import dataclass
 
 KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192

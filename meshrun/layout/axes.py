@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice, product
 
-from meshrun.host.values import dataclass
 from meshrun.layout.parts import Parts
 
 Digit = tuple[int, int]

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from meshrun.errors import SpecError
-from meshrun.host.values import dataclass
 from meshrun.layout.axes import Axis, axes_of, axis_of
 from meshrun.layout.spec import (
     INFERRED,

@@ -9,12 +9,11 @@ are renumbered (``slot_order``) and the mesh stays the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Literal, TypeAlias, overload
 
 from meshrun.errors import LayoutError
-from meshrun.host.values import dataclass
 from meshrun.layout import placing
 from meshrun.layout.axes import Axis, axes_of, ranks_at, rest_of
 from meshrun.layout.coordinate import Coordinate, coordinate_type, label_template

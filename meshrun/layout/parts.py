@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
-
-from meshrun.host.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

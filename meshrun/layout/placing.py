@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshrun.errors import LayoutError
-from meshrun.host.values import dataclass
 from meshrun.layout.axes import axes_of
 from meshrun.layout.domains import shorten_domains, sums_of
 from meshrun.layout.parts import Parts

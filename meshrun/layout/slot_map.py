@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from meshrun.host.values import dataclass
 from meshrun.layout.axes import Axis, Digit, axis_of
 
 

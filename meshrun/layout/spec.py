@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshrun.errors import SpecError
-from meshrun.host.values import dataclass
 from meshrun.layout.parameters import check_parameter
 from meshrun.wording import count
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from meshrun.host.values import dataclass
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.to_zygote import EndGeneration, SignalRanks
 

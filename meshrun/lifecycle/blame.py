@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from meshrun.host.values import dataclass
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import ZygoteGone
 from meshrun.protocol.from_zygote import STORE, StartFailed

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from meshrun.host.values import dataclass
 from meshrun.lifecycle.actions import Action
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (

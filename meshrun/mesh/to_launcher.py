@@ -5,9 +5,8 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import SupportsIndex
-
-from meshrun.host.values import dataclass
 
 _EVERY_S = 0.2
 """More frequent heartbeats carry no new information."""

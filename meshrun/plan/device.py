@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from meshrun.errors import LayoutError, UsageError
-from meshrun.host.values import dataclass
 from meshrun.wording import plural
 
 TYPES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "mlu", "musa", "xla")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from meshrun.errors import HostError
 from meshrun.host.gpu_health import GpuHealth
 from meshrun.host.machine import Gpu
-from meshrun.host.values import dataclass
 from meshrun.host.xids import Xid
 from meshrun.wording import count
 

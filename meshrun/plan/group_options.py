@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 from meshrun.layout.spec import split_texts
 from meshrun.plan.parse import parse_seconds
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 
 _USER = r"(?:(?P<user>[\w.][\w.\\-]*)@)?"
 _NAME = re.compile(_USER + r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|\w[\w.-]*)")

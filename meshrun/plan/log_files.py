@@ -12,8 +12,8 @@ Source:
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
-from meshrun.host.values import dataclass
 from meshrun.plan.request import LogRequest
 
 _OUT, _ERR = 1, 2

@@ -6,11 +6,11 @@ import re
 import shlex
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import IPv6Address
 
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 from meshrun.plan.device import TYPES
 
 LONGEST_S = 10_000_000.0

@@ -7,11 +7,10 @@ this object; a launch executes it. Nothing here touches a process, a socket or t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST, Gpu, HostFacts
-from meshrun.host.values import dataclass
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, ranks_shown
 from meshrun.plan.device import COUNTED, DeviceChoice, choose_device, device_name

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from meshrun.host.interfaces import interface_variables
-from meshrun.host.values import dataclass
 from meshrun.layout.environment import format_layout
 from meshrun.plan.group_options import format_group_options
 from meshrun.plan.nic_affinity import nic_variables

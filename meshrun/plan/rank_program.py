@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from string import Template
 from typing import Literal
-
-from meshrun.host.values import dataclass
 
 ProgramKind = Literal["script", "module", "command"]
 

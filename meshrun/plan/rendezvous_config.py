@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
-from meshrun.host.values import dataclass
 from meshrun.plan.parse import format_nnodes, parse_seconds
 from meshrun.plan.request import Rendezvous, RendezvousSettings
 from meshrun.protocol.from_zygote import Negotiated

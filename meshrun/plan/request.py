@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from meshrun.host.values import dataclass
 from meshrun.layout import Flatten, View
 from meshrun.layout.spec import MeshSpec
 from meshrun.plan.group_options import GroupOptions
@@ -175,7 +174,7 @@ class LaunchRequest:
     device: str = "auto"
     gpus: tuple[str, ...] | None = None
     """Entries as ``parse_gpus`` returns them; ``None`` for all visible GPUs."""
-    groups: GroupOptions = GroupOptions()
+    groups: GroupOptions = GroupOptions()  # noqa: RUF009 - frozen
     mesh_init: Literal["eager", "lazy"] = "eager"
     start_method: StartMethod | None = None
     shutdown_timeout_s: float = 30.0

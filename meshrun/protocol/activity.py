@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-
-from meshrun.host.values import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from dataclasses import dataclass
 
 from meshrun.host.folder import open_private, read_private
-from meshrun.host.values import dataclass
 
 PARENT_PID = "MESHRUN_PARENT_PID"
 """The process id of the ``launch()`` or the agent whose child a launcher is."""

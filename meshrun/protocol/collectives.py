@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from meshrun.host.values import dataclass
 from meshrun.protocol.checked import Generation, Line, Rank, Time
 
 

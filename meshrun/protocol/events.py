@@ -5,10 +5,10 @@ Node 0 also sends the others its decisions as such values; there, ``at_ns`` is w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import MeshrunError
-from meshrun.host.values import dataclass
 from meshrun.protocol.checked import Generation, Line, Signum, Time
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.from_zygote import FromZygote, RankEvent

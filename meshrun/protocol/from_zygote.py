@@ -5,12 +5,11 @@ Times are monotonic nanoseconds.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from meshrun.errors import MeshrunError
 from meshrun.host.shortage import TOO_FEW_PROCESSES
-from meshrun.host.values import dataclass
 from meshrun.protocol.checked import ExitCode, Line
 from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.rank_end import RankExited, RankRaised

@@ -6,11 +6,10 @@ Launchers send these values to each other; the times in them are converted to th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from meshrun.errors import MeshrunError
-from meshrun.host.values import dataclass
 from meshrun.protocol.checked import ExitCode, Line, Rank, Seconds, Signum, Time
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.rank_end import RankExited, RankRaised

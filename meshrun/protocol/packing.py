@@ -11,11 +11,9 @@ import json
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from meshrun.host.values import dataclass
 
 _PLAIN = (int, float, str, bool, type(None))
 BY_CLOCK = "by the sender's clock"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 
-from meshrun.host.values import dataclass
 from meshrun.protocol.checked import Line, Rank, Time, WaitStatus
 
 

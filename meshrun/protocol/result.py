@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 
 from meshrun.errors import MeshrunError
-from meshrun.host.values import dataclass
 from meshrun.protocol.raised import describe_raised
 from meshrun.protocol.rank_end import RankRaised
 

@@ -6,10 +6,10 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from meshrun.host.printable import one_line
 from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
-from meshrun.host.values import dataclass
 
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 """Requests a rank's stacks. Nothing else uses this real-time signal, and Python can catch it."""

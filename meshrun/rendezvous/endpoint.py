@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from meshrun.host.host_names import first_label
 from meshrun.host.interfaces import is_loopback, own_addresses
-from meshrun.host.values import dataclass
 
 _LOCAL = ("localhost", "localhost.localdomain")
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from meshrun.errors import UsageError
 from meshrun.host.host_names import first_label
 from meshrun.host.printable import lines, one_line
-from meshrun.host.values import dataclass
 from meshrun.rendezvous.messages import Join
 from meshrun.wording import count
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import islice
 
 from meshrun.errors import LayoutError, MeshrunError
-from meshrun.host.values import dataclass
 from meshrun.layout import Layout, solve_layout
 from meshrun.layout.domains import domains_of, split_nodes
 from meshrun.plan.plan import solve_request

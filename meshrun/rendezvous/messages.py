@@ -10,13 +10,12 @@ import base64
 import json
 import time
 import zlib
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Annotated, Any
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import lines, one_line
-from meshrun.host.values import dataclass
 from meshrun.layout import MAX_RANKS, Layout
 from meshrun.protocol.checked import ClockTime, Generation, Line, Rank
 from meshrun.protocol.collectives import AskTimes, RankTimes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from meshrun.host.values import dataclass
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.rendezvous.connection import beat_s
 from meshrun.rendezvous.hub import Hub

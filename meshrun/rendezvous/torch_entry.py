@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Annotated, cast
 
 from meshrun.errors import RendezvousError
-from meshrun.host.values import dataclass
 from meshrun.protocol.checked import Line
 from meshrun.protocol.packing import pack, unpack
 from meshrun.rendezvous.messages import Port

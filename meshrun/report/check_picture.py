@@ -7,11 +7,11 @@ the layout. The color scale of a map is logarithmic, from its slowest rank to it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import log
 from statistics import median
 
 from meshrun.check.judge import CheckResult, LinkRates, format_rate, format_size, group_rates
-from meshrun.host.values import dataclass
 from meshrun.layout import Layout
 from meshrun.report.svg import HEAD, boxes, cell, page
 from meshrun.report.svg_geometry import MARGIN, Sheet, arrange

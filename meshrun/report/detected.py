@@ -6,13 +6,13 @@ import json
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import is_rank
 from meshrun.errors import MeshrunError
 from meshrun.host.printable import one_line
-from meshrun.host.values import dataclass
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LaunchRequest

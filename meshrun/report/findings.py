@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
-from meshrun.host.values import dataclass
 from meshrun.layout import Layout
 from meshrun.layout.layout import Between
 from meshrun.layout.spec import MeshSpec, format_mesh

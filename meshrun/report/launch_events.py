@@ -11,14 +11,13 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError
-from meshrun.host.values import dataclass
 from meshrun.host.whole_file import check_target
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan

@@ -14,12 +14,12 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError, MeshrunError, NodeExcludedError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.printable import one_line
-from meshrun.host.values import dataclass
 from meshrun.host.whole_file import check_target, open_nonblocking
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State

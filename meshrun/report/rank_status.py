@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from meshrun.host.values import dataclass
 from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import RankState
 

@@ -11,11 +11,10 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby, product
 from typing import Literal
 
-from meshrun.host.values import dataclass
 from meshrun.layout import Layout
 from meshrun.report.svg_style import coordinate_text, node_label, shorten, width_of
 from meshrun.wording import plural

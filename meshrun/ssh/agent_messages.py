@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from ipaddress import ip_address
 from typing import Annotated, Any
 
-from meshrun.host.values import dataclass
 from meshrun.protocol.checked import Line
 from meshrun.protocol.packing import Within
 

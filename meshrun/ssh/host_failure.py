@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from meshrun.errors import RendezvousError
 from meshrun.host.printable import one_line
-from meshrun.host.values import dataclass
 from meshrun.plan.hostfile import Host
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.remote_command import NO_STDIN

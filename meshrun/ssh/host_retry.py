@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from meshrun.errors import RendezvousError
-from meshrun.host.values import dataclass
 from meshrun.ssh.connect import Connector
 from meshrun.ssh.host_failure import Refusal
 from meshrun.ssh.host_session import HostSession

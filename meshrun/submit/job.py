@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 from meshrun.plan.plan import LaunchPlan
 from meshrun.submit.patch import Patch
 from meshrun.wording import count

@@ -8,10 +8,10 @@ Sources:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 from meshrun.submit.job import Job
 from meshrun.submit.patch import apply_patches
 from meshrun.submit.pod import (

@@ -7,10 +7,10 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import UsageError
-from meshrun.host.values import dataclass
 from meshrun.protocol.packing import read_json
 from meshrun.submit.yaml import Explained
 from meshrun.wording import count

@@ -8,9 +8,9 @@ for that rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshrun.host.values import dataclass
 from meshrun.layout import Layout
 from meshrun.layout.labels import group_label
 from meshrun.protocol.collectives import Call, GroupCalls, RankCalled

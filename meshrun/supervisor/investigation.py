@@ -7,10 +7,10 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from meshrun.console.output import Output
 from meshrun.host.memory import MemoryWatch, describe_full_shm, describe_limited_memory
-from meshrun.host.values import dataclass
 from meshrun.lifecycle.blame import Verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan

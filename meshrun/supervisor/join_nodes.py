@@ -6,7 +6,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -14,7 +14,6 @@ from meshrun.errors import HostError, MeshrunError
 from meshrun.host.ask_driver import ask_driver
 from meshrun.host.nvml import read_driver_version
 from meshrun.host.reactor import Reactor
-from meshrun.host.values import dataclass
 from meshrun.layout import format_derived
 from meshrun.layout.spec import format_mesh
 from meshrun.plan.group_options import format_group_options

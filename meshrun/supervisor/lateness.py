@@ -9,10 +9,10 @@ may differ, but not their peers in other dims.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from meshrun.host.values import dataclass
 from meshrun.protocol.collectives import RankTimes
 
 _LEAST_CALLS = 5

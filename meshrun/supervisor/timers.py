@@ -15,6 +15,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from meshrun.errors import HostError
@@ -22,7 +23,6 @@ from meshrun.host.printable import one_line
 from meshrun.host.processes import is_below, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.reactor import Timer as Alarm
-from meshrun.host.values import dataclass
 from meshrun.protocol.packing import read_json
 
 _ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"

@@ -12,13 +12,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from meshrun.host.absolute import absolute
 from meshrun.host.processes import Ended, has_ended, is_stopped
 from meshrun.host.steps import Steps, finish
 from meshrun.host.users_files import is_installed
-from meshrun.host.values import dataclass
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack

@@ -8,14 +8,13 @@ import hashlib
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib.machinery import all_suffixes
 from itertools import chain
 from types import ModuleType
 from typing import Any
 
 from meshrun.host.users_files import is_users_file, module_files
-from meshrun.host.values import dataclass
 from meshrun.warm.inherited import fixed_by_parent
 from meshrun.worker.early_settings import is_read_at_import
 from meshrun.worker.learnt import Stat, stat_of

@@ -10,9 +10,9 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from meshrun.host.processes import parent_of, read_status
-from meshrun.host.values import dataclass
 
 _OF_STATUS = (
     "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs",

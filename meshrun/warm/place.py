@@ -14,12 +14,12 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, who_else_may_write
 from meshrun.host.processes import has_ended, started_at
 from meshrun.host.sockets import peer_of
-from meshrun.host.values import dataclass
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, read_json, unpack

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshrun.host.values import dataclass
+from dataclasses import dataclass
+
 from meshrun.plan.rank_program import Program
 from meshrun.warm.identity import Requirements
 from meshrun.warm.inherited import Inherited

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 
-from meshrun.host.values import dataclass
 from meshrun.worker.call_channel import Channel
 from meshrun.worker.debuggers import ask_at_breakpoints, on_terminal
 

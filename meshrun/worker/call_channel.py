@@ -8,10 +8,10 @@ import pickle
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from meshrun.host.sockets import peer_of
-from meshrun.host.values import dataclass
 
 _HEAD = struct.Struct("!Q")
 _READ_BYTES = 1 << 20

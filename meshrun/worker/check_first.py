@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
@@ -23,7 +23,6 @@ from meshrun.check.measured import Measured
 from meshrun.check.requirements import parse_requirements
 from meshrun.host.processes import die_with_parent, signals_blocked
 from meshrun.host.title import set_title
-from meshrun.host.values import dataclass
 from meshrun.protocol.from_zygote import Checked
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.rank_end import RankRaised

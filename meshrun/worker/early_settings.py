@@ -14,10 +14,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from meshrun.host.values import dataclass
 from meshrun.host.visibility import CUDA, HIP, XPU
 
 _AT_IMPORT = (

@@ -6,11 +6,11 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from types import ModuleType
 
 from meshrun.host.folder import write_private
 from meshrun.host.users_files import is_installed, is_users_file, module_files
-from meshrun.host.values import dataclass
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.protocol.packing import pack, unpack
 

@@ -14,12 +14,11 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 
 from meshrun.host.absolute import absolute
 from meshrun.host.users_files import OURS
-from meshrun.host.values import dataclass
 from meshrun.plan.rank_program import Program
 from meshrun.worker.early_settings import EarlySettings, read_early_settings
 from meshrun.worker.sys_path import first_path, is_archive

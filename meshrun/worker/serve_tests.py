@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import TracebackType
 from typing import Any
@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 from _pytest.outcomes import Exit
 
-from meshrun.host.values import dataclass
 from meshrun.layout.labels import rank_label
 from meshrun.mesh.current_layout import current_layout
 from meshrun.wording import count
