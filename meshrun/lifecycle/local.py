@@ -219,11 +219,15 @@ def finish(state: State, at_ns: int) -> State:
         return state
     if state.zygote_gone is not None:  # and everything below it
         return report_cleared(replace(state, phase=Phase.CLEARING))
+    nodes = state.nodes
+    may_follow = (nodes.is_elastic or may_restart(state)) and nodes.signum is None
+    if nodes.is_met and state.phase is Phase.IMPORTING and not may_follow:
+        return _kill_zygote(state)  # it would answer only once it has imported torch
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
     end: Action = EndZygote(grace_s=grace_s)
-    if state.nodes.awaits_decision:
+    if nodes.awaits_decision:
         end = EndGeneration(grace_s=grace_s)
-    elif state.nodes.is_alone and state.stopping:
+    elif nodes.is_alone and state.stopping:
         state, cause = plan_restart(state, at_ns)
         if cause is not None:
             state, end = with_cause(state, cause), EndGeneration(grace_s=grace_s)
@@ -408,6 +412,10 @@ def _end_if_unstarted(state: State, at_ns: int, *, was_stopping: bool) -> State:
         return state  # the coordinator stops the others, and decides once they are cleared
     if state.alive or state.phase in (Phase.ENDING, Phase.OVER):
         return state
+    return _kill_zygote(state)
+
+
+def _kill_zygote(state: State) -> State:
     return replace(state, phase=Phase.ENDING, deadline_ns=None).do(EndZygote(by_force=True))
 
 

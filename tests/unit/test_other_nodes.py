@@ -75,12 +75,12 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "nodes that do not meet end it at once": ([READY, NOT_MET], [BY_FORCE]),
     "once": ([READY, NOT_MET, NOT_MET], [BY_FORCE]),
     "others fail while this node still imports": (
-        [met(1), OTHERS_FAILED, READY],
-        [CLEAR],
+        [met(1), OTHERS_FAILED, KILLED_ZYGOTE],
+        [BY_FORCE, CLEARED],
     ),
-    "it then reports that it is cleared": (
-        [met(1), OTHERS_FAILED, READY, ENDED],
-        [CLEAR, CLEARED],
+    "and the coordinator ends the launch": (
+        [met(1), OTHERS_FAILED, KILLED_ZYGOTE, over(7)],
+        [BY_FORCE, CLEARED],
     ),
     "a signal while waiting for the others": ([READY, signalled(15, 3)], [BY_FORCE]),
     "a failure is reported to the coordinator": (
@@ -174,8 +174,8 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(3), FAILED, CLEAR, END],
     ),
     "a coordinator lost before ranks are started": (
-        [met(1), COORDINATOR_LOST, READY],
-        [FINISH],
+        [met(1), COORDINATOR_LOST, KILLED_ZYGOTE],
+        [BY_FORCE],
     ),
     "a signal is reported to the coordinator": (
         [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED, ENDED],
@@ -250,6 +250,13 @@ def test_a_history_leads_to_these_actions(name: str) -> None:
     _, taken = play(events)
 
     assert taken == expected
+
+
+def test_a_zygote_that_imports_is_kept_if_another_generation_may_follow() -> None:
+    """It need not import torch again."""
+    _, taken = play([met(1), OTHERS_FAILED, READY, ENDED], max_restarts=1)
+
+    assert taken == [CLEAR, CLEARED]
 
 
 def test_a_plan_that_fails_after_the_nodes_met_is_reported() -> None:
