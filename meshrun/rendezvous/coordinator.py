@@ -182,7 +182,9 @@ class Coordinator:
     def _on_ready(self, number: int) -> None:
         connection = self._connections[number]
         for message in connection.receive():
-            if number in self._round.connections:  # a spare's is on ranks that it had before
+            if isinstance(message, GaveUp):  # it did not know yet that all nodes had joined
+                connection.close(message.reason)
+            elif number in self._round.connections:  # a spare's is on ranks that it had before
                 self._round.receive(number, connection, message)
         if connection.closed is not None:
             self._lose(number, connection.closed)

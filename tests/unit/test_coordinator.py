@@ -13,8 +13,10 @@ from meshrun.protocol.events import (
     NodeLost,
     OthersFinished,
 )
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.messages import Cleared, Failed, Finished, Where
+from meshrun.rendezvous.participant import Participant
 from tests.parties import WHY, Parties, Party, info, names
 
 OVER = LaunchOver(exit_code=7, signum=None, preempted=False, headline="rank 1 failed", at_ns=0)
@@ -134,6 +136,22 @@ def test_a_node_that_leaves_ends_the_others(parties: Parties, three: list[Party]
     assert (lost.node_rank, lost.host, lost.why) == (1, "node1", "it closed the connection")
     assert three[2].received(GenerationAborted)[0].why == (
         "node 1 (node1) was lost: it closed the connection"
+    )
+
+
+def test_a_node_that_has_given_up_before_it_was_welcomed(
+    parties: Parties, three: list[Party]
+) -> None:
+    """The others learn why; its message has crossed that it takes part."""
+    notice = GaveUp(host="node1", reason="it was stopped by SIGTERM", exit_code=143)
+    side = three[1].side
+    assert isinstance(side, Participant)
+    side.give_up(notice)
+    parties.until(lambda: three[0].received(NodeLost) and three[2].received(GenerationAborted))
+
+    assert three[0].received(NodeLost)[0].why == "it was stopped by SIGTERM"
+    assert three[2].received(GenerationAborted)[0].why == (
+        "node 1 (node1) was lost: it was stopped by SIGTERM"
     )
 
 
