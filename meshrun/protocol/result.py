@@ -131,6 +131,8 @@ class RankFailed(MeshrunError):
             where = f"the launch was {describe_stop(signum)}"
         elif first and first.raised:
             where = f"rank {first.rank} {describe_raised(first.raised)}"
+        elif first and first.signum is not None:
+            where = f"rank {first.rank} {describe_exit(None, first.signum, first.why)}"
         if result.broken_program is not None:
             where = describe_broken(result.broken_program)
         code = result.exit_code

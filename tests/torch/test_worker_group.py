@@ -306,7 +306,7 @@ def test_a_rank_that_is_killed_before_it_introduces_itself(
         "call_channel.connect_in = lambda folder: (connect(folder), os.kill(os.getpid(), 9))\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
-    with pytest.raises(meshrun.RankFailed, match="rank 0 failed, exit code 137"):
+    with pytest.raises(meshrun.RankFailed, match="rank 0 was killed by SIGKILL, exit code 137"):
         WorkerGroup(nproc_per_node=1, preload="doomed")
 
 
