@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -12,6 +13,10 @@ import pytest
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.torch
+
+FEW = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""Otherwise each rank imports all plug-ins that are installed."""
+PLUG_INS = "-p meshrun.api.pytest_plugin -p pytest_timeout -p xdist.plugin"
 
 GOOD = """
 import os, threading, warnings
@@ -272,10 +277,11 @@ class TestParts(unittest.TestCase):
 def run_pytest(folder: Path, text: str, *words: str) -> tuple[dict[str, ET.Element], str]:
     """Return each test's element in the JUnit XML, and the output."""
     (folder / "test_ranks.py").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\naddopts = -p no:cacheprovider {PLUG_INS}\n")
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "--junitxml=found.xml", "test_ranks.py", *words],
         cwd=folder,
+        env={**os.environ, **FEW},
         capture_output=True,
         text=True,
         timeout=110,
@@ -293,7 +299,7 @@ def outcome(case: ET.Element) -> str:
 
 
 def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
-    cases, output = run_pytest(tmp_path, GOOD)
+    cases, output = run_pytest(tmp_path, GOOD, "-p", "_hypothesis_pytestplugin")
     skipped = {"test_skips", "test_fails_as_expected", "test_needs_a_gpu"}
 
     assert {name for name, case in cases.items() if outcome(case) == "skipped"} == skipped
@@ -693,8 +699,8 @@ def test_never(rank):
 def debug_tests(tmp_path: Path, text: str, *typed: str) -> list[str]:
     """Run pytest --pdb in a terminal, type a line at each prompt, and return all lines shown."""
     (tmp_path / "test_it.py").write_text(text)
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pdb", str(tmp_path)]
-    terminal = Terminal(words, {}, columns=100, rows=40)
+    words = ["-p", "no:cacheprovider", *PLUG_INS.split(), "--pdb", str(tmp_path)]
+    terminal = Terminal([sys.executable, "-m", "pytest", *words], FEW, columns=100, rows=40)
     try:
         for prompts, line in enumerate(typed, 1):
             terminal.wait_for("(Pdb)", prompts)
