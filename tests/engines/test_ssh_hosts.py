@@ -232,11 +232,13 @@ def test_sigquit_shows_where_every_rank_is(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
-def test_a_killed_controller_leaves_no_process(make_sshd: MakeSshd) -> None:
+@pytest.mark.usefixtures("fake_torch")
+def test_a_killed_controller_leaves_no_process(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """kill -9 of the local command ends the processes on every host, and every ssh."""
     sshd = make_sshd(3)
-    run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
-    run.wait_for("met 3", times=3)
+    (program := tmp_path / "stays.py").write_text("import time\nprint('up')\ntime.sleep(1000)\n")
+    run = launch(sshd, "--export", "PYTHONPATH", "--nproc-per-node", "1", program)
+    run.wait_for("up", times=3)
     run.send(signal.SIGKILL)
 
     run.end()
