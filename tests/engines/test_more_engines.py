@@ -23,6 +23,12 @@ SAYS = PROGRAMS / "nodes.py"
 TOGETHER = PROGRAMS / "together.py"
 MESH = ("--mesh", "dp=2,tp=2")
 HEAD = "job-0.service"
+SAVES = """\
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("up", flush=True)
+time.sleep(1000)
+"""
 
 
 def check_mesh(launches: Sequence[Launch]) -> None:
@@ -125,15 +131,17 @@ def test_a_batch_script_with_srun_is_enough(slurm: Slurm) -> None:
     assert "rank 3 of 4 on sl2: dp 1 tp 1, sum 6" in printed
 
 
+@pytest.mark.usefixtures("fake_torch")
 def test_scancel_ends_every_rank(slurm: Slurm, tmp_path: Path) -> None:
     """Each gets SIGTERM and can save; no process of the job is left on any host."""
-    output = tmp_path / "output"
+    output, program = tmp_path / "output", tmp_path / "saves.py"
+    program.write_text(SAVES)
     with open(output, "wb") as file:
         job = slurm.popen(
             "srun", "-N2", "--ntasks-per-node=1", "--job-name=mine", "--kill-on-bad-exit=0",
-            *command("--no-prefix", *MESH, TOGETHER, "save", "stay"), stdout=file, stderr=file,
+            *command("--no-prefix", "--nproc-per-node", "2", program), stdout=file, stderr=file,
         )  # fmt: skip
-    wait_until(lambda: output.read_text().count("met 4") == 4, output.read_text)
+    wait_until(lambda: output.read_text().count("up") == 4, output.read_text)
     slurm.scancel("--name=mine")
 
     assert job.wait(timeout=60) != 0
