@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.engines.hosts import MakeHosts
 from tests.engines.together import end_all, launch_on
@@ -41,7 +41,7 @@ def compile_devices(folder: Path) -> Path:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         pytest.skip("needs a C++ compiler to build a back end with memory and kernels")
-    library, torch_folder = folder / "libsim.so", Path(torch.__file__).parent
+    library, torch_folder = folder / "libsim.so", Path(str(find_spec("torch").origin)).parent
     includes = (torch_folder / "include", torch_folder / "include/torch/csrc/api/include")
     subprocess.run(
         [

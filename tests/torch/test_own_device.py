@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from meshrun.mesh.build_here import _device_type
 
@@ -18,6 +17,8 @@ def test_each_rank_has_an_accelerator(
     monkeypatch: pytest.MonkeyPatch, visible: int, on_node: str | None, chosen: str
 ) -> None:
     """If it sees all of the node's, or one of as many as there are ranks; otherwise the CPU."""
+    import torch
+
     device = torch.device("cuda") if visible else None
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: device)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: visible)

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import NoReturn
 
 import pytest
-from torch.distributed import TCPStore
 
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.store import run_store, serve_store
@@ -29,6 +28,8 @@ pytestmark = pytest.mark.torch
 )
 def test_the_store_serves_on_every_address(bound: str, reached: str) -> None:
     """At once, even if it is not bound to 127.0.0.1, as on the first of several nodes."""
+    from torch.distributed import TCPStore
+
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     listener = socket.socket(family)
     listener.bind((bound, 0))
