@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -319,15 +320,22 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
+def in_turn(commands: Iterable[Sequence[str]], **env: str) -> list[tuple[int, str, str]]:
+    """Run command lines of meshrun in one process; return exit code, stdout and stderr of each."""
+    ours = subprocess.run(
+        [sys.executable, PROGRAMS / "in_turn.py"], env={**os.environ, **env},
+        input=json.dumps(list(commands)), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [(code, out, err) for code, out, err in json.loads(ours.stdout)]
+
+
 @pytest.mark.timeout(300)  # many commands, one after the other
 def test_each_error_reads_like_this(folder: Path) -> None:
     """Bad input starts nothing; one error says what was requested, what was found, what to try."""
-    ours = subprocess.run(
-        [sys.executable, PROGRAMS / "in_turn.py"],
-        input=json.dumps(list(ERRORS.values())), capture_output=True, text=True, check=True,
-    )  # fmt: skip
     errors = []
-    for (name, args), (code, out, err) in zip(ERRORS.items(), json.loads(ours.stdout), strict=True):
+    for (name, args), (code, out, err) in zip(
+        ERRORS.items(), in_turn(ERRORS.values()), strict=True
+    ):
         assert out == "", name
         assert code != 0, name
         errors.append(f"# {name}\n$ meshrun {shown(args)}\n{strip(err, folder)}"
@@ -335,29 +343,26 @@ def test_each_error_reads_like_this(folder: Path) -> None:
     compare("errors.txt", "\n".join(errors))
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_reads_like_this(name: str, folder: Path) -> None:
+def test_each_page_reads_like_this(folder: Path) -> None:
     """A page of output on a terminal with 80 columns."""
-    ours = run_meshrun(*PAGES[name])
+    for name, (code, out, err) in zip(PAGES, in_turn(PAGES.values()), strict=True):
+        assert (code, err) == (0, ""), name
+        compare(f"{name}.txt", strip(out, folder))
+        assert max(len(line) for line in out.splitlines() if "https://" not in line) <= 80, name
 
-    assert (ours.returncode, ours.stderr) == (0, "")
-    compare(f"{name}.txt", strip(ours.stdout, folder))
-    assert max(len(line) for line in ours.stdout.splitlines() if "https://" not in line) <= 80
 
-
-@pytest.mark.parametrize("name", JOBS)
-def test_a_job_reads_like_this(name: str, folder: Path) -> None:
+def test_each_job_reads_like_this(folder: Path) -> None:
     """What a scheduler is given, for people to read and keep."""
     (folder / "patch.yaml").write_text(_PATCH)
-    variables = {"HF_TOKEN": "hf_secret", "HF_HOME": "/data/$cache"}
-    ours = run_meshrun(*JOBS[name], "--dry-run", *_PROGRAM, env=variables)
-
-    assert (ours.returncode, ours.stderr) == (0, "")
-    job = ours.stdout.replace(str(folder), "/home/me/run").replace(
-        f"{sys.executable} {Path(meshrun.__file__).parent}/", "python /home/me/meshrun/"
-    )
-    compare(name, job)
-    assert max(len(line) for line in job.splitlines()) <= 100
+    commands = [[*words, "--dry-run", *_PROGRAM] for words in JOBS.values()]
+    ours = in_turn(commands, HF_TOKEN="hf_secret", HF_HOME="/data/$cache")
+    for name, (code, out, err) in zip(JOBS, ours, strict=True):
+        assert (code, err) == (0, ""), name
+        job = out.replace(str(folder), "/home/me/run").replace(
+            f"{sys.executable} {Path(meshrun.__file__).parent}/", "python /home/me/meshrun/"
+        )
+        compare(name, job)
+        assert max(len(line) for line in job.splitlines()) <= 100, name
 
 
 def test_a_plan_in_json_reads_like_this(folder: Path) -> None:
