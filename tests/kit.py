@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,6 +48,15 @@ def run_meshrun(
         check=False,
         **kwargs,
     )
+
+
+def in_turn(commands: Iterable[Sequence[str]], **env: str) -> list[tuple[int, str, str]]:
+    """Run command lines of meshrun in one process; return exit code, stdout and stderr of each."""
+    ours = subprocess.run(
+        [sys.executable, PROGRAMS / "in_turn.py"], env={**os.environ, **env},
+        input=json.dumps(list(commands)), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [(code, out, err) for code, out, err in json.loads(ours.stdout)]
 
 
 def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:

@@ -1,17 +1,14 @@
 """Output for people, word for word. UPDATE_GOLDEN=1 regenerates the files."""
 
-import json
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
 import meshrun
-from tests.kit import PROGRAMS, run_meshrun
+from tests.kit import in_turn, run_meshrun
 
 HERE = Path(__file__).parent
 
@@ -318,15 +315,6 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
-
-
-def in_turn(commands: Iterable[Sequence[str]], **env: str) -> list[tuple[int, str, str]]:
-    """Run command lines of meshrun in one process; return exit code, stdout and stderr of each."""
-    ours = subprocess.run(
-        [sys.executable, PROGRAMS / "in_turn.py"], env={**os.environ, **env},
-        input=json.dumps(list(commands)), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return [(code, out, err) for code, out, err in json.loads(ours.stdout)]
 
 
 @pytest.mark.timeout(300)  # many commands, one after the other
