@@ -15,11 +15,12 @@ from tests.nvml import card
 
 
 def test_variables_are_options(fake_torch: object) -> None:
-    """Kubeflow's trainer sets them."""
-    numbers = {"PET_NPROC_PER_NODE": "2", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
+    """Kubeflow's trainer sets them; the command line overrides them."""
+    numbers = {"PET_NPROC_PER_NODE": "3", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
     others = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MAX_RESTARTS": "3", "PET_ROLE": "trainer"}
     env = {**numbers, **others, "MESHRUN_MAX_RESTART": "5"}
-    ours = run_meshrun("--no-prefix", PROGRAMS / "environment.py", env=env)
+    words = ("--nproc-per-node", "2", "--no-prefix", PROGRAMS / "environment.py")
+    ours = run_meshrun(*words, env=env)
     found = [json.loads(line) for line in ours.stdout.splitlines()]
 
     assert [one["WORLD_SIZE"] for one in found] == ["2", "2"]
@@ -27,10 +28,6 @@ def test_variables_are_options(fake_torch: object) -> None:
     assert {one["TORCHELASTIC_MAX_RESTARTS"] for one in found} == {"3"}
     slip = "meshrun: unknown environment variable MESHRUN_MAX_RESTART; did you mean"
     assert ours.stderr.count(slip) == 1, ours.stderr
-
-
-def test_the_command_line_overrides_variables(fake_torch: object) -> None:
-    assert len(environments("--nproc-per-node", "2", env={"PET_NPROC_PER_NODE": "3"})) == 2
 
 
 @pytest.mark.parametrize("yes", ["1", "true", "True", "yes", "on"])
