@@ -26,10 +26,21 @@ _TYPED = ("<cell ", "<stdin>", "<python-input-", "<ipython-input-")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
+def names_of(module: object) -> dict[str, object]:
+    """Return what a module in ``sys.modules`` holds, without running its code.
+
+    Any attribute may: SpeechBrain's modules, for one, import others when one is read.
+    """
+    if not issubclass(type(module), ModuleType):
+        return {}
+    held: dict[str, object] = object.__getattribute__(module, "__dict__")
+    return held
+
+
 def module_files(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, str]]:
     """Yield the name and the absolute path of each module that has a file."""
     for name, module in list(modules.items()):
-        path = getattr(module, "__file__", None)
+        path = names_of(module).get("__file__")
         if isinstance(path, str) and os.path.isabs(path):
             yield name, path
 

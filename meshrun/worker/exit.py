@@ -25,7 +25,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from meshrun.host.users_files import is_installed, is_users_file
+from meshrun.host.users_files import is_installed, is_users_file, names_of
 from meshrun.plan.parse import is_on
 from meshrun.protocol.from_zygote import RankFinished, RankLeaves
 from meshrun.worker.group_lifetime import PEERS_TAKE_S, destroyed
@@ -218,7 +218,7 @@ def _free_program(kept: frozenset[str]) -> None:
         (name, weakref.ref(module))
         for name, module in list(sys.modules.items())
         if (main is not None and module is main)
-        or name.partition(".")[0] == package
+        or (name.partition(".")[0] == package and names_of(module))
         or (name not in kept and _is_programs_own(module))
     ]
     del main
@@ -242,12 +242,12 @@ def _installed_package(main: object) -> str:
 
 
 def _is_programs_own(module: object) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(module, ModuleType) and file is not None and is_users_file(str(file))
+    file = names_of(module).get("__file__")
+    return file is not None and is_users_file(str(file))
 
 
 def _clear(module: ModuleType) -> None:
-    names = vars(module)
+    names = names_of(module)
     private = [name for name in names if name.startswith("_") and not name.startswith("__")]
     others = [name for name in names if name not in private and name != "__builtins__"]
     for name in (*private, *others):

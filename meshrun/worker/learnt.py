@@ -7,10 +7,11 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from meshrun.host.folder import write_private
-from meshrun.host.users_files import is_installed, is_users_file, module_files
+from meshrun.host.users_files import is_installed, is_users_file, module_files, names_of
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.protocol.packing import pack, unpack
 
@@ -83,6 +84,12 @@ def stat_of(path: str) -> Stat | None:
 
 
 def _may_import(name: str, module: ModuleType) -> bool:
-    spec, path = getattr(module, "__spec__", None), getattr(module, "__file__", None)
-    is_itself = spec is not None and spec.name == name  # not an alias
-    return is_itself and is_installed(path) and name.partition(".")[0] not in _OURS
+    held = names_of(module)
+    spec, path = held.get("__spec__"), held.get("__file__")
+    is_itself = isinstance(spec, ModuleSpec) and spec.name == name  # not an alias
+    return (
+        is_itself
+        and isinstance(path, str)
+        and is_installed(path)
+        and name.partition(".")[0] not in _OURS
+    )

@@ -437,13 +437,14 @@ def test_c_exit_handlers_run_if_named_shared_memory_would_stay(
     assert not os.path.exists(ours.stdout.strip())
 
 
-def test_gc_callbacks_are_not_called_after_their_module_is_cleared(
-    fake_torch: object, tmp_path: Path
-) -> None:
-    """JAX registers one, and its module may be the user's own checkout."""
+def test_the_end_runs_no_code_of_modules(fake_torch: object, tmp_path: Path) -> None:
+    """Not JAX's gc callback, whose module is cleared by then, nor SpeechBrain's lazy imports."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import gc, os, sys\n"
+        "import gc, os, sys, types\n"
+        "class Lazy(types.ModuleType):\n"
+        "    def __getattribute__(self, name): raise ImportError(name)\n"
+        "sys.modules['lazy'] = Lazy('lazy')\n"
         "def called(*_, of=sys.modules[__name__]): os.getpid()\n"
         "gc.callbacks.append(called)\n"
     )
