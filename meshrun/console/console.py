@@ -340,7 +340,10 @@ class Console:
     @property
     def _enter_ends_line(self) -> bool:
         """Whether the rank with stdin reads the terminal, which echoes what the user types."""
-        return self.is_read() and bool(termios.tcgetattr(0)[3] & termios.ECHO)
+        try:
+            return self.is_read() and bool(termios.tcgetattr(0)[3] & termios.ECHO)
+        except termios.error:  # the terminal is gone
+            return False
 
     @property
     def _is_prompting(self) -> bool:
