@@ -220,9 +220,10 @@ def finish(state: State, at_ns: int) -> State:
     if state.zygote_gone is not None:  # and everything below it
         return report_cleared(replace(state, phase=Phase.CLEARING))
     nodes = state.nodes
-    may_follow = (nodes.is_elastic or may_restart(state)) and nodes.signum is None
-    if nodes.is_met and state.phase is Phase.IMPORTING and not may_follow:
-        return _kill_zygote(state)  # it would answer only once it has imported torch
+    if nodes.is_met and state.phase is Phase.IMPORTING:  # the zygote has started nothing yet
+        may_follow = (nodes.is_elastic or may_restart(state)) and nodes.signum is None
+        state = replace(state, deadline_ns=None)
+        return report_cleared(state) if may_follow else _kill_zygote(state)
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
     end: Action = EndZygote(grace_s=grace_s)
     if nodes.awaits_decision:
@@ -258,6 +259,7 @@ def start_next_generation(state: State, at_ns: int) -> State:
     Only the zygote stays; if it is gone, another one replaces it.
     """
     nodes, (wait_s, _) = state.nodes, back_off(state.causes)
+    is_importing = state.zygote_gone is not None or state.phase is Phase.IMPORTING
     if nodes.is_met:
         nodes = NodesState(
             phase=NodesPhase.RUNNING,
@@ -272,7 +274,7 @@ def start_next_generation(state: State, at_ns: int) -> State:
         sigterm_repeats=state.sigterm_repeats,
         signals=state.signals,
         why_signalled=state.why_signalled,
-        phase=Phase.WAITING if state.zygote_gone is None else Phase.IMPORTING,
+        phase=Phase.IMPORTING if is_importing else Phase.WAITING,
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
         nodes=nodes,
         actions=state.actions,
@@ -333,9 +335,9 @@ def _zygote_gone(state: State, event: ZygoteGone) -> State:
     if was_over or (nodes.is_met and not nodes.awaits_decision):
         return state
     was_ending = state.phase is Phase.ENDING or state.broken is not None
-    if state.phase is Phase.CLEARING and not was_ending:
+    if (state.phase is Phase.CLEARING or nodes.is_cleared) and not was_ending:
         is_last = nodes.is_alone and bool(state.signals)
-        return state if is_last else _generation_ended(state, event)
+        return state if is_last else _generation_ended(replace(state, phase=Phase.CLEARING), event)
     is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
@@ -446,6 +448,8 @@ def end_zygote(state: State, at_ns: int) -> State:
     """End the zygote, as no rank is left and none will be started."""
     if state.zygote_gone is not None or state.phase is Phase.ENDING:
         return state
+    if state.phase is Phase.IMPORTING:
+        return _kill_zygote(state)  # it would obey only once it has imported torch
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     return replace(state, phase=Phase.ENDING, deadline_ns=deadline_ns).do(EndZygote())
 

@@ -141,8 +141,21 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*SHRINKS, StartZygote(), NEXT],
     ),
     "a zygote that does not answer is replaced": (
-        [met(0), LOST, TimePassed(at_ns=99 * S), GONE, all_cleared(), again(0, 0), READY],
-        [CLEAR, BY_FORCE, CLEARED, GO_ON, StartZygote(), NEXT],
+        [*COORDINATOR, LOST, *COORDINATOR_ENDED, TimePassed(at_ns=99 * S), GONE, all_cleared(),
+         again(0, 0), READY],
+        [START, term(0, 1), CLEAR, BY_FORCE, CLEARED, GO_ON, StartZygote(), NEXT],
+    ),
+    "a zygote that is still importing goes on for the next generation": (
+        [met(0), LOST, TimePassed(at_ns=99 * S), all_cleared(), again(0, 0), READY],
+        [CLEARED, GO_ON, NEXT],
+    ),
+    "a zygote that has imported torch meanwhile does so, too": (
+        [met(0), LOST, READY, TimePassed(at_ns=99 * S), all_cleared(), again(0, 0)],
+        [CLEARED, GO_ON, NEXT],
+    ),
+    "a zygote that dies meanwhile is replaced": (
+        [met(0), LOST, GONE, all_cleared(), again(0, 0), READY],
+        [CLEARED, GO_ON, StartZygote(), NEXT],
     ),
     "a participant ends its ranks and learns which nodes remain": (
         [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, ENDED, again(1, 1)],
