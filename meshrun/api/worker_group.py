@@ -274,9 +274,7 @@ class WorkerGroup:
                     while not exchange.is_done:
                         try:
                             reactor.run_until(lambda: exchange.is_done)
-                        except (
-                            BaseException
-                        ) as error:  # raised by a signal handler of the program's
+                        except BaseException as error:  # from the program's signal handler
                             raised = error
                             exchange.interrupt()
         finally:

@@ -23,6 +23,7 @@ class SignalQueue:
         *,
         even_if_ignored: bool = False,
         always: Iterable[int] = (),
+        even_if_blocked: bool = True,
     ) -> None:
         """Begin to catch.
 
@@ -30,6 +31,7 @@ class SignalQueue:
             signums: Signals to catch.
             even_if_ignored: Whether to catch signals that are ignored now, such as SIGHUP by nohup.
             always: Signals to catch even if ignored, such as SIGQUIT by shells in the background.
+            even_if_blocked: Whether to unblock them, such as SIGINT in Ray's workers.
         """
         self._caught: deque[int] = deque()
         self._wake_read, self._wake_write = os.pipe()
@@ -41,7 +43,8 @@ class SignalQueue:
             if even_if_ignored or signum in always or before != signal.SIG_IGN:
                 self._before[signum] = before
                 signal.signal(signum, self._catch)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)  # such as SIGINT in Ray's workers
+        if even_if_blocked:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
         self._wakeup_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def fileno(self) -> int:

@@ -24,6 +24,7 @@ from meshrun.api import rank_output, worker_group
 from meshrun.api.remote_call import RankTraceback
 from meshrun.api.worker_group import GroupLost, WorkerGroup
 from meshrun.errors import UsageError
+from meshrun.host.processes import signals_blocked
 from meshrun.worker.call_channel import Channel
 from tests.kit import wait_until
 from tests.variations import ordinary
@@ -154,7 +155,10 @@ def test_all_ranks_run_calls_and_keep_their_state(interruptible: None) -> None:
 def test_a_signal_handler_may_raise_at_any_moment(
     fake_torch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends the call in progress as a whole: the next call gets its own answer."""
+    """It ends the call in progress as a whole: the next call gets its own answer.
+
+    A signal that the program blocks stays blocked.
+    """
 
     def give_up(*_: object) -> None:
         raise TimeoutError
@@ -179,6 +183,9 @@ def test_a_signal_handler_may_raise_at_any_moment(
                 with pytest.raises(TimeoutError):
                     group.call(time.sleep, 0)
                 assert group.call(int, "7") == [7]
+            with signals_blocked({signal.SIGUSR1}):
+                assert group.call(int, "7") == [7]
+                assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         signal.signal(signal.SIGUSR1, before)
 
