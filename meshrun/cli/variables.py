@@ -55,10 +55,10 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     )
     if not unknown:
         return
-    others = {*_of_services(unknown)}
+    of_services = {*_of_services(unknown)}
     for name in unknown:
         suggestion = _suggestion(name, rows)
-        if name not in others and (suggestion or not name.startswith(PET)):
+        if name not in of_services and (suggestion or not name.startswith(PET)):
             yield f"unknown environment variable {name}{suggestion}"
 
 

@@ -99,6 +99,7 @@ class State:
     no_restart: str | None = None
     """Why the ranks are not restarted although restarts are left."""
     deadline_ns: int | None = None
+    """When to be stricter: to stop ranks, to kill them, or to kill the zygote that ends them."""
     sigterm_repeats: bool = False
     """Whether only the first SIGTERM counts."""
     signals: tuple[int, ...] = ()

@@ -114,9 +114,9 @@ class StartProgress(Watcher):
             )
 
     def _note_threads(self, event: RankRaised) -> None:
-        who, most_s = rank_name(self.plan.layout, event.rank), self.plan.request.shutdown_timeout_s
-        waits = f"waiting up to {most_s:g} s for its threads to end ({event.threads})"
-        self._console.note(f"{who} {_describe_error(event)}; {waits}")
+        most = f"{self.plan.request.shutdown_timeout_s:g} s"
+        waits = f"waiting up to {most} for its threads to end ({event.threads})"
+        self._console.note(f"{self._describe_error(event)}; {waits}")
 
     def see(self, event: Event, state: State) -> None:
         """Show an event and the state after it."""
@@ -341,8 +341,7 @@ class StartProgress(Watcher):
                 if lost_connection(raised):
                     self.reported_lost = frozenset({raised.rank})
                 others = rest - (state.ranks[raised.rank].exited is None)
-                who = rank_name(self.plan.layout, raised.rank)
-                return f"{who} {_describe_error(raised)}{_stopping_others(others)}"
+                return f"{self._describe_error(raised)}{_stopping_others(others)}"
             case RankExited(rank=rank, wait_status=status, error=error):
                 end = describe_exit(*split_wait_status(status), error)
                 return f"{rank_name(self.plan.layout, rank)} {end}{_stopping_others(rest)}"
@@ -360,6 +359,14 @@ class StartProgress(Watcher):
                 return failed + _stopping_all(rest)
             case _:
                 return f"stopping {count(rest, 'rank')}"
+
+    def _describe_error(self, event: RankRaised) -> str:
+        what = describe_raised(event)
+        if event.kind == "SystemExit":
+            what = f"exited: {headline(event).removeprefix('SystemExit: ')}"
+        elif lost_connection(event):
+            what = "lost a connection to a peer"
+        return f"{rank_name(self.plan.layout, event.rank)} {what}"
 
     def _alive(self, state: State) -> str:
         """Return the ranks that are still alive: ``both``, ``all 8``, ``dp0 tp* x4``."""
@@ -384,12 +391,6 @@ def _first_raised(event: Event, state: State) -> RankRaised | None:
         return None
     raised = [known.raised for known in state.ranks.values() if known.raised is not None]
     return min(raised, key=lambda error: error.at_ns, default=None)
-
-
-def _describe_error(event: RankRaised) -> str:
-    if event.kind == "SystemExit":
-        return f"exited: {headline(event).removeprefix('SystemExit: ')}"
-    return "lost a connection to a peer" if lost_connection(event) else describe_raised(event)
 
 
 def _begins_generation(event: Event, state: State) -> bool:
