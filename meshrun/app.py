@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import detect_here, is_rank, with_starter

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from meshrun.errors import UsageError
 from meshrun.plan.parse import parse_choice, parse_seconds, split_words
@@ -17,8 +18,7 @@ _ACCELERATORS = {"cuda": "GPU", "xpu": "GPU", "hpu": "HPU", "npu": "NPU", "cpu":
 _MOST_SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRequest:
+class PlacementRequest(Struct, frozen=True, kw_only=True):
     """The placement group of a launch."""
 
     workers: tuple[int, ...]

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, replace
+
+from msgspec.structs import asdict, replace
 
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.errors import HostError

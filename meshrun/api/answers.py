@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
@@ -20,8 +21,7 @@ GRACE_S = 2.0
 """How long the other ranks may take once one has failed, as they may wait for it forever."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A rank of a group."""
 
     rank: int

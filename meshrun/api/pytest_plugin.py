@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import Struct
 
 from meshrun.errors import MeshrunError, UsageError
 
@@ -91,8 +91,7 @@ def _check_on_ranks(request: pytest.FixtureRequest) -> None:
 # ---- the ranks of a test -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(Struct, frozen=True):
     """The ranks that a test needs, and how long it may take."""
 
     spec: Any

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from meshrun.check.measured import BUS_FACTOR, Measured, RankMeasures
 from meshrun.check.requirements import Requirement
@@ -19,8 +20,7 @@ _SMALL_SHM = 1 << 30
 _FREE_GPU = 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DimRow:
+class DimRow(Struct, frozen=True, kw_only=True):
     """One operation of one size over the groups of a dim."""
 
     dim: str
@@ -34,8 +34,7 @@ class DimRow:
     """The ranks of the slowest group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkRates:
+class LinkRates(Struct, frozen=True, kw_only=True):
     """Bandwidths of the links between nodes, or between the ranks of one node."""
 
     rates: dict[frozenset[int], float]
@@ -55,16 +54,14 @@ class LinkRates:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """A problem to report, and the hosts to leave out because of it."""
 
     text: str
     hosts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class CheckResult(Struct, frozen=True, kw_only=True):
     """The measurements of a check and what they show."""
 
     measured: Measured

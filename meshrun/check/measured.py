@@ -1,9 +1,10 @@
-"""The measurements of a check: dataclasses that become JSON."""
+"""The measurements of a check: values that become JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct
 
 RESULT_FILE = "MESHRUN_CHECK_FILE"
 """The variable that names the file to which rank 0 writes the measurements of all ranks."""
@@ -18,8 +19,7 @@ Source:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(Struct, frozen=True, kw_only=True):
     """One operation of one size in the group of a dim, as one rank saw it."""
 
     dim: str
@@ -30,8 +30,7 @@ class Collective:
     """Mean time of a call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(Struct, frozen=True, kw_only=True):
     """A simultaneous exchange of ``bytes`` in each direction between this rank and a peer."""
 
     peer: int
@@ -39,8 +38,7 @@ class Exchange:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMeasures:
+class RankMeasures(Struct, frozen=True, kw_only=True):
     """The measurements of one rank."""
 
     rank: int
@@ -55,7 +53,7 @@ class RankMeasures:
     """The size of /dev/shm."""
     gpu_free_bytes: int | None = None
     gpu_bytes: int | None = None
-    paths: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, str] = {}
     """The problem of each path; "" if it is writable."""
     gflops: float
     """Speed of a matrix product."""
@@ -65,8 +63,7 @@ class RankMeasures:
     exchanges: list[Exchange]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Struct, frozen=True, kw_only=True):
     """The measurements of all ranks."""
 
     layout: Any

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.errors import UsageError
 
@@ -12,8 +13,7 @@ _REQUIREMENT = re.compile(r"(?P<dim>[\w+]+)\s*>=\s*(?P<number>\d+(\.\d+)?)\s*(?P
 _UNITS = {"MB/s": 1e6, "GB/s": 1e9}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
+class Requirement(Struct, frozen=True, kw_only=True):
     """The minimum bandwidth that the groups of a dim must have."""
 
     dim: str

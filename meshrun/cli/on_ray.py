@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.actors.bundles import read_placement, render_placement
 from meshrun.actors.ray_cluster import RayCluster

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from meshrun.cli.options import MESH, PROGRAM, Options
 from meshrun.cluster import ClusterFacts, Task

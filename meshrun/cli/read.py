@@ -8,8 +8,9 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Literal, TypeVar
+
+from msgspec.structs import replace
 
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options

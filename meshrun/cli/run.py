@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from meshrun.cli.check import check_mesh, check_requirements, read_check_program
 from meshrun.cli.end import end_as, end_by_signal

@@ -8,9 +8,10 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import replace
 
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
+
+from msgspec import Struct
 
 from meshrun.errors import UsageError
 
@@ -39,8 +40,7 @@ LAUNCHER_OPTIONS = frozenset({"--mesh", "--nnodes", "--standalone", "--hosts", "
 """Options of one word that belong to a launcher rather than a program."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandLine:
+class CommandLine(Struct, frozen=True):
     """A parsed command line, from which command lines for other processes are made."""
 
     options: tuple[str, ...]
@@ -69,8 +69,7 @@ class CommandLine:
         return ["--", *self.program] if needs_dashes else [*self.program]
 
 
-@dataclass(frozen=True, slots=True)
-class SpelledOut:
+class SpelledOut(Struct, frozen=True):
     """A command line in full spelling."""
 
     words: list[str]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 _PORTS = range(20000, 30000)
 """Below the ports that the kernel uses for outgoing connections (from 32768 on Linux)."""
@@ -30,8 +32,7 @@ class Surroundings(NamedTuple):
     """Returns the text of a small file, such as a list of hosts, or raises an ``OSError``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """This process as one of those that the system starts and numbers."""
 
     rank: int
@@ -44,8 +45,7 @@ class Task:
     """Whether the ranks of a node are consecutive, instead of going round the nodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterFacts:
+class ClusterFacts(Struct, frozen=True, kw_only=True):
     """The position of this process among the nodes of its job; ``None`` for unknown facts."""
 
     system: str
@@ -84,8 +84,11 @@ class ClusterFacts:
     """Whether the system sends SIGTERM twice to end a process."""
     is_one_of_several: bool = False
     """Whether there are other processes, although their number is unknown."""
-    variables: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    variables: tuple[tuple[str, str], ...] = ()
     """The variables that were read and are set, with their values."""
+
+    def __repr__(self) -> str:
+        return Struct.__repr__(replace(self, secret=None, variables=()))  # may be secret
 
 
 def derive_port(job_id: str) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.cluster import job_shell, kubernetes, mpi, platforms, slurm
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port

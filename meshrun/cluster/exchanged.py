@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from ipaddress import ip_interface
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class Peer(Struct, frozen=True, kw_only=True):
     """What one process sends to the others."""
 
     machine: str

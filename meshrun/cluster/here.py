@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import partial
 from types import NoneType
+
+from msgspec.structs import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
 from meshrun.cluster.detect import detect_cluster

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
 from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number

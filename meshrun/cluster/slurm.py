@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, facts_of_node
 from meshrun.cluster.read_variables import invalid, read_index, read_number

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
 
+from msgspec import Struct
+
 WINDOW_NS = 200_000_000
 """How long a line waits for the other ranks to print it too."""
 COMING_NS = 1_000_000_000
@@ -26,8 +28,7 @@ _STEP = 1 << 256
 """The initial distance between neighbors' places; each insertion between them halves it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """A line and the ranks that printed it, in order."""
 
     line: bytes

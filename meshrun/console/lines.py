@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 Prefix = bytes | Callable[[], bytes]
 """The text before each line, or a function that returns it when the line is printed."""
@@ -11,8 +12,7 @@ LONGEST_LINE_BYTES = 64 * 1024
 """A longer line is passed on in parts, so that memory stays bounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """Whole lines, or one state of a progress bar, which the next state replaces."""
 
     text: bytes

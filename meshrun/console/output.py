@@ -13,8 +13,9 @@ import sys
 import termios
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from meshrun.console.collapsing import Collapsing
 from meshrun.console.console import Console, RankStream
@@ -39,8 +40,7 @@ _POLL_EVERY_NS = 100_000_000
 """How often to read files for which the system sends no notifications."""
 
 
-@dataclass(slots=True, eq=False)
-class _Source:
+class _Source(Struct, eq=False):
     """One stream that is read here: where it comes from and where it goes."""
 
     rank: int

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.host.processes import read_stat
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delays:
+class Delays(Struct, frozen=True, kw_only=True):
     """Seconds since a process started; ``steal_s`` is that of the machine since boot."""
 
     cpu_s: float = 0.0

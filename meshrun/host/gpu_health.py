@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.host.gpu_links import MOST_NVLINKS, nvlink_state
 from meshrun.host.gpu_use import GpuUse, read_use
@@ -14,8 +15,7 @@ from meshrun.host.nvml import Handle, Nvml
 _UNCORRECTED, _SINCE_RESET = ctypes.c_uint(1), ctypes.c_uint(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuHealth:
+class GpuHealth(Struct, frozen=True, kw_only=True):
     """The health of one GPU; ``None`` or 0 for unsupported values, such as ECC's without ECC."""
 
     gpu: Gpu

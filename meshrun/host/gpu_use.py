@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import GpuProcess, Nvml
@@ -11,8 +12,7 @@ from meshrun.host.processes import is_below, process_name
 from meshrun.wording import size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Struct, frozen=True, kw_only=True):
     """A process with memory on a GPU."""
 
     pid: int
@@ -29,8 +29,7 @@ class Holder:
         return f"pid {self.pid} ({self.name}){used}, {'' if self.is_ours else 'not '}of this launch"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUse:
+class GpuUse(Struct, frozen=True, kw_only=True):
     """The memory in use on a GPU."""
 
     gpu: Gpu

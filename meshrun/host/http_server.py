@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from meshrun.host.reactor import Reactor, Timer
 from meshrun.host.write_buffer import WriteBuffer
@@ -21,8 +22,7 @@ _TIMEOUT_NS = 5_000_000_000
 """How long a client may take to send its request and read the response."""
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     """The response to a client."""
 
     body: str
@@ -30,8 +30,7 @@ class Response:
     content_type: str = "text/plain; charset=utf-8"
 
 
-@dataclass(slots=True)
-class _Client:
+class _Client(Struct):
     connection: socket.socket
     timer: Timer
     """Closes the connection."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.host.visibility import CUDA
 
@@ -13,8 +15,7 @@ LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 NEARNESS = ("same switch", "same root", "same NUMA node", "another NUMA node")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpu:
+class Cpu(Struct, frozen=True, kw_only=True):
     """One logical CPU that this process may use."""
 
     index: int
@@ -27,8 +28,7 @@ class Cpu:
     """Its largest cache: the lowest logical CPU that shares it, allowed or not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
+class Topology(Struct, frozen=True, kw_only=True):
     """The parts of a machine that matter for binding."""
 
     cpus: tuple[Cpu, ...]
@@ -47,8 +47,7 @@ class Topology:
         return replace(self, accelerator_nodes=tuple(known[place] for place in places))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nics:
+class Nics(Struct, frozen=True, kw_only=True):
     """The network cards or interfaces nearest to a GPU, all equally near."""
 
     names: tuple[str, ...]
@@ -61,8 +60,7 @@ class Nics:
         return f"{', '.join(self.names)} ({self.nearness})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """A GPU, or a MIG instance of one, and its location in the machine."""
 
     entry: str
@@ -93,8 +91,7 @@ class Gpu:
         return self.cards or self.interfaces
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuLinks:
+class GpuLinks(Struct, frozen=True, kw_only=True):
     """Links between the GPUs that a launch sees, by local index."""
 
     pairs: tuple[tuple[str, ...], ...]
@@ -120,8 +117,7 @@ class GpuLinks:
         return min(links, key=_strength, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True, kw_only=True):
     """The facts about this machine that a plan needs."""
 
     hostname: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.host.machine import NEARNESS, Gpu, Nics
 from meshrun.host.sysfs import device_folder, nearness, read_text
@@ -28,8 +30,7 @@ def add_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, .
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
+class _Device(Struct, frozen=True):
     name: str
     place: Path
     port: str

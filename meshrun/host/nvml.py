@@ -10,8 +10,9 @@ import ctypes
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from meshrun.host.machine import Gpu
 
@@ -39,8 +40,7 @@ Handle = ctypes.c_void_p
 """The library's handle of a GPU or a MIG instance."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True):
     """A process with memory on a GPU."""
 
     pid: int

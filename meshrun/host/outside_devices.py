@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.errors import HostError
 from meshrun.host.entry_points import entry_points

@@ -15,7 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.errors import HostError
 from meshrun.host.printable import one_line
@@ -135,8 +136,7 @@ def _may_signal(pid: int) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """The result of :func:`end_children`."""
 
     count: int

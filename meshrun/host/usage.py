@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from meshrun.host.ask_driver import Driver
 from meshrun.host.gpu_use import read_use
 from meshrun.host.machine import Gpu
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(Struct):
     """Resources used by a process and its descendants."""
 
     cpu_s: float = 0.0

@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from meshrun.host.printable import first_words, one_line
 
@@ -35,8 +36,7 @@ _NEEDS_RECOVERY = re.compile(r" to 0x0*[1-9a-f]", re.IGNORECASE)
 """A match in the text of XID 154 means that a reset, a reboot or draining the node is needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """An error of a GPU, as in ``NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off``."""
 
     address: str

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.errors import LayoutError
 from meshrun.layout.axes import axes_of
@@ -17,8 +19,7 @@ from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
 from meshrun.wording import count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Struct, frozen=True, kw_only=True):
     """The slots that the ranks of a mesh take."""
 
     mesh: MeshSpec
@@ -29,8 +30,7 @@ class Placement:
     """Dims, slowest first, in the order in which ranks take the slots; ``None`` for the mesh's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Locality:
+class Locality(Struct, frozen=True, kw_only=True):
     """The machines, and which groups must stay within one of them or within a domain.
 
     A group within a node is also within a domain. All dims of a level stay together: the combined

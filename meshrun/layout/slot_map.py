@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.layout.axes import Axis, Digit, axis_of
 
 
-@dataclass(frozen=True, slots=True)
-class SlotMap:
+class SlotMap(Struct, frozen=True):
     """Mapping between ranks and slots: mixed-radix numbers with the same digits in two orders."""
 
     digits: tuple[tuple[int, int, int], ...]

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.to_zygote import EndGeneration, SignalRanks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAll:
+class StartAll(Struct, frozen=True, kw_only=True):
     """Start the store and all ranks of this node as one generation."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartZygote:
+class StartZygote(Struct, frozen=True, kw_only=True):
     """Replace the zygote that exited."""
 
     without_torch: bool = False
     """Whether each rank gets its own interpreter from now on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndZygote:
+class EndZygote(Struct, frozen=True, kw_only=True):
     """Have the zygote end what is left and exit, or kill it."""
 
     grace_s: float = 0.0
     by_force: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenGate:
+class OpenGate(Struct, frozen=True, kw_only=True):
     """Let finished ranks exit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct, frozen=True, kw_only=True):
     """Report to the coordinator: ranks failed, all finished, nothing is left, or this node leaves.
 
     The others continue without a node that leaves.
@@ -47,8 +43,7 @@ class Report:
     what: Literal["failed", "finished", "cleared", "leaves"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decide:
+class Decide(Struct, frozen=True, kw_only=True):
     """Send every node the decision: another generation, or the end of the launch."""
 
     next_after: Cause | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from meshrun.lifecycle import local, other_nodes
 from meshrun.lifecycle.actions import Action

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import ZygoteGone
@@ -20,8 +22,7 @@ _NOTICED_WITHIN_NS = 100_000_000
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """How one rank failed, and how far that is from being the cause."""
 
     rank: int

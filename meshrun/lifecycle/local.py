@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from meshrun.lifecycle.actions import (
     Action,
@@ -166,7 +167,7 @@ def _checked(state: State, event: Checked) -> State:
 
 
 def _with_rank(state: State, rank: int, **changes: object) -> State:
-    changed = replace(state.ranks[rank], **changes)  # type: ignore[arg-type]
+    changed = replace(state.ranks[rank], **changes)
     return replace(state, ranks={**state.ranks, rank: changed})
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report
 from meshrun.lifecycle.local import (

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.lifecycle.blame import describe_failure, describe_verdict, judge
 from meshrun.lifecycle.state import State, furthest

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.lifecycle.actions import Action
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
@@ -26,8 +28,7 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.generation import Cause, NodeOutcome, RankState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodesState:
+class NodesState(Struct, frozen=True, kw_only=True):
     """What this launcher knows of the other nodes, if there are any."""
 
     phase: NodesPhase = NodesPhase.MEETING
@@ -84,8 +85,7 @@ class NodesState:
 ALONE = NodesState(phase=NodesPhase.ALONE, is_coordinator=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """A launch at one moment."""
 
     shutdown_timeout_s: float

@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import SupportsIndex
+
+from msgspec import Struct
 
 _EVERY_S = 0.2
 """More frequent heartbeats carry no new information."""
@@ -14,8 +15,7 @@ _MOST_STEPS = 2**63 - 1
 """A larger number would not fit into a metric, or even into a message."""
 
 
-@dataclass(slots=True)
-class _ToLauncher:
+class _ToLauncher(Struct):
     """The connection to the launcher; a global, so that all threads and libraries share it.
 
     A rank sets its functions; outside meshrun they stay ``None``.

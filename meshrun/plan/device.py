@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from difflib import get_close_matches
+
+from msgspec import Struct
 
 from meshrun.errors import LayoutError, UsageError
 from meshrun.wording import plural
@@ -15,8 +16,7 @@ COUNTED = ("cpu", "cuda", "xpu")
 """The device types that a launcher can count without importing torch."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceChoice:
+class DeviceChoice(Struct, frozen=True):
     """The device type of the mesh, and the reason for it."""
 
     type: str | None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.errors import HostError
 from meshrun.host.gpu_health import GpuHealth
@@ -24,8 +25,7 @@ _OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 69})
 _RESET = "reset it with `nvidia-smi --gpu-reset -i {}`, or reboot the machine"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFinding:
+class GpuFinding(Struct, frozen=True):
     """A problem of a GPU, and what to do about it."""
 
     gpu: Gpu

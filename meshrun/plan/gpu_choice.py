@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.gpus import match_uuid

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
+
+from msgspec import Struct
 
 from meshrun.errors import UsageError
 from meshrun.layout.spec import split_texts
@@ -23,8 +24,7 @@ _BACKENDS = (
 _BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOptions:
+class GroupOptions(Struct, frozen=True, kw_only=True):
     """Options of the process groups of dims; torch's defaults apply to all others."""
 
     backends: tuple[tuple[str, str], ...] = ()

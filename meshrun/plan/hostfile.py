@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 
@@ -14,8 +16,7 @@ _MOST_SLOTS = 1_000_000
 _KEYS = ("slots", "max_slots", "max-slots")
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """One host, which is one node of the launch."""
 
     destination: str

@@ -12,15 +12,15 @@ Source:
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.plan.request import LogRequest
 
 _OUT, _ERR = 1, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFile:
+class StreamFile(Struct, frozen=True, kw_only=True):
     """Where one stream of a rank goes."""
 
     path: str | None
@@ -29,8 +29,7 @@ class StreamFile:
     """Whether it goes to the console."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFiles:
+class RankFiles(Struct, frozen=True, kw_only=True):
     """The files of one rank in one generation."""
 
     stdout: StreamFile

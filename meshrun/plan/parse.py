@@ -6,9 +6,10 @@ import re
 import shlex
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import IPv6Address
+
+from msgspec import Struct
 
 from meshrun.errors import UsageError
 from meshrun.plan.device import TYPES
@@ -33,8 +34,7 @@ _LOCAL_RANKS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 """No node has a million workers, and a longer number could fill the memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMemoryWait:
+class GpuMemoryWait(Struct, frozen=True, kw_only=True):
     """How long a restart waits for GPU memory to be freed."""
 
     limit_bytes: int
@@ -213,8 +213,7 @@ def unknown_signal(name: str) -> str:
     return f"unknown signal `{name}`" + (f" (did you mean `{near[0]}`?)" if near else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
+class Streams(Struct, frozen=True):
     """The streams of each local rank: 0 none, 1 stdout, 2 stderr, 3 both."""
 
     everywhere: int = 0

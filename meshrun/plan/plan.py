@@ -7,7 +7,9 @@ this object; a launch executes it. Nothing here touches a process, a socket or t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST, Gpu, HostFacts
@@ -23,8 +25,7 @@ from meshrun.plan.request import ConsoleRequest, LaunchRequest, Rendezvous, Star
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlan:
+class RankPlan(Struct, frozen=True, kw_only=True):
     """One rank: its numbers, its coordinate and its device."""
 
     rank: int
@@ -39,8 +40,7 @@ class RankPlan:
     """The GPU behind ``device``; ``None`` if unknown, as on other nodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Everything decided about a launch before anything starts."""
 
     request: LaunchRequest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.host.interfaces import interface_variables
 from meshrun.layout.environment import format_layout
@@ -30,8 +31,7 @@ def zygote_environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**own, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchFacts:
+class LaunchFacts(Struct, frozen=True, kw_only=True):
     """Facts about a launch that are known only once it starts."""
 
     run_id: str

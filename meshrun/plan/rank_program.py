@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from string import Template
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 ProgramKind = Literal["script", "module", "command"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(Struct, frozen=True, kw_only=True):
     """A script by path, a module by name, or a command, with its arguments.
 
     ``${local_rank}`` in an argument stands for the rank's number on its node.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Any
+
+from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
@@ -24,8 +25,7 @@ _DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousConfig(RendezvousSettings):
+class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
     """Everything a launcher knows before it meets the others."""
 
     nnodes: int
@@ -133,7 +133,7 @@ def plan_rendezvous(
     last = settings.get("last_call_timeout")
     last_call_s = parse_seconds(last, "--rdzv-conf last_call_timeout") if last else _LAST_CALL_S
     same: dict[str, Any] = {
-        each.name: getattr(rendezvous, each.name) for each in fields(RendezvousSettings)
+        name: getattr(rendezvous, name) for name in RendezvousSettings.__struct_fields__
     }
     return RendezvousConfig(
         **same,

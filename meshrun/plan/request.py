@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.layout import Flatten, View
 from meshrun.layout.spec import MeshSpec
@@ -25,8 +27,7 @@ TEMPLATE_FIELDS = (
 """The fields that ``--log-line-prefix-template`` fills in."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousSettings:
+class RendezvousSettings(Struct, frozen=True, kw_only=True):
     """Rendezvous settings of options and schedulers that a launcher needs unchanged."""
 
     backend: str = "static"
@@ -46,12 +47,14 @@ class RendezvousSettings:
     """Names of the nodes in node order, if a scheduler provides them."""
     domain: str = ""
     """The domain of this node, if a scheduler provides it."""
-    secret: str | None = field(default=None, repr=False)
+    secret: str | None = None
     """A secret that only the job's processes know, if a scheduler provides one."""
 
+    def __repr__(self) -> str:
+        return Struct.__repr__(replace(self, secret=None))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous(RendezvousSettings):
+
+class Rendezvous(RendezvousSettings, frozen=True, kw_only=True):
     """Where workers meet, in terms of torchrun's options; on one node, most of it is unused."""
 
     endpoint: str = ""
@@ -82,8 +85,7 @@ class Rendezvous(RendezvousSettings):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class Reach(Struct, frozen=True, kw_only=True):
     """How to reach other hosts."""
 
     starter: str = ""
@@ -97,8 +99,7 @@ class Reach:
     """Additional variables to send to every host: names, or patterns such as ``WANDB_*``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class Remote(Struct, frozen=True, kw_only=True):
     """Hosts to start a launcher on, and how to reach them."""
 
     hosts: tuple[Host, ...]
@@ -108,8 +109,7 @@ class Remote:
     (Ray) has a way of its own; ``reach.starter`` is then only a name for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogRequest:
+class LogRequest(Struct, frozen=True, kw_only=True):
     """Which streams go to files, and where."""
 
     log_dir: str | None = None
@@ -131,8 +131,7 @@ class LogRequest:
         return bool(self.redirects or self.tee) or self.logs_specs is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleRequest:
+class ConsoleRequest(Struct, frozen=True, kw_only=True):
     """Which of the ranks' output is printed, and how."""
 
     prefix: Literal["mesh", "torchrun", "none"] = "mesh"
@@ -151,8 +150,7 @@ class ConsoleRequest:
     """Whether each line is a JSON object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRequest:
+class LaunchRequest(Struct, frozen=True, kw_only=True):
     """What the user requested; ``None`` means "not given" unless noted otherwise."""
 
     program: Program
@@ -174,7 +172,7 @@ class LaunchRequest:
     device: str = "auto"
     gpus: tuple[str, ...] | None = None
     """Entries as ``parse_gpus`` returns them; ``None`` for all visible GPUs."""
-    groups: GroupOptions = GroupOptions()  # noqa: RUF009 - frozen
+    groups: GroupOptions = GroupOptions()
     mesh_init: Literal["eager", "lazy"] = "eager"
     start_method: StartMethod | None = None
     shutdown_timeout_s: float = 30.0
@@ -226,13 +224,13 @@ class LaunchRequest:
     """How many failures a node may have in that file; ``None`` for no limit."""
     metrics: tuple[str, int] | None = None
     """Address and port to serve metrics at."""
-    rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    rendezvous: Rendezvous = Rendezvous()
     reach: Reach = Reach()
     """How to reach hosts, if there are any."""
     remote: Remote | None = None
     """The hosts to start launchers on, if this launch does so."""
-    logs: LogRequest = field(default_factory=LogRequest)
-    console: ConsoleRequest = field(default_factory=ConsoleRequest)
+    logs: LogRequest = LogRequest()
+    console: ConsoleRequest = ConsoleRequest()
     sources: tuple[tuple[str, str, str], ...] = ()
     """(option, value, where it came from) of each option that was given."""
     notes: tuple[str, ...] = ()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import UsageError
@@ -166,7 +167,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
     return replace(
         request,
         nnodes=nnodes,
-        rendezvous=replace(rendezvous, **changes),  # type: ignore[arg-type]
+        rendezvous=replace(rendezvous, **changes),
         sources=(*request.sources, *((name, value, facts.system) for name, value in found)),
     )
 

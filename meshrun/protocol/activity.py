@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(slots=True)
-class Activity:
+class Activity(Struct):
     """Times of this machine's monotonic clock; ``None`` where progress is not measured."""
 
     here_ns: int | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.host.folder import open_private, read_private
 
@@ -24,8 +25,7 @@ _MARK = "\x1e"
 _END_OF_CALL = re.compile(f"{_MARK}([0-9]{{1,18}}){_MARK}")
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """The program that started this launcher: ``launch()``, or the agent of a host."""
 
     pid: int
@@ -51,8 +51,7 @@ class Caller:
             open(os.path.join(self.folder, MET), "wb", opener=open_private).close()
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(Struct, frozen=True):
     """How this process was started, from the command line or by a caller."""
 
     began_ns: int

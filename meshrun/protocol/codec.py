@@ -6,11 +6,9 @@ and a packet that does not decode raises WireError.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from meshrun.errors import InternalError
 from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote
-from meshrun.protocol.packing import pack_fields, unpack
+from meshrun.protocol.packing import pack_fields, to_builtins, unpack
 from meshrun.protocol.to_zygote import ToZygote
 
 PACKET_BYTES = 160 * 1024
@@ -31,7 +29,7 @@ def encode(message: Message) -> bytes:
     while True:
         values = {
             name: shorten(value, longest) if isinstance(value, str) else value
-            for name, value in asdict(message).items()
+            for name, value in to_builtins(message).items()
         }
         packet = pack_fields(type(message), values)
         if len(packet) <= PACKET_BYTES or longest < 16:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.protocol.checked import Generation, Line, Rank, Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """One call of a collective on one rank."""
 
     number: int
@@ -23,8 +23,7 @@ class Call:
     is_done: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupCalls:
+class GroupCalls(Struct, frozen=True, kw_only=True):
     """The calls of one rank in one process group."""
 
     name: Line
@@ -36,16 +35,14 @@ class GroupCalls:
     """The last calls and all that are under way, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRecords:
+class RankRecords(Struct, frozen=True, kw_only=True):
     """A rank has a process group, and answers requests about its collectives from now on."""
 
     rank: Rank
     at_ns: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCalled:
+class RankCalled(Struct, frozen=True, kw_only=True):
     """A rank's answer to :data:`ALL_CALLS`, or its report of a failed call."""
 
     rank: Rank
@@ -57,8 +54,7 @@ class RankCalled:
     """Whether the rank sends this unasked, as its last call has just failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWaits:
+class RankWaits(Struct, frozen=True, kw_only=True):
     """A rank's answer to :data:`WAITS`: whether it waits in a collective, and where."""
 
     rank: Rank
@@ -68,17 +64,15 @@ class RankWaits:
     returns; "" if no collective is under way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskTimes:
+class AskTimes(Struct, frozen=True, kw_only=True):
     """The coordinator to other nodes: report when ranks began their last collectives."""
 
     generation: Generation
-    late: list[Rank] = field(default_factory=list)
+    late: list[Rank] = []
     """Ranks of any node that were late at the previous request: report what delays them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimes:
+class RankTimes(Struct, frozen=True, kw_only=True):
     """A rank's answer to :data:`TIMES`: when it began its last calls."""
 
     rank: Rank

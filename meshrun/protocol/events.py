@@ -5,8 +5,9 @@ Node 0 also sends the others its decisions as such values; there, ``at_ns`` is w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import Generation, Line, Signum, Time
@@ -15,15 +16,13 @@ from meshrun.protocol.from_zygote import FromZygote, RankEvent
 from meshrun.protocol.generation import Cause, Ending, NodeOutcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchBegan:
+class LaunchBegan(Struct, frozen=True, kw_only=True):
     """The zygote has started and is importing torch."""
 
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteGone:
+class ZygoteGone(Struct, frozen=True, kw_only=True):
     """The zygote has exited, and everything that it started with it."""
 
     wait_status: int
@@ -32,8 +31,7 @@ class ZygoteGone:
     """Why it was killed, if that is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalArrived:
+class SignalArrived(Struct, frozen=True, kw_only=True):
     """The launcher received a signal."""
 
     signum: int
@@ -42,8 +40,7 @@ class SignalArrived:
     """The reason, if the launcher's parent sent it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hung:
+class Hung(Struct, frozen=True, kw_only=True):
     """No rank has made progress for the hang timeout."""
 
     idle_s: float
@@ -52,8 +49,7 @@ class Hung:
     """Which ranks wait in which collective, if known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLate:
+class RankLate(Struct, frozen=True, kw_only=True):
     """Others wait for a rank at collectives, or no longer do."""
 
     rank: int
@@ -65,8 +61,7 @@ class RankLate:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Met:
+class Met(Struct, frozen=True, kw_only=True):
     """All nodes have joined, and each knows what to start."""
 
     node_rank: int
@@ -92,16 +87,14 @@ class Met:
     """The layout of the generation before this one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeetingFailed:
+class MeetingFailed(Struct, frozen=True, kw_only=True):
     """This node could not join the launch, or the launch has too few nodes."""
 
     error: MeshrunError
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLost:
+class NodeLost(Struct, frozen=True, kw_only=True):
     """Another node's launcher exited, or has not responded for too long."""
 
     node_rank: int
@@ -115,8 +108,7 @@ class NodeLost:
         return f"node {self.node_rank} ({self.host}) was lost: {self.why}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationAborted:
+class GenerationAborted(Struct, frozen=True, kw_only=True):
     """Another node ends this generation."""
 
     why: Line
@@ -129,8 +121,7 @@ class GenerationAborted:
     """Whether the reason is a change of the nodes; only set on the coordinator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimesReported:
+class TimesReported(Struct, frozen=True, kw_only=True):
     """Another node's answer to the coordinator, by the coordinator's monotonic clock."""
 
     answers: list[RankTimes]
@@ -140,15 +131,13 @@ class TimesReported:
     """What delays that node's late ranks, as far as it can tell."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OthersFinished:
+class OthersFinished(Struct, frozen=True, kw_only=True):
     """The programs of all ranks on all nodes have finished, so ranks may exit."""
 
     at_ns: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllCleared:
+class AllCleared(Struct, frozen=True, kw_only=True):
     """Nothing of this generation is left on any node; an event of the coordinator alone."""
 
     outcomes: tuple[NodeOutcome, ...]
@@ -156,8 +145,7 @@ class AllCleared:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextBegins:
+class NextBegins(Struct, frozen=True, kw_only=True):
     """Nothing is left on any node, and each starts the next generation."""
 
     generation: Generation
@@ -166,15 +154,13 @@ class NextBegins:
     at_ns: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOver(Ending):
+class LaunchOver(Ending, frozen=True, kw_only=True):
     """The launch has ended on every node."""
 
     at_ns: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimePassed:
+class TimePassed(Struct, frozen=True, kw_only=True):
     """A requested deadline has passed."""
 
     at_ns: int

@@ -5,8 +5,9 @@ Times are monotonic nanoseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct
 
 from meshrun.errors import MeshrunError
 from meshrun.host.shortage import TOO_FEW_PROCESSES
@@ -19,8 +20,7 @@ STORE = -1
 """The store's process, in place of a rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteReady:
+class ZygoteReady(Struct, frozen=True, kw_only=True):
     """The zygote has imported its preloads and is ready to fork."""
 
     at_ns: int
@@ -28,15 +28,13 @@ class ZygoteReady:
     """How long the imports took."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteUnsafe:
+class ZygoteUnsafe(Struct, frozen=True, kw_only=True):
     """The zygote must not fork; each rank needs its own interpreter."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramBroken:
+class ProgramBroken(Struct, frozen=True, kw_only=True):
     """The program or a preload failed before any rank started."""
 
     text: str
@@ -49,8 +47,7 @@ class ProgramBroken:
         return describe_broken(self.text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStarted:
+class RankStarted(Struct, frozen=True, kw_only=True):
     """A rank's process exists."""
 
     rank: int
@@ -58,8 +55,7 @@ class RankStarted:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFailed:
+class StartFailed(Struct, frozen=True, kw_only=True):
     """A process could not be started: a rank, the store, or something that all ranks need."""
 
     rank: int | None
@@ -69,24 +65,21 @@ class StartFailed:
     hint: str | None = TOO_FEW_PROCESSES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankJoined:
+class RankJoined(Struct, frozen=True, kw_only=True):
     """A rank has joined the process group of its mesh."""
 
     rank: int
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReady:
+class RankReady(Struct, frozen=True, kw_only=True):
     """A rank begins the first line of the program, with its mesh if it has one."""
 
     rank: int
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankBeat:
+class RankBeat(Struct, frozen=True, kw_only=True):
     """A rank's program called ``meshrun.heartbeat()`` or ``progress()``."""
 
     rank: int
@@ -95,16 +88,14 @@ class RankBeat:
     """The step that it reported, if any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakpointPassed:
+class BreakpointPassed(Struct, frozen=True, kw_only=True):
     """A rank without stdin reached a breakpoint and continued."""
 
     rank: int
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallEnded:
+class CallEnded(Struct, frozen=True, kw_only=True):
     """A rank that serves calls has finished one and flushed its output."""
 
     rank: int
@@ -112,8 +103,7 @@ class CallEnded:
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class Checked(Struct, frozen=True, kw_only=True):
     """The check before the program has finished; rank 0 reports it."""
 
     rank: int
@@ -127,8 +117,7 @@ class Checked:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeExcluded:
+class NodeExcluded(Struct, frozen=True, kw_only=True):
     """A rank's node must not be used."""
 
     rank: int
@@ -146,32 +135,28 @@ class NodeExcluded:
         return names.get(self.found_by, f"rank {self.rank}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFinished:
+class RankFinished(Struct, frozen=True, kw_only=True):
     """A rank's program has succeeded; its process waits for those of its peers."""
 
     rank: int
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLeaves:
+class RankLeaves(Struct, frozen=True, kw_only=True):
     """A rank's program has ended with a status other than 0; its connections close next."""
 
     rank: int
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksResumed:
+class RanksResumed(Struct, frozen=True, kw_only=True):
     """Ranks that were suspended with the launcher run again."""
 
     stopped_ns: int
     """How long they were suspended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreEnded:
+class StoreEnded(Struct, frozen=True, kw_only=True):
     """The store's process has exited while ranks may still need it."""
 
     wait_status: int
@@ -180,26 +165,23 @@ class StoreEnded:
     """Why it was killed, if the launcher knows that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftoversEnded:
+class LeftoversEnded(Struct, frozen=True, kw_only=True):
     """Processes that ranks had left behind were ended after the last rank."""
 
     count: int
     survivors: list[int]
     """Process ids of those that survived SIGKILL, as the kernel holds them (state D)."""
-    denied: list[int] = field(default_factory=list)
+    denied: list[int] = []
     """Process ids of those that run as another user, and could not be killed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationEnded:
+class GenerationEnded(Struct, frozen=True, kw_only=True):
     """Only the zygote is left of a generation."""
 
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Negotiated:
+class Negotiated(Struct, frozen=True, kw_only=True):
     """torch's rendezvous is done: how many nodes there are, and where node 0 listens."""
 
     node_rank: int | None
@@ -212,15 +194,13 @@ class Negotiated:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NegotiationWaits:
+class NegotiationWaits(Struct, frozen=True, kw_only=True):
     """torch's rendezvous waits for nodes."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NegotiationFailed:
+class NegotiationFailed(Struct, frozen=True, kw_only=True):
     """torch's rendezvous has failed."""
 
     text: str
@@ -228,8 +208,7 @@ class NegotiationFailed:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GaveUp:
+class GaveUp(Struct, frozen=True, kw_only=True):
     """A node will not take part, and says so before all nodes have joined."""
 
     host: Line

@@ -6,8 +6,9 @@ Launchers send these values to each other; the times in them are converted to th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec import Struct
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import ExitCode, Line, Rank, Seconds, Signum, Time
@@ -18,8 +19,7 @@ from meshrun.protocol.result import Resize
 _Trouble = TypeVar("_Trouble", bound="Trouble")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
+class RankState(Struct, frozen=True, kw_only=True):
     """What a launcher knows of one rank."""
 
     pid: int | None = None
@@ -46,8 +46,7 @@ class RankState:
         return self.finished_ns is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Struct, frozen=True, kw_only=True):
     """Why a generation of ranks ended."""
 
     rank: Rank | None = None
@@ -68,8 +67,7 @@ class Cause:
     """How the nodes changed afterwards, if they did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """What is known of a failed rank beyond how it ended."""
 
     last_lines: tuple[Line, ...] = ()
@@ -82,8 +80,7 @@ class Evidence:
     """An explanation of its exception, or of the signal that killed it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class Trouble(Struct, frozen=True, kw_only=True):
     """An error of meshrun's as a message."""
 
     message: Line
@@ -100,8 +97,7 @@ class Trouble:
         return MeshrunError(self.message, hint=self.hint, exit_code=self.exit_code)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOutcome:
+class NodeOutcome(Struct, frozen=True, kw_only=True):
     """A node's report to the coordinator on a generation."""
 
     headline: Line = ""
@@ -119,15 +115,14 @@ class NodeOutcome:
     """What failed other than a rank, in brief, if the ranks may restart after it."""
     trouble: Trouble | None = None
     """The error that ended the generation from outside the ranks, if any."""
-    ranks: Mapping[Rank, RankState] = field(default_factory=dict)
+    ranks: Mapping[Rank, RankState] = {}
     """The ranks that failed, and the first that finished."""
-    evidence: Mapping[Rank, Evidence] = field(default_factory=dict)
-    calls: Mapping[Rank, RankCalled] = field(default_factory=dict)
+    evidence: Mapping[Rank, Evidence] = {}
+    calls: Mapping[Rank, RankCalled] = {}
     """In a hang, the collectives of the ranks that answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class Ending(Struct, frozen=True, kw_only=True):
     """How a launch ends on every node, in brief."""
 
     exit_code: ExitCode

@@ -1,4 +1,4 @@
-"""Encodes dataclasses as JSON, ``[name of the type, its fields]``; validates what it decodes. Pure.
+"""Encodes values as JSON, ``[name of the class, its fields]``; validates what it decodes. Pure.
 
 Messages to the zygote and between launchers share it, so both are validated alike. An annotation
 ``Annotated[type, check, ...]`` adds checks to a type: functions that return the value, perhaps
@@ -11,17 +11,19 @@ import json
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct
 
 _PLAIN = (int, float, str, bool, type(None))
 BY_CLOCK = "by the sender's clock"
 """Marks an annotation of times, which are converted to the receiver's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
+class Sender(Struct, frozen=True):
     """How to take values of the process that sent them."""
 
     sanitize: Callable[[str], str] = str
@@ -33,8 +35,7 @@ class Sender:
 _HERE = Sender()
 
 
-@dataclass(frozen=True, slots=True)
-class Within:
+class Within(Struct, frozen=True):
     """A number of at least ``least`` and at most ``most``."""
 
     least: int
@@ -47,13 +48,23 @@ class Within:
         return value
 
 
+def to_builtins(value: Any) -> Any:
+    """Return a Struct, or a list of them, as plain values."""
+    return msgspec.to_builtins(value, enc_hook=_to_plain)
+
+
+def _to_plain(value: object) -> object:
+    """Return the value of a subclass, such as the string that is torch's version, as its base."""
+    return json.loads(json.dumps(value))
+
+
 def pack(value: Any) -> bytes:
-    """Return a dataclass as text."""
-    return pack_fields(type(value), asdict(value))
+    """Return a Struct as text."""
+    return pack_fields(type(value), to_builtins(value))
 
 
 def pack_fields(kind: type[Any], values: Mapping[str, object]) -> bytes:
-    """Return the fields of a dataclass ``kind`` as text."""
+    """Return the fields of a Struct ``kind`` as text."""
     return json.dumps([kind.__name__, values]).encode()
 
 
@@ -74,7 +85,7 @@ def unpack(text: str | bytes, kinds: Any, sender: Sender = _HERE) -> Any:
 
     Args:
         text: The received text.
-        kinds: The dataclass that it is, or a union of those that it may be.
+        kinds: The class that it is, or a union of those that it may be.
         sender: How to take its values.
 
     Raises:
@@ -145,7 +156,7 @@ def _convert_table(kind: Any, values: dict[str, Any], sender: Sender) -> Any:
             convert(name, int(key) if is_number else key, sender): convert(of, each, sender)
             for key, each in values.items()
         }
-    if not (isinstance(kind, type) and is_dataclass(kind)):
+    if not (isinstance(kind, type) and (issubclass(kind, Struct) or is_dataclass(kind))):
         raise TypeError(f"a table is not {kind}")
     hints = _hints(kind)
     if wrong := values.keys() - hints.keys():

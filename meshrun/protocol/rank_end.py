@@ -6,6 +6,8 @@ import os
 import signal
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from meshrun.protocol.checked import Line, Rank, Time, WaitStatus
 
 
@@ -28,8 +30,7 @@ class RankRaised:
     """The threads that must end before its process exits, such as that of a checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExited:
+class RankExited(Struct, frozen=True, kw_only=True):
     """A rank's process has ended."""
 
     rank: Rank

@@ -6,7 +6,8 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.host.printable import one_line
 from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
@@ -32,8 +33,7 @@ _WRAPPERS = frozenset(
 """The usual names of functions around the one that was called."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """A stack frame."""
 
     file: str
@@ -50,8 +50,7 @@ class Frame:
         return f"{one_line(short_path(self.file, folder))}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(Struct, frozen=True):
     """The stacks of one process; frames are innermost first."""
 
     main: tuple[Frame, ...]

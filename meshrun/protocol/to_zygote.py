@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare:
+class Prepare(Struct, frozen=True, kw_only=True):
     """Launcher to zygote, first: what to import, and how ranks will start."""
 
     start_method: str
@@ -25,8 +24,7 @@ class Prepare:
     handles them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartRank:
+class StartRank(Struct, frozen=True, kw_only=True):
     """Launcher to zygote: start one rank; the packet carries its stdout and stderr."""
 
     rank: int
@@ -53,8 +51,7 @@ class StartRank:
     writable; empty for no check."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartStore:
+class StartStore(Struct, frozen=True, kw_only=True):
     """Launcher to zygote, before a generation of ranks: serve their store.
 
     The packet carries the gate, a pipe whose other end closes once finished ranks may exit, and the
@@ -65,8 +62,7 @@ class StartStore:
     """0 if the store is on another node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Negotiate:
+class Negotiate(Struct, frozen=True, kw_only=True):
     """Launcher to zygote: run torch's rendezvous with the other nodes in a separate process."""
 
     backend: str
@@ -85,8 +81,7 @@ class Negotiate:
     """The port on which its launcher listens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalRanks:
+class SignalRanks(Struct, frozen=True, kw_only=True):
     """Launcher to zygote: send a signal to ranks, or to their whole process groups."""
 
     ranks: tuple[int, ...]
@@ -94,25 +89,21 @@ class SignalRanks:
     whole_group: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuspendRanks:
+class SuspendRanks(Struct, frozen=True, kw_only=True):
     """Launcher to zygote: the launcher is about to be suspended; suspend the ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeRanks:
+class ResumeRanks(Struct, frozen=True, kw_only=True):
     """Launcher to zygote: the launcher was resumed; resume the ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndGeneration:
+class EndGeneration(Struct, frozen=True, kw_only=True):
     """Launcher to zygote, after a generation: end the store and leftovers, but keep running."""
 
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class Exit(Struct, frozen=True, kw_only=True):
     """Launcher to zygote: no ranks will follow; end what is left, then exit."""
 
     grace_s: float

@@ -6,9 +6,10 @@ import itertools
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.interfaces import address_of, is_unspecified

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.host.host_names import first_label
 from meshrun.host.interfaces import is_loopback, own_addresses
@@ -12,8 +13,7 @@ from meshrun.host.interfaces import is_loopback, own_addresses
 _LOCAL = ("localhost", "localhost.localdomain")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True, kw_only=True):
     """The endpoint as seen from this machine."""
 
     host: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from meshrun.errors import UsageError
 from meshrun.host.host_names import first_label
@@ -24,8 +25,7 @@ class TooMany(UsageError):
     """A node joined a launch that is complete; the others continue without it."""
 
 
-@dataclass(slots=True)
-class ExpectedNodes:
+class ExpectedNodes(Struct):
     """The nodes of a launch until all have joined.
 
     Args:
@@ -39,11 +39,11 @@ class ExpectedNodes:
     own: Join
     least: int | None = None
     hosts: tuple[str, ...] = ()
-    joined: dict[int, Join] = field(default_factory=dict)
+    joined: dict[int, Join] = {}
     """The other nodes, by the number of the connection."""
-    _by_host: dict[str, set[int]] = field(default_factory=dict)
-    _by_rank: dict[int, int] = field(default_factory=dict)
-    left_out: set[str] = field(default_factory=set)
+    _by_host: dict[str, set[int]] = {}
+    _by_rank: dict[int, int] = {}
+    left_out: set[str] = set()
     """Hosts that reported that they cannot take part, and are no longer expected."""
 
     def join(self, number: int, info: Join) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
+
+from msgspec import Struct
 
 from meshrun.errors import LayoutError, MeshrunError
 from meshrun.layout import Layout, solve_layout
@@ -18,8 +19,7 @@ Fit = Callable[[Sequence[Join]], Layout]
 """Solves the mesh for nodes; raises a MeshrunError if it does not fit them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """Which nodes take part in a generation."""
 
     participants: tuple[int, ...]
@@ -28,8 +28,7 @@ class Choice:
     layout: Layout
 
 
-@dataclass(slots=True)
-class Membership:
+class Membership(Struct):
     """The nodes that are connected.
 
     Args:
@@ -45,14 +44,14 @@ class Membership:
     infos: dict[int, Join]
     layout: Layout | None = None
     """The layout over the nodes that take part now."""
-    _places: list[int | None] = field(init=False)
+    _places: list[int | None] = []
     """The numbers of nodes by node rank; ``None`` for a lost node."""
-    _rank_of: dict[int, int] = field(init=False)
-    _free: set[int] = field(default_factory=set)
-    _spares: dict[int, None] = field(default_factory=dict)
+    _rank_of: dict[int, int] = {}
+    _free: set[int] = set()
+    _spares: dict[int, None] = {}
     """Numbers of nodes, in the order in which they joined."""
-    _by_host: dict[str, set[int]] = field(default_factory=dict)
-    _by_launcher: dict[str, int] = field(default_factory=dict)
+    _by_host: dict[str, set[int]] = {}
+    _by_launcher: dict[str, int] = {}
 
     def __post_init__(self) -> None:
         self._place(self.infos)

@@ -6,7 +6,8 @@ import errno
 import os
 import socket
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import one_line

@@ -7,7 +7,8 @@ import hashlib
 import secrets
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.host.host_names import is_address

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.rendezvous.connection import beat_s
@@ -12,8 +13,7 @@ from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import Join
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThisNode:
+class ThisNode(Struct, frozen=True, kw_only=True):
     """This launcher, as the lobby, the coordinator and the participant see it."""
 
     config: RendezvousConfig

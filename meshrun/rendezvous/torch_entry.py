@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Annotated, cast
+
+from msgspec import Struct
 
 from meshrun.errors import RendezvousError
 from meshrun.protocol.checked import Line
@@ -25,8 +26,7 @@ def _secret(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInfo:
+class NodeInfo(Struct, frozen=True, kw_only=True):
     """Where a node's launcher listens."""
 
     host: Line

@@ -7,9 +7,10 @@ the layout. The color scale of a map is logarithmic, from its slowest rank to it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import log
 from statistics import median
+
+from msgspec import Struct
 
 from meshrun.check.judge import CheckResult, LinkRates, format_rate, format_size, group_rates
 from meshrun.layout import Layout
@@ -30,8 +31,7 @@ _Places = Mapping[int, tuple[float, float, float, float]]
 """Left, top, width and height."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Map:
+class _Map(Struct, frozen=True):
     """The ranks, colored by one kind of speed."""
 
     title: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict
 
 from meshrun.check.judge import CheckResult, best_bus, failed_hosts, format_rate, format_size
+from meshrun.protocol.packing import to_builtins
 from meshrun.wording import columns, count
 
 _HEADER = ("DIM", "OPERATION", "SIZE", "MIN", "MEDIAN", "MAX", "BUS", "SLOWEST GROUP")
@@ -44,9 +44,9 @@ def render_check_json(result: CheckResult) -> str:
         "schema": {"name": "meshrun.check", "version": 1},
         "passed": not result.findings,
         "hosts": {"passed": [host for host in hosts if host not in failed], "failed": failed},
-        "findings": [asdict(finding) for finding in result.findings],
-        "dims": [asdict(row) for row in result.rows],
-        "ranks": [asdict(rank) for rank in result.measured.ranks],
+        "findings": to_builtins(result.findings),
+        "dims": to_builtins(result.rows),
+        "ranks": to_builtins(result.measured.ranks),
     }
     return json.dumps(document, indent=2)
 

@@ -6,8 +6,9 @@ import json
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import is_rank
@@ -21,8 +22,7 @@ from meshrun.wording import count
 _MOST_NAMES = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detected:
+class Detected(Struct, frozen=True, kw_only=True):
     """The facts that could be determined."""
 
     facts: ClusterFacts | None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
+
+from msgspec import Struct
 
 from meshrun.layout import Layout
 from meshrun.layout.layout import Between
@@ -23,8 +25,7 @@ _CHATTY = (
 """Dims that communicate in every layer, the most frequent first: a group should be on one node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A problem that will cost time, and how to fix it."""
 
     problem: str

@@ -11,10 +11,12 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError
@@ -32,8 +34,7 @@ _PROGRESS_INTERVAL_S = 1.0
 """The shortest time between two events of progress."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchStarted:
+class LaunchStarted(Struct, frozen=True, kw_only=True):
     """The launcher of a node has started."""
 
     program: str
@@ -42,39 +43,34 @@ class LaunchStarted:
     """Of meshrun."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodesJoined:
+class NodesJoined(Struct, frozen=True, kw_only=True):
     """All nodes have joined."""
 
     hosts: list[str]
     world_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStarted:
+class RankStarted(Struct, frozen=True, kw_only=True):
     """The process of a rank was started."""
 
     rank: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReady:
+class RankReady(Struct, frozen=True, kw_only=True):
     """A rank starts the program, with its mesh if there is one."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Struct, frozen=True, kw_only=True):
     """A rank reported a higher step than any before; at most one per second, and the last."""
 
     rank: int
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailed:
+class RankFailed(Struct, frozen=True, kw_only=True):
     """An exception left the program of a rank."""
 
     rank: int
@@ -83,8 +79,7 @@ class RankFailed:
     traceback: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnded:
+class RankEnded(Struct, frozen=True, kw_only=True):
     """The process of a rank has ended."""
 
     rank: int
@@ -92,15 +87,13 @@ class RankEnded:
     signal: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signaled:
+class Signaled(Struct, frozen=True, kw_only=True):
     """The launcher received a signal."""
 
     signal: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoProgress:
+class NoProgress(Struct, frozen=True, kw_only=True):
     """No rank has made progress for --hang-timeout."""
 
     idle_s: float
@@ -108,8 +101,7 @@ class NoProgress:
     """Which ranks wait in which collective, if that is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLate:
+class RankLate(Struct, frozen=True, kw_only=True):
     """Others wait for a rank at collectives, or no longer do; with --stragglers."""
 
     rank: int
@@ -120,8 +112,7 @@ class RankLate:
     per_call_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLost:
+class NodeLost(Struct, frozen=True, kw_only=True):
     """Another node was lost."""
 
     lost_node_rank: int
@@ -129,8 +120,7 @@ class NodeLost:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class Checked(Struct, frozen=True, kw_only=True):
     """The check before the program has ended; with --check-first."""
 
     findings: list[str]
@@ -140,23 +130,20 @@ class Checked:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeExcluded:
+class NodeExcluded(Struct, frozen=True, kw_only=True):
     """A node is excluded: by exclude_node(), the check before the program, or a broken GPU."""
 
     rank: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aborted:
+class Aborted(Struct, frozen=True, kw_only=True):
     """The ranks of this node are stopped because of another node."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restarted:
+class Restarted(Struct, frozen=True, kw_only=True):
     """The ranks are restarted."""
 
     restarts: int
@@ -166,8 +153,7 @@ class Restarted:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchEnded:
+class LaunchEnded(Struct, frozen=True, kw_only=True):
     """The launch has ended."""
 
     exit_code: int

@@ -14,7 +14,8 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError, MeshrunError, NodeExcludedError
@@ -44,8 +45,7 @@ _NODE_ERROR = re.compile(
 _NODE_SIGNALS = frozenset({signal.SIGBUS, signal.SIGKILL})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Struct, frozen=True, kw_only=True):
     """A line of the file."""
 
     time: float

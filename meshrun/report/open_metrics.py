@@ -7,8 +7,9 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
@@ -17,8 +18,7 @@ Sample = tuple[Mapping[str, object], float]
 """Labels and a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """One metric with all its samples."""
 
     name: str

@@ -6,7 +6,8 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.whole_file import write_whole

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import RankState
@@ -13,8 +14,7 @@ RankPhase = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStatus:
+class RankStatus(Struct, frozen=True, kw_only=True):
     """One rank."""
 
     rank: int
@@ -25,8 +25,7 @@ class RankStatus:
     gpu_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(Struct, frozen=True, kw_only=True):
     """The ranks of this node."""
 
     ranks: tuple[RankStatus, ...]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
+from msgspec.structs import replace
 from rich.table import Table
 
 from meshrun.errors import MeshrunError

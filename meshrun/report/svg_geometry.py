@@ -11,9 +11,10 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, groupby, product
 from typing import Literal
+
+from msgspec import Struct
 
 from meshrun.layout import Layout
 from meshrun.report.svg_style import coordinate_text, node_label, shorten, width_of
@@ -39,8 +40,7 @@ _ASPECT = 1.5
 Arrangement = Literal["line", "rows", "grid"]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """A line for a group, or for several groups that connect the same nodes.
 
     Args:
@@ -56,8 +56,7 @@ class Line:
     groups: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Struct, frozen=True):
     """The place of a node, and the ranks that are drawn in it."""
 
     node: int
@@ -68,15 +67,14 @@ class Box:
     ranks: Sequence[int]
 
 
-@dataclass(slots=True)
-class Cells:
+class Cells(Struct):
     """The size of cells, and their places."""
 
     detailed: bool
     """Whether they have room for coordinates."""
     width: float
     height: float
-    corners: dict[int, tuple[float, float]] = field(default_factory=dict)
+    corners: dict[int, tuple[float, float]] = {}
     """Upper left corner of the cell of each rank that is drawn."""
 
     def place(self, ranks: Sequence[int], x: float, y: float, per_row: int) -> None:
@@ -95,8 +93,7 @@ class Cells:
         return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """The place of a domain, around the boxes of its nodes."""
 
     domain: int
@@ -106,8 +103,7 @@ class Frame:
     height: float
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(Struct, frozen=True):
     """Parallel tracks for the lines of a dim; ``start`` is the place of the first one."""
 
     dim: int
@@ -115,8 +111,7 @@ class Lane:
     start: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class Sheet(Struct, frozen=True, kw_only=True):
     """The places of everything in a picture."""
 
     arrangement: Arrangement
@@ -333,8 +328,7 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
+class _Grid(Struct, frozen=True):
     """A grid of domains, each a grid of nodes; without domains, one grid without a frame."""
 
     columns: int

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from ipaddress import ip_address
 from typing import Annotated, Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from meshrun.protocol.checked import Line
 from meshrun.protocol.packing import Within
@@ -16,8 +18,7 @@ def _address(text: str) -> str:
     return str(ip_address(text))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class Hello(Struct, frozen=True, kw_only=True):
     """Controller to agent, first: what it needs before it can check and do anything."""
 
     nonce: str
@@ -35,16 +36,14 @@ class Hello:
     """How long the launcher's ranks may take to exit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
+class Listen(Struct, frozen=True, kw_only=True):
     """Controller to the first host's agent: open the socket where the launchers meet."""
 
     addresses: list[str]
     """Addresses by which the hosts know this one, best first; "" for unknown ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartLauncher:
+class StartLauncher(Struct, frozen=True, kw_only=True):
     """Controller to agent: start the host's launcher."""
 
     words: list[str]
@@ -54,8 +53,7 @@ class StartLauncher:
     """Whether the launcher inherits the socket that :class:`Listen` opened."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalLauncher:
+class SignalLauncher(Struct, frozen=True, kw_only=True):
     """Controller to agent: send the launcher a signal."""
 
     signum: int
@@ -63,20 +61,17 @@ class SignalLauncher:
     """Whether to send it although node 0 passes signals on, as all nodes have joined."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopLauncher:
+class StopLauncher(Struct, frozen=True, kw_only=True):
     """Controller to agent: stop the launcher and exit."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alive:
+class Alive(Struct, frozen=True, kw_only=True):
     """A heartbeat, in both directions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(Struct, frozen=True, kw_only=True):
     """Agent to controller, first: it can start a launcher."""
 
     own: Line
@@ -87,40 +82,35 @@ class Ready:
     """An id of its machine; "" if unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(Struct, frozen=True, kw_only=True):
     """Agent to controller: its host cannot be used, or cannot listen."""
 
     why: Line
     hint: Line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
+class Listening(Struct, frozen=True, kw_only=True):
     """Agent to controller: where the launchers meet."""
 
     address: Annotated[str, _address]
     port: Annotated[int, Within(1, 65_535)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherError:
+class LauncherError(Struct, frozen=True, kw_only=True):
     """Agent to controller: why its launcher could not launch."""
 
     text: str
     """JSON of ``report/result_json.py``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherReport:
+class LauncherReport(Struct, frozen=True, kw_only=True):
     """Agent to controller: the result of the launch, as its launcher reported it."""
 
     text: str
     """JSON of ``report/result_json.py``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherEnded:
+class LauncherEnded(Struct, frozen=True, kw_only=True):
     """Agent to controller, last: its launcher has ended."""
 
     code: Annotated[int, Within(-64, 255)]
@@ -142,4 +132,4 @@ def format_hello(hello: Hello) -> bytes:
 
 def read_hello(values: Mapping[str, Any]) -> Hello:
     """Return the value of the first line, without what another version adds to it."""
-    return Hello(**{each.name: values[each.name] for each in fields(Hello)})
+    return Hello(**{name: values[name] for name in Hello.__struct_fields__})

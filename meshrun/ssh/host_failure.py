@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.errors import RendezvousError
 from meshrun.host.printable import one_line
@@ -44,8 +45,7 @@ class FirstLost(HostLost):
     """The first host of an elastic launch was lost; the launch may restart without it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Why a host cannot be used."""
 
     host: str

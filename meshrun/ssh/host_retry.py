@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from meshrun.errors import RendezvousError
 from meshrun.ssh.connect import Connector
@@ -16,8 +17,7 @@ _FIRST_TRY_S = 5.0
 _LONGEST_S = 60.0
 
 
-@dataclass(slots=True)
-class _Absence:
+class _Absence(Struct):
     """A host that is missing."""
 
     why: Refusal

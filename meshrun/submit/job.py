@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.plan.plan import LaunchPlan
@@ -18,8 +20,7 @@ _LONGEST_NAME = 36
 """A DNS name has at most 63 characters; a pod's also has an index, a kind and a random part."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """A launch that a scheduler starts on each of its nodes."""
 
     plan: LaunchPlan
@@ -35,8 +36,11 @@ class Job:
     image: str | None = None
     patches: tuple[Patch, ...] = ()
     """The user's changes of the manifests."""
-    exported: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    exported: tuple[tuple[str, str], ...] = ()
     """Variables of this environment that the job gets."""
+
+    def __repr__(self) -> str:
+        return Struct.__repr__(replace(self, exported=()))  # may be secret
 
     @property
     def nnodes(self) -> int:

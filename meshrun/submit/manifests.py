@@ -8,8 +8,9 @@ Sources:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from meshrun.errors import UsageError
 from meshrun.submit.job import Job
@@ -36,8 +37,7 @@ _Documents = list[dict[str, Any]]
 _DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """One way to run a job on Kubernetes."""
 
     render: Callable[[Job], _Documents]

@@ -7,8 +7,9 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from meshrun.errors import UsageError
 from meshrun.protocol.packing import read_json
@@ -36,8 +37,7 @@ _GONE = object()
 Path = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(Struct, frozen=True):
     """A document of a ``--submit-patch`` file."""
 
     source: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.stderr import note

@@ -8,8 +8,9 @@ for that rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from meshrun.layout import Layout
 from meshrun.layout.labels import group_label
@@ -26,8 +27,7 @@ _SAME_OUTPUTS = frozenset({"all_gather", "scatter", "reduce_scatter"})
 _KIB = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Why one group hangs."""
 
     severity: int

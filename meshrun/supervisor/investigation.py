@@ -7,7 +7,8 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.console.output import Output
 from meshrun.host.memory import MemoryWatch, describe_full_shm, describe_limited_memory
@@ -39,8 +40,7 @@ _ASSERTED = re.compile(r"([^/\s]+:\d+): .*?\b[Aa]ssertion (`.+[`']) failed")
 """Printed by CUDA for each thread of a kernel whose assertion fails, and by the C library."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Investigation:
+class Investigation(Struct, frozen=True, kw_only=True):
     """The sources of evidence about failed ranks."""
 
     state: State

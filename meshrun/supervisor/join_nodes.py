@@ -6,9 +6,11 @@ import hmac
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.ask_driver import ask_driver
@@ -41,8 +43,7 @@ _SHOWN = 80
 """Characters of an argument that an error shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
+class Meeting(Struct, frozen=True):
     """Where this node meets the others, and what only launchers of this launch know."""
 
     config: RendezvousConfig

@@ -9,9 +9,10 @@ may differ, but not their peers in other dims.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+
+from msgspec import Struct
 
 from meshrun.protocol.collectives import RankTimes
 
@@ -22,8 +23,7 @@ Call = tuple[str, int]
 """The name of a group, and the number of a call in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
+class Late(Struct, frozen=True):
     """A rank that others wait for."""
 
     rank: int
@@ -81,8 +81,7 @@ def find_late(
     return sorted(found, key=lambda late: -late.share)
 
 
-@dataclass(slots=True)
-class _OwnTime:
+class _OwnTime(Struct):
     """A rank's own time before its calls in one group."""
 
     total_ns: int = 0

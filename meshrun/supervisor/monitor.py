@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor

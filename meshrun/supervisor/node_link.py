@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+
+from msgspec.structs import asdict, replace
 
 from meshrun.errors import RendezvousError
 from meshrun.host.reactor import Reactor

@@ -8,8 +8,9 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from meshrun.console.output import Output
 from meshrun.errors import HostError

@@ -15,8 +15,9 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from meshrun.errors import HostError
 from meshrun.host.printable import one_line
@@ -32,8 +33,7 @@ _MOST_PIDS = 1 << 22
 """The kernel's ``PID_MAX_LIMIT``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Timer:
+class _Timer(Struct, frozen=True):
     pid: int
     scope: str
     expires_s: float

@@ -12,7 +12,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from meshrun.host.absolute import absolute
 from meshrun.host.processes import Ended, has_ended, is_stopped
@@ -54,8 +55,7 @@ _FromKeeper = ZygoteForked | ZygoteEnded
 _STARTING_FRESH = "starting fresh, not from the warm server"
 
 
-@dataclass(slots=True)
-class WarmZygote:
+class WarmZygote(Struct):
     """A zygote that a warm server has forked."""
 
     pid: int
@@ -63,7 +63,7 @@ class WarmZygote:
     _keeper: socket.socket
     _keeper_pidfd: int
     _mark: str
-    _dead_by_s: float = field(default=math.inf, init=False)
+    _dead_by_s: float = math.inf
     """When nothing should be left after SIGKILL."""
 
     def kill(self) -> None:

@@ -8,11 +8,12 @@ import hashlib
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from importlib.machinery import all_suffixes
 from itertools import chain
 from types import ModuleType
 from typing import Any
+
+from msgspec import Struct, field
 
 from meshrun.host.users_files import is_users_file, module_files
 from meshrun.warm.inherited import fixed_by_parent
@@ -35,16 +36,14 @@ def this_interpreter() -> str:
     return f"{os.path.realpath(sys.executable)} {sys.prefix} {sys.version} {here}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Struct, frozen=True, kw_only=True):
     """The parts of a program's file on which libraries may depend when they are imported."""
 
     stat: Stat | None
     words: list[str] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class Server(Struct, frozen=True, kw_only=True):
     """A warm server's description of itself, written once it has imported its modules."""
 
     pid: int
@@ -68,8 +67,7 @@ class Server:
     """The files of the program for which the further packages were imported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirements:
+class Requirements(Struct, frozen=True, kw_only=True):
     """What a launch requires of a server."""
 
     interpreter: str = field(default_factory=this_interpreter)
@@ -77,14 +75,13 @@ class Requirements:
     modules: list[str]
     environment: dict[str, str]
     """The variables when the program imports its libraries."""
-    own_files: list[str] = field(default_factory=list)
+    own_files: list[str] = []
     """The program's own files when it last ran."""
-    changed: list[str] = field(default_factory=list)
+    changed: list[str] = []
     """Variables that the program set then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(Struct, frozen=True):
     """Why a server cannot be used."""
 
     reason: str

@@ -10,7 +10,8 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.host.processes import parent_of, read_status
 
@@ -29,8 +30,7 @@ _RESET_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 """Signals that ``subprocess`` resets and every interpreter then ignores."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inherited:
+class Inherited(Struct, frozen=True, kw_only=True):
     """The inherited properties that a process can change; the working folder is passed apart."""
 
     environment: dict[str, str]

@@ -14,7 +14,8 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, who_else_may_write
@@ -33,8 +34,7 @@ _SO_PEERPIDFD = 77
 _REASON = "why"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A live server, and when it was last used, in seconds since the epoch."""
 
     server: Server

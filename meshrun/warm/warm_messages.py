@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from meshrun.plan.rank_program import Program
 from meshrun.warm.identity import Requirements
@@ -12,8 +12,7 @@ FDS = 8
 """The spec in memory, the working folder, stdin, stdout, stderr, control, reports and stacks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(Struct, frozen=True, kw_only=True):
     """From a launcher to a new server, in a file whose descriptor is on its command line."""
 
     place: str
@@ -27,13 +26,11 @@ class Assignment:
     """The leader of the login session; 0 if there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkZygote:
+class ForkZygote(Struct, frozen=True, kw_only=True):
     """From a launcher to a server: fork a zygote, according to the spec that comes along."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteSpec:
+class ZygoteSpec(Struct, frozen=True, kw_only=True):
     """What a zygote must be; it comes in a file, as it may be longer than a packet."""
 
     program: Program
@@ -42,15 +39,13 @@ class ZygoteSpec:
     inherited: Inherited
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteForked:
+class ZygoteForked(Struct, frozen=True, kw_only=True):
     """From the keeper to the launcher: the zygote runs; pidfds of it and the keeper come along."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteEnded:
+class ZygoteEnded(Struct, frozen=True, kw_only=True):
     """From the keeper to the launcher: the zygote has ended, and only these are left."""
 
     wait_status: int
@@ -60,6 +55,5 @@ class ZygoteEnded:
     """Processes that have become another user's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dismiss:
+class Dismiss(Struct, frozen=True, kw_only=True):
     """From the launcher to the keeper: it is alive, and ends what is left itself."""

@@ -8,10 +8,11 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal
+
+from msgspec.structs import asdict
 
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.exclusion import how_to_exclude, node_name

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from meshrun.worker.call_channel import Channel
 from meshrun.worker.debuggers import ask_at_breakpoints, on_terminal
 
 
-@dataclass(frozen=True, slots=True)
-class MayDebug:
+class MayDebug(Struct, frozen=True):
     """A request for the terminal. The reply is its path, or ``None``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Debugged:
+class Debugged(Struct, frozen=True):
     """The terminal is free again."""
 
     quits: bool

@@ -8,8 +8,9 @@ import pickle
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from meshrun.host.sockets import peer_of
 
@@ -19,20 +20,17 @@ _LONGEST_PATH = 100
 """Of a socket, in bytes; the kernel's limit is 107."""
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """From a rank that has received a request: from now on, SIGINT interrupts it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLimit:
+class TimeLimit(Struct, frozen=True):
     """From a rank that is about to answer: how long it may take from now."""
 
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class CallDone:
+class CallDone(Struct, frozen=True):
     """From a rank: what its call has returned or raised."""
 
     value: bytes | None = None

@@ -13,10 +13,12 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from meshrun.check.judge import Finding, best_bus, evaluate, failed_hosts, format_rate
 from meshrun.check.measured import Measured
@@ -38,8 +40,7 @@ _TIMEOUT_S = 120.0
 _VERDICT = "meshrun/check/verdict"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """What the check found, the same on every rank."""
 
     findings: list[Finding]

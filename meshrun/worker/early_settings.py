@@ -14,8 +14,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from meshrun.host.visibility import CUDA, HIP, XPU
 
@@ -73,13 +74,12 @@ def is_thread_count(name: str) -> bool:
     return name in _THREADS
 
 
-@dataclass(frozen=True, slots=True)
-class EarlySettings:
+class EarlySettings(Struct, frozen=True):
     """Changes that the program makes to variables before it imports torch."""
 
-    values: dict[str, str | None] = field(default_factory=dict)
+    values: dict[str, str | None] = {}
     """Their values; ``None`` for a variable that it removes."""
-    unclear: dict[str, str] = field(default_factory=dict)
+    unclear: dict[str, str] = {}
     """Variables whose values only a run would show, with their places, such as ``train.py:12``."""
 
     @contextmanager
@@ -144,8 +144,7 @@ class _Unknown(Exception):
     """A value that cannot be determined from the source."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
+class _Named(Struct, frozen=True):
     """An object of which only the full name is known, such as ``os.environ``."""
 
     name: str
@@ -155,8 +154,7 @@ class _Names(dict[str, Any]):
     """The known values of names in a module or a function."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
+class _Function(Struct, frozen=True):
     """A function of the program, and the names of its module."""
 
     node: ast.FunctionDef | ast.AsyncFunctionDef

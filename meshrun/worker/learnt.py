@@ -6,9 +6,10 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from msgspec import Struct
 
 from meshrun.host.folder import write_private
 from meshrun.host.users_files import is_installed, is_users_file, module_files, names_of
@@ -22,8 +23,7 @@ _OURS = ("meshrun", "threadpoolctl")
 """Packages that ranks import by themselves, as in :mod:`meshrun.worker.threads`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
+class Learnt(Struct, frozen=True, kw_only=True):
     """What a warm server needs to know about a program."""
 
     modules: list[str]

@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from meshrun.errors import InternalError
 from meshrun.host.descriptors import without_output

@@ -14,8 +14,10 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.host.absolute import absolute
 from meshrun.host.users_files import OURS
@@ -28,8 +30,7 @@ _NO_ERRORS = ("Exit", "Abort")
 """Exceptions by which click and typer end a command; they handle them with ``sys.exit()``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(Struct, frozen=True):
     """An exception that left the program, without our own frames."""
 
     kind: str
@@ -39,15 +40,14 @@ class Raised:
     """Whether the program caught it and called ``sys.exit()`` while handling it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """What a program's source reveals before it runs."""
 
     code: types.CodeType | None = None
     """The script's code; ranks compile modules and archives."""
     torch_modules: tuple[str, ...] = ()
     """The modules of torch that it imports."""
-    settings: EarlySettings = field(default_factory=EarlySettings)
+    settings: EarlySettings = EarlySettings()
 
 
 def read_program(program: Program) -> Source:

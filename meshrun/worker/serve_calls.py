@@ -113,7 +113,8 @@ class _Calls:
     def make(self, call: bytes) -> CallDone:
         """Make a call and return the answer."""
         import pickle
-        from dataclasses import asdict
+
+        from msgspec.structs import asdict
 
         from meshrun.protocol.raised import headline
         from meshrun.protocol.rank_end import RankRaised

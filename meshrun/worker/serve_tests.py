@@ -14,13 +14,13 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib import import_module
 from types import TracebackType
 from typing import Any
 
 import pytest
 from _pytest.outcomes import Exit
+from msgspec import Struct
 
 from meshrun.layout.labels import rank_label
 from meshrun.mesh.current_layout import current_layout
@@ -37,8 +37,7 @@ RETRIES = "pytest-retry"
 """A plug-in that is blocked on ranks: it runs a test again while a report on it is made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Struct, frozen=True):
     """From the main session: what a rank needs for a session of its own."""
 
     args: list[str]
@@ -53,20 +52,18 @@ class Begin:
     """Whether the first rank that fails a test is to be debugged (``--pdb``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunTest:
+class RunTest(Struct, frozen=True):
     """A test to run, and the next one on these ranks, for which fixtures are kept."""
 
     nodeid: str
     next_nodeid: str | None
 
 
-@dataclass(slots=True)
-class TestDone:
+class TestDone(Struct):
     """The result of a test."""
 
-    reports: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[tuple[Any, str, str, Any]] = field(default_factory=list)
+    reports: list[dict[str, Any]] = []
+    warnings: list[tuple[Any, str, str, Any]] = []
     """(message, when, test, place) of each."""
     text: str = ""
     """Why there are no reports."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 from meshrun import app
 from meshrun.cluster import Surroundings, detect
@@ -87,8 +87,7 @@ def test_an_exit_code_is_one_row() -> None:
 def test_a_message_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """It survives encoding and decoding, which checks its fields and escapes their text."""
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Drain:
+    class Drain(Struct, frozen=True, kw_only=True):
         generation: messages.Generation
         why: Line
 

@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 import types
-from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 from meshrun.report import launch_events
@@ -30,9 +29,8 @@ def type_of(hint: Any) -> dict[str, Any]:
 def event(kind: type) -> dict[str, Any]:
     hints, texts = get_type_hints(kind), descriptions(kind)
     own = {
-        field.name: type_of(hints[field.name])
-        | ({"description": texts[field.name]} if field.name in texts else {})
-        for field in fields(kind)
+        name: type_of(hint) | ({"description": texts[name]} if name in texts else {})
+        for name, hint in hints.items()
     }
     name = launch_events.record_name(kind)
     return {

@@ -5,11 +5,11 @@ That of reports is generated from its classes: ``UPDATE_GOLDEN=1 python -m pytes
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import types
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -47,7 +47,7 @@ PLANS = {
 
 def schema_of(hint: Any) -> dict[str, Any]:
     """Return the schema of the JSON for a value of this type."""
-    if is_dataclass(hint):
+    if dataclasses.is_dataclass(hint):
         return schema_of_class(hint)
     if hint is MeshrunError:
         return TROUBLE
@@ -63,7 +63,7 @@ def schema_of_class(kind: Any) -> dict[str, Any]:
     properties = {
         field.name: schema_of(hints[field.name])
         | ({"description": in_json(texts[field.name])} if field.name in texts else {})
-        for field in fields(kind)
+        for field in dataclasses.fields(kind)
     }
     return {"type": "object", "properties": properties, "required": [*properties]}
 
@@ -141,7 +141,7 @@ def test_a_report_conforms_to_its_schema() -> None:
         trouble=UsageError("no", hint="yes"), timings=Timings(began_ns=1), resizes=(resize,),
         best_steps=(None, 3), log_folder="/logs",
     )  # fmt: skip
-    for result in (failed, replace(failed, failures=(), trouble=None, signum=2)):
+    for result in (failed, dataclasses.replace(failed, failures=(), trouble=None, signum=2)):
         check(json.loads(render_result_json(result)), "report.schema.json")
 
 

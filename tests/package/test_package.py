@@ -104,7 +104,15 @@ def test_their_metadata_is_accepted_by_an_index(dist: Path) -> None:
     assert len(re.findall("<img ", readme)) == 2
     assert metadata["Version"] == meshrun.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert required == ["torch", "typer", "rich", "psutil", "threadpoolctl", "cloudpickle"]
+    assert required == [
+        "torch",
+        "typer",
+        "rich",
+        "psutil",
+        "threadpoolctl",
+        "cloudpickle",
+        "msgspec",
+    ]
 
 
 @pytest.mark.torch

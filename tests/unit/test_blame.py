@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from meshrun.lifecycle.blame import Verdict, describe_verdict, judge
 from meshrun.protocol.events import Event

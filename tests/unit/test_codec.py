@@ -36,6 +36,17 @@ def test_a_message_survives_its_packet(event: RankRaised) -> None:
     assert codec.decode(codec.encode(event)) == event
 
 
+def test_a_text_of_another_class_survives_its_packet() -> None:
+    """As an exception's may be: ``__str__`` may return an object of any subclass of ``str``."""
+
+    class Text(str):
+        __slots__ = ()
+
+    event = RankRaised(rank=0, at_ns=0, kind="E", message=Text("lost"), traceback="", shown=False)
+
+    assert codec.decode(codec.encode(event)) == event
+
+
 def test_an_order_survives_its_packet() -> None:
     """With its dictionaries and lists."""
     order = StartRank(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from typing import NoReturn
 
 import pytest
+from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.sockets import listen_on

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from meshrun.errors import RendezvousError
 from meshrun.lifecycle.actions import Action, Decide, Report, StartAll, StartZygote

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.rendezvous.expected_nodes import (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.gpus import visible_gpus

@@ -63,7 +63,7 @@ def test_a_dry_run_shows_the_slowest_link_of_each_dim(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the groups on this node."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from meshrun.report.dry_run import print_dry_run
 

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.gpu_use import read_use

@@ -6,12 +6,12 @@ import io
 import json
 import os
 from contextlib import redirect_stdout
-from dataclasses import replace
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from meshrun.plan.masking import MASK, Mask, holds_secret, is_secret
 from meshrun.plan.plan import LaunchPlan

@@ -10,12 +10,14 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
@@ -95,7 +97,7 @@ def some(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(some(args[0]), max_size=3).map(origin)
     if origin in (dict, Mapping):
         return st.dictionaries(some(args[0]), some(args[1]), max_size=3)
-    if is_dataclass(hint):
+    if is_dataclass(hint) or issubclass(hint, Struct):
         hints = get_type_hints(hint, include_extras=True)
         return st.builds(hint, **{name: some(each) for name, each in hints.items()})
     return {int: st.integers(), str: TEXT, bool: st.booleans(), type(None): st.none()}[hint]

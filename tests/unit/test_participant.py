@@ -8,10 +8,10 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from meshrun.host.sockets import listen_on
 from meshrun.protocol.collectives import AskTimes, GroupCalls, RankTimes

@@ -7,11 +7,11 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on

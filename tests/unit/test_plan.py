@@ -1,9 +1,9 @@
 """How a request and a machine become a plan."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.machine import HostFacts

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts, Task
 from meshrun.cluster.exchanged import Peer, format_peer, parse_peer, with_peers

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from meshrun.lifecycle.actions import (
     Action,
@@ -54,7 +55,7 @@ CHECKED = Checked(rank=0, findings=[], hosts=[], speeds="dp 1 GB/s", seconds=1.0
 
 def saving(rank: int, at_s: float) -> RankRaised:
     """Return the exception of a rank one of whose threads goes on."""
-    return replace(raised(rank, at_s), threads="checkpoint")
+    return dataclasses.replace(raised(rank, at_s), threads="checkpoint")
 
 
 def left(rank: int, at_s: float) -> RankLeaves:

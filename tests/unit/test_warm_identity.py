@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
