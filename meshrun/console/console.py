@@ -235,9 +235,12 @@ class Console:
         return any(error is not None and is_reader_gone(error) for error in errors)
 
     def note_lost_output(self) -> None:
-        """Report once that a stream cannot be written; the launch continues without it."""
+        """Report that a stream cannot be written, or can be again; the launch continues."""
         for name, outlet in (("stdout", self._out), ("stderr", self._err)):
-            if outlet.error is not None and outlet not in self._reported_lost:
+            if outlet.error is None and outlet in self._reported_lost:
+                self._reported_lost.remove(outlet)
+                self.note(f"{name} can be written again; {outlet.lost_bytes:,} bytes were lost")
+            elif outlet.error is not None and outlet not in self._reported_lost:
                 self._reported_lost.add(outlet)
                 if not is_reader_gone(outlet.error):
                     reason = outlet.error.strerror

@@ -25,7 +25,10 @@ class Outlet:
         self._queue: deque[memoryview] = deque()
         self.queued_bytes = 0
         self.error: OSError | None = None
-        """Why nothing can be written any more, or ``None``."""
+        """Why nothing can be written, or ``None``; a regular file is tried again at each write."""
+        self.lost_bytes = 0
+        """Bytes that could not be written because of errors."""
+        self._is_in_line = False
         self.is_terminal = is_terminal(fd)
         self.moves_cursor = self.is_terminal and os.environ.get("TERM", "") not in {"", "dumb"}
         """Whether it is a terminal that understands escape sequences."""
@@ -61,8 +64,11 @@ class Outlet:
 
     def write(self, data: bytes) -> None:
         """Queue ``data`` and write as much as possible at once."""
-        if self.error is not None or not data:
+        if not data or (self.error is not None and self.needs_select):
             return
+        if self.error is not None:  # a disk that was full may have room again
+            self.error = None
+            data = b"\n" + data if self._is_in_line else data
         self._queue.append(memoryview(data))
         self.queued_bytes += len(data)
         if len(self._queue) == 1:
@@ -78,8 +84,9 @@ class Outlet:
                 return
             except OSError as error:
                 self.error = error
-                self.drop()
+                self.lost_bytes += self.drop()
                 return
+            self._is_in_line = data[written - 1] != ord("\n")
             self.queued_bytes -= written
             if written == len(data):
                 self._queue.popleft()

@@ -161,10 +161,11 @@ def _make_run_folder(log_dir: str, prefix: str) -> Folder:
         _make_private_folders(log_dir)
         return make_folder(os.path.join(log_dir, f"{prefix}{secrets.token_hex(4)}"))
     except OSError as error:
-        is_long = error.errno == errno.ENAMETOOLONG
+        hint = "use a writable folder with free space"
+        if error.errno == errno.ENAMETOOLONG:
+            hint = "use a shorter --log-dir or --rdzv-id"
         raise UsageError(
-            f"cannot write to --log-dir `{log_dir}`: {error.strerror}",
-            hint="use a shorter --log-dir or --rdzv-id" if is_long else "use a writable folder",
+            f"cannot write to --log-dir `{log_dir}`: {error.strerror}", hint=hint
         ) from error
 
 

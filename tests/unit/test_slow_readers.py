@@ -1,7 +1,9 @@
-"""Readers of meshrun's output that read late, or not at all."""
+"""Readers of meshrun's output that read late, or not at all, and files that are full for a time."""
 
 import os
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -46,3 +48,23 @@ def test_readers_have_a_limited_time(full: tuple[int, Console]) -> None:
     full[1].wait_for_readers(lambda: next(left))
 
     assert full[1].waiting == []
+
+
+def test_a_file_that_has_room_again(tmp_path: Path) -> None:
+    """Whole lines follow, and a line says how much is missing."""
+    with open(tmp_path / "out", "wb", buffering=0) as out:
+        console = Console(out.fileno(), out.fileno())
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12, limits[1]))
+        try:
+            for line in (b"before", b"partial", b"lost"):
+                console.print_line(line, to_stderr=False)
+                console.note_lost_output()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        console.print_line(b"after", to_stderr=True)
+        console.note_lost_output()
+
+    before, partial, after, note = (tmp_path / "out").read_text().splitlines()
+    assert (before, partial, after) == ("before", "parti", "after")
+    assert note == "meshrun: stdout can be written again; 91 bytes were lost"
