@@ -273,7 +273,7 @@ class Participant:
             self._receive(message)
         if connection.is_open:
             self._end_of_wait.cancel()
-            self._is_known, self._is_redirected = True, False
+            self._is_known, self._is_redirected, self._foreign = True, False, None
         elif connection.closed is None:  # it has begun to answer
             self._end_of_wait.restart(_GREETING_S)
         if isinstance(connection.handshake_error, Translated):

@@ -114,6 +114,12 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
     assert "stopped or slow" in error.hint
 
 
+def welcome(**wrong: Any) -> Welcome:
+    """Return what node 0 sends to node1 in launch r, with some other values."""
+    right = {"node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r"}
+    return Welcome(**{**right, "store_port": 1, **wrong})
+
+
 def greet(parties: Parties, listener: socket.socket) -> Connection:
     """Accept the next connection as a coordinator whose own address is 127.0.9.1."""
     accepting = CoordinatorHandshake(SECRET, "127.0.9.1")
@@ -207,8 +213,7 @@ def test_a_welcome_with_wrong_values_is_rejected(
     participant = parties.participant(info("node1"), run_id="r")
     accepting = CoordinatorHandshake(SECRET)
     coordinator = Connection(accepted(parties, other), accepting, participant.hub)
-    welcome = {"node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r"}
-    coordinator.send(Welcome(**{**welcome, "store_port": 1, **wrong}))
+    coordinator.send(welcome(**wrong))
     parties.until(lambda: coordinator.receive() or participant.received(MeetingFailed))
     coordinator.close("the test is over")
     error = participant.received(MeetingFailed)[0].error
@@ -233,6 +238,27 @@ def test_a_coordinator_whose_proxy_outlives_it(parties: Parties, other: socket.s
     error = participant.received(MeetingFailed)[0].error
 
     assert error.message.endswith("within 20 s: it closed the connection")
+
+
+def test_what_answered_before_the_coordinator_is_forgotten(
+    parties: Parties, other: socket.socket
+) -> None:
+    """A lost coordinator is reconnected to, even if another launch was still ending at first."""
+    participant = parties.participant(info("node1"), least_nodes=1, run_id="r")
+    with closing(accepted(parties, other)) as connection:
+        connection.sendall(b"SSH-2.0-OpenSSH_9.2p1\r\n")
+    parties.until(lambda: participant.notes)
+    coordinator = Connection(
+        accepted(parties, other), CoordinatorHandshake(SECRET), participant.hub
+    )
+    coordinator.send(welcome())
+    parties.until(lambda: coordinator.receive() or participant.received(Met))
+    parties.pass_s(10)
+    coordinator.close("it has ended")
+    participant.send(Cleared(generation=0, outcome=NodeOutcome()))
+    parties.until(lambda: participant.received(NodeLost))
+    with closing(accepted(parties, other)):
+        assert not participant.received(MeetingFailed)
 
 
 def test_what_answers_redirects_a_node_only_once(parties: Parties, other: socket.socket) -> None:
