@@ -79,9 +79,10 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         "--disable-status",  # so that srun passes on the first SIGINT
         *end_options(is_elastic=request.rendezvous.least_nodes is not None),
     ]
-    forwarded = (*request.stop_signals, *request.forwarded_signals, signal.SIGQUIT)
     signals = SignalQueue(
-        forwarded, even_if_ignored=request.stop_even_if_ignored, always=(signal.SIGCHLD,)
+        request.stop_signals,
+        even_if_ignored=request.stop_even_if_ignored,
+        always=(signal.SIGQUIT, signal.SIGCHLD, *request.forwarded_signals),
     )
     own_pid = os.getpid()
     # Launchers report their end on stderr, unless that goes elsewhere.

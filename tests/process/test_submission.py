@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,10 @@ def test_only_the_command_line_starts_srun_in_a_shell_of_a_job(folder: Path) -> 
 
 
 def test_a_cancelled_job_is_not_signaled_twice(folder: Path) -> None:
-    """Even if Slurm lists other tasks of its array or components of it, too."""
+    """Even if Slurm lists other tasks of its array or components of it, too.
+
+    A signal to forward counts although the script ignores it: ``trap '' USR1``.
+    """
     for name, does in (
         ("srun", "touch runs; until [ -e go ]; do sleep 0.05; done"),
         ("squeue", 'echo "$@" >> asked; printf "8 RUNNING\\n7 COMPLETING\\n"'),
@@ -256,17 +260,21 @@ def test_a_cancelled_job_is_not_signaled_twice(folder: Path) -> None:
         (folder / name).chmod(0o755)
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
     asked = folder / "asked"
-    with start_meshrun("--nnodes", "2", "train.py", env=env, folder=folder) as run:
-        wait_until((folder / "runs").exists, lambda: run.stderr)
-        run.signal(signal.SIGTERM)
-        wait_until(lambda: _asked_for_state(asked) == 1, lambda: run.stderr)
-        run.signal(signal.SIGINT)
-        wait_until(lambda: _asked_for_state(asked) == 2, lambda: run.stderr)
-        (folder / "go").touch()
-        run.wait()
+    words = ("--nnodes", "2", "--forward", "USR1", "train.py")
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with start_meshrun(*words, env=env, folder=folder) as run:
+            wait_until((folder / "runs").exists, lambda: run.stderr)
+            for count, signum in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1), 1):
+                run.signal(signum)
+                wait_until(partial(_has_asked, asked, count), lambda: run.stderr)
+            (folder / "go").touch()
+            run.wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
-    assert asked.read_text() == "--noheader --jobs=7 --format=%A %T\n" * 2
+    assert asked.read_text() == "--noheader --jobs=7 --format=%A %T\n" * 3
 
 
-def _asked_for_state(asked: Path) -> int:
-    return asked.read_text().count("%T") if asked.exists() else 0
+def _has_asked(asked: Path, count: int) -> bool:
+    return asked.exists() and asked.read_text().count("%T") == count
