@@ -355,7 +355,7 @@ def test_a_reset_connection_is_reported_as_closed(parties: Parties, other: socke
     """The kernel resets a connection with unread data; the note is the same."""
     participant = parties.participant(info("node1"))
     with closing(accepted(parties, other)) as connection:
-        parties.until(lambda: cast("Participant", participant.side)._connection)
+        parties.until(lambda: cast("Participant", participant.side)._attempts._connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     parties.until(lambda: participant.notes)
 
@@ -439,7 +439,7 @@ def test_times_of_calls_are_converted_to_the_local_clock(parties: Parties, ahead
 def test_a_participant_may_close_while_it_looks_for_the_coordinator(parties: Parties) -> None:
     """Nothing of its attempts is left."""
     participant = parties.participant(info("node1"))
-    cast("Participant", participant.side)._dialer._addresses.clear()
+    cast("Participant", participant.side)._attempts._dialer._addresses.clear()
     participant.turn()  # a name is looked up in a process of its own
     parties.remove(participant)
 

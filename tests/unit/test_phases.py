@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,29 +39,11 @@ from meshrun.protocol.from_zygote import (
 )
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
+from meshrun.rendezvous.participant import Participation
+from tests.diagrams import DIAGRAMS, FOLLOWS
 from tests.histories import S, raised
-from tests.kit import ROOT
 from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, reported
 
-PAGE = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
-DIAGRAMS = dict(
-    zip(
-        (Phase, Stop, NodesPhase, Link),
-        re.findall(r"```mermaid\nstateDiagram-v2\n(.+?)```", PAGE, re.DOTALL),
-        strict=True,
-    )
-)
-
-
-def transitions(kind: type[Enum]) -> dict[Any, set[Any]]:
-    """Return what may follow each phase, according to its diagram; each arrow has a reason."""
-    follows: dict[Any, set[Any]] = {each: set() for each in kind}
-    for before, after in re.findall(r"(\w+) --> (\w+): \w", DIAGRAMS[kind]):
-        follows[kind[before.upper()]].add(kind[after.upper()])
-    return follows
-
-
-FOLLOWS = {kind: transitions(kind) for kind in DIAGRAMS}
 RANK = st.integers(0, 1)
 SIGNUM = st.sampled_from([2, 13, 15])
 LOCAL: list[Callable[[int], st.SearchStrategy[Event]]] = [
@@ -166,7 +146,10 @@ def test_only_last_phases_have_no_way_out() -> None:
     """A launch that is over stays over, and no other phase is a dead end."""
     last = {each for follows in FOLLOWS.values() for each in follows if not follows[each]}
 
-    assert last == {Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CUT_OFF}
+    assert last == {
+        Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CUT_OFF, Participation.OVER,
+        Participation.FAILED,
+    }  # fmt: skip
     for kind, diagram in DIAGRAMS.items():
         assert f"[*] --> {next(iter(kind)).name.lower()}\n" in diagram
         assert [f"{each.name.lower()} --> [*]" in diagram for each in kind] == [

@@ -1,0 +1,235 @@
+"""Attempts to reach the coordinator, until it has proved itself. Never blocks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.host.printable import one_line
+from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.deadline import Deadline
+from meshrun.rendezvous.dialer import Dialer
+from meshrun.rendezvous.handshake import ParticipantHandshake, Translated
+from meshrun.rendezvous.messages import Message
+from meshrun.rendezvous.this_node import ThisNode
+
+_RETRY_S = 0.5
+_FIRST_GREETING_S = 3.0
+_GREETING_S = 10.0
+"""How long node 0 may take to send its greeting, the second one after an attempt without it, and
+how long for each answer after that."""
+_REFUSED_LONG_S = 10.0
+"""After this long, node 0 was not merely started a little later."""
+_SILENT = "it accepts connections but does not answer"
+_FOREIGN_S = 5.0
+"""How long another launch may answer at the endpoint: an earlier one may still be ending."""
+
+
+class Attempts:
+    """One attempt after the other, within a time limit, to connect and to do the handshake.
+
+    Args:
+        addresses: Those of the coordinator, if known; otherwise its name is looked up before each
+            attempt, as it may take a while to appear.
+        connected: Called with a connection after the handshake, and the messages that have arrived.
+        failed: Called with the reason why there are no more attempts.
+    """
+
+    def __init__(
+        self,
+        node: ThisNode,
+        addresses: Sequence[str],
+        *,
+        connected: Callable[[Connection, list[Message]], None],
+        failed: Callable[[MeshrunError], None],
+    ) -> None:
+        self._config, self._secret = node.config, node.secret
+        self._hub, self._beat_s = node.hub, node.beat_s
+        self._connected, self._failed = connected, failed
+        reactor = node.hub.reactor
+        self._dialer = Dialer(self._config.host or "", addresses, reactor, self._dialed)
+        self._connection: Connection | None = None
+        """The connection of this attempt, until the handshake is done."""
+        self._handshake = ParticipantHandshake(node.secret)
+        self._is_redirected = False
+        """Whether what answers has said that another address is its own, which is tried first."""
+        self._uses_fallback = False
+        """Whether it tries the port on which node 0 reports that the endpoint's port is taken."""
+        self._why = "no answer yet"
+        """Why the last attempt failed."""
+        self._noted = ""
+        """Why the last connection was closed, as the last note said."""
+        self._lost: MeshrunError | None = None
+        """How a coordinator was lost that cannot be reached again if nothing listens there."""
+        self._refused: Deadline | None = None
+        """Since when every attempt was refused: the machine is up, but nothing listens."""
+        self._foreign: Deadline | None = None
+        """How long something other than our coordinator may answer at the endpoint."""
+        self._deadline = self._hub.deadline(node.config.timeout_s)
+        self._next = reactor.call_at(time.monotonic_ns(), self._try, skips=False)
+        self._end_of_wait = reactor.call_at(None, self._drop_without_answer, skips=False)
+
+    def begin_again(self, lost: MeshrunError, why: str) -> None:
+        """Return to a coordinator that was lost."""
+        self._lost, self._why = lost, why
+        self._deadline = self._hub.deadline(self._config.return_s)
+        self._next.move(time.monotonic_ns())
+
+    def retry(self, why: str) -> None:
+        """Try again, as the coordinator has closed the connection before this node took part."""
+        # It has been there: wait less than for a late one.
+        known_s = min(self._deadline.timeout_s, self._config.node_timeout_s)
+        self._deadline = self._hub.deadline(known_s)
+        self._end_attempt(why)
+
+    def check(self) -> None:
+        """Note how long the attempts take, and give up at the end; called at each heartbeat."""
+        if self._deadline.is_over:
+            self._give_up(f" within {self._deadline.timeout_s:.0f} s", self._hint())
+        elif self._deadline.note_is_due():
+            is_long = self._refused is not None and self._refused.is_over
+            doubt = "; its launcher has not started yet or has exited" if is_long else ""
+            place = self._config.endpoint
+            self._hub.note(f"waiting for node 0 at {place}: {self._why}{doubt} ({self._deadline})")
+
+    def _give_up(self, when: str, hint: str) -> None:
+        text = f"cannot join node 0 at {self._config.endpoint}{when}: {self._why}"
+        self._failed(RendezvousError(text, hint=hint))
+
+    def _hint(self) -> str:
+        """Return what may be wrong if node 0 was never reached."""
+        if self._dialer.own:
+            return (
+                f"{self._dialer.own} is an address of this machine, which is not node 0: set"
+                " --rdzv-endpoint to an address of the node with --node-rank 0"
+            )
+        if self._refused is not None:
+            return (
+                "check that node 0's launcher is running, and that the name resolves to the same"
+                " machine on every node"
+            )
+        return (
+            "check that meshrun was started there, that this node can reach the port, and that the"
+            " name resolves to the same machine on every node"
+        )
+
+    def _hint_of_foreign(self) -> str:
+        """Return what may be wrong if something else than node 0 seems to answer."""
+        if _SILENT in self._why:
+            return (
+                "node 0's launcher may be stopped or slow, and a longer --node-timeout waits longer"
+                " for it; or another program is using the port"
+            )
+        run_id = self._config.run_id
+        own_id = f" (here {one_line(run_id, 80)})" if run_id else ""
+        return (
+            "another program or launch may be using the port; check that --rdzv-id"
+            f"{own_id} and MESHRUN_SECRET are the same on every node"
+        )
+
+    # ---- one attempt -----------------------------------------------------------------------
+
+    def _try(self) -> None:
+        if self._foreign is not None and self._foreign.is_over:
+            self._give_up("", self._hint_of_foreign())
+            return
+        self._uses_fallback = self._foreign is not None and not self._uses_fallback
+        self._dialer.dial(self._port)
+
+    @property
+    def _port(self) -> int:
+        return fallback_port(self._secret) if self._uses_fallback else self._config.port or 0
+
+    def _dialed(self, connected: socket.socket | None, why: str) -> None:
+        if connected is not None:
+            self._begin_handshake(connected)
+        elif self._dialer.address:
+            self._not_connected(why or "no answer")
+        else:
+            self._try_later(f"the name `{self._config.host}` does not resolve: {why}")
+
+    def _begin_handshake(self, connected: socket.socket) -> None:
+        self._end_of_wait.restart(_FIRST_GREETING_S if self._foreign is None else _GREETING_S)
+        # It has proved nothing yet, so its word is followed once, not from address to address.
+        address = "" if self._is_redirected else self._dialer.address
+        self._handshake = ParticipantHandshake(self._secret, address)
+        self._connection = Connection(connected, self._handshake, self._hub, beat_s=self._beat_s)
+        self._connection.watch(self._on_ready)
+
+    def _on_ready(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        messages = connection.receive()
+        if connection.is_open:
+            self._end_of_wait.cancel()
+            self._connection, self._is_redirected, self._foreign = None, False, None
+            self._connected(connection, messages)
+        elif isinstance(connection.handshake_error, Translated):
+            self._connect_directly(connection.handshake_error.address)
+        elif connection.closed is not None:
+            self._end_attempt(connection.closed, _FOREIGN_S if connection.handshake_error else None)
+        else:  # it has begun to answer
+            self._end_of_wait.restart(_GREETING_S)
+
+    def _connect_directly(self, own: str) -> None:
+        """Connect to the coordinator's own address, or else through the translated one again."""
+        self._connection, self._is_redirected = None, True
+        self._dialer.prefer(own)
+        self._end_of_wait.cancel()
+        self._next.move(time.monotonic_ns())
+
+    def _drop_without_answer(self) -> None:
+        """End a connection whose other end does not answer like a launcher."""
+        is_silent = not self._handshake.is_answered
+        why = _SILENT if is_silent else f"its answer takes more than {_GREETING_S:g} s"
+        if self._connection is not None:
+            self._connection.close(why)
+        self._end_attempt(why, self._config.node_timeout_s if is_silent else None)
+
+    def _end_attempt(self, why: str, foreign_s: float | None = None) -> None:
+        """Try again after a connection; for ``foreign_s``, something else may answer there."""
+        self._connection = None
+        self._not_connected(why, foreign_s)
+        if why != self._noted and not self._uses_fallback:
+            self._noted = why
+            self._hub.note(f"node 0 at {self._config.endpoint}: {why}; retrying")
+
+    def _not_connected(self, why: str, foreign_s: float | None = None) -> None:
+        is_refused = why == os.strerror(errno.ECONNREFUSED)
+        if is_refused and self._lost is not None:
+            self._failed(self._lost)
+            return
+        if self._uses_fallback:  # usually, nothing listens there
+            self._try_later(self._why)
+            return
+        refused = self._refused or self._hub.deadline(_REFUSED_LONG_S)
+        self._refused = refused if is_refused else None
+        if is_refused and refused.waited_s >= 1:
+            why += f" for {refused.waited_s:.0f} s"
+        if foreign_s is None:
+            self._foreign = None
+        elif self._foreign is None or self._foreign.timeout_s != foreign_s:
+            self._foreign = self._hub.deadline(foreign_s)
+        place = format_endpoint(self._dialer.address, self._port)
+        if self._dialer.own == self._dialer.address:
+            why += ", and the address belongs to this machine"
+        self._try_later(why if place == self._config.endpoint else f"{place}: {why}")
+
+    def _try_later(self, why: str) -> None:
+        self._why = why
+        self._end_of_wait.cancel()
+        self._next.restart(_RETRY_S)
+
+    def close(self) -> None:
+        """Make no more attempts."""
+        self._next.cancel()
+        self._end_of_wait.cancel()
+        self._dialer.close()
+        if self._connection is not None:
+            self._connection.close("this node has given up")
