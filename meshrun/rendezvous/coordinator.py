@@ -76,8 +76,6 @@ class Coordinator:
         self._counter = itertools.count(len(infos))
         self._notified: set[int] = set()
         """Spares that know that they are spares."""
-        self._failures: list[tuple[str, str]] = []
-        """The host and the description of each failure; "" if no single host failed."""
         self._excluded: dict[str, HostError] = {}
         """Hosts that may no longer take part, and why."""
         self._ran: dict[int, str] = {}
@@ -225,24 +223,11 @@ class Coordinator:
 
     def _exclude_failing_node(self, cause: Cause) -> None:
         """Exclude a node after two failures in a row on it that no other node had."""
-        rank, number = cause.rank, self._failed_on(cause)
-        info = None if number is None else self._nodes.infos.get(number)
-        if info is None or number is None:
-            self._failures.append(("", ""))
+        number = self._failed_on(cause)
+        why = self._nodes.note_failure(number, cause)
+        if number is None or not why:
             return
-        what = cause.description.removeprefix(f"on {info.host}, ")
-        self._failures.append((info.host, what))
-        hosts = [host for host, _ in self._failures[-2:]]
-        is_shared = any(other == what and host != info.host for host, other in self._failures)
-        if hosts != [info.host] * 2 or is_shared or number not in self._round.connections:
-            return
-        if len(self._nodes.on_host(info.host)) > 1:  # as of containers with one host name
-            return
-        if not self._nodes.can_do_without(number):
-            return
-        what = what if rank is None else f"rank {rank} {what}"
-        why = f"the last two failures were on {info.host} and on no other node: {what}"
-        self._excluded[info.host] = error = HostError(
+        self._excluded[self._nodes.infos[number].host] = error = HostError(
             f"{why}; the other nodes continue without it",
             hint="check the devices, disk and memory of this host; the launch no longer accepts it",
         )

@@ -12,6 +12,7 @@ from meshrun.layout import Layout, solve_layout
 from meshrun.layout.domains import domains_of, split_nodes
 from meshrun.plan.plan import solve_request
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.expected_nodes import list_names
 from meshrun.rendezvous.messages import Join
 
@@ -52,6 +53,8 @@ class Membership(Struct):
     """Numbers of nodes, in the order in which they joined."""
     _by_host: dict[str, set[int]] = {}
     _by_launcher: dict[str, int] = {}
+    _failures: list[tuple[str, str]] = []
+    """The host and the description of each failure; "" if no single host failed."""
 
     def __post_init__(self) -> None:
         self._place(self.infos)
@@ -106,9 +109,27 @@ class Membership(Struct):
         self._rank_of = {number: place for place, number in enumerate(self.participants)}
         self._free = set()
 
-    def can_do_without(self, number: int) -> bool:
+    def note_failure(self, number: int | None, cause: Cause) -> str:
+        """Note the node of a failure, if one is known; return why to exclude it, or ""."""
+        info = None if number is None else self.infos.get(number)
+        if info is None or number is None:
+            self._failures.append(("", ""))
+            return ""
+        host, what = info.host, cause.description.removeprefix(f"on {info.host}, ")
+        self._failures.append((host, what))
+        is_first = [each for each, _ in self._failures[-2:]] != [host, host]
+        is_shared = any(other == what and each != host for each, other in self._failures)
+        are_many = len(self._by_host[host]) > 1  # as of containers with one host name
+        if is_first or is_shared or are_many or not self._can_do_without(number):
+            return ""
+        what = what if cause.rank is None else f"rank {cause.rank} {what}"
+        return f"the last two failures were on {host} and on no other node: {what}"
+
+    def _can_do_without(self, number: int) -> bool:
         """Return whether the launch can continue without a node that takes part."""
         place = self._rank_of[number]
+        if place == 0:  # the coordinator
+            return False
         self._places[place] = None
         try:
             self.choose()
