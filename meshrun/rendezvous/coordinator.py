@@ -65,8 +65,7 @@ class Coordinator:
         listener: socket.socket,
         run_id: str,
     ) -> None:
-        self._config, self._hub, self._run_id = node.config, node.hub, run_id
-        config, hub = node.config, node.hub
+        self._config, self._hub = config, hub = node.config, node.hub
         self._nodes = Membership(
             fit=node.fit,
             least=config.least_nodes or len(infos),
@@ -98,15 +97,12 @@ class Coordinator:
         self._reach: Reachability | None = None
         """Tests whether the next node can be reached."""
         self._over = False
-        self._loss = ""
-        """The first loss of a node in this generation, or since it ended."""
-        self._error: MeshrunError = RendezvousError("")
         self._connections = dict(connections)
         """Those to all other nodes; the round has those to nodes that take part."""
         for number, connection in connections.items():
             connection.watch(partial(self._on_ready, number))
         self._round = Round(0, dict(connections), world_size=0, hub=hub)
-        self._listener = listener
+        self._listener, self._run_id = listener, run_id
         self._unauthenticated = Unauthenticated(listener, node, self._on_join)
         self._regroup()
 
@@ -156,7 +152,7 @@ class Coordinator:
     def _check_deadline(self, deadline: Deadline) -> None:
         if deadline.is_over:
             is_elastic = self._config.is_elastic
-            lost = f"{self._loss}; " if self._loss and not is_elastic else ""
+            lost = f"{self._round.loss}; " if self._round.loss and not is_elastic else ""
             option = "--rdzv-conf join_timeout=TIME" if is_elastic else "--node-timeout TIME"
             self._fail(
                 RendezvousError(
@@ -166,7 +162,7 @@ class Coordinator:
                 )
             )
         elif deadline.note_is_due():
-            text = f"waiting at {self._endpoint}: {self._error.message} ({deadline})"
+            text = f"waiting at {self._endpoint}: {self._choose()} ({deadline})"
             self._hub.note(text)
             self._send_all(Waiting(text=text, has_begun=True))
 
@@ -216,9 +212,7 @@ class Coordinator:
         if self._pending is not None:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
-        elif not (
-            self._over or self._round.is_done or self._round.is_ending or self._round.is_all_cleared
-        ):
+        elif self._round.is_running:
             self._grow(info.host)
 
     def _exclude_failing_node(self, cause: Cause) -> None:
@@ -272,10 +266,11 @@ class Coordinator:
     def _grow(self, host: str) -> None:
         """End this generation if the next would have more ranks."""
         before, choice = self._nodes.layout, self._choose()
-        if before is None or choice is None or choice.layout.world_size <= before.world_size:
+        after = choice.layout if isinstance(choice, Choice) else before
+        if before is not None and after is not None and after.world_size > before.world_size:
+            self._change(f"{host} joins: {describe_shapes(before, after)}")
+        else:
             self._notify_spares()
-            return
-        self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
 
     def _lose(self, number: int, why: str) -> None:
         connection, host = self._connections.pop(number), self._nodes.infos[number].host
@@ -289,7 +284,7 @@ class Coordinator:
             return
         at_ns, is_silent = time.monotonic_ns(), connection.is_silent
         lost = NodeLost(node_rank=node_rank, host=host, why=why, at_ns=at_ns, is_silent=is_silent)
-        self._loss = self._loss or str(lost)
+        self._round.loss = self._round.loss or str(lost)
         if not self._config.is_elastic:
             self._end_for(str(lost))
             self._hub.events.append(lost)
@@ -308,21 +303,21 @@ class Coordinator:
 
     # ---- nodes that take part --------------------------------------------------------------
 
-    def _choose(self) -> Choice | None:
+    def _choose(self) -> Choice | MeshrunError:
+        """Return which nodes should take part, or why they are too few."""
         try:
             return self._nodes.choose()
         except MeshrunError as error:
-            self._error = error
-            return None
+            return error
 
     def _regroup(self) -> None:
         """Begin the pending generation, or wait for nodes."""
         generation, choice = self._pending, self._choose()
         if generation is None:
             return
-        if choice is None:
+        if isinstance(choice, MeshrunError):
             if len(self._nodes.infos) >= self._nodes.most:
-                self._fail(self._error)  # more nodes would not help
+                self._fail(choice)  # more nodes would not help
             elif self._deadline is None:
                 self._deadline = self._hub.deadline(self._config.return_s)
             return
@@ -346,7 +341,6 @@ class Coordinator:
         self._hub.events.append(begin)
 
     def _begin_round(self, generation: int) -> None:
-        self._loss = ""
         layout = self._nodes.layout
         self._round = Round(
             generation,

@@ -47,12 +47,19 @@ class Round:
         self.outcomes: dict[int, NodeOutcome] = {}
         self._finished: set[int] = set()
         self._cleared: set[int] = set()
+        self.loss = ""
+        """The first loss of a node in this generation, or since it ended."""
         self.is_ending = False
         """Whether the nodes have been asked to stop their ranks."""
         self.is_done = False
         """Whether every program has finished."""
         self.is_all_cleared = False
         """Whether nothing is left on any node; this node then decides what comes next."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether ranks run, and nothing has ended them yet."""
+        return not (self.is_ending or self.is_done or self.is_all_cleared)
 
     def send(self, message: Message) -> None:
         """Carry out a message of this node's own launch, and send the others what they need."""

@@ -483,6 +483,7 @@ def test_the_first_of_two_lost_nodes_is_named(parties: Parties, fixed: list[Part
     message = left[0].received(MeetingFailed)[0].error.message
     assert message.startswith("node 2 (node2) was lost: it closed the connection; after 3")
     assert message.endswith("1 of 3 nodes joined (node0)")
+    assert "1 of 3 nodes joined (node0) (" in left[0].notes[-1]
 
 
 @pytest.mark.parametrize(
