@@ -24,6 +24,8 @@ class WriteBuffer:
         self._queue = bytearray()
         self.is_broken = False
         """Whether the other end is closed."""
+        self.is_reset = False
+        """Whether a connection was reset: the kernel tells either the writer or the reader."""
         os.set_blocking(fd, False)
 
     @property
@@ -55,7 +57,8 @@ class WriteBuffer:
                 del self._queue[: os.write(self._fd, self._queue)]
         except BlockingIOError:
             self._reactor.add_writer(self._fd, self._flush)
-        except OSError:
+        except OSError as error:
+            self.is_reset = isinstance(error, ConnectionResetError)
             self.close()
             self._done()
         else:

@@ -8,6 +8,7 @@ import random
 import socket
 import termios
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 
 from meshrun.host.interfaces import address_of
@@ -39,6 +40,8 @@ _LEAST_BEATS = 4
 _SEGMENT = 500
 """Bytes of a long message that are no silence: a slow link carries a segment of TCP at a time."""
 _GOODBYE_S = 2.0
+_RESUME_S = 5.0
+"""How long the participant may take to resume a connection that was reset."""
 _DRIFT = 1e-4
 """How fast two clocks may drift apart, so a later round trip may count although it is longer."""
 _TRIPS = 2
@@ -67,14 +70,7 @@ class Connection:
     ) -> None:
         self._socket, self._hub, self._reactor = connection, hub, hub.reactor
         self._out = WriteBuffer(connection.fileno(), hub.reactor)
-        with contextlib.suppress(OSError):
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):  # an older kernel
-            # The delay doubles each time. At 30 % packet loss it exceeded --node-timeout in 1 of 16
-            # connections within 100 s; with this limit, no silence was longer than 8 s.
-            self._socket.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, 1000)
-            # The kernel gives up after 15 retransmissions, now 13 s; --node-timeout is our limit.
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _A_DAY_MS)
+        _set_options(connection)
         self._handshake = handshake
         self._line = bytearray()
         self._reader: FrameReader | None = None
@@ -82,6 +78,17 @@ class Connection:
         self._waiting: list[Message] = []
         self.their_address = _their_address(connection)
         """The peer's address, as seen from here."""
+        self._on_ready: Callable[[], object] = lambda: None
+        self.can_resume = False
+        """Whether a reset interrupts it, so that it may be resumed, and does not close it."""
+        self._interrupted_ns: int | None = None
+        """When it was reset, until it is resumed."""
+        self.received = 0
+        """How many messages have arrived, apart from heartbeats."""
+        self._confirmed = 0
+        """How many of those sent the peer has received."""
+        self._unconfirmed: deque[bytes | None] = deque()
+        """Those sent since then; ``None`` for one that was not kept."""
         self._why_closing = "it closed the connection"
         """Why the peer closes the connection; its Parting may give a better reason."""
         self.closed: str | None = None
@@ -99,9 +106,8 @@ class Connection:
         """How long the peer's ranks had been idle at which time."""
         self.ahead_ns = 0
         """How far the peer's monotonic clock is ahead of ours, once known."""
-        self._shortest_at_ns = 0
         self._shortest_trip_ns: int | None = None
-        self._trips = 0
+        self._shortest_at_ns = self._trips = 0
         self._interval_ns = int(beat_s * 1e9)
         self._silent_ns = 2 * self._interval_ns
         """The silence after which the peer's state is unknown."""
@@ -119,7 +125,8 @@ class Connection:
 
     def watch(self, on_ready: Callable[[], object]) -> None:
         """Have ``on_ready`` called, from now on, when there is something to receive."""
-        if self.closed is None:
+        self._on_ready = on_ready
+        if self.closed is None and not self.is_interrupted:
             self._reactor.add_reader(self, on_ready)
 
     @property
@@ -128,12 +135,17 @@ class Connection:
         return self._writer is not None and self.closed is None
 
     @property
+    def is_interrupted(self) -> bool:
+        """Whether it was reset and not resumed yet."""
+        return self._interrupted_ns is not None
+
+    @property
     def is_delivered(self) -> bool:
         """Whether the peer's machine has received all that was sent, or the connection is closed.
 
         A closed socket may not deliver the rest: data from the peer resets it.
         """
-        if self.closed is not None or self._out.queued_bytes:
+        if self.closed is not None or self._out.queued_bytes or self.is_interrupted:
             return self.closed is not None
         try:
             return fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)) == bytes(4)
@@ -160,12 +172,20 @@ class Connection:
         """Send a message, after the handshake if that is not done yet."""
         if self._writer is None:
             self._waiting.append(message)
-        else:
+        elif isinstance(message, Beat):
             self._out.write(self._writer.frame(encode(message)))
+        else:
+            self.send_text(encode(message))
 
-    def send_text(self, text: bytes) -> None:
-        """Send a message that was encoded for many, if the handshake is done."""
+    def send_text(self, text: bytes, *, kept: bool = True) -> None:
+        """Send a message that was encoded for many, if the handshake is done.
+
+        Args:
+            text: The message.
+            kept: Whether to keep it until it is confirmed, to send it again after a reset.
+        """
         if self._writer is not None:
+            self._unconfirmed.append(text if kept else None)
             self._out.write(self._writer.frame(text))
 
     def receive(self) -> list[Message]:
@@ -176,10 +196,13 @@ class Connection:
                 received = self._socket.recv(_CHUNK)
             except (BlockingIOError, InterruptedError):
                 break
-            except ConnectionError:
-                received = b""  # a reset is an end too: the peer had unread data
             except OSError as error:
-                self.close(error.strerror or str(error))
+                # The peer had unread data, or something between the two reset the connection.
+                is_reset = isinstance(error, ConnectionError)
+                self._interrupt(self._why_closing if is_reset else error.strerror or str(error))
+                break
+            if not received and self._out.is_reset:
+                self._interrupt(self._why_closing)
                 break
             if not received:
                 self.close(self._why_closing)
@@ -207,7 +230,10 @@ class Connection:
 
     def give_up_if_silent(self, timeout_s: float) -> str:
         """Return why to drop a peer that was silent for too long, and send it that; else ""."""
-        silent_s = (time.monotonic_ns() - self.received_ns) / 1e9
+        now_ns = time.monotonic_ns()
+        if self._interrupted_ns is not None and now_ns - self._interrupted_ns > _RESUME_S * 1e9:
+            return f"its connection was reset and not resumed within {_RESUME_S:g} s"
+        silent_s = (now_ns - self.received_ns) / 1e9
         if silent_s <= timeout_s:
             return ""
         self.is_silent, why = True, f"no message from it for {silent_s:.0f} s"
@@ -231,14 +257,22 @@ class Connection:
             self._next_beat_ns = now_ns + self._interval_ns
             if self._trips >= _TRIPS and isinstance(self._handshake, ParticipantHandshake):
                 return
-        self.send(Beat(at_ns=now_ns, idle_s=idle_s))
+        self.send(Beat(at_ns=now_ns, idle_s=idle_s, received=self.received))
 
     def _take_beat(self, beat: Beat) -> None:
         now_ns = time.monotonic_ns()
+        self._confirm(beat.received)
         if beat.idle_s is not None:
             self._idle_ns, self._idle_at_ns = int(beat.idle_s * 1e9), now_ns
         if beat.echo_ns is None:
-            self.send(Beat(at_ns=now_ns, echo_ns=beat.at_ns, idle_s=self._own_idle_s))
+            self.send(
+                Beat(
+                    at_ns=now_ns,
+                    echo_ns=beat.at_ns,
+                    idle_s=self._own_idle_s,
+                    received=self.received,
+                )
+            )
             return
         self._trips += 1
         trip_ns = now_ns - beat.echo_ns
@@ -254,9 +288,55 @@ class Connection:
         age_ns = time.monotonic_ns() - self._shortest_at_ns
         return (self._shortest_trip_ns or 0) // 2 + int(_DRIFT * age_ns)
 
+    # ---- interruptions ---------------------------------------------------------------------
+
+    def _interrupt(self, why: str) -> None:
+        """Wait for the connection to be resumed, or close it if it cannot be."""
+        if self.can_resume:
+            self._interrupted_ns = time.monotonic_ns()
+            self._release()
+        else:
+            self.close(why)
+
+    def resume(self, other: Connection, received: int) -> None:
+        """Continue on the socket of another connection to the same peer, which ends.
+
+        Args:
+            other: The new connection, which only served to agree on this.
+            received: How many messages the peer has received.
+        """
+        self._confirm(received)
+        if self._interrupted_ns is None:  # the reset has reached only the peer
+            self._release()
+        self._interrupted_ns, self.received_ns = None, other.received_ns
+        self._socket, self._out = other._socket, other._out
+        self._reader, self._writer = other._reader, other._writer
+        self.received += other.received - 1  # all but what it served for
+        self._hub.connections.discard(other)
+        self._reactor.remove(other)
+        self.watch(self._on_ready)
+        again, self._unconfirmed = self._unconfirmed, deque()
+        for text in again:
+            if text is None:
+                self.close("its connection was reset, and a message was lost")
+                return
+            self.send_text(text)
+
+    def _confirm(self, received: int) -> None:
+        while self._unconfirmed and self._confirmed < received:
+            self._unconfirmed.popleft()
+            self._confirmed += 1
+
+    def _release(self) -> None:
+        self._reactor.remove(self)
+        self._out.close()
+        self._socket.close()
+
+    # ---- end -------------------------------------------------------------------------------
+
     def end(self, reactor: Reactor) -> None:
         """Write what is left, and wait in another reactor until the peer has read it and closes."""
-        if self.closed is None:
+        if self.closed is None and not self.is_interrupted:
             self._reactor.remove(self)
             self._reactor = reactor
             self.watch(self.receive)
@@ -271,9 +351,7 @@ class Connection:
         if self.closed is None:
             self.closed = why
             self._hub.connections.discard(self)
-            self._reactor.remove(self)
-            self._out.close()
-            self._socket.close()
+            self._release()
 
     def _read(self, received: bytes) -> list[Message]:
         while self._reader is None:
@@ -290,8 +368,10 @@ class Connection:
             messages.append(message := decode(text, self.ahead_ns))
             if isinstance(message, Beat):
                 self._take_beat(message)
-            elif isinstance(message, Parting):
-                self.is_silent = True
+                continue
+            self.received += 1
+            if isinstance(message, Parting):
+                self.is_silent, self.can_resume = True, False
                 self._why_closing = f"it dropped this node: {message.why}"
         if messages or len(received) >= _SEGMENT:
             self.received_ns = time.monotonic_ns()
@@ -328,6 +408,17 @@ def close_gracefully(connections: Collection[Connection]) -> None:
         reactor.run_until(lambda: not reactor.watched, timeout_s=_GOODBYE_S)
         for connection in connections:
             connection.close("the launch has ended")
+
+
+def _set_options(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError):  # an older kernel
+        # The delay doubles each time. At 30 % packet loss it exceeded --node-timeout in 1 of 16
+        # connections within 100 s; with this limit, no silence was longer than 8 s.
+        connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, 1000)
+        # The kernel gives up after 15 retransmissions, now 13 s; --node-timeout is our limit.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _A_DAY_MS)
 
 
 def _their_address(connection: socket.socket) -> str:

@@ -32,6 +32,8 @@ from meshrun.rendezvous.messages import (
     Join,
     Message,
     Refused,
+    Resume,
+    Resumed,
     SharedWelcome,
     Waiting,
     Welcome,
@@ -100,7 +102,7 @@ class Coordinator:
         self._connections = dict(connections)
         """Those to all other nodes; the round has those to nodes that take part."""
         for number, connection in connections.items():
-            connection.watch(partial(self._on_ready, number))
+            self._watch(number, connection)
         self._round = Round(0, dict(connections), world_size=0, hub=hub)
         self._listener, self._run_id = listener, run_id
         self._unauthenticated = Unauthenticated(listener, node, self._on_join)
@@ -120,6 +122,8 @@ class Coordinator:
                 self._pending, self._over = None, True
                 self._round.is_ending = True
                 self._send_all(message)
+                for connection in self._connections.values():
+                    connection.can_resume = False  # they leave, perhaps before they have read all
                 self._hub.events.append(message)
             case _:
                 self._round.send(message)
@@ -174,6 +178,10 @@ class Coordinator:
 
     # ---- nodes that join and leave ---------------------------------------------------------
 
+    def _watch(self, number: int, connection: Connection) -> None:
+        connection.can_resume = True
+        connection.watch(partial(self._on_ready, number))
+
     def _on_ready(self, number: int) -> None:
         connection = self._connections[number]
         for message in connection.receive():
@@ -185,9 +193,12 @@ class Coordinator:
             self._lose(number, connection.closed)
 
     def _on_join(self, connection: Connection, messages: Sequence[Message]) -> None:
-        info = next((message for message in messages if isinstance(message, Join | GaveUp)), None)
+        first = (each for each in messages if isinstance(each, Join | GaveUp | Resume))
+        info = next(first, None)
         if info is None or connection.closed is not None:
             connection.close("it gave up")
+        elif isinstance(info, Resume):
+            self._resume(connection, info)
         elif isinstance(info, GaveUp):
             self._unauthenticated.reject(connection, info.as_error())
         else:
@@ -195,6 +206,17 @@ class Coordinator:
                 self._admit(connection, info)
             except MeshrunError as error:
                 self._unauthenticated.reject(connection, error)
+
+    def _resume(self, new: Connection, request: Resume) -> None:
+        number = self._nodes.of_launcher(request.launcher)
+        connection = self._connections.get(-1 if number is None else number)
+        if number is None or connection is None or not connection.can_resume:
+            self._unauthenticated.reject(new, RendezvousError("this node no longer takes part"))
+            return
+        new.send(Resumed(received=connection.received))
+        connection.resume(new, request.received)
+        host = self._nodes.infos[number].host
+        self._hub.note(f"the connection to {host} was reset and resumed")
 
     def _admit(self, connection: Connection, info: Join) -> None:
         check_settings(self._nodes.infos[OWN], info)
@@ -208,7 +230,7 @@ class Coordinator:
         number = next(self._counter)
         self._nodes.add(number, info)
         self._connections[number] = connection
-        connection.watch(partial(self._on_ready, number))
+        self._watch(number, connection)
         if self._pending is not None:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
@@ -397,7 +419,9 @@ class Coordinator:
         for rank, number in enumerate(numbers):
             if number != OWN:
                 after = numbers[(rank + 1) % len(numbers)]
-                self._connections[number].send_text(shared.encode(rank, *self._port_of(after)))
+                self._connections[number].send_text(
+                    shared.encode(rank, *self._port_of(after)), kept=False
+                )
 
     def _welcome(self, previous: dict[str, Any]) -> Welcome:
         """Return the Welcome for this node; that of the others differs only in their own place."""

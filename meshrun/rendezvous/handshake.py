@@ -16,7 +16,7 @@ from typing import Any
 from meshrun.host.host_names import is_address
 from meshrun.host.printable import one_line
 
-VERSION = 4
+VERSION = 5
 """The version of the protocol between launchers; different versions do not connect."""
 LONGEST_LINE = 1024
 NO_LAUNCHER = "the other end is not a meshrun launcher"

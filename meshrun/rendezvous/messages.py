@@ -52,6 +52,8 @@ Count = Annotated[int, Within(0, MAX_RANKS)]
 Port = Annotated[int, Within(1, 65_535)]
 OpenPort = Annotated[int, Within(0, 65_535)]
 """A port, or 0 for none."""
+Received = Annotated[int, Within(0, 2**62)]
+"""How many messages the sender has received on this connection, apart from heartbeats."""
 
 
 class MessageError(Exception):
@@ -84,6 +86,19 @@ class Join(Struct, frozen=True, kw_only=True):
     """An id by which a launcher is recognized when it reconnects."""
     addresses: list[Line] = []
     """The IPv6 addresses of its machine; its connections may come from any of them."""
+
+
+class Resume(Struct, frozen=True, kw_only=True):
+    """Participant to coordinator, first, after its connection was reset: continue on this one."""
+
+    launcher: str
+    received: Received
+
+
+class Resumed(Struct, frozen=True, kw_only=True):
+    """The answer to that."""
+
+    received: Received
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
@@ -176,6 +191,7 @@ class Beat(Struct, frozen=True, kw_only=True):
     """The time of the heartbeat that this answers, by the peer's clock."""
     idle_s: Annotated[float, Within(0, 10**9)] | None = None
     """How long no rank of the sender has made progress, if it measures that."""
+    received: Received = 0
 
 
 class _WithOutcome(Struct, frozen=True, kw_only=True):
@@ -242,7 +258,8 @@ class Times(Struct, frozen=True, kw_only=True):
 Decision = GenerationAborted | OthersFinished | NextBegins | LaunchOver
 """To participants: what happens next, as an event of their own launches."""
 Message = (
-    Join | GaveUp | Waiting | Refused | Welcome | Beat | Parting | Failed | Finished | Cleared
+    Join | Resume | Resumed | GaveUp | Waiting | Refused | Welcome | Beat | Parting
+    | Failed | Finished | Cleared
     | Leave | Decision | Where | AskTimes | Times
 )  # fmt: skip
 _OF_ONE_NODE = ("node_rank", "next_address", "next_port")

@@ -30,6 +30,7 @@ from meshrun.rendezvous.messages import (
     Where,
 )
 from meshrun.rendezvous.reachability import Reachability
+from meshrun.rendezvous.resumption import Resumption
 from meshrun.rendezvous.this_node import ThisNode
 
 
@@ -66,12 +67,14 @@ class Participant:
     """
 
     def __init__(self, node: ThisNode, addresses: tuple[str, ...] = ()) -> None:
-        self._config, self._info = node.config, node.info
+        self._node, self._config, self._info = node, node.config, node.info
         self._hub, self._where = node.hub, node.where
         self._phase = Participation.JOINING
         self._attempts = Attempts(node, addresses, connected=self._connected, failed=self._fail)
         self._connection: Connection | None = None
         """The connection to the coordinator, after the handshake."""
+        self._resumption: Resumption | None = None
+        """While the connection is interrupted."""
         self._host = ""
         """Its host name, once it has welcomed this node."""
         self._lost = ""
@@ -107,6 +110,8 @@ class Participant:
     def _enter(self, phase: Participation) -> None:
         if self._phase is not Participation.FAILED:
             self._phase = phase
+        if self._connection is not None:
+            self._connection.can_resume = self._phase in (*_TAKES_PART, Participation.SPARE)
 
     def _beat(self) -> None:
         """Send a heartbeat, and check whether the coordinator is silent or missing for too long."""
@@ -134,6 +139,14 @@ class Participant:
             self._handle(connection, message)
         if connection.closed is not None:
             self._drop(connection, connection.closed)
+        elif connection.is_interrupted:
+            self._resumption = Resumption(connection, self._node, self._resumed)
+
+    def _resumed(self, connection: Connection, messages: list[Message]) -> None:
+        self._resumption = None
+        if connection.is_open:
+            self._hub.note("the connection to node 0 was reset and resumed")
+        self._receive(connection, messages)
 
     def _handle(self, connection: Connection, message: Message) -> None:
         events = self._hub.events
@@ -182,6 +195,7 @@ class Participant:
     def _drop(self, connection: Connection, why: str) -> None:
         self._connection, self._lost = None, why
         connection.close(why)
+        self._end_resumption()
         if self._phase in _CONNECTS:
             self._attempts.retry(why)
             return
@@ -196,6 +210,11 @@ class Participant:
             self._enter(Participation.CUT_OFF)
         elif self._phase in (Participation.CLEARED, Participation.SPARE):
             self._return()
+
+    def _end_resumption(self) -> None:
+        resumption, self._resumption = self._resumption, None
+        if resumption is not None:
+            resumption.close()
 
     def _return(self) -> None:
         """Reconnect to an elastic launch, as nothing of the last generation is left here."""
@@ -220,6 +239,7 @@ class Participant:
         """Close the connection to the coordinator."""
         self._beats.cancel()
         self._attempts.close()
+        self._end_resumption()
         if self._reach is not None:
             self._reach.close()
         if self._connection is not None:

@@ -322,7 +322,7 @@ def test_nothing_that_a_peer_sends_breaks_a_launch(message: Message, at: int, va
         node = ThisNode(config=config, info=info("node1"), secret=b"s", hub=hub)
         participant = Participant(node, ("127.0.0.1",))
         participant._connection = near
-        participant._receive(said)
+        participant._receive(near, [said])
         as_participant, hub.events = for_launch(hub), deque()
         coordinator = Round(0, {1: far}, world_size=4, hub=hub)
         coordinator.receive(1, far, said)

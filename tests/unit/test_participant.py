@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import socket
@@ -28,7 +29,7 @@ from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
-from meshrun.rendezvous.messages import Cleared, Failed, Times, Waiting, Welcome, encode
+from meshrun.rendezvous.messages import Cleared, Failed, Times, Waiting, Welcome, Where, encode
 from meshrun.rendezvous.participant import Participant
 from tests.parties import SECRET, WHY, Parties, Party, S, info
 
@@ -336,7 +337,8 @@ def test_a_coordinator_that_never_starts_is_reported(parties: Parties) -> None:
 def met(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
     """Return a coordinator and a participant that have met."""
     coordinator = parties.coordinator(2, node_timeout_s=30.0)
-    participant = parties.participant(info("node1"), ahead_ns=ahead_ns)
+    joining = replace(info("node1"), launcher="n1")
+    participant = parties.participant(joining, ahead_ns=ahead_ns)
     parties.until(lambda: coordinator.received(Met) and participant.received(Met))
     return coordinator, participant
 
@@ -349,6 +351,50 @@ def test_a_coordinator_that_closes_is_lost_at_once(parties: Parties) -> None:
 
     lost = participant.received(NodeLost)[0]
     assert (lost.node_rank, lost.why) == (0, "it closed the connection")
+
+
+def reset(party: Party) -> None:
+    """Reset the connection of a participant, as a firewall does: both ends get an error."""
+    connection = cast("Participant", party.side)._connection
+    assert connection is not None
+    assert ctypes.CDLL(None).connect(connection.fileno(), bytes(16), 16) == 0  # to AF_UNSPEC
+
+
+def test_a_reset_connection_is_resumed(parties: Parties) -> None:
+    """What was under way then, or is sent meanwhile, arrives once, in both directions."""
+    coordinator, participant = met(parties, ahead_ns=5 * S)
+
+    def send(text: str) -> None:
+        coordinator.send(Where(why=text))
+        participant.send(Times(generation=0, answers=[], why={0: text}))
+
+    def received() -> tuple[list[str], list[str]]:
+        answers = coordinator.received(TimesReported)
+        return participant.asked, [answer.why[0] for answer in answers]
+
+    sent = [f"{when} {number}" for number in range(3) for when in ("before", "after")]
+    for number in range(3):
+        send(f"before {number}")
+        reset(participant)
+        send(f"after {number}")
+        parties.until(lambda: received() == (participant.asked, participant.asked))
+    assert received() == (sent, sent)
+
+    assert coordinator.notes == ["the connection to node1 was reset and resumed"] * 3
+    assert participant.notes == ["the connection to node 0 was reset and resumed"] * 3
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_reset_connection_that_is_not_resumed_is_lost(parties: Parties, waiting: int) -> None:
+    """Soon: the other launcher may have been killed."""
+    both = met(parties)
+    reset(both[1])
+    parties.all = [both[waiting]]
+    parties.pass_s(8)
+
+    (lost,) = both[waiting].received(NodeLost)
+    assert lost.why == "its connection was reset and not resumed within 5 s"
+    both[1 - waiting].close()
 
 
 def test_a_reset_connection_is_reported_as_closed(parties: Parties, other: socket.socket) -> None:
