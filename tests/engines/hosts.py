@@ -132,6 +132,10 @@ class Hosts:
         rule = f"add rule inet lost in iifname eth0 {which} drop"
         self._change_network(host, "nft", "add table inet lost", chain, rule)
 
+    def reset(self, host: int, port: int) -> None:
+        """Reset the connections of a host to a port, as a firewall may; both ends get an error."""
+        self._change_network(host, "ss", f"-K dport = {port}")
+
     def slow(self, host: int, *, towards: int | None = None) -> None:
         """Limit what one host sends, to all others or to one, to 64 megabits a second.
 

@@ -59,6 +59,19 @@ def test_a_cut_that_heals_is_survived(
 
 
 @pytest.mark.nightly
+def test_connections_that_are_reset_are_resumed(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Each time, while ranks communicate on other connections."""
+    hosts = make_hosts(2)
+    launches = start_talking(hosts, tmp_path / "go")
+    for times in (1, 2, 3):
+        hosts.reset(1, 29500)
+        wait_for_all(launches, "was reset and resumed", times=times)
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
 def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> None:
     """On both sides, though one still hears the other for a while."""
