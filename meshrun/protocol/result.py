@@ -168,10 +168,15 @@ def describe_stop(signum: int) -> str:
     return f"stopped by {reasons.get(signum, '')}{signal_name(signum)}"
 
 
+def failed_by_itself(failure: RankFailure) -> bool:
+    """Return whether a rank failed before it was asked to stop, and not because another had."""
+    return not (failure.asked_to_end or failure.is_consequence)
+
+
 def stopped_by(result: LaunchResult) -> int | None:
     """Return the signal that stopped the launcher, unless a rank failed by itself before it."""
     first = result.failures[0] if result.failures else None
-    if first is None or first.signum == result.signum or first.asked_to_end or first.is_consequence:
+    if first is None or first.signum == result.signum or not failed_by_itself(first):
         return result.signum
     interrupted = first.raised is not None and first.raised.kind == "KeyboardInterrupt"
     return result.signum if interrupted else None

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Collection, Iterator
 
+from meshrun.errors import RendezvousError
 from meshrun.protocol.raised import as_torch_prints, describe_raised, headline, lost_connection
 from meshrun.protocol.result import (
     LEFT_EARLY,
@@ -13,6 +14,7 @@ from meshrun.protocol.result import (
     RankFailure,
     describe_exit,
     describe_stop,
+    failed_by_itself,
     stopped_by,
 )
 from meshrun.report.message import render_error
@@ -61,6 +63,10 @@ def _lines(result: LaunchResult, reported_lost: Collection[int], bare: bool) -> 
         yield "       node 0 has the full report"
         return
     if result.trouble is not None:
+        is_cut_off = isinstance(result.trouble, RendezvousError)
+        if is_cut_off and any(map(failed_by_itself, result.failures[:1])):  # no other reports it
+            yield from _failed(result, reported_lost, bare)
+            yield ""
         yield render_error(result.trouble, is_end=True)
         if result.no_restart is not None:
             yield f"       not restarted: {result.no_restart}"

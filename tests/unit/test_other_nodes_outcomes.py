@@ -12,6 +12,7 @@ from meshrun.lifecycle.outcome import build_result, describe_end, find_trouble, 
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, Timings
+from meshrun.report.failure import render_failure
 from tests.histories import ENDED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
 from tests.node_histories import (
     CAUSE,
@@ -183,6 +184,16 @@ def test_the_participants_own_report_is_the_coordinators_headline() -> None:
     )
 
     assert ended.elsewhere == "rank 0 x"
+
+
+def test_a_failure_here_is_reported_here_if_the_coordinator_is_lost() -> None:
+    """Before the reason for the exit code; a rank that was asked to stop is not."""
+    failed = render_failure(result([*PARTICIPANT, *DIES, COORDINATOR_LOST, ENDED, GONE]))
+    stopped = render_failure(result([*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE]))
+
+    assert "error: rank 2 [dp2] exited with code 7\n       on node1, pid 102\n\n" in failed
+    assert failed.splitlines()[-1] == stopped.splitlines()[-1]
+    assert "rank" not in stopped
 
 
 def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
