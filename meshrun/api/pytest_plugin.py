@@ -1,6 +1,8 @@
 """The pytest plug-in: runs tests that have a mesh on ranks, which the next tests reuse.
 
-It does nothing until a test has the mark ``mesh``, or ``--meshrun`` is given.
+It does nothing until a test has the mark ``mesh``, or ``--meshrun`` is given. pytest imports it in
+every project of the environment, so until then it imports no other package: a project's own modules
+may have the name of one.
 """
 
 from __future__ import annotations
@@ -8,11 +10,11 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec import Struct
 
 from meshrun.errors import MeshrunError, UsageError
 
@@ -91,7 +93,8 @@ def _check_on_ranks(request: pytest.FixtureRequest) -> None:
 # ---- the ranks of a test -----------------------------------------------------------------------
 
 
-class _Request(Struct, frozen=True):
+@dataclass(frozen=True)
+class _Request:
     """The ranks that a test needs, and how long it may take."""
 
     spec: Any
