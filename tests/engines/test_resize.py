@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, all_gone, as_shell, end_all, wait_for_all
-from tests.kit import PROGRAMS, wait_until
+from tests.kit import PROGRAMS
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = PROGRAMS / "elastic.py"
