@@ -16,12 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
-from meshrun.api.answers import (
-    Exchange,
-    Member,
-    describe_missing,
-    describe_others,
-)
+from meshrun.api.answers import Exchange, Member, describe_missing, describe_others
 from meshrun.api.child_launcher import copy_output, end_launcher, stop_launcher
 from meshrun.api.held_handlers import handlers_held
 from meshrun.api.launch import (
@@ -104,8 +99,6 @@ class WorkerGroup:
     ) -> None:
         check_parameters(WorkerGroup.__init__, locals())
         check_folder(cwd)
-        from meshrun.cli.options import HOSTS, KINDS_OF_PROGRAM, RENDEZVOUS, SUBMIT, Options
-
         parameters = {
             "mesh": mesh,
             "names": names,
@@ -118,9 +111,6 @@ class WorkerGroup:
             "max_restarts": 0,  # new ranks would lack the state of earlier calls
         }
         flags = to_flags(parameters, options)
-        # These variables describe the job that this process is part of.
-        job_panels = (HOSTS, RENDEZVOUS, SUBMIT)
-        unread = {Options.nnodes, *(row for row in Options.rows() if row.panel in job_panels)}
         self.members: tuple[Member, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._stdout, self._stderr = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
@@ -143,14 +133,7 @@ class WorkerGroup:
                 with writing_to(self._folder):
                     write_path(self._folder)
                     listener = self._closing.enter_context(listen_in(self._folder))
-                words, own = [*program], {SERVE: self._folder}
-                if not program:
-                    unread |= {*KINDS_OF_PROGRAM}
-                    flags.append("--module")
-                    words, own = ["meshrun.worker.serve_calls", self._folder, serve], {}
-                command, variables = launcher_command(self._folder, flags, words)
-                inherited = without_variables(unread, {**os.environ, **(env or {})})
-                environ = {**inherited, **variables, **own}
+                command, environ = self._launcher(flags, program, serve, env or {})
                 self._output = threading.Thread(
                     target=self._run_launcher, args=[started, command, environ, cwd], daemon=True
                 )
@@ -336,6 +319,24 @@ class WorkerGroup:
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
+
+    def _launcher(
+        self, flags: list[str], program: Sequence[str], serve: str, env: Mapping[str, str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command line and the environment of the launcher."""
+        from meshrun.cli.options import HOSTS, KINDS_OF_PROGRAM, RENDEZVOUS, SUBMIT, Options
+
+        # These variables describe the job that this process is part of.
+        job_panels = (HOSTS, RENDEZVOUS, SUBMIT)
+        unread = {Options.nnodes, *(row for row in Options.rows() if row.panel in job_panels)}
+        words, own = [*program], {SERVE: self._folder}
+        if not program:
+            unread |= {*KINDS_OF_PROGRAM}
+            words, own = ["meshrun.worker.serve_calls", self._folder, serve], {}
+            flags = [*flags, "--module"]
+        command, variables = launcher_command(self._folder, flags, words)
+        inherited = without_variables(unread, {**os.environ, **env})
+        return command, {**inherited, **variables, **own}
 
     def _run_launcher(
         self,
