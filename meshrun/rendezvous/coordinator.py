@@ -119,7 +119,7 @@ class Coordinator:
                 self._pending = message.generation
                 self._regroup()
             case LaunchOver():
-                self._pending, self._over = None, True
+                self._pending, self._deadline, self._over = None, None, True
                 self._round.is_ending = True
                 self._send_all(message)
                 for connection in self._connections.values():
@@ -150,7 +150,7 @@ class Coordinator:
             if why := connection.give_up_if_silent(self._config.node_timeout_s):
                 self._lose(number, why)
         self._unauthenticated.check()
-        if self._deadline is not None and self._pending is not None:
+        if self._deadline is not None:
             self._check_deadline(self._deadline)
 
     def _check_deadline(self, deadline: Deadline) -> None:
@@ -171,7 +171,7 @@ class Coordinator:
             self._send_all(Waiting(text=text, has_begun=True))
 
     def _fail(self, error: MeshrunError) -> None:
-        self._pending = None
+        self._pending = self._deadline = None
         if not self._causes:  # no node has been welcomed yet
             self._send_all(Refused.of(error))
         self._hub.fail(error)
