@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -22,6 +23,7 @@ def main(_known_at_start: object = None) -> None:
         # As some daemons start programs; the exit codes of children would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.set_threshold(_FEW_COLLECTIONS)
+    atexit.register(gc.freeze)  # at exit, the interpreter collects garbage once more
     from meshrun.cli.command import run_command_line
     from meshrun.protocol.caller import HOSTS_PRESENT, PARENT_PID, Invocation
 
