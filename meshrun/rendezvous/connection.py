@@ -226,7 +226,8 @@ class Connection:
 
         Otherwise, a second launcher was started on that host.
         """
-        return time.monotonic_ns() - self.received_ns > _SILENT_BEATS * self._interval_ns
+        is_silent = time.monotonic_ns() - self.received_ns > _SILENT_BEATS * self._interval_ns
+        return is_silent or self.is_interrupted
 
     def give_up_if_silent(self, timeout_s: float) -> str:
         """Return why to drop a peer that was silent for too long, and send it that; else ""."""
@@ -293,8 +294,8 @@ class Connection:
     def _interrupt(self, why: str) -> None:
         """Wait for the connection to be resumed, or close it if it cannot be."""
         if self.can_resume:
-            self._interrupted_ns = time.monotonic_ns()
             self._release()
+            self._interrupted_ns = time.monotonic_ns()
         else:
             self.close(why)
 
@@ -306,8 +307,7 @@ class Connection:
             received: How many messages the peer has received.
         """
         self._confirm(received)
-        if self._interrupted_ns is None:  # the reset has reached only the peer
-            self._release()
+        self._release()  # the reset may have reached only the peer
         self._interrupted_ns, self.received_ns = None, other.received_ns
         self._socket, self._out = other._socket, other._out
         self._reader, self._writer = other._reader, other._writer
@@ -328,6 +328,8 @@ class Connection:
             self._confirmed += 1
 
     def _release(self) -> None:
+        if self.is_interrupted:  # done already; another socket may have the descriptor by now
+            return
         self._reactor.remove(self)
         self._out.close()
         self._socket.close()

@@ -215,6 +215,9 @@ class Coordinator:
             return
         new.send(Resumed(received=connection.received))
         connection.resume(new, request.received)
+        if connection.closed is not None:
+            self._lose(number, connection.closed)
+            return
         host = self._nodes.infos[number].host
         self._hub.note(f"the connection to {host} was reset and resumed")
 
