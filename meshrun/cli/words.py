@@ -12,13 +12,19 @@ from meshrun.errors import UsageError
 
 _OTHER_LAUNCHERS = {
     "--nproc-per-node": "np nprocs n-procs num-procs num-processes num-workers workers ntasks"
-    " ntasks-per-node gpus ngpus num-gpus gpus-per-node devices",
-    "--nnodes": "nodes num-nodes num-machines",
+    " ntasks-per-node gpus ngpus num-gpus gpus-per-node devices multi-gpu",
+    "--nnodes": "N nodes num-nodes num-machines",
     "--node-rank": "machine-rank",
+    "--hosts": "H nodelist",
+    "--device": "cpu",
+    "--numa-binding": "bind-to cpu-bind",
+    "--prefix": "l label tag-output",
+    "--export": "x env",
     "--master-addr": "main-process-ip",
     "--master-port": "main-process-port",
     "--hostfile": "machinefile",
-    "--mesh": "world-size shape mesh-shape",
+    "--mesh": "world-size shape mesh-shape dp tp pp cp ep fsdp tensor-parallel-size"
+    " pipeline-parallel-size data-parallel-size",
     "--names": "mesh-dim-names dim-names",
 }
 """Names that other launchers and torch use for an option."""

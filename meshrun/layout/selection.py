@@ -164,7 +164,7 @@ class _Parser:
         if match[2] is not None:
             last = self._read_index(at + match.start(2), match[2], key)
         if last < first:
-            raise self._error(f"range `{text}` is reversed", at, text, f"`{last}-{first}`")
+            raise self._error(f"range `{text}` is reversed", at, text, f"write `{last}-{first}`")
         return range(first, last + 1)
 
     def _read_index(self, at: int, digits: str, key: str) -> int:
@@ -195,9 +195,10 @@ class _Parser:
         if item in self._counts and not item.isdecimal():
             return self._error(f"`{item}` has no index", at, item, f"for example: `{item}=0`")
         if _INDICES.fullmatch(item):
-            return self._error(
-                f"`{item}` names no dim", at, item, f"did you mean `{_RANK}={item}`?"
-            )
+            items = [each for _, each in items_of(self._text, ",")]
+            all_of_them = ",".join(items if all(map(_INDICES.fullmatch, items)) else [item])
+            hint = f"did you mean `{_RANK}={all_of_them}`?"
+            return self._error(f"`{item}` names no dim", at, item, hint)
         what = f"of `{key}`" if key is not None else "of a dim"
         message = f"`{item}` is not an index or range {what}"
         return self._error(message, at, item, self._as_pairs(item) or self._forms)
@@ -208,7 +209,8 @@ class _Parser:
         pair = rf"({'|'.join(sorted(words, key=len, reverse=True))})[\s:=]*({_INDICES.pattern})"
         if not re.fullmatch(rf"(?:{pair}\s*)+", item):
             return ""
-        return "`" + ",".join(f"{match[1]}={match[2]}" for match in re.finditer(pair, item)) + "`"
+        pairs = ",".join(f"{match[1]}={match[2]}" for match in re.finditer(pair, item))
+        return f"write `{pairs}`"
 
     def _error(self, message: str, at: int, wrong: str, hint: str) -> SpecError:
         return SpecError(message, self._text, at, wrong, hint=hint, option=self._option)

@@ -132,6 +132,8 @@ def test_an_index_of_a_large_mesh() -> None:
         ("dp=0,", "missing index", "", "write `dp=0`"),
         ("dp=0,tp", "`tp` has no index", "tp", "for example: `tp=0`"),
         ("0-3", "`0-3` names no dim", "0-3", "did you mean `rank=0-3`?"),
+        ("0, 2-3", "`0` names no dim", "0", "did you mean `rank=0,2-3`?"),
+        ("0,tp=1", "`0` names no dim", "0", "did you mean `rank=0`?"),
         ("dp=x", "`x` is not an index or range of `dp`", "x", "write `dp=0`"),
         ("dp=-1", "`-1` is not an index or range of `dp`", "-1", "write `dp=0`"),
         ("dp=²", "`²` is not an index or range of `dp`", "²", "write `dp=0`"),

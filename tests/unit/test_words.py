@@ -169,7 +169,8 @@ def read(words: list[str]) -> CommandLine:
         ("--nprocs", "did you mean `--nproc-per-node`?"),
         ("--num_processes=2", "did you mean `--nproc-per-node`?"),
         ("--num-nodes", "did you mean `--nnodes`?"),
-        ("-x", "see `meshrun --help`"),
+        ("-H", "did you mean `--hosts`?"),
+        ("-X", "see `meshrun --help`"),
         ("--learning-rate", "see `meshrun --help`"),
         (
             "--max-restarts 3",
