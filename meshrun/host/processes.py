@@ -111,18 +111,14 @@ def interrupts_delayed() -> AbstractContextManager[None]:
 
 def send_signal(pid: int, signum: int) -> None:
     """Send a signal to a process, which may have ended."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def send_signal_to_group(pid: int, signum: int) -> None:
     """Send a signal to the process group that ``pid`` leads, if it still does."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _may_signal(pid: int) -> bool:
@@ -439,15 +435,12 @@ def marked_processes(entry: str) -> list[int]:
     A fork shows the environment with which its parent's program was started (proc(5)).
     """
     found = []
-    wanted = os.fsencode(entry)
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != os.getpid():
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if wanted in file.read().split(b"\0"):
-                        found.append(int(name))
-            except OSError:  # it has ended, or belongs to another user
-                continue
+            # It may have ended, or belong to another user.
+            with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if os.fsencode(entry) in file.read().split(b"\0"):
+                    found.append(int(name))
     return found
 
 
