@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import random
 import re
 import socket
 import struct
@@ -18,6 +19,7 @@ from meshrun.host.sockets import listen_on
 from meshrun.protocol.collectives import AskTimes, GroupCalls, RankTimes
 from meshrun.protocol.events import (
     AllCleared,
+    LaunchOver,
     MeetingFailed,
     Met,
     NextBegins,
@@ -29,9 +31,19 @@ from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
-from meshrun.rendezvous.messages import Cleared, Failed, Times, Waiting, Welcome, Where, encode
-from meshrun.rendezvous.participant import Participant
-from tests.parties import SECRET, WHY, Parties, Party, S, info
+from meshrun.rendezvous.messages import (
+    Cleared,
+    Failed,
+    Leave,
+    Refused,
+    Times,
+    Waiting,
+    Welcome,
+    Where,
+    encode,
+)
+from meshrun.rendezvous.participant import Participant, Participation
+from tests.parties import SECRET, WHY, CheckedParticipant, Parties, Party, S, info
 
 NO_LAUNCHER = "the other end is not a meshrun launcher"
 
@@ -505,3 +517,56 @@ def test_the_time_of_a_failure_is_converted_to_the_local_clock(
 
     # The clock of these tests moves by half a second where turns are skipped.
     assert abs(participant.received(NextBegins)[0].cause.at_ns - participant.now_ns()) <= S
+
+
+CLEARED = Cleared(generation=0, outcome=NodeOutcome())
+LEAVE = Leave(generation=0, why="it leaves")
+NEXT = NextBegins(generation=1, cause=WHY, at_ns=0)
+OVER = LaunchOver(exit_code=0, signum=None, preempted=False, headline="", at_ns=0)
+REFUSED = Refused(message="it was excluded", hint=None, exit_code=71)
+SPARE = Waiting(text="it is a spare", has_begun=True)
+LAWFUL: dict[Participation, list[Any]] = {
+    Participation.JOINING: [None, b"no launcher", "close", welcome(), SPARE, OVER, REFUSED],
+    Participation.SPARE: [None, "close", welcome(), welcome(run_id="another"), OVER],
+    Participation.RUNNING: [None, "close", CLEARED, CLEARED, CLEARED, LEAVE, OVER],
+    Participation.CLEARED: [None, "close", NEXT, NEXT, welcome(), SPARE, OVER, REFUSED],
+    Participation.CUT_OFF: [None, CLEARED, LEAVE],
+    Participation.RETURNING: [None, b"no launcher", "close", welcome(), SPARE, OVER, REFUSED],
+}
+"""What may happen in each phase: time passes, node 0 sends or closes, or this node reports."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(50))
+def test_phases_follow_the_diagram_in_any_history(
+    parties: Parties, other: socket.socket, seed: int
+) -> None:
+    """However often connections end; the party checks each transition."""
+    choose, coordinator = random.Random(seed).choice, None
+    participant = parties.participant(info("node1"), least_nodes=1, run_id="r")
+    side = cast("CheckedParticipant", participant.side)
+    while side._phase in LAWFUL:
+        does = choose(LAWFUL[side._phase])
+        if isinstance(does, Cleared | Leave):
+            participant.send(does)
+        elif side._phase is not Participation.CUT_OFF and does is not None:
+            if coordinator is None or coordinator.closed is not None:
+                connection = accepted(parties, other)
+                if isinstance(does, bytes):
+                    connection.sendall(does)
+                    connection.close()
+                    continue
+                coordinator = Connection(connection, CoordinatorHandshake(SECRET), side._hub)
+                parties.until(coordinator.receive)
+            if isinstance(does, str):
+                coordinator.close(does)
+            elif not isinstance(does, bytes):
+                coordinator.send(does)
+        parties.pass_s(1)
+        if coordinator is not None:
+            coordinator.receive()
+            coordinator.beat()
+    if coordinator is not None:
+        coordinator.close("the test is over")
+
+    assert side._phase in (Participation.OVER, Participation.FAILED)
