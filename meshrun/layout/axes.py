@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice, product
-
-from msgspec import Struct
 
 from meshrun.layout.parts import Parts
 
@@ -19,7 +18,8 @@ Digit = tuple[int, int]
 """(size, stride): a rank's index is ``rank // stride % size``."""
 
 
-class Axis(Struct, frozen=True, kw_only=True, eq=False):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Axis:
     """One dim over the ranks of a world.
 
     Args:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 
-from msgspec import Struct
 
-
-class Parts(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Parts:
     """The number of slots in each part; equal parts are handled without iterating over them."""
 
     counts: tuple[int, ...]

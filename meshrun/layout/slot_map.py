@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from meshrun.layout.axes import Axis, Digit, axis_of
 
 
-class SlotMap(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SlotMap:
     """Mapping between ranks and slots: mixed-radix numbers with the same digits in two orders."""
 
     digits: tuple[tuple[int, int, int], ...]

@@ -1,6 +1,7 @@
 """Ranks, coordinates, nodes and groups."""
 
 import copy
+import dataclasses
 import json
 import math
 import pickle
@@ -201,7 +202,11 @@ def test_omitted_dims_are_those_of_the_own_rank(layout: Layout, data: st.DataObj
 
 @given(layouts(are_named=True))
 def test_a_layout_survives_json_and_pickle(layout: Layout) -> None:
-    """The copy is equal and gives the same answers; only JSON loses the own rank."""
+    """The copy is equal and gives the same answers; only JSON loses the own rank.
+
+    ``dataclasses.asdict()`` gives plain values, too.
+    """
+    assert json.dumps(dataclasses.asdict(layout))
     from_json = Layout.from_dict(json.loads(json.dumps(layout.to_dict())))
     for again in (from_json, pickle.loads(pickle.dumps(layout)), copy.deepcopy(layout)):
         assert again == layout
