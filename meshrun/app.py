@@ -181,7 +181,6 @@ def launch(
         HostError: If this machine cannot run the launch.
     """
     # Imported here because a dry run, which needs none of it, is twice as fast without it.
-    import secrets
     from contextlib import ExitStack
 
     from meshrun.host.leftovers import remove_stale_folders
@@ -193,7 +192,7 @@ def launch(
     from meshrun.supervisor.run_folder import make_run_folder
 
     began_ns = began_ns or time.monotonic_ns()
-    run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
+    run_id = plan.request.rendezvous.run_id or os.urandom(8).hex()
     listener = meeting = None
     with ExitStack() as stack:
         config = inherit_listener(plan.rendezvous)

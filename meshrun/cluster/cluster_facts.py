@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -93,6 +92,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
 
 def derive_port(job_id: str) -> int:
     """Return a port for a job, the same on every node."""
+    from hashlib import sha256
+
     digest = sha256(job_id.encode(errors="surrogateescape")).digest()
     return _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import secrets
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ def temporary_path() -> str:
         place = tempfile.gettempdir()
     except FileNotFoundError:  # a read-only file system: creating the folder will fail
         place = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
-    return os.path.join(place, f"{PREFIX}{secrets.token_hex(8)}")
+    return os.path.join(place, f"{PREFIX}{os.urandom(8).hex()}")
 
 
 def hold(folder: Folder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
 from msgspec.structs import replace
@@ -91,6 +90,8 @@ def meet_at(rendezvous: RendezvousConfig, found: Negotiated) -> RendezvousConfig
 
 def fallback_port(secret: bytes) -> int:
     """Return the port on which node 0 reports errors if the endpoint's port is taken."""
+    from hashlib import sha256
+
     return 20000 + int.from_bytes(sha256(b"aside " + secret).digest()[:4], "big") % 10000
 
 

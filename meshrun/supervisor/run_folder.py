@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -159,7 +158,7 @@ def _make_run_folder(log_dir: str, prefix: str) -> Folder:
         raise UsageError(f"--log-dir `{log_dir}` is a file, not a folder", hint="use a folder")
     try:
         _make_private_folders(log_dir)
-        return make_folder(os.path.join(log_dir, f"{prefix}{secrets.token_hex(4)}"))
+        return make_folder(os.path.join(log_dir, f"{prefix}{os.urandom(4).hex()}"))
     except OSError as error:
         hint = "use a writable folder with free space"
         if error.errno == errno.ENAMETOOLONG:

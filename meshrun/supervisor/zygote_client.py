@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -60,7 +59,7 @@ class ZygoteClient:
         warm: WarmRun | None = None,
     ) -> None:
         self._gate = -1
-        self._mark = mark = secrets.token_hex(8)
+        self._mark = mark = os.urandom(8).hex()
         process: WarmZygote | _NewZygote | None = None
         if warm is not None and prepare.start_method == "fork":
             with self._new_sockets() as ends:
