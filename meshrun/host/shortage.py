@@ -34,12 +34,24 @@ def describe_shortage(error: BaseException) -> HostError | None:
         return HostError("this machine is out of memory", hint=_MEMORY)
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return HostError("cannot start a thread", hint=HINTS[errno.EAGAIN])
-    if not isinstance(error, OSError) or error.errno not in HINTS:
+    path, number = None, None
+    if isinstance(error, OSError):
+        path, number = error.filename, error.errno
+    elif isinstance(error, ImportError):
+        path, number = error.path, _number_in(str(error))
+    if number not in HINTS:
         return None
     what = "the operating system refused what meshrun needs"
-    if isinstance(error.filename, str | bytes):
-        what = f"cannot use `{os.fsdecode(error.filename)}`"
-    return HostError(f"{what}: {os.strerror(error.errno)}", hint=HINTS[error.errno])
+    if isinstance(path, str | bytes):
+        what = f"cannot use `{os.fsdecode(path)}`"
+    return HostError(f"{what}: {os.strerror(number)}", hint=HINTS[number])
+
+
+def _number_in(text: str) -> int | None:
+    """Return the number of the error in a message of dlopen(), which only describes it."""
+    if text.endswith("failed to map segment from shared object"):
+        return errno.ENOMEM
+    return next((number for number in HINTS if text.endswith(f": {os.strerror(number)}")), None)
 
 
 @contextmanager

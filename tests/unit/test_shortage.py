@@ -26,6 +26,15 @@ FULL = OSError(errno.ENFILE, os.strerror(errno.ENFILE))
         (FULL, "the operating system refused what meshrun needs: Too many open files in system"),
         (OSError(errno.EIO, "I/O", "/a/b"), "cannot use `/a/b`: Input/output error"),
         (MemoryError(), "this machine is out of memory"),
+        (
+            ImportError("a.so: failed to map segment from shared object", path="/a.so"),
+            "cannot use `/a.so`: Cannot allocate memory",
+        ),
+        (
+            ImportError("cannot open shared object file: Too many open files", path="/a.so"),
+            "cannot use `/a.so`: Too many open files",
+        ),
+        (ImportError("a.so: undefined symbol: b", path="/a.so"), None),
         (RuntimeError("can't start new thread"), "cannot start a thread"),
         (OSError(errno.EBADF, "Bad file descriptor"), None),
         (RuntimeError("dictionary changed size during iteration"), None),
