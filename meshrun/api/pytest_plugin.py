@@ -113,8 +113,6 @@ def _request_of(item: pytest.Item) -> _Request | None:
     Raises:
         UsageError: If its time limit is invalid.
     """
-    from meshrun.plan.parse import parse_seconds
-
     marker = item.get_closest_marker("mesh")
     options = dict(marker.kwargs) if marker else {}
     spec: Any = options.pop("spec", None)
@@ -128,6 +126,8 @@ def _request_of(item: pytest.Item) -> _Request | None:
         spec = item.config.getoption("meshrun")
     if spec is None:  # a mark without a mesh may be another package's
         return None
+    from meshrun.plan.parse import parse_seconds
+
     timeout = options.pop("timeout", None)
     what = "@pytest.mark.mesh(timeout=...)" if timeout is not None else "meshrun_timeout"
     if timeout is None:

@@ -1,6 +1,5 @@
 """The structure: imports between modules, public names, and where files are."""
 
-import runpy
 import subprocess
 import sys
 from inspect import isfunction
@@ -57,16 +56,6 @@ def test_the_hints_of_public_functions_can_be_read() -> None:
 
     assert len(functions) == 10
     assert all("return" in get_type_hints(function) for function in functions)
-
-
-def test_the_pytest_plug_in_imports_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest imports it in every project, whose own modules may have the name of one."""
-    for name in ("msgspec", "psutil", "typer", "rich", "torch"):
-        monkeypatch.setitem(sys.modules, name, None)
-    for name in [name for name in sys.modules if name.startswith("meshrun")]:
-        monkeypatch.delitem(sys.modules, name)
-
-    assert runpy.run_path(str(ROOT / "meshrun" / "api" / "pytest_plugin.py"))["pytest_configure"]
 
 
 def test_the_modules_of_the_root_are_few() -> None:

@@ -311,6 +311,15 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert output.count("the test destroyed the process group; later tests get new ranks") == 1
 
 
+def test_ordinary_tests_import_no_other_package(tmp_path: Path) -> None:
+    """pytest loads the plug-in in every project, whose own modules may have the name of one."""
+    for name in ("msgspec", "psutil", "typer", "rich", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError")
+    cases, output = run_pytest(tmp_path, "def test_it():\n    pass\n")
+
+    assert [outcome(case) for case in cases.values()] == ["passed"], output
+
+
 @pytest.mark.nightly
 def test_outcomes_are_the_same_as_without_ranks(tmp_path: Path) -> None:
     """Including subtests and pytest's cache, which ranks do not overwrite."""
