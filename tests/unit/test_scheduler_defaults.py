@@ -420,8 +420,10 @@ def test_an_endpoint_is_formatted_as_it_is_parsed() -> None:
 
 
 def test_the_secret_is_not_shown() -> None:
-    """A traceback may show the configuration of the rendezvous."""
-    assert "hidden" not in repr(planned(secret="hidden"))
+    """A traceback may show the configuration of the rendezvous, and the facts it is made from."""
+    facts = replace(SLURM, secret="hidden", variables=(("KEY", "hidden"),))
+
+    assert "hidden" not in repr((planned(secret="hidden"), facts))
 
 
 @pytest.mark.parametrize(
