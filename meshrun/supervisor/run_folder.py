@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from meshrun.errors import HostError, UsageError
 from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
@@ -57,6 +59,8 @@ class RunFolder:
         self._plugin = plugin
         self._chosen: dict[int, RankFiles] = {}
         self._is_temporary = logs.log_dir is None
+        self._has_room = True
+        """Whether there was room for the folders of this generation."""
         self.path = temporary_path()
         self._folder: Folder | None = None
         if logs.log_dir not in (None, os.devnull) and plugin is None:
@@ -77,8 +81,10 @@ class RunFolder:
             generation: The generation.
             envs: The environment of each local rank.
 
+        If the disk is full, a folder that would hold only ``error.json`` is not made.
+
         Raises:
-            HostError: If the disk is full, or the place is not writable.
+            HostError: If there is no room for logs, or the place is not writable.
         """
         if self._plugin is not None:
             self._chosen = self._plugin.choose(envs)
@@ -86,6 +92,7 @@ class RunFolder:
         if self._logs.log_dir == os.devnull:
             return
         attempt = attempt_folder(self.path, generation)
+        self._has_room = True
         try:
             if self._folder is not None and self._folder.is_gone:  # others have cleaned up
                 self._close()
@@ -97,6 +104,9 @@ class RunFolder:
             for folder in (attempt, *(f"{attempt}/{rank}" for rank in envs)):
                 self._folder.make(os.path.relpath(folder, self.path))
         except OSError as error:
+            if self.cleanup_path and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._has_room = False
+                return
             raise HostError(
                 f"cannot create `{attempt}`: {error.strerror}",
                 hint="set TMPDIR or --log-dir to a writable folder with free space",
@@ -106,7 +116,8 @@ class RunFolder:
         """Return the files of one rank."""
         if self._plugin is not None:
             return self._chosen[local_rank]
-        return rank_files(self._logs, self.path, generation, local_rank)
+        logs = self._logs if self._has_room else replace(self._logs, log_dir=os.devnull)
+        return rank_files(logs, self.path, generation, local_rank)
 
     def open(self, path: str, flags: int) -> int:
         """Open a file that :meth:`files` names; a new file is private.

@@ -1,19 +1,22 @@
 """Facts about this machine, and folders, sockets and threads on it."""
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from meshrun.errors import UsageError
+from meshrun.errors import HostError, UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.interfaces import interface_variables
 from meshrun.host.processes import is_stopped, read_status, started_at, wait_until_stopped
 from meshrun.host.sockets import listen_on
+from meshrun.plan.parse import parse_streams
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.worker import threads
@@ -57,6 +60,29 @@ def test_private_folders_are_private(tmp_path: Path) -> None:
     assert run.name.startswith("a_b_")
     assert [path.name for path in found] == ["attempt_0", "0", "1"]
     assert {path.stat().st_mode & 0o777 for path in [run, *found]} == {0o700}
+
+
+@pytest.mark.parametrize("place", ["folder.Folder.make", "run_folder.make_folder"])
+def test_a_full_disk_costs_only_the_error_files(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without logs, ranks start, and start again; with logs, that is an error."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    room = "host" if place.startswith("folder") else "supervisor"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = RunFolder(LogRequest(), "id")
+    with monkeypatch.context() as full:
+        full.setattr(f"meshrun.{room}.{place}", refuse)
+        folder.make(0, {0: {}})
+        assert folder.files(0, 0).error_file == ""
+        with pytest.raises(HostError, match="No space left"):
+            RunFolder(LogRequest(tee=parse_streams("3", "--tee")), "id").make(0, {0: {}})
+    folder.make(1, {0: {}})
+
+    assert folder.files(1, 0).error_file.endswith("attempt_1/0/error.json")
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
