@@ -1,5 +1,6 @@
 """A stand-in for torch that imports at once and counts how often it is imported."""
 
+import hashlib  # noqa: F401 - as torch does
 import multiprocessing  # noqa: F401 - as torch does
 import os
 import time
