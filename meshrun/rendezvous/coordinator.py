@@ -210,7 +210,7 @@ class Coordinator:
     def _resume(self, new: Connection, request: Resume) -> None:
         number = self._nodes.of_launcher(request.launcher)
         connection = self._connections.get(-1 if number is None else number)
-        if number is None or connection is None or not connection.can_resume:
+        if number is None or connection is None:
             self._unauthenticated.reject(new, RendezvousError("this node no longer takes part"))
             return
         new.send(Resumed(received=connection.received))

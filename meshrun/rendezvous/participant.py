@@ -57,6 +57,7 @@ class Participation(Enum):
 
 _TAKES_PART = (Participation.RUNNING, Participation.CLEARED)
 _CONNECTS = (Participation.JOINING, Participation.RETURNING)
+_ENDED = (Participation.OVER, Participation.FAILED)
 
 
 class Participant:
@@ -108,7 +109,7 @@ class Participant:
         return self._phase is Participation.FAILED
 
     def _enter(self, phase: Participation) -> None:
-        if self._phase is not Participation.FAILED:
+        if self._phase not in _ENDED:
             self._phase = phase
         if self._connection is not None:
             self._connection.can_resume = self._phase in (*_TAKES_PART, Participation.SPARE)

@@ -63,6 +63,8 @@ class Resumption:
     def _on_ready(self) -> None:
         assert self._other is not None  # noqa: S101 - it is watched
         match self._other.receive():
+            case _ if self._other.closed is not None:
+                self._next_try.restart(_RETRY_S)
             case [Resumed() as answer, *messages]:
                 self._connection.resume(self._other, answer.received)
                 self._other = None
@@ -70,8 +72,6 @@ class Resumption:
             case [Refused() as answer]:
                 self._connection.close(f"it dropped this node: {answer.as_error().message}")
                 self._end([])
-            case _ if self._other.closed is not None:
-                self._next_try.restart(_RETRY_S)
 
     def _end(self, messages: list[Message]) -> None:
         self.close()

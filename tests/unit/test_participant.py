@@ -29,6 +29,7 @@ from meshrun.protocol.events import (
 from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
 from meshrun.rendezvous.messages import (
@@ -131,6 +132,14 @@ def welcome(**wrong: Any) -> Welcome:
     """Return what node 0 sends to node1 in launch r, with some other values."""
     right = {"node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r"}
     return Welcome(**{**right, "store_port": 1, **wrong})
+
+
+CLEARED = Cleared(generation=0, outcome=NodeOutcome())
+LEAVE = Leave(generation=0, why="it leaves")
+NEXT = NextBegins(generation=1, cause=WHY, at_ns=0)
+OVER = LaunchOver(exit_code=0, signum=None, preempted=False, headline="", at_ns=0)
+REFUSED = Refused(message="it was excluded", hint=None, exit_code=71)
+SPARE = Waiting(text="it is a spare", has_begun=True)
 
 
 def greet(parties: Parties, listener: socket.socket) -> Connection:
@@ -274,6 +283,29 @@ def test_what_answered_before_the_coordinator_is_forgotten(
         assert not participant.received(MeetingFailed)
 
 
+@pytest.mark.parametrize("late", [welcome(), NEXT], ids=["Welcome", "NextBegins"])
+def test_a_node_that_leaves_takes_part_no_more(
+    parties: Parties, other: socket.socket, late: Welcome | NextBegins
+) -> None:
+    """Node 0 may have sent it a decision before it receives the message."""
+    participant = parties.participant(info("node1"), least_nodes=1, run_id="r")
+    coordinator = Connection(
+        accepted(parties, other), CoordinatorHandshake(SECRET), participant.hub
+    )
+    coordinator.send(welcome())
+    parties.until(lambda: coordinator.receive() or participant.received(Met))
+    participant.send(CLEARED)
+    participant.send(LEAVE)
+    coordinator.send(late)
+    coordinator.send(Where())
+    parties.until(lambda: participant.asked)
+    coordinator.close("it left")
+    parties.turn(5)
+
+    assert cast("Participant", participant.side)._phase is Participation.OVER
+    assert not participant.received(NodeLost)
+
+
 def test_what_answers_redirects_a_node_only_once(parties: Parties, other: socket.socket) -> None:
     """Two addresses that name each other would keep it connecting."""
     participant = parties.participant(info("node1"))
@@ -394,6 +426,19 @@ def test_a_reset_connection_is_resumed(parties: Parties) -> None:
 
     assert coordinator.notes == ["the connection to node1 was reset and resumed"] * 3
     assert participant.notes == ["the connection to node 0 was reset and resumed"] * 3
+
+
+def test_a_launch_that_ends_while_a_connection_is_reset(parties: Parties) -> None:
+    """Its end arrives once the connection is resumed."""
+    coordinator, participant = met(parties)
+    reset(participant)
+    (connection,) = cast("Coordinator", coordinator.side)._connections.values()
+    while not connection.is_interrupted:
+        coordinator.turn()
+    coordinator.send(OVER)
+    parties.until(lambda: participant.received(LaunchOver))
+
+    assert not participant.received(NodeLost)
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
@@ -519,12 +564,6 @@ def test_the_time_of_a_failure_is_converted_to_the_local_clock(
     assert abs(participant.received(NextBegins)[0].cause.at_ns - participant.now_ns()) <= S
 
 
-CLEARED = Cleared(generation=0, outcome=NodeOutcome())
-LEAVE = Leave(generation=0, why="it leaves")
-NEXT = NextBegins(generation=1, cause=WHY, at_ns=0)
-OVER = LaunchOver(exit_code=0, signum=None, preempted=False, headline="", at_ns=0)
-REFUSED = Refused(message="it was excluded", hint=None, exit_code=71)
-SPARE = Waiting(text="it is a spare", has_begun=True)
 LAWFUL: dict[Participation, list[Any]] = {
     Participation.JOINING: [None, b"no launcher", "close", welcome(), SPARE, OVER, REFUSED],
     Participation.SPARE: [None, "close", welcome(), welcome(run_id="another"), OVER],
