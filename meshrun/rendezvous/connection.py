@@ -311,7 +311,7 @@ class Connection:
         self._interrupted_ns, self.received_ns = None, other.received_ns
         self._socket, self._out = other._socket, other._out
         self._reader, self._writer = other._reader, other._writer
-        self.received += other.received - 1  # all but what it served for
+        self.received += other.received - 1  # all but its Resume or Resumed
         self._hub.connections.discard(other)
         self._reactor.remove(other)
         self.watch(self._on_ready)
