@@ -168,7 +168,8 @@ class Attempts:
         messages = connection.receive()
         if connection.is_open:
             self._end_of_wait.cancel()
-            self._connection, self._is_redirected, self._foreign = None, False, None
+            self._connection, self._is_redirected = None, False
+            self._refused = self._foreign = None
             self._connected(connection, messages)
         elif isinstance(connection.handshake_error, Translated):
             self._connect_directly(connection.handshake_error.address)

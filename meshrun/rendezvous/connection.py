@@ -81,8 +81,8 @@ class Connection:
         self._on_ready: Callable[[], object] = lambda: None
         self.can_resume = False
         """Whether a reset interrupts it, so that it may be resumed, and does not close it."""
-        self._interrupted_ns: int | None = None
-        """When it was reset, until it is resumed."""
+        self.is_interrupted = False
+        """Whether it was reset and not resumed yet."""
         self.received = 0
         """How many messages have arrived, apart from heartbeats."""
         self._confirmed = 0
@@ -98,7 +98,8 @@ class Connection:
         self.handshake_error: HandshakeError | None = None
         """Why the peer does not belong to this launch, if it does not."""
         self.began_ns = self.received_ns = time.monotonic_ns()
-        """When it was connected, and when the last message, or a good part of one, arrived."""
+        """When it was connected, and when the last message, or a good part of one, arrived, or it
+        was reset."""
         self.has_received = False
         """Whether any whole message has arrived."""
         self._idle_ns: int | None = None
@@ -133,11 +134,6 @@ class Connection:
     def is_open(self) -> bool:
         """Whether the handshake is done, and the connection not closed."""
         return self._writer is not None and self.closed is None
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether it was reset and not resumed yet."""
-        return self._interrupted_ns is not None
 
     @property
     def is_delivered(self) -> bool:
@@ -231,10 +227,9 @@ class Connection:
 
     def give_up_if_silent(self, timeout_s: float) -> str:
         """Return why to drop a peer that was silent for too long, and send it that; else ""."""
-        now_ns = time.monotonic_ns()
-        if self._interrupted_ns is not None and now_ns - self._interrupted_ns > _RESUME_S * 1e9:
+        silent_s = (time.monotonic_ns() - self.received_ns) / 1e9
+        if self.is_interrupted and silent_s > _RESUME_S:
             return f"its connection was reset and not resumed within {_RESUME_S:g} s"
-        silent_s = (now_ns - self.received_ns) / 1e9
         if silent_s <= timeout_s:
             return ""
         self.is_silent, why = True, f"no message from it for {silent_s:.0f} s"
@@ -295,7 +290,7 @@ class Connection:
         """Wait for the connection to be resumed, or close it if it cannot be."""
         if self.can_resume:
             self._release()
-            self._interrupted_ns = time.monotonic_ns()
+            self.is_interrupted, self.received_ns = True, time.monotonic_ns()
         else:
             self.close(why)
 
@@ -308,7 +303,7 @@ class Connection:
         """
         self._confirm(received)
         self._release()  # the reset may have reached only the peer
-        self._interrupted_ns, self.received_ns = None, other.received_ns
+        self.is_interrupted, self.received_ns = False, other.received_ns
         self._socket, self._out = other._socket, other._out
         self._reader, self._writer = other._reader, other._writer
         self.received += other.received - 1  # all but its Resume or Resumed

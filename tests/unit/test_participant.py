@@ -429,13 +429,16 @@ def test_a_reset_connection_is_resumed(parties: Parties) -> None:
 
 
 def test_a_launch_that_ends_while_a_connection_is_reset(parties: Parties) -> None:
-    """Its end arrives once the connection is resumed."""
+    """Its end arrives once the connection is resumed, even if both launchers are suspended."""
     coordinator, participant = met(parties)
     reset(participant)
     (connection,) = cast("Coordinator", coordinator.side)._connections.values()
     while not connection.is_interrupted:
         coordinator.turn()
     coordinator.send(OVER)
+    parties.clock.pass_s(10)
+    for party in (coordinator, participant):
+        party.hub.skip(10 * S)
     parties.until(lambda: participant.received(LaunchOver))
 
     assert not participant.received(NodeLost)
