@@ -66,9 +66,9 @@ class Outlet:
         """Queue ``data`` and write as much as possible at once."""
         if not data or (self.error is not None and self.needs_select):
             return
-        if self.error is not None:  # a disk that was full may have room again
-            self.error = None
-            data = b"\n" + data if self._is_in_line else data
+        if self.error is not None and not self._has_room_again():
+            self.lost_bytes += len(data)
+            return
         self._queue.append(memoryview(data))
         self.queued_bytes += len(data)
         if len(self._queue) == 1:
@@ -94,6 +94,17 @@ class Outlet:
                 self._queue[0] = data[written:]
             if self._may_block:
                 return
+
+    def _has_room_again(self) -> bool:
+        """Return whether a disk that was full takes data again; then, end the line that was cut."""
+        try:
+            if self._is_in_line:
+                self._write_some(memoryview(b"\n"))
+        except OSError as error:
+            self.error = error
+            return False
+        self._is_in_line, self.error = False, None
+        return True
 
     def drop(self) -> int:
         """Discard what the reader has not taken; return the number of bytes."""

@@ -211,7 +211,7 @@ class Coordinator:
         number = self._nodes.of_launcher(request.launcher)
         connection = self._connections.get(-1 if number is None else number)
         if number is None or connection is None:
-            self._unauthenticated.reject(new, RendezvousError("this node no longer takes part"))
+            self._unauthenticated.reject(new, RendezvousError("it was not back in time"))
             return
         new.send(Resumed(received=connection.received))
         connection.resume(new, request.received)
