@@ -197,11 +197,9 @@ class Connection:
                 is_reset = isinstance(error, ConnectionError)
                 self._interrupt(self._why_closing if is_reset else error.strerror or str(error))
                 break
-            if not received and self._out.is_reset:
-                self._interrupt(self._why_closing)
-                break
             if not received:
-                self.close(self._why_closing)
+                end = self._interrupt if self._out.is_reset else self.close
+                end(self._why_closing)
                 break
             try:
                 messages += self._read(received)

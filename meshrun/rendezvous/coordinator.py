@@ -209,10 +209,10 @@ class Coordinator:
 
     def _resume(self, new: Connection, request: Resume) -> None:
         number = self._nodes.of_launcher(request.launcher)
-        connection = self._connections.get(-1 if number is None else number)
-        if number is None or connection is None:
+        if number is None or number not in self._connections:
             self._unauthenticated.reject(new, RendezvousError("it was not back in time"))
             return
+        connection = self._connections[number]
         new.send(Resumed(received=connection.received))
         connection.resume(new, request.received)
         if connection.closed is not None:
