@@ -45,6 +45,21 @@ def without_output(*fds: int) -> Iterator[None]:
             os.close(original)
 
 
+def unnamed_file(name: str) -> int:
+    """Return the descriptor of a new file without a path, in memory if possible.
+
+    Args:
+        name: What /proc shows.
+    """
+    try:
+        return os.memfd_create(name)
+    except (AttributeError, OSError):  # macOS, an old kernel, a sandbox
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+
+
 class LostOutputError(OSError):
     """A standard stream cannot be written, for any reason but a pipe without a reader."""
 

@@ -35,11 +35,13 @@ class GroupCalls(Struct, frozen=True, kw_only=True):
     """The last calls and all that are under way, in order."""
 
 
-class RankRecords(Struct, frozen=True, kw_only=True):
-    """A rank has a process group, and answers requests about its collectives from now on."""
+class RankListens(Struct, frozen=True, kw_only=True):
+    """A rank answers requests from now on."""
 
     rank: Rank
     at_ns: Time
+    records: bool = False
+    """Whether it has a process group, and answers requests about its collectives too."""
 
 
 class RankCalled(Struct, frozen=True, kw_only=True):
@@ -93,6 +95,7 @@ class RankTimes(Struct, frozen=True, kw_only=True):
         return replace(self, calls=calls)
 
 
-FromRecorder = RankRecords | RankCalled | RankWaits | RankTimes
-ALL_CALLS, WAITS, TIMES = b"c", b"w", b"t"
-"""Requests to a rank: what it has called, whether it waits, and when it began its calls."""
+RankAnswer = RankListens | RankCalled | RankWaits | RankTimes
+STACKS, ALL_CALLS, WAITS, TIMES = b"s", b"c", b"w", b"t"
+"""Requests to a rank: its stacks, which it writes to their file; what it has called, whether it
+waits, and when it began its calls."""

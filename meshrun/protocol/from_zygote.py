@@ -12,7 +12,7 @@ from msgspec import Struct
 from meshrun.errors import MeshrunError
 from meshrun.host.shortage import TOO_FEW_PROCESSES
 from meshrun.protocol.checked import ExitCode, Line
-from meshrun.protocol.collectives import FromRecorder
+from meshrun.protocol.collectives import RankAnswer
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import describe_broken
 
@@ -251,5 +251,5 @@ RankEvent = (
     | RankFinished
     | RankLeaves
 )
-FromRank = RankEvent | BreakpointPassed | CallEnded | FromRecorder
+FromRank = RankEvent | BreakpointPassed | CallEnded | RankAnswer
 FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | GaveUp

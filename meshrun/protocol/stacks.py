@@ -15,7 +15,14 @@ from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 """Requests a rank's stacks. Nothing else uses this real-time signal, and Python can catch it."""
 
-_THREAD = re.compile(r"(?:(Current) t|T)hread 0x[0-9a-fA-F].*:")
+_THREAD = re.compile(
+    r"(?:(?:(Current) t|T)hread 0x[0-9a-fA-F].*|Stack \(most recent call first\)):"
+)
+_BEGIN, _END = "meshrun: all threads\n", "meshrun: end of all threads\n"
+_ANSWER = re.compile(f"^{_BEGIN}(.*?)^{_END}", re.MULTILINE | re.DOTALL)
+_MOST_BYTES = 128 * 1024
+_MORE_THREADS = re.compile(r"^\.\.\.$", re.MULTILINE)
+"""Ends a dump of more than 100 threads."""
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
 _TRACEBACK_FRAME = re.compile(r'^ +(?:\| +)?File "(.*|[^"]*)", line (\d+), in (.*)$', re.MULTILINE)
 """A path may contain quotes, or else line breaks."""
@@ -28,7 +35,7 @@ _DEBUGGER = (f"{os.sep}bdb.py", f"{os.sep}pdb.py")
 _RUNPY = ("<frozen runpy>", f"{os.sep}runpy.py")
 _CALL_CHANNEL = os.path.join("meshrun", "worker", "call_channel.py")
 _WRAPPERS = frozenset(
-    {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
+    {"wrapper", "inner", "around", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
 )
 """The usual names of functions around the one that was called."""
 
@@ -60,12 +67,41 @@ class Dump(Struct, frozen=True):
     """The error that ended the process, such as ``Segmentation fault``."""
 
 
+def mark_answer(dump: bytes) -> bytes:
+    """Return a dump of all threads as the answer to a request, to write at once."""
+    return _BEGIN.encode() + dump[-_MOST_BYTES:] + _END.encode()
+
+
+def is_answered(text: str) -> bool:
+    """Return whether a text contains a whole answer."""
+    return _ANSWER.search(text) is not None
+
+
 def parse_dump(text: str) -> Dump | None:
     """Return the last dump in the output of ``faulthandler``; ``None`` if there is none.
 
-    It lists threads from the youngest to the main thread (CPython, ``Python/traceback.c``). After a
-    crash, it lists the thread that crashed first, which then counts as the main thread.
+    A handler of the launcher's signal dumps the stack of the main thread only, an answer those of
+    all threads. After a crash, the thread that crashed counts as the main thread.
     """
+    fatal, threads = _threads(_ANSWER.sub("", text))
+    main = next((frames for is_current, frames in threads if is_current and fatal), None)
+    if main is None and threads:
+        main = threads[-1][1]
+    others = [frames for _, frames in threads if frames is not main]
+    answers = _ANSWER.findall(text)
+    if answers and fatal is None:
+        # CPython lists the main thread last, unless there are too many (``Python/traceback.c``).
+        others = [frames for _, frames in _threads(answers[-1])[1]]
+        if others and (main is None or not _MORE_THREADS.search(answers[-1])):
+            main = others.pop()
+    if main is None:
+        return None
+    others = [frames for frames in others if not all(map(_is_ours, frames))]
+    return Dump(_without_ours(main), tuple(map(_without_ours, others)), fatal)
+
+
+def _threads(text: str) -> tuple[str | None, list[tuple[bool, list[Frame]]]]:
+    """Return the last fatal error, and the stack of each thread, with whether it is the current."""
     fatal = None
     threads: list[tuple[bool, list[Frame]]] = []
     for line in text.splitlines():
@@ -75,13 +111,7 @@ def parse_dump(text: str) -> Dump | None:
             threads.append((thread[1] is not None, []))
         elif (frame := _FRAME.match(line)) and threads:
             threads[-1][1].append(Frame(frame[1], frame[2], frame[3]))
-    if not threads:
-        return None
-    main = next((at for at, (current, _) in enumerate(threads) if current and fatal), -1)
-    stacks = [frames for _, frames in threads]
-    main_stack = _without_ours(stacks.pop(main))
-    others = [frames for frames in stacks if not all(map(_is_ours, frames))]
-    return Dump(main_stack, tuple(map(_without_ours, others)), fatal)
+    return fatal, threads
 
 
 def _is_ours(frame: Frame) -> bool:

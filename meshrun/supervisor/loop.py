@@ -45,7 +45,7 @@ from meshrun.lifecycle.state import ALONE, NodesState, State, skip_time, was_sto
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.caller import Caller
 from meshrun.protocol.codec import WireError
-from meshrun.protocol.collectives import AskTimes, FromRecorder
+from meshrun.protocol.collectives import AskTimes, RankAnswer
 from meshrun.protocol.events import (
     AllCleared,
     Event,
@@ -430,7 +430,7 @@ class Loop:
             elif isinstance(message, CallEnded):
                 if self._caller is not None:
                     self._output.end_call(message.rank, message.number)
-            elif isinstance(message, FromRecorder):
+            elif isinstance(message, RankAnswer):
                 self._monitor.receive(message)
             elif isinstance(message, FromNegotiation):
                 if self._nodes is not None:

@@ -19,8 +19,9 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import (
     TIMES,
     WAITS,
-    FromRecorder,
+    RankAnswer,
     RankCalled,
+    RankListens,
     RankTimes,
     RankWaits,
 )
@@ -32,6 +33,7 @@ from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
 from meshrun.supervisor.hung_collectives import Finding, describe_peers, find_hung
 from meshrun.supervisor.nccl_ras import NcclRas
+from meshrun.supervisor.rank_pipes import RankPipes
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog
 from meshrun.supervisor.watcher import Watcher
@@ -74,14 +76,15 @@ class Monitor(Watcher):
         self.zygote_pid = 0
         """The process that starts the ranks, which is asked while ranks are missing."""
         self._next_check = reactor.call_at(None, self._check)
-        self.stacks = StackRequests(plan.layout, reactor, self._show)
-        self.collectives = CollectiveRequests(reactor, self._conclude)
+        self.pipes = RankPipes()
+        self.stacks = StackRequests(plan.layout, reactor, self.pipes, self._show)
+        self.collectives = CollectiveRequests(reactor, self.pipes, self._conclude)
         self._nccl = NcclRas(reactor, self._conclude)
         self.stragglers: Stragglers | None = None
         if plan.request.straggler_time_s is not None:
             from meshrun.supervisor.stragglers import Stragglers  # it computes with statistics
 
-            send = partial(self.collectives.send, TIMES)
+            send = partial(self.pipes.send, TIMES)
             self.stragglers = Stragglers(plan, reactor, console.note, emit, send)
         self.watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
@@ -115,6 +118,7 @@ class Monitor(Watcher):
         self._then, self._to_explain = None, _Explain.NOTHING
         self.why, self.explained_rank = "", None
         self._after_answers.clear()
+        self.pipes.begin()
         self.collectives.begin()
         self.watchdog.begin()
         if self.stragglers is not None:
@@ -153,9 +157,11 @@ class Monitor(Watcher):
         if self.plan.device_type == "cuda":
             self._nccl.ask()
 
-    def receive(self, message: FromRecorder) -> None:
-        """Take a rank's answer about its collectives."""
-        if isinstance(message, RankWaits):
+    def receive(self, message: RankAnswer) -> None:
+        """Take a message of a rank's answering thread."""
+        if isinstance(message, RankListens):
+            self.pipes.receive(message)
+        elif isinstance(message, RankWaits):
             self.watchdog.note_wait(message.rank, message.place)
         elif isinstance(message, RankTimes):
             if self.stragglers is not None:
@@ -204,14 +210,14 @@ class Monitor(Watcher):
     def close(self) -> None:
         """Close all files and pipes."""
         self.stacks.close()
-        self.collectives.close()
+        self.pipes.close()
         self._nccl.close()
 
     def _check(self) -> None:
         if self.watchdog.is_stalled(self._state):
             self.ask(self._describe_stall(self._state))
         if self.watchdog.must_ask_waits(self._state):
-            self.collectives.send(WAITS, self._state.alive)
+            self.pipes.send(WAITS, self._state.alive)
         if self._then is None and (idle_s := self.watchdog.hung_for_s(self._state)) is not None:
             hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
             self.ask(f"no rank has made progress for {idle_s:.1f} s", then=hung)

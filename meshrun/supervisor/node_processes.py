@@ -239,7 +239,7 @@ class NodeProcesses:
         descriptors = [
             *(terminal.streams(rank.rank) or self._output.open(rank, files)),
             self._monitor.stacks.open(rank.rank),
-            self._monitor.collectives.open(rank.rank),
+            self._monitor.pipes.open(rank.rank),
         ]
         self.zygote.send(order, descriptors)
         for descriptor in descriptors:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from meshrun.host.descriptors import unnamed_file
 from meshrun.host.forked_call import ForkedCall
 from meshrun.host.processes import (
     SignalState,
@@ -23,6 +24,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.layout.labels import merged_label
 from meshrun.plan.parse import is_on
+from meshrun.protocol.collectives import STACKS
 from meshrun.protocol.stacks import (
     STACK_SIGNAL,
     Dump,
@@ -30,15 +32,19 @@ from meshrun.protocol.stacks import (
     current_folder,
     describe,
     headline,
+    is_answered,
     merge,
     parse_dump,
 )
+from meshrun.supervisor.rank_pipes import RankPipes
 from meshrun.wording import count, number_ranges, plural
 
 ZYGOTE = -1
 """Stands for the zygote."""
 _ZYGOTES_NAME = "the process that starts the ranks"
-_ANSWER_TAKES_NS = 500_000_000
+_HANDLER_TAKES_S = 0.5
+_THREAD_TAKES_S = 1.5
+"""Time for a rank's thread to get the interpreter's lock, if all are busy."""
 _CHECK_EVERY_S = 0.002
 _READ_BYTES = 256 * 1024
 _MOST_NATIVE = 4
@@ -54,25 +60,49 @@ _WHY_SILENT = {
 }
 
 
+class _Asked:
+    """A rank that has not answered yet."""
+
+    def __init__(self, pid: int, blocking: frozenset[str], has_thread: bool) -> None:
+        self.pid, self.has_thread = pid, has_thread
+        self.blocking = blocking
+        """The threads that block the signal."""
+        takes_s = _THREAD_TAKES_S if has_thread else _HANDLER_TAKES_S
+        self.until_ns = time.monotonic_ns() + int(takes_s * 1e9)
+
+
 class StackRequests:
     """A file for each rank, and the request that is under way.
 
+    A rank is asked twice. A signal has it write the stack of its main thread, even if native code
+    holds the interpreter's lock; a thread that has this lock then writes all stacks.
+
     Args:
+        layout: The layout of the ranks.
+        reactor: The loop's.
+        pipes: The pipes to the ranks' answering threads.
         show: Called with the lines to print once all have answered, or time has run out.
     """
 
-    def __init__(self, layout: Layout, reactor: Reactor, show: Callable[[list[str]], None]) -> None:
-        self.layout, self._reactor, self._show = layout, reactor, show
+    def __init__(
+        self,
+        layout: Layout,
+        reactor: Reactor,
+        pipes: RankPipes,
+        show: Callable[[list[str]], None],
+    ) -> None:
+        self.layout, self._reactor, self._pipes, self._show = layout, reactor, pipes, show
         self._next_check = reactor.call_at(None, self._check, skips=False)
         self._files: dict[int, int] = {}
-        self._asked: dict[int, tuple[int, frozenset[str]]] = {}
-        """Ranks that have not answered yet: process id, and threads that block the signal."""
+        self._asked: dict[int, _Asked] = {}
+        """Ranks that have not answered yet."""
         self._pids: dict[int, int] = {}
         """Process ids of all ranks that were asked."""
         self._offsets: dict[int, int] = {}
         """Offset of each answer in its file."""
         self._states: dict[int, SignalState] = {}
-        self._deadline_ns: int | None = None
+        self.awaits_answers = False
+        """Whether ranks have been asked, and some may still answer."""
         self._native: ForkedCall[list[str]] | None = None
         """Collects native stacks."""
         self.places: dict[int, str] = {}
@@ -85,17 +115,13 @@ class StackRequests:
     def replan(self, layout: Layout) -> None:
         """Take the layout of new ranks, and drop a request that is under way."""
         self.layout = layout
-        self._asked, self._states, self._deadline_ns = {}, {}, None
+        self._asked, self._states, self.awaits_answers = {}, {}, False
         self._next_check.cancel()
 
     def open(self, rank: int) -> int:
         """Return a new descriptor to which the rank writes stacks, for the caller to close."""
         self._close(rank)
-        try:
-            fd = os.memfd_create("meshrun-stacks")
-        except (AttributeError, OSError):  # macOS, an old kernel, a sandbox
-            with tempfile.TemporaryFile() as file:
-                fd = os.dup(file.fileno())
+        fd = unnamed_file("meshrun-stacks")
         self._files[rank] = fd
         return os.dup(fd)
 
@@ -108,25 +134,27 @@ class StackRequests:
         if self.awaits_answers:
             return
         self._drop_native()
-        self._deadline_ns = time.monotonic_ns() + _ANSWER_TAKES_NS
+        self.awaits_answers = True
         self._states, self._offsets, self._pids = {}, {}, dict(pids)
         self.places, self.elsewhere, self.why_silent = {}, {}, {}
-        for rank, pid in pids.items():
+        for rank in pids:
             self._offsets[rank] = self._size(rank)
+        with_thread = self._pipes.ask(STACKS, pids)
+        for rank, pid in pids.items():
             blocking = threads_blocking(pid, STACK_SIGNAL)
-            self._states[rank] = signal_state(pid, STACK_SIGNAL, blocking)
-            if self._states[rank] is SignalState.UNKNOWN and not self._offsets[rank]:
-                self._states[rank] = SignalState.UNHANDLED  # it has not written that it listens
+            state = signal_state(pid, STACK_SIGNAL, blocking)
+            if state is SignalState.UNKNOWN and not self._offsets[rank]:
+                state = SignalState.UNHANDLED  # it has not written that it listens
             # The signal would kill a process without a handler.
-            if self._states[rank] not in (SignalState.UNHANDLED, SignalState.GONE):
+            can_ask = state not in (SignalState.UNHANDLED, SignalState.GONE)
+            if can_ask and str(pid) in blocking:
+                state = SignalState.PENDING  # another thread would write its own stack
+            elif can_ask:
                 send_signal(pid, STACK_SIGNAL)
-                self._asked[rank] = pid, blocking
+            self._states[rank] = state
+            if can_ask or rank in with_thread:
+                self._asked[rank] = _Asked(pid, blocking, rank in with_thread)
         self._next_check.restart(_CHECK_EVERY_S)
-
-    @property
-    def awaits_answers(self) -> bool:
-        """Whether ranks have been asked, and some may still answer."""
-        return self._deadline_ns is not None
 
     @property
     def is_under_way(self) -> bool:
@@ -135,17 +163,28 @@ class StackRequests:
 
     def _check(self) -> None:
         """Show the answers once all ranks have answered or time has run out."""
-        for rank, (pid, blocking) in list(self._asked.items()):
-            self._states[rank] = signal_state(pid, STACK_SIGNAL, blocking)
-            if self._states[rank] in (SignalState.DONE, SignalState.GONE, SignalState.UNHANDLED):
+        for rank, asked in list(self._asked.items()):
+            if self._has_answered(rank, asked) or time.monotonic_ns() > asked.until_ns:
                 del self._asked[rank]
-        if self._asked and time.monotonic_ns() < (self._deadline_ns or 0):
+        if self._asked:
             self._next_check.restart(_CHECK_EVERY_S)
             return
-        self._asked, self._deadline_ns = {}, None
+        self.awaits_answers = False
         lines = list(self._describe_answers())
         self._start_native()
         self._show(lines)
+
+    def _has_answered(self, rank: int, asked: _Asked) -> bool:
+        """Return whether a rank has written all that it will write."""
+        if asked.has_thread and is_answered(self._text(rank, self._offsets[rank])):
+            self._states[rank] = SignalState.DONE
+            return True
+        if str(asked.pid) not in asked.blocking:
+            self._states[rank] = signal_state(asked.pid, STACK_SIGNAL, asked.blocking)
+        if asked.has_thread:
+            return self._states[rank] is SignalState.GONE
+        done = (SignalState.DONE, SignalState.GONE, SignalState.UNHANDLED)
+        return self._states[rank] in done
 
     def crash(self, rank: int) -> Dump | None:
         """Return the stacks that a rank wrote when native code crashed, if it did."""
@@ -232,9 +271,12 @@ class StackRequests:
         return os.fstat(self._files[rank]).st_size if rank in self._files else 0
 
     def _read(self, rank: int, begin: int) -> Dump | None:
+        return parse_dump(self._text(rank, begin))
+
+    def _text(self, rank: int, begin: int) -> str:
         if rank not in self._files:
-            return None
-        return parse_dump(os.pread(self._files[rank], _READ_BYTES, begin).decode(errors="replace"))
+            return ""
+        return os.pread(self._files[rank], _READ_BYTES, begin).decode(errors="replace")
 
     def _close(self, rank: int) -> None:
         if rank in self._files:

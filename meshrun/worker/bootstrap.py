@@ -33,10 +33,11 @@ from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
+from meshrun.worker.answer_requests import AnswerRequests
 from meshrun.worker.debuggers import ask_at_breakpoints, leave_interrupts, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
-from meshrun.worker.flight_recorder import answer_requests, report_failed_call
+from meshrun.worker.flight_recorder import report_failed_call
 from meshrun.worker.group_lifetime import guard_groups
 from meshrun.worker.late_variables import follow_environment
 from meshrun.worker.peer_connections import end_connections_with_rank
@@ -63,7 +64,7 @@ def become_rank(
 
     The caller has put the process into a session of its own and set up its stdout and stderr.
     """
-    enable_stack_dumps(stacks_fd)
+    stacks_fd = enable_stack_dumps(stacks_fd)
     set_environment(order)
     bind_to_cpus(order.cpus)
     program = program.for_local_rank(order.local_rank)
@@ -83,7 +84,7 @@ def become_rank(
         raise_thread_counts(os.environ)
         _forget_state_of_imports()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
-        answer_requests(requests_fd, reporter)
+        AnswerRequests(requests_fd, stacks_fd, reporter)
         when_imported(
             "torch.distributed.rendezvous", partial(serve_env_rendezvous, dict(os.environ))
         )

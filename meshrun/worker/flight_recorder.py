@@ -1,8 +1,7 @@
-"""A thread of each rank that reports its collectives, from torch's flight recorders.
+"""Reads what torch's flight recorders know of the collectives of this rank.
 
 torch records every collective anyway, for all backends, in rings of 2000 entries
-(``TORCH_FR_BUFFER_SIZE``). The thread sleeps until the launcher sends a request, and needs only the
-interpreter's lock: the main thread may wait in a collective, or spin.
+(``TORCH_FR_BUFFER_SIZE``).
 
 Source:
     ``FlightRecorder.hpp`` of torch 2.13, and the names in ``distributed_c10d._World``.
@@ -10,45 +9,23 @@ Source:
 
 from __future__ import annotations
 
-import ctypes
-import os
 import pickle
 import sys
 import threading
-from _thread import start_new_thread  # gevent puts a greenlet in its place
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-from meshrun.host.title import name_thread
 from meshrun.protocol.codec import PACKET_BYTES
-from meshrun.protocol.collectives import (
-    TIMES,
-    WAITS,
-    Call,
-    GroupCalls,
-    RankCalled,
-    RankRecords,
-    RankTimes,
-    RankWaits,
-)
-from meshrun.worker.group_lifetime import call_around
+from meshrun.protocol.collectives import Call, GroupCalls, RankCalled
 from meshrun.worker.reporter import Reporter
-from meshrun.worker.stack_handler import keep_high
-from meshrun.worker.when_imported import when_imported
 
-THREAD = "meshrun-answers"
-"""The thread's name in ``top -H``."""
 _MOST_TIMES = 1000
 _MOST_CALLS = 8
 """Calls per group; those under way take precedence."""
 _RECORDERS = {"": "_dump_fr_trace", "nccl": "_dump_nccl_trace", "xccl": "_dump_xccl_trace"}
 """One recorder per kind of event that marks the end of a call; the first is for gloo and others.
 Each numbers groups and calls by itself."""
-_RELAXED = 2
-"""``cudaStreamCaptureModeRelaxed``."""
-_SIZES = {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 _NAMES = {
     "_all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
@@ -70,33 +47,6 @@ _TYPES = {
 }
 
 
-def answer_requests(fd: int, reporter: Reporter) -> None:
-    """Answer requests from the pipe ``fd``, as soon as there is a process group."""
-    follow = partial(_follow_groups, keep_high(fd), reporter)
-    when_imported("torch.distributed.distributed_c10d", follow)
-
-
-def _follow_groups(fd: int, reporter: Reporter) -> None:
-    from torch._C import _distributed_c10d as c10d
-
-    torch = sys.modules["torch"]
-    if str(torch.__version__).startswith("2.10.") and not _SIZES & os.environ.keys():
-        os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of later versions
-    started: list[int] = []
-
-    def start(_: object) -> None:
-        if os.getpid() in started or reporter.is_in_fork:
-            return
-        started.append(os.getpid())
-        # Not with `threading`, which would list it among the program's threads.
-        with suppress(RuntimeError):  # at its limit of threads, a rank continues unobserved
-            start_new_thread(_answer, (fd, reporter))
-            reporter.report(RankRecords)
-
-    if has_recorder():
-        call_around(c10d.ProcessGroup, "_register_backend", after=start)
-
-
 def report_failed_call(reporter: Reporter) -> None:
     """Report the calls of this rank, the last one as not ended."""
     with suppress(Exception):  # an unknown recorder of another torch: the exception matters more
@@ -108,46 +58,6 @@ def has_recorder() -> bool:
     """Return whether torch records the collectives of this process."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     return hasattr(c10d, "_dump_fr_trace")
-
-
-def _answer(fd: int, reporter: Reporter) -> None:
-    name_thread(THREAD)
-    while True:
-        try:
-            request = os.read(fd, 1)
-            if not request:
-                return
-            if request == WAITS:
-                reporter.report(RankWaits, place=_place())
-                continue
-            _prepare_for_events()
-            if request == TIMES:
-                groups, calls = read_times()
-                reporter.report(RankTimes, groups=groups, calls=calls)
-            else:
-                reporter.report(RankCalled, groups=read_calls())
-        except OSError:  # the program has closed it
-            return
-        except Exception:  # noqa: S112 - an unknown recorder of another torch
-            continue
-
-
-def _prepare_for_events() -> None:
-    """Prepare this thread for torch's NCCL recorder, which asks CUDA whether a call has ended.
-
-    The thread uses an existing context, since CUDA would create one on the first GPU, and must not
-    invalidate a graph that another thread captures.
-    """
-    torch = sys.modules["torch"]
-    if not torch.cuda.is_initialized():
-        return
-    for device in range(torch.cuda.device_count()):
-        if torch._C._cuda_hasPrimaryContext(device):
-            torch.cuda.set_device(device)  # for this thread only
-            break
-    for name in ("cudaThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"):
-        with suppress(AttributeError):
-            getattr(ctypes.CDLL(None), name)(ctypes.byref(ctypes.c_int(_RELAXED)))
 
 
 def _recorded(*, with_calls: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -190,8 +100,8 @@ def _group_name(name: str, backend: str) -> str:
     return f"{name}/{backend}" if backend else name
 
 
-def _place() -> str:
-    """Return a value that changes when the main thread or a collective makes progress."""
+def read_wait() -> str:
+    """Return where this rank waits, as in :attr:`RankWaits.place`."""
     status, _ = _recorded(with_calls=False)
     counts = [
         (group, each["last_enqueued_collective"], each["last_completed_collective"])

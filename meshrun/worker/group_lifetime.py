@@ -106,8 +106,12 @@ def call_around(
     *,
     before: Callable[[Any], None] = lambda _: None,
     after: Callable[[Any], None] = lambda _: None,
-) -> None:
-    """Have calls of a method pass its object to ``before`` and ``after``."""
+) -> Callable[[], None]:
+    """Have calls of a method pass its object to ``before`` and ``after``.
+
+    Returns:
+        A function after which they no longer do, unless the method has been replaced since.
+    """
     method = getattr(owner, name)
 
     def around(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,3 +122,9 @@ def call_around(
 
     around.__name__, around.__doc__ = name, method.__doc__
     setattr(owner, name, around)
+
+    def undo() -> None:
+        if getattr(owner, name) is around:
+            setattr(owner, name, method)
+
+    return undo

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from meshrun.worker.flight_recorder import THREAD
+from meshrun.worker.answer_requests import THREAD
 from tests.benchmarks.commands import RANK_PROGRAM, Command, meshrun, meshrun_ranks
 from tests.benchmarks.processes import NotMeasured, read_output, time_to_end
 from tests.benchmarks.table import Samples, render_samples

@@ -38,14 +38,40 @@ def test_equal_stacks_are_merged_and_the_launch_continues(
     words = ("--mesh", "dp=2,tp=2", "--mesh-init", "lazy", WHERE, "rest=sleep", "3=thread")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 4)
-        place = f"{WHERE}".removeprefix(f"{os.getcwd()}/")
-        beside = f"dp1 tp1: {place}:17 in sleep_soundly (and 1 other thread)\n"
-        stderr = ask(running, beside, f"rank 0-2 x3: {place}:17 in sleep_soundly\n", times=2)
+        line = WHERE.read_text().splitlines().index("    time.sleep(1000)") + 1
+        place = f"{WHERE}:{line}".removeprefix(f"{os.getcwd()}/")
+        beside = f"dp1 tp1: {place} in sleep_soundly (and 1 other thread)\n"
+        stderr = ask(running, beside, f"rank 0-2 x3: {place} in sleep_soundly\n", times=2)
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert stderr.count("meshrun: SIGQUIT: showing where the ranks are") >= 2
-    assert f"    a thread: {place}:17 in sleep_soundly\n" in stderr
+    assert f"    a thread: {place} in sleep_soundly\n" in stderr
     assert "meshrun/worker" not in stderr
+
+
+def test_requests_do_not_harm_a_rank_whose_threads_run(fake_torch: object, tmp_path: Path) -> None:
+    """Nothing follows the frames of a thread while it runs."""
+    words = ("--nproc-per-node", "2", WHERE, "rest=busy")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        ask(running, "in wait_beside_a_busy_thread\n", times=20)
+        stderr = ask(running, "    a thread: ")
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert "failed" not in stderr
+
+
+def test_the_main_thread_of_a_rank_in_native_code_is_shown(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Even if that holds the interpreter's lock, so that no thread can answer."""
+    words = ("--nproc-per-node", "2", WHERE, "rest=locked")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        stderr = ask(running, "in keep_the_lock\n")
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert "all x2: " in stderr
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])

@@ -1,9 +1,11 @@
 """Print `up`, then do what the argument says for this rank: `where.py 0=sleep rest=spin`.
 
-sleep, spin, print and beat run for ever; thread sleeps, as does a second thread; closed
+sleep, spin, print and beat run for ever; thread sleeps, as does a second thread; busy sleeps
+beside a thread that calls functions; locked keeps the interpreter's lock beside a thread; closed
 sleeps after closing all descriptors from 3 on; stop stops itself.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -39,6 +41,27 @@ def wait_beside_a_thread():
     sleep_soundly()
 
 
+def call(depth):
+    exec("def f(n):\n    return [i for i in range(n)]\nf(3)", {})
+    return depth and 1 + call(depth - 1)
+
+
+def call_and_call():
+    while True:
+        call(100)
+
+
+def wait_beside_a_busy_thread():
+    threading.Thread(target=call_and_call, daemon=True).start()
+    sleep_soundly()
+
+
+def keep_the_lock():
+    threading.Thread(target=sleep_soundly, daemon=True).start()
+    reads, _ = os.pipe()
+    ctypes.PyDLL(None).read(reads, ctypes.create_string_buffer(1), 1)
+
+
 def sleep_alone():
     os.closerange(3, 4096)
     sleep_soundly()
@@ -60,6 +83,8 @@ WAYS = {
     "print": keep_printing,
     "beat": keep_beating,
     "thread": wait_beside_a_thread,
+    "busy": wait_beside_a_busy_thread,
+    "locked": keep_the_lock,
     "closed": sleep_alone,
     "stop": stop_here,
     "last-beat": stop_beating,

@@ -12,7 +12,7 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import build_plan
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.collectives import Call, GroupCalls, RankCalled, RankRecords
+from meshrun.protocol.collectives import Call, GroupCalls, RankCalled, RankListens
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.supervisor.monitor import Monitor
@@ -33,8 +33,8 @@ def test_a_rank_that_has_left_is_named_when_nccl_times_out() -> None:
     left = RankExited(rank=2, pid=3, wait_status=0, at_ns=1)
     reactor = Reactor()
     monitor = Monitor(plan, console, reactor, emit=lambda _: None)
-    monitor.collectives.open(1)
-    monitor.receive(RankRecords(rank=1, at_ns=0))
+    monitor.pipes.open(1)
+    monitor.receive(RankListens(rank=1, at_ns=0, records=True))
     ranks = {
         0: RankState(pid=1, exited=aborted),
         1: RankState(pid=NO_PROCESS),

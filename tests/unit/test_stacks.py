@@ -19,8 +19,19 @@ from meshrun.host.processes import SignalState, handles_signal, signal_state
 from meshrun.host.reactor import Reactor
 from meshrun.host.users_files import OURS
 from meshrun.layout import solve_layout
-from meshrun.protocol.stacks import Dump, Frame, describe, headline, merge, parse_dump, user_place
+from meshrun.protocol.stacks import (
+    Dump,
+    Frame,
+    describe,
+    headline,
+    is_answered,
+    mark_answer,
+    merge,
+    parse_dump,
+    user_place,
+)
 from meshrun.supervisor import stack_requests
+from meshrun.supervisor.rank_pipes import RankPipes
 from meshrun.supervisor.stack_requests import StackRequests
 from tests.kit import wait_until
 
@@ -47,6 +58,31 @@ def test_the_main_thread_is_distinguished_from_the_others() -> None:
     ]  # fmt: skip
     assert any("wait" in stack[0].function for stack in found.others)
     assert found.fatal is None
+
+
+@pytest.mark.parametrize("order", ["before", "within", "after"])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_answer_and_the_handlers_dump_may_arrive_in_any_order(
+    order: str, is_whole: bool
+) -> None:
+    """An answer with too many threads lacks the main one, which the handler has written."""
+    thread = 'Thread 0x{} (most recent call first):\n  File "a.py", line {} in {}\n'
+    dump = thread.format(2, 8, "load") + (thread.format(1, 3, "main") if is_whole else "...\n")
+    answer = mark_answer(dump.encode()).decode()
+    handlers = ["Stack (most recent call first):\n", '  File "a.py", line 2 in main\n']
+    text = "".join(
+        {
+            "before": [answer, *handlers],
+            "within": [handlers[0], answer, handlers[1]],
+            "after": [*handlers, answer],
+        }[order]
+    )
+
+    main = Frame("a.py", "3" if is_whole else "2", "main")
+    assert is_answered(text)
+    assert not is_answered(text[: text.index("end of all")])
+    assert parse_dump(text) == Dump((main,), ((Frame("a.py", "8", "load"),),))
+    assert parse_dump("".join(handlers)) == Dump((Frame("a.py", "2", "main"),))
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"])
@@ -305,7 +341,7 @@ def test_only_ranks_that_listen_are_asked_if_the_kernel_does_not_report_signals(
     monkeypatch.setattr(processes, "read_status", without_signals)
     lines: list[str] = []
     reactor = Reactor()
-    stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, lines.extend)
+    stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, RankPipes(), lines.extend)
     code = (
         "import sys, time\nfrom meshrun.worker.stack_handler import enable_stack_dumps\n"
         "if sys.argv[2] == '0': enable_stack_dumps(int(sys.argv[1]))\n"
@@ -351,7 +387,7 @@ def test_native_stacks_of_all_ranks_are_shown_together(
     monkeypatch.setattr(stack_requests, "_NATIVE_TAKES_S", 0.5)
     shown: list[list[str]] = []
     reactor = Reactor()
-    stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, shown.append)
+    stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, RankPipes(), shown.append)
     try:
         stacks.ask({0: slow, 1: fast})
         reactor.run_until(lambda: not stacks.is_under_way)

@@ -1,0 +1,138 @@
+"""A thread of each rank that answers the launcher: its stacks, and the collectives it has called.
+
+The thread sleeps until the launcher sends a request, and needs only the interpreter's lock: the
+main thread may wait in a collective, or spin. It starts with the program's first other thread or
+process group, so a program that has neither may fork as if it ran alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import sys
+import threading
+from _thread import start_new_thread  # gevent puts a greenlet in its place
+from contextlib import suppress
+
+from meshrun.host.descriptors import unnamed_file
+from meshrun.host.title import name_thread
+from meshrun.protocol.collectives import (
+    STACKS,
+    TIMES,
+    WAITS,
+    RankCalled,
+    RankListens,
+    RankTimes,
+    RankWaits,
+)
+from meshrun.protocol.stacks import mark_answer
+from meshrun.worker.flight_recorder import has_recorder, read_calls, read_times, read_wait
+from meshrun.worker.group_lifetime import call_around
+from meshrun.worker.reporter import Reporter
+from meshrun.worker.stack_handler import keep_high
+from meshrun.worker.when_imported import when_imported
+
+THREAD = "meshrun-answers"
+"""The thread's name in ``top -H``."""
+_RELAXED = 2
+"""``cudaStreamCaptureModeRelaxed``."""
+_SIZES = {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
+
+
+class AnswerRequests:
+    """Answers requests once there is another thread or a process group.
+
+    Args:
+        requests_fd: The pipe from which requests are read; moved to another descriptor.
+        stacks_fd: The file to which stacks are written.
+        reporter: Takes the other answers.
+    """
+
+    def __init__(self, requests_fd: int, stacks_fd: int, reporter: Reporter) -> None:
+        self._requests_fd, self._stacks_fd = keep_high(requests_fd), stacks_fd
+        self._reporter = reporter
+        self._started = self._records = False
+        self._leave_threads = call_around(threading.Thread, "start", before=self._start)
+        when_imported("torch.distributed.distributed_c10d", self._follow_groups)
+
+    def _follow_groups(self) -> None:
+        from torch._C import _distributed_c10d as c10d
+
+        torch = sys.modules["torch"]
+        if str(torch.__version__).startswith("2.10.") and not _SIZES & os.environ.keys():
+            os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of later versions
+        call_around(c10d.ProcessGroup, "_register_backend", after=self._on_group)
+
+    def _on_group(self, group: object) -> None:
+        self._start(group)
+        if self._started and not self._records and has_recorder():
+            self._records = self._reporter.report(RankListens, records=True)
+
+    def _start(self, _: object) -> None:
+        if self._started or self._reporter.is_in_fork:
+            return
+        self._started = True
+        # Not with `threading`, which would list it among the program's threads.
+        try:
+            start_new_thread(self._answer_all, ())
+        except RuntimeError:  # at its limit of threads, a rank continues unobserved
+            self._started = False
+        else:
+            self._leave_threads()
+            self._reporter.report(RankListens)
+
+    def _answer_all(self) -> None:
+        name_thread(THREAD)
+        while True:
+            try:
+                request = os.read(self._requests_fd, 1)
+                if not request:
+                    return
+                self._answer(request)
+            except OSError:  # the program has closed it
+                return
+            except Exception:  # noqa: S112 - an unknown recorder of another torch
+                continue
+
+    def _answer(self, request: bytes) -> None:
+        if request == STACKS:
+            os.write(self._stacks_fd, mark_answer(_dump_stacks()))
+            return
+        if request == WAITS:
+            self._reporter.report(RankWaits, place=read_wait())
+            return
+        _prepare_for_events()
+        if request == TIMES:
+            groups, calls = read_times()
+            self._reporter.report(RankTimes, groups=groups, calls=calls)
+        else:
+            self._reporter.report(RankCalled, groups=read_calls())
+
+
+def _dump_stacks() -> bytes:
+    """Return the stacks of all threads, none of which runs meanwhile."""
+    fd = unnamed_file("meshrun-stacks")
+    try:
+        faulthandler.dump_traceback(fd, all_threads=True)
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
+
+def _prepare_for_events() -> None:
+    """Prepare this thread for torch's NCCL recorder, which asks CUDA whether a call has ended.
+
+    The thread uses an existing context, since CUDA would create one on the first GPU, and must not
+    invalidate a graph that another thread captures.
+    """
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return
+    for device in range(torch.cuda.device_count()):
+        if torch._C._cuda_hasPrimaryContext(device):
+            torch.cuda.set_device(device)  # for this thread only
+            break
+    for name in ("cudaThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"):
+        with suppress(AttributeError):
+            getattr(ctypes.CDLL(None), name)(ctypes.byref(ctypes.c_int(_RELAXED)))
