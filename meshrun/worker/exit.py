@@ -34,6 +34,9 @@ from meshrun.worker.reporter import Reporter
 
 _CANNOT_FLUSH = 120
 """The exit status of ``python`` if it cannot flush its standard streams at the end."""
+_SWITCH_S = 0.005
+"""Python's default. Each time that a rank's end gives up the interpreter's lock, as to write or close
+a file, it gets the lock back from a busy thread after this time."""
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - only inspected
 
 
@@ -93,7 +96,8 @@ class Ending:
             signal.signal(signum, signal.SIG_IGN)  # this process is leaving, with its own status
         if self._status:
             self._reporter.report(RankLeaves)  # before peers notice
-        sys.setswitchinterval(3600.0)  # no daemon thread runs while its globals vanish
+        # Daemon threads run on while their globals vanish; only Python's own end can stop them.
+        sys.setswitchinterval(_SWITCH_S)
         threading.excepthook = lambda _: None
         _if_memory_allows(_flush_files)
         if is_rank:

@@ -454,6 +454,23 @@ def test_the_end_runs_no_code_of_modules(fake_torch: object, tmp_path: Path) -> 
     assert (ours.returncode, ours.stderr) == (python.returncode, python.stderr) == (0, "")
 
 
+def test_a_busy_daemon_thread_does_not_keep_a_rank(fake_torch: object, tmp_path: Path) -> None:
+    """The rank's end waits for the interpreter's lock whenever it closes a file."""
+    program = tmp_path / "busy.py"
+    program.write_text(
+        "import tempfile, threading\n"
+        "def count():\n"
+        "    while True:\n"
+        "        sum(range(1000))\n"
+        "files = [tempfile.TemporaryFile() for _ in range(9)]\n"
+        "for file in files:\n"
+        "    file.write(b'unwritten')\n"
+        "threading.Thread(target=count, daemon=True).start()\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "2", program)
+    assert (ours.returncode, ours.stderr) == (0, "")
+
+
 def test_a_rank_that_is_out_of_memory_ends_as_any_other(fake_torch: object, tmp_path: Path) -> None:
     """As under ``ulimit -v``; the memory that the program frees is enough for the rest."""
     program = tmp_path / "hungry.py"

@@ -97,7 +97,12 @@ def pools():
 
 
 def threads():
-    for target, daemon in ((time.sleep, False), (dist.get_rank, False), (spin, True)):
+    for target, daemon in (
+        (time.sleep, False),
+        (dist.get_rank, False),
+        (spin, True),
+        (churn, True),
+    ):
         words = (0.2,) if target is time.sleep else ()
         threading.Thread(target=target, args=words, daemon=daemon).start()
     threading.Thread(target=sys.exit, args=(4,)).start()
@@ -108,6 +113,11 @@ def spin():
     while True:
         time.sleep(0.001)
         torch.ones(8).sum().item()
+
+
+def churn():
+    while True:
+        sum(range(1000))
 
 
 def exit_handlers():

@@ -10,7 +10,7 @@ import pytest
 from tests.kit import PROGRAMS, run_meshrun
 
 EVERYDAY = PROGRAMS / "everyday.py"
-_HELPERS = ("square", "train", "spin")
+_HELPERS = ("square", "train", "spin", "churn")
 _NAMES = [
     each.name
     for each in ast.parse(EVERYDAY.read_text()).body
