@@ -161,7 +161,7 @@ def _describe_wait(
     if silent:
         missing = [f"{_ranks(those)} {_agree(those, why)}" for why, those in silent.items()]
         return f"{wait}, and {', and '.join(missing)}"
-    return f"every rank is in {_named(latest)}, which does not complete"
+    return f"every rank is in {_named(latest)}, which has not completed"
 
 
 def _silent(silent: Mapping[str, Sequence[int]], places: Mapping[int, str]) -> Iterator[str]:

@@ -121,7 +121,7 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
         ),
         pytest.param(
             {rank: {WORLD: calls("barrier", done=0)} for rank in WORLD},
-            ["in the group of all ranks, every rank is in barrier #1, which does not complete"],
+            ["in the group of all ranks, every rank is in barrier #1, which has not completed"],
             id="all ranks are in it",
         ),
         pytest.param(
