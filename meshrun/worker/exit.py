@@ -35,8 +35,8 @@ from meshrun.worker.reporter import Reporter
 _CANNOT_FLUSH = 120
 """The exit status of ``python`` if it cannot flush its standard streams at the end."""
 _SWITCH_S = 0.005
-"""Python's default. A rank that gives up the interpreter's lock at its end, to write or close a file,
-gets it back from a busy thread after this time."""
+"""Python's default. A rank that gives up the interpreter's lock at its end, to write or close a
+file, gets it back from a busy thread after this time."""
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - only inspected
 
 
