@@ -78,6 +78,8 @@ class Connection:
         self._waiting: list[Message] = []
         self.their_address = _their_address(connection)
         """The peer's address, as seen from here."""
+        self.own_address = address_of(connection.getsockname())
+        """The address of this machine at which the peer reaches it."""
         self._on_ready: Callable[[], object] = lambda: None
         self.can_resume = False
         """Whether a reset interrupts it, so that it may be resumed, and does not close it."""
@@ -147,11 +149,6 @@ class Connection:
             return fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)) == bytes(4)
         except OSError:  # the kernel cannot tell
             return True
-
-    @property
-    def own_address(self) -> str:
-        """The address of this machine at which the peer reaches it."""
-        return address_of(self._socket.getsockname())
 
     @property
     def active_ns(self) -> int | None:
