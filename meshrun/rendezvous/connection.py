@@ -76,10 +76,9 @@ class Connection:
         self._reader: FrameReader | None = None
         self._writer: FrameWriter | None = None
         self._waiting: list[Message] = []
-        self.their_address = _their_address(connection)
-        """The peer's address, as seen from here."""
         self.own_address = address_of(connection.getsockname())
-        """The address of this machine at which the peer reaches it."""
+        self.their_address = _their_address(connection)
+        """The addresses at which each side reaches the other."""
         self._on_ready: Callable[[], object] = lambda: None
         self.can_resume = False
         """Whether a reset interrupts it, so that it may be resumed, and does not close it."""

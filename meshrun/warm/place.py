@@ -50,8 +50,12 @@ class Place:
         Raises:
             OSError: If it cannot be created, or another user may write to it.
         """
-        with contextlib.suppress(FileExistsError):
+        try:
             os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise OSError(f"cannot create `{path}`: {error.strerror}") from None
         try:
             self._folder = Folder(path)
         except NotADirectoryError:

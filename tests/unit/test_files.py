@@ -301,6 +301,8 @@ def test_what_has_the_name_of_the_servers_folder_is_not_followed(
     make(path := tmp_path / "meshrun-0")
     with pytest.raises(PermissionError, match=f"^`{path}` is not a folder$"):
         Place(str(path))
+    with pytest.raises(OSError, match=f"^cannot create `{path}-1/2`: No such file or directory$"):
+        Place(f"{path}-1/2")
 
 
 def test_a_timer_pipe_replaces_only_a_pipe(tmp_path: Path) -> None:
