@@ -76,8 +76,7 @@ class Connection:
         self._reader: FrameReader | None = None
         self._writer: FrameWriter | None = None
         self._waiting: list[Message] = []
-        self.own_address = address_of(connection.getsockname())
-        self.their_address = _their_address(connection)
+        self.own_address, self.their_address = _addresses(connection)
         """The addresses at which each side reaches the other."""
         self._on_ready: Callable[[], object] = lambda: None
         self.can_resume = False
@@ -412,8 +411,10 @@ def _set_options(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _A_DAY_MS)
 
 
-def _their_address(connection: socket.socket) -> str:
+def _addresses(connection: socket.socket) -> tuple[str, str]:
+    """Return our address and the peer's, the latter "" if it is gone already."""
+    own = address_of(connection.getsockname())
     try:
-        return address_of(connection.getpeername())
-    except OSError:  # gone already
-        return ""
+        return own, address_of(connection.getpeername())
+    except OSError:
+        return own, ""
