@@ -40,7 +40,7 @@ def heartbeat() -> None:
     time and output: a rank that spins in a collective uses CPU too. It costs a microsecond, may be
     called from any thread, and does nothing outside meshrun.
     """
-    now_s = time.monotonic()
+    now_s = time.clock_gettime(time.CLOCK_MONOTONIC)  # which tools that freeze time leave alone
     if to_launcher.send_beat is not None and now_s >= to_launcher.next_beat_s:
         to_launcher.next_beat_s = now_s + _EVERY_S
         to_launcher.send_beat(to_launcher.step)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
 
 from meshrun.mesh import to_launcher as module
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import RankBeat
+from meshrun.protocol.from_zygote import RankBeat, RankReady
+from meshrun.worker.reporter import Reporter
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def test_a_step_is_a_heartbeat(
 ) -> None:
     """Steps reported in quick succession go with the next heartbeat; a lower step is never sent."""
     now_s = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "clock_gettime", lambda _: now_s)
     module.progress(7)
     module.progress(8)
     module.progress(3)
@@ -69,3 +71,14 @@ def test_no_launcher_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     module.progress(1)
 
     assert module.to_launcher.step == 1
+
+
+def test_time_is_true_where_a_program_freezes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that failed first would otherwise be the last one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, monkeypatch.context() as frozen:
+        frozen.setattr(time, "monotonic_ns", lambda: 2**60)
+        Reporter(ours, 0).report(RankReady)
+        reported = codec.decode(theirs.recv(4096))
+
+    assert 0 < reported.at_ns <= time.monotonic_ns()  # type: ignore[union-attr]
