@@ -93,11 +93,13 @@ def build_result(
     nodes = state.nodes
     for outcome in state.outcomes:
         evidence = {**outcome.evidence, **evidence}
+    ending = describe_end(state, layout, hosts, "")
+    # A spare at the end still has its ranks that were stopped when it was cut off.
+    verdicts = judge(state) if ending.exit_code else []
     failures = [
         _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
-        for verdict in judge(state)
+        for verdict in verdicts
     ]
-    ending = describe_end(state, layout, hosts, "")
     over = nodes.over
     own = hosts[0] if nodes.is_coordinator and not nodes.is_alone else ""
     signum = ending.signum if own else next(iter(state.signals), None)

@@ -6,8 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from meshrun.errors import RendezvousError
+from meshrun.layout import solve_layout
+from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Action, Decide, Report, StartAll, StartZygote
-from meshrun.lifecycle.outcome import describe_end
+from meshrun.lifecycle.outcome import build_result, describe_end
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     Event,
@@ -20,6 +22,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.from_zygote import Checked, NodeExcluded, ProgramBroken
 from meshrun.protocol.generation import Cause
+from meshrun.protocol.result import Timings
 from tests.histories import (
     BY_FORCE,
     CLEAR,
@@ -275,10 +278,16 @@ def test_what_the_launch_waits_for(events: list[Event], is_over: bool) -> None:
 
 def test_too_few_nodes_are_the_reason() -> None:
     """With the exit code for nodes that did not join."""
-    from meshrun.layout import solve_layout
-    from meshrun.layout.spec import parse_mesh
-
     layout = solve_layout(parse_mesh("dp=2"), nproc_per_node=2)
     state, _ = play([*SHRUNK, TOO_LATE])
 
     assert describe_end(state, layout, ["node0"], "node0").exit_code == 69
+
+
+def test_ranks_of_a_node_that_was_cut_off_have_not_failed_if_the_others_succeed() -> None:
+    """It was a spare when they finished, and had stopped these ranks itself."""
+    layout, timings = solve_layout(parse_mesh("dp=4"), nnodes=2), Timings(began_ns=0)
+    state, _ = play([*CUT_OFF, over(0, ""), GONE])
+    result = build_result(state, layout, hosts=["node0", "node1"], timings=timings)
+
+    assert (result.exit_code, result.failures) == (0, ())
