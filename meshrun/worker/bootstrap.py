@@ -92,18 +92,18 @@ def become_rank(
             _join(order, source, reporter)
         if "torch" in sys.modules:
             follow_environment(source.settings)
+        if order.debug:
+            stop_on_interrupt()
+        else:
+            leave_interrupts()
+            if not order.stdin:
+                ask_at_breakpoints(partial(_pass_breakpoint, reporter))
+        reporter.report(RankReady)
     except BaseException as error:
         _report(reporter, error, may_be_ours=True)
         ending.note(error)
         sys.excepthook = print_nothing
         raise
-    if order.debug:
-        stop_on_interrupt()
-    else:
-        leave_interrupts()
-        if not order.stdin:
-            ask_at_breakpoints(partial(_pass_breakpoint, reporter))
-    reporter.report(RankReady)
     try:
         _run(program, source, reporter)
     except BaseException as error:
@@ -187,6 +187,9 @@ def set_environment(order: StartRank) -> None:
 
 def _report(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False) -> None:
     """Report an exception, and print it where the program wants exceptions to be printed."""
+    if isinstance(error, KeyboardInterrupt):
+        # A scheduler that signals every process sends another, which would interrupt this.
+        signal.signal(signal.SIGINT, lambda *_: None)
     raised = format_raised(error, may_be_ours=may_be_ours)
     shown = False
     if raised.handled:

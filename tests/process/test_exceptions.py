@@ -101,6 +101,24 @@ def test_a_stream_in_place_of_stderr_gets_the_traceback(
     assert log in stderr
 
 
+def test_a_second_interrupt_does_not_interrupt_the_report_of_the_first(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Slurm may send SIGINT to every process, and meshrun passes it on."""
+    (program := tmp_path / "program.py").write_text(
+        "import os, signal, sys\n"
+        "class Interrupted:\n"
+        "    def write(self, text): os.kill(os.getpid(), signal.SIGINT)\n"
+        "    def flush(self): pass\n"
+        "sys.stderr = Interrupted()\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "1", program)
+
+    assert ours.returncode == 130
+    assert "error: rank 0 raised KeyboardInterrupt\n" in ours.stderr
+
+
 def test_a_closed_stream_in_place_of_stderr_does_no_harm(
     fake_torch: object, tmp_path: Path
 ) -> None:
