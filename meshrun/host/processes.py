@@ -115,6 +115,19 @@ def send_signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
+def send_signal_to_main_thread(pid: int, signum: int) -> None:
+    """Send a signal to the main thread of a process.
+
+    A signal to the process goes to another thread if the main one has a signal pending and waits
+    for a core (``wants_signal`` in the kernel's ``kernel/signal.c``).
+    """
+    tgkill = getattr(_LIBC, "tgkill", None)  # since glibc 2.30
+    if tgkill is None:
+        send_signal(pid, signum)
+    else:
+        tgkill(pid, pid, signum)
+
+
 def send_signal_to_group(pid: int, signum: int) -> None:
     """Send a signal to the process group that ``pid`` leads, if it still does."""
     with suppress(ProcessLookupError, PermissionError):
@@ -349,6 +362,8 @@ class SignalState(enum.Enum):
     """The process neither handles nor ignores the signal, so it would end the process."""
     STOPPED = enum.auto()
     """The process is stopped."""
+    TRACED = enum.auto()
+    """A debugger has stopped the process."""
     PENDING = enum.auto()
     RUNNING = enum.auto()
     """The handler is running."""
@@ -392,13 +407,15 @@ def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) 
     elif not _has(status, "SigCgt", signum) and not _has(status, "SigIgn", signum):
         found = SignalState.UNHANDLED
     elif status["State"].startswith(("T", "t")):
-        found = SignalState.STOPPED
+        found = SignalState.STOPPED if status["State"].startswith("T") else SignalState.TRACED
     elif _has(status, "ShdPnd", signum) or any(
         _has(thread, "SigPnd", signum) for thread in threads.values()
     ):
         found = SignalState.PENDING
     elif any(_has(threads[task], "SigBlk", signum) for task in threads.keys() - blocking):
         found = SignalState.RUNNING
+    elif is_exiting(pid):
+        found = SignalState.GONE
     return found
 
 

@@ -18,8 +18,9 @@ STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 _THREAD = re.compile(
     r"(?:(?:(Current) t|T)hread 0x[0-9a-fA-F].*|Stack \(most recent call first\)):"
 )
-_BEGIN, _END = "meshrun: all threads\n", "meshrun: end of all threads\n"
-_ANSWER = re.compile(f"^{_BEGIN}(.*?)^{_END}", re.MULTILINE | re.DOTALL)
+_BEGIN, _END = "\2", "\3"
+_ANSWER = re.compile(f"{_BEGIN}(.*?){_END}", re.DOTALL)
+"""``faulthandler`` writes no control characters. An answer may interrupt a line of a handler."""
 _MOST_BYTES = 128 * 1024
 _MORE_THREADS = re.compile(r"^\.\.\.$", re.MULTILINE)
 """Ends a dump of more than 100 threads."""
@@ -77,6 +78,11 @@ def is_answered(text: str) -> bool:
     return _ANSWER.search(text) is not None
 
 
+def lacks_main_thread(text: str) -> bool:
+    """Return whether an answer is of so many threads that it lacks the main one, the last."""
+    return any(map(_MORE_THREADS.search, _ANSWER.findall(text)))
+
+
 def parse_dump(text: str) -> Dump | None:
     """Return the last dump in the output of ``faulthandler``; ``None`` if there is none.
 
@@ -92,7 +98,7 @@ def parse_dump(text: str) -> Dump | None:
     if answers and fatal is None:
         # CPython lists the main thread last, unless there are too many (``Python/traceback.c``).
         others = [frames for _, frames in _threads(answers[-1])[1]]
-        if others and (main is None or not _MORE_THREADS.search(answers[-1])):
+        if others and (main is None or not lacks_main_thread(text)):
             main = others.pop()
     if main is None:
         return None

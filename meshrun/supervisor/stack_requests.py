@@ -16,7 +16,7 @@ from meshrun.host.forked_call import ForkedCall
 from meshrun.host.processes import (
     SignalState,
     die_with_parent,
-    send_signal,
+    send_signal_to_main_thread,
     signal_state,
     threads_blocking,
 )
@@ -33,6 +33,7 @@ from meshrun.protocol.stacks import (
     describe,
     headline,
     is_answered,
+    lacks_main_thread,
     merge,
     parse_dump,
 )
@@ -42,9 +43,9 @@ from meshrun.wording import count, number_ranges, plural
 ZYGOTE = -1
 """Stands for the zygote."""
 _ZYGOTES_NAME = "the process that starts the ranks"
-_HANDLER_TAKES_S = 0.5
-_THREAD_TAKES_S = 1.5
+_THREAD_TAKES_S = 1.0
 """Time for a rank's thread to get the interpreter's lock, if all are busy."""
+_HANDLER_TAKES_S = 0.5
 _CHECK_EVERY_S = 0.002
 _READ_BYTES = 256 * 1024
 _MOST_NATIVE = 4
@@ -53,29 +54,34 @@ _WHY_SILENT = {
     SignalState.GONE: "has exited",
     SignalState.UNHANDLED: "is not running Python that meshrun started, or not yet",
     SignalState.STOPPED: "is suspended (SIGCONT resumes it)",
+    SignalState.TRACED: "is stopped by a debugger",
     SignalState.PENDING: "does not respond: it is blocked in the kernel, or blocks every signal",
     SignalState.RUNNING: "has not responded yet",
-    SignalState.DONE: "wrote no stack: the program closed the file meshrun opened for it",
+    SignalState.DONE: "wrote no stack: the program closed the file meshrun opened for it,"
+    " or ignores all signals",
     SignalState.UNKNOWN: "has not responded",
 }
+_LISTENS_NO_MORE = "no longer handles meshrun's signal: it runs another program, or reset handlers"
 
 
 class _Asked:
     """A rank that has not answered yet."""
 
-    def __init__(self, pid: int, blocking: frozenset[str], has_thread: bool) -> None:
+    def __init__(self, pid: int, *, has_thread: bool) -> None:
         self.pid, self.has_thread = pid, has_thread
-        self.blocking = blocking
-        """The threads that block the signal."""
-        takes_s = _THREAD_TAKES_S if has_thread else _HANDLER_TAKES_S
-        self.until_ns = time.monotonic_ns() + int(takes_s * 1e9)
+        self.until_ns = time.monotonic_ns() + int(_THREAD_TAKES_S * 1e9)
+        """How long to wait; first for the thread, then for the signal's handler."""
+        self.blocking: frozenset[str] | None = None
+        """The threads that block the signal; ``None`` until it is to be sent."""
+        self.is_signalled = False
 
 
 class StackRequests:
     """A file for each rank, and the request that is under way.
 
-    A rank is asked twice. A signal has it write the stack of its main thread, even if native code
-    holds the interpreter's lock; a thread that has this lock then writes all stacks.
+    A rank's thread writes the stacks of all threads. If there is none, or native code holds the
+    interpreter's lock, a signal has the main thread write its own. It comes last, because it
+    interrupts system calls of native code.
 
     Args:
         layout: The layout of the ranks.
@@ -141,19 +147,10 @@ class StackRequests:
             self._offsets[rank] = self._size(rank)
         with_thread = self._pipes.ask(STACKS, pids)
         for rank, pid in pids.items():
-            blocking = threads_blocking(pid, STACK_SIGNAL)
-            state = signal_state(pid, STACK_SIGNAL, blocking)
-            if state is SignalState.UNKNOWN and not self._offsets[rank]:
-                state = SignalState.UNHANDLED  # it has not written that it listens
-            # The signal would kill a process without a handler.
-            can_ask = state not in (SignalState.UNHANDLED, SignalState.GONE)
-            if can_ask and str(pid) in blocking:
-                state = SignalState.PENDING  # another thread would write its own stack
-            elif can_ask:
-                send_signal(pid, STACK_SIGNAL)
-            self._states[rank] = state
-            if can_ask or rank in with_thread:
-                self._asked[rank] = _Asked(pid, blocking, rank in with_thread)
+            self._states[rank] = SignalState.RUNNING
+            self._asked[rank] = asked = _Asked(pid, has_thread=rank in with_thread)
+            if not asked.has_thread:
+                self._send_signal(rank, asked)
         self._next_check.restart(_CHECK_EVERY_S)
 
     @property
@@ -164,7 +161,7 @@ class StackRequests:
     def _check(self) -> None:
         """Show the answers once all ranks have answered or time has run out."""
         for rank, asked in list(self._asked.items()):
-            if self._has_answered(rank, asked) or time.monotonic_ns() > asked.until_ns:
+            if self._has_answered(rank, asked):
                 del self._asked[rank]
         if self._asked:
             self._next_check.restart(_CHECK_EVERY_S)
@@ -175,16 +172,42 @@ class StackRequests:
         self._show(lines)
 
     def _has_answered(self, rank: int, asked: _Asked) -> bool:
-        """Return whether a rank has written all that it will write."""
-        if asked.has_thread and is_answered(self._text(rank, self._offsets[rank])):
+        """Return whether a rank has written all that it will write in time."""
+        text = self._text(rank, self._offsets[rank]) if asked.has_thread else ""
+        if is_answered(text):
             self._states[rank] = SignalState.DONE
-            return True
-        if str(asked.pid) not in asked.blocking:
+            if not lacks_main_thread(text):
+                return True
+            asked.has_thread, asked.until_ns = False, 0
+        is_late = time.monotonic_ns() > asked.until_ns
+        if asked.blocking is None:
+            if is_late:
+                self._send_signal(rank, asked)
+            return False
+        if asked.is_signalled:
             self._states[rank] = signal_state(asked.pid, STACK_SIGNAL, asked.blocking)
-        if asked.has_thread:
-            return self._states[rank] is SignalState.GONE
-        done = (SignalState.DONE, SignalState.GONE, SignalState.UNHANDLED)
-        return self._states[rank] in done
+        state = self._states[rank]
+        if is_late or state is SignalState.GONE:
+            return True
+        done = (SignalState.DONE, SignalState.UNHANDLED)
+        return not asked.has_thread and (state in done or not asked.is_signalled)
+
+    def _send_signal(self, rank: int, asked: _Asked) -> None:
+        """Have a rank write the stack of its main thread, if it listens and does not block that."""
+        asked.until_ns = time.monotonic_ns() + int(_HANDLER_TAKES_S * 1e9)
+        asked.blocking = threads_blocking(asked.pid, STACK_SIGNAL)
+        state = signal_state(asked.pid, STACK_SIGNAL, asked.blocking)
+        if state is not SignalState.GONE and not self._offsets[rank]:
+            # It has not written that it listens: the handler may still be the zygote's.
+            state = SignalState.UNHANDLED
+        # The signal would kill a process without a handler.
+        if state not in (SignalState.UNHANDLED, SignalState.GONE):
+            if str(asked.pid) in asked.blocking:
+                state = SignalState.PENDING
+            else:
+                send_signal_to_main_thread(asked.pid, STACK_SIGNAL)
+                asked.is_signalled = True
+        self._states[rank] = state
 
     def crash(self, rank: int) -> Dump | None:
         """Return the stacks that a rank wrote when native code crashed, if it did."""
@@ -234,16 +257,18 @@ class StackRequests:
                 yield from self._describe_dump(_ZYGOTES_NAME, dump, [ZYGOTE])
         for ranks, dump in merge(dumps):
             yield from self._describe_dump(self._name(ranks), dump, ranks)
-        silent: dict[SignalState, list[int]] = {}
+        silent: dict[str, list[int]] = {}
         for rank, state in self._states.items():
+            has_listened = state is SignalState.UNHANDLED and self._offsets[rank]
+            why = _LISTENS_NO_MORE if has_listened else _WHY_SILENT[state]
             if rank == ZYGOTE and self._read(rank, self._offsets[rank]) is None:
-                yield f"{_ZYGOTES_NAME}: {_WHY_SILENT[state]}"
+                yield f"{_ZYGOTES_NAME}: {why}"
                 yield self._describe_pids([ZYGOTE])
             elif rank not in dumps and rank != ZYGOTE:
-                self.why_silent[rank] = _WHY_SILENT[state].partition(" (")[0]
-                silent.setdefault(state, []).append(rank)
-        for state, ranks_without in silent.items():
-            yield f"{self._name(ranks_without)}: {_WHY_SILENT[state]}"
+                self.why_silent[rank] = why.partition(" (")[0].partition(":")[0]
+                silent.setdefault(why, []).append(rank)
+        for why, ranks_without in silent.items():
+            yield f"{self._name(ranks_without)}: {why}"
             yield self._describe_pids(ranks_without)
 
     def _describe_dump(self, who: str, dump: Dump, ranks: Iterable[int]) -> Iterator[str]:

@@ -84,16 +84,17 @@ class AnswerRequests:
 
     def _answer_all(self) -> None:
         name_thread(THREAD)
-        while True:
-            try:
-                request = os.read(self._requests_fd, 1)
-                if not request:
-                    return
+        while request := self._next_request():
+            # No more open files, or an unknown recorder of another torch.
+            with suppress(Exception):
                 self._answer(request)
-            except OSError:  # the program has closed it
-                return
-            except Exception:  # noqa: S112 - an unknown recorder of another torch
-                continue
+
+    def _next_request(self) -> bytes:
+        """Wait for a request; return b"" if there will be none."""
+        try:
+            return os.read(self._requests_fd, 1)
+        except OSError:  # the program has closed it
+            return b""
 
     def _answer(self, request: bytes) -> None:
         if request == STACKS:

@@ -1,9 +1,9 @@
 """Stack dumps of a rank: ``faulthandler`` writes them to a file of the launcher.
 
 Its handlers run at once, in C, whatever the rank waits for, and cost nothing until then. On
-request, they write only the stack of the thread that they interrupt, usually the main one: a dump
-that follows the frames of another thread while it runs kills the process (one request in five, in
-Python 3.11 with a busy thread). :mod:`meshrun.worker.answer_requests` adds the other threads.
+request, they write only the stack of the thread that they interrupt, the main one: a dump that
+follows the frames of another thread while it runs kills the process (one request in five, in
+Python 3.11 with a busy thread). :mod:`meshrun.worker.answer_requests` writes those of all threads.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_equal_stacks_are_merged_and_the_launch_continues(
 
 
 def test_requests_do_not_harm_a_rank_whose_threads_run(fake_torch: object, tmp_path: Path) -> None:
-    """Nothing follows the frames of a thread while it runs."""
+    """Nothing follows the frames of a thread while it runs, or interrupts native code."""
     words = ("--nproc-per-node", "2", WHERE, "rest=busy")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
@@ -68,10 +68,9 @@ def test_the_main_thread_of_a_rank_in_native_code_is_shown(
     words = ("--nproc-per-node", "2", WHERE, "rest=locked")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
-        stderr = ask(running, "in keep_the_lock\n")
+        ask(running, "all x2: ", "in keep_the_lock\n")
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
-    assert "all x2: " in stderr
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
@@ -125,7 +124,7 @@ def test_ranks_that_cannot_answer_are_named(fake_torch: object, tmp_path: Path) 
             lambda: Path(f"/proc/{stopped}/stat").read_text().rpartition(")")[2].split()[0] == "T",
             lambda: "rank 0 is not stopped",
         )
-        closed = "the program closed the file meshrun opened for it"
+        closed = "the program closed the file meshrun opened for it, or ignores all signals"
         ask(running, f"rank 1: wrote no stack: {closed}", "rank 2-3 x2: ")
         wait_until(
             lambda: "rank 0: is suspended (SIGCONT resumes it)" in running.stderr,

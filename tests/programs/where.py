@@ -1,8 +1,8 @@
 """Print `up`, then do what the argument says for this rank: `where.py 0=sleep rest=spin`.
 
-sleep, spin, print and beat run for ever; thread sleeps, as does a second thread; busy sleeps
-beside a thread that calls functions; locked keeps the interpreter's lock beside a thread; closed
-sleeps after closing all descriptors from 3 on; stop stops itself.
+sleep, spin, print and beat run for ever; thread sleeps, as does a second thread; busy waits in
+native code beside a thread that calls functions; locked keeps the interpreter's lock beside a
+thread; closed sleeps after closing all descriptors from 3 on; stop stops itself.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ def call_and_call():
 
 def wait_beside_a_busy_thread():
     threading.Thread(target=call_and_call, daemon=True).start()
-    sleep_soundly()
+    ctypes.CDLL(None).poll(None, 0, -1)  # any signal ends it
 
 
 def keep_the_lock():

@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from meshrun.host import processes
-from meshrun.host.processes import SignalState, handles_signal, signal_state
+from meshrun.host.descriptors import unnamed_file
+from meshrun.host.processes import (
+    SignalState,
+    handles_signal,
+    send_signal_to_main_thread,
+    signal_state,
+    signals_blocked,
+)
 from meshrun.host.reactor import Reactor
 from meshrun.host.users_files import OURS
 from meshrun.layout import solve_layout
@@ -25,6 +32,7 @@ from meshrun.protocol.stacks import (
     describe,
     headline,
     is_answered,
+    lacks_main_thread,
     mark_answer,
     merge,
     parse_dump,
@@ -69,7 +77,7 @@ def test_an_answer_and_the_handlers_dump_may_arrive_in_any_order(
     thread = 'Thread 0x{} (most recent call first):\n  File "a.py", line {} in {}\n'
     dump = thread.format(2, 8, "load") + (thread.format(1, 3, "main") if is_whole else "...\n")
     answer = mark_answer(dump.encode()).decode()
-    handlers = ["Stack (most recent call first):\n", '  File "a.py", line 2 in main\n']
+    handlers = ['Stack (most recent call first):\n  File "a.py", li', "ne 2 in main\n"]
     text = "".join(
         {
             "before": [answer, *handlers],
@@ -80,7 +88,8 @@ def test_an_answer_and_the_handlers_dump_may_arrive_in_any_order(
 
     main = Frame("a.py", "3" if is_whole else "2", "main")
     assert is_answered(text)
-    assert not is_answered(text[: text.index("end of all")])
+    assert not is_answered(text[: text.index(answer) + len(answer) - 1])
+    assert lacks_main_thread(text) is not is_whole
     assert parse_dump(text) == Dump((main,), ((Frame("a.py", "8", "load"),),))
     assert parse_dump("".join(handlers)) == Dump((Frame("a.py", "2", "main"),))
 
@@ -309,6 +318,18 @@ def test_the_kernel_reports_what_a_process_does_with_a_signal(
     assert signal_state(process.pid, signal.SIGUSR1) is SignalState.GONE
 
 
+def test_a_signal_to_the_main_thread_goes_to_no_other() -> None:
+    """One to the process does if the main thread blocks it, or has another one pending."""
+    ends = threading.Event()
+    other = threading.Thread(target=ends.wait)
+    other.start()
+    with signals_blocked({signal.SIGUSR1}):
+        send_signal_to_main_thread(os.getpid(), signal.SIGUSR1)
+        assert signal.sigtimedwait({signal.SIGUSR1}, 0) is not None
+    ends.set()
+    other.join()
+
+
 def test_a_process_whose_threads_end_meanwhile_is_not_gone() -> None:
     """As with a pool of threads, or an executor of many short tasks."""
     program = """import threading
@@ -327,10 +348,11 @@ while True:
             process.kill()
 
 
-def test_only_ranks_that_listen_are_asked_if_the_kernel_does_not_report_signals(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_only_ranks_that_listen_are_asked(
+    is_reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in gVisor; the signal would end a process that has no handler."""
+    """A new fork still has the zygote's handler. gVisor reports no signals at all."""
     read_status = processes.read_status
 
     def without_signals(path: str) -> dict[str, str]:
@@ -338,27 +360,31 @@ def test_only_ranks_that_listen_are_asked_if_the_kernel_does_not_report_signals(
             name: value for name, value in read_status(path).items() if not name.startswith("Sig")
         }
 
-    monkeypatch.setattr(processes, "read_status", without_signals)
+    if not is_reported:
+        monkeypatch.setattr(processes, "read_status", without_signals)
     lines: list[str] = []
     reactor = Reactor()
     stacks = StackRequests(solve_layout(None, nproc_per_node=2), reactor, RankPipes(), lines.extend)
     code = (
         "import sys, time\nfrom meshrun.worker.stack_handler import enable_stack_dumps\n"
-        "if sys.argv[2] == '0': enable_stack_dumps(int(sys.argv[1]))\n"
-        "print('up', flush=True); time.sleep(100)\n"
+        "enable_stack_dumps(int(sys.argv[1])); print('up', flush=True); time.sleep(100)\n"
     )
     ranks = []
+    elsewhere = unnamed_file("the zygote's")
     for rank in range(2):
         fd = stacks.open(rank)
-        command = [sys.executable, "-c", code, str(fd), str(rank)]
+        if rank == 1:
+            os.dup2(elsewhere, fd)
+        command = [sys.executable, "-c", code, str(fd)]
         ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[fd]))
         os.close(fd)
     try:
         for each in ranks:
             assert each.stdout is not None
             each.stdout.readline()
-        assert signal_state(ranks[0].pid, signal.SIGUSR1) is SignalState.UNKNOWN
-        assert handles_signal(ranks[0].pid, signal.SIGUSR1)
+        if not is_reported:
+            assert signal_state(ranks[0].pid, signal.SIGUSR1) is SignalState.UNKNOWN
+            assert handles_signal(ranks[0].pid, signal.SIGUSR1)
         stacks.ask({rank: each.pid for rank, each in enumerate(ranks)})
         while not lines:
             reactor.turn()
@@ -369,8 +395,9 @@ def test_only_ranks_that_listen_are_asked_if_the_kernel_does_not_report_signals(
             each.communicate()
         stacks.close()
         reactor.close()
+        os.close(elsewhere)
 
-    assert lines[0] == "rank 0: <module> at <string>:4"
+    assert lines[0] == "rank 0: <module> at <string>:3"
     assert any("rank 1: is not running Python that meshrun started" in line for line in lines)
 
 
