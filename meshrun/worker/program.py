@@ -209,7 +209,10 @@ def run_program(
             raise SystemExit(1) from None
         raise
     except BaseException as error:
-        on_raise(error)
+        try:
+            on_raise(error)
+        except Exception as raised:  # by a signal's handler, as DataLoader's for a killed worker
+            on_raise(raised)
         sys.excepthook = print_nothing
         raise
 

@@ -288,6 +288,28 @@ def test_an_error_whose_exit_code_an_exit_handler_hides_is_the_cause(
     assert "not sent by meshrun" not in ours.stderr
 
 
+def test_an_exception_of_a_signal_while_another_is_reported_is_reported(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """DataLoader raises on the death of a worker, which a read from it may notice first."""
+    (program := tmp_path / "signalled.py").write_text(
+        "import signal, traceback\n"
+        "def on_signal(*_): raise ValueError('the loss is nan')\n"
+        "signal.signal(signal.SIGCHLD, on_signal)\n"
+        "format = traceback.format_exception\n"
+        "def interrupted(*args):\n"
+        "    traceback.format_exception = format\n"
+        "    signal.raise_signal(signal.SIGCHLD)\n"
+        "traceback.format_exception = interrupted\n"
+        "raise ConnectionResetError('a worker is gone')\n"
+    )
+    ours = run_meshrun(program)
+
+    assert (ours.returncode, ours.stderr.splitlines()[-2]) == (1, _CAUSE), ours.stderr
+    assert "ConnectionResetError: a worker is gone" in ours.stderr
+    assert "/meshrun/worker/" not in ours.stderr
+
+
 @pytest.mark.parametrize(
     ("active", "why"),
     [
