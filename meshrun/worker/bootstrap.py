@@ -247,7 +247,8 @@ def _is_plain(hook: object) -> bool:
 
 
 def _forget_state_of_imports() -> None:
-    """Give each rank what a fresh interpreter has: its own random state, and a free TMPDIR."""
+    """Give each rank what a fresh interpreter has: its own ids and random state, a free TMPDIR."""
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined] # as in multiprocessing
     tempfile: Any = sys.modules.get("tempfile")
     # The program may set the variable, and dill has asked for it before; a module may set a folder.
     if tempfile is not None and tempfile.tempdir in tempfile._candidate_tempdir_list():

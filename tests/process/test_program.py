@@ -24,16 +24,16 @@ def python(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedPr
     return subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "how",
     ["absolute", "relative", "dots", "link", "over a link", "module", "directory", "zip",
      "zip over a link", "compiled"],
 )  # fmt: skip
+@pytest.mark.parametrize("method", METHODS)
 def test_a_program_finds_itself_as_under_python(
     how: str, method: str, tmp_path: Path, fake_torch: Path
 ) -> None:
-    """argv, sys.path[0], __main__ and its attributes, signals and stdout are the same."""
+    """argv, sys.path[0], __main__ and its attributes, threads, signals, stdout are the same."""
     folder = tmp_path / "with space"
     folder.mkdir()
     shutil.copy(PROGRAMS / "describe.py", folder)

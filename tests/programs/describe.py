@@ -21,6 +21,7 @@ print(
             "unbuffered": sys.stdout.write_through,
             "sigint": repr(__import__("signal").getsignal(2)),
             "sigterm": repr(__import__("signal").getsignal(15)),
+            "thread": __import__("threading").main_thread().native_id == os.getpid(),
             "mask": sorted(__import__("signal").pthread_sigmask(0, [])),
         }
     )
