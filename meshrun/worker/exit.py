@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import io
 import os
@@ -125,8 +126,11 @@ class Ending:
         """Keep connections open until all ranks of this node have finished, or for a few seconds.
 
         A rank that leaves at once cuts off peers that are a little behind and still connecting a
-        group, although it is connected on this side.
+        group, although it is connected on this side. Meanwhile, no alarm of the program goes off:
+        it would have ended before.
         """
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
         self._reporter.report(RankFinished)
         select.select([self._gate_fd], [], [], PEERS_TAKE_S)
 

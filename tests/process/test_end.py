@@ -454,6 +454,25 @@ def test_the_end_runs_no_code_of_modules(fake_torch: object, tmp_path: Path) -> 
     assert (ours.returncode, ours.stderr) == (python.returncode, python.stderr) == (0, "")
 
 
+def test_alarms_of_a_program_do_not_go_off_while_its_rank_waits_for_peers() -> None:
+    """With ``python``, they would end with the process."""
+    program = (
+        "import faulthandler, os, signal, threading\n"
+        "from types import SimpleNamespace\n"
+        "from meshrun.worker.exit import Ending\n"
+        "ending = Ending()\n"
+        "ending._reporter = SimpleNamespace(report=lambda _: None)\n"
+        "ending._gate_fd, others = os.pipe()\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.1)\n"
+        "faulthandler.dump_traceback_later(0.1, exit=True)\n"
+        "threading.Timer(0.3, os.close, (others,)).start()\n"
+        "ending._wait_for_peers()\n"
+    )
+    waited = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+
+    assert waited.returncode == 0, waited.stderr
+
+
 def test_a_busy_daemon_thread_does_not_keep_a_rank(fake_torch: object, tmp_path: Path) -> None:
     """The rank's end waits for the interpreter's lock whenever it closes a file."""
     program = tmp_path / "busy.py"
