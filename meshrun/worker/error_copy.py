@@ -50,9 +50,11 @@ def _dumps(thing: object) -> bytes | None:
 def _dumps_parts(error: BaseException) -> bytes | None:
     """Pickle class, args and attributes, except for attributes that cannot be pickled."""
     made_of = _builtin_base(type(error)).__reduce__(error)[1]
-    args = tuple(_dumps(arg) or _dumps(repr(arg)) for arg in made_of)
-    attributes = {name: _dumps(value) for name, value in vars(error).items()}
-    return _dumps((type(error), args, attributes))
+    with suppress(*_FAILURES):
+        args = tuple(_dumps(arg) or _dumps(repr(arg)) for arg in made_of)
+        attributes = {name: _dumps(value) for name, value in vars(error).items()}
+        return _dumps((type(error), args, attributes))
+    return None
 
 
 def _join(parts: bytes) -> BaseException:
@@ -77,5 +79,5 @@ def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
 
 def _text(error: BaseException) -> str | None:
     with suppress(*_FAILURES):
-        return str(error)
+        return "".join([str(error)])  # not a subclass of str, which others may lack
     return None
