@@ -43,6 +43,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import reporting_shortages
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh
+from meshrun.plan.parse import parse_seconds
 from meshrun.protocol.result import RankFailed
 from meshrun.worker.call_channel import CallDone, Channel, accept, listen_in
 from meshrun.worker.error_copy import unpickle_error
@@ -129,13 +130,25 @@ class WorkerGroup:
         self._began_ns = time.monotonic_ns()
         started: Future[subprocess.Popen[bytes]] = Future()
         try:
-            with reporting_shortages():
+            with reporting_shortages(), contextlib.ExitStack() as starting:
                 with writing_to(self._folder):
                     write_path(self._folder)
-                    listener = self._closing.enter_context(listen_in(self._folder))
+                    listener = starting.enter_context(listen_in(self._folder))
                 command, environ = self._launcher(flags, program, serve, env or {})
+                start = partial(
+                    subprocess.Popen,
+                    command,
+                    env=environ,
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
                 self._output = threading.Thread(
-                    target=self._run_launcher, args=[started, command, environ, cwd], daemon=True
+                    target=_run_launcher,
+                    args=[start, started, (self._stdout, self._stderr), self._closing],
+                    daemon=True,
                 )
                 self._output.start()
                 self._process = started.result()
@@ -143,6 +156,7 @@ class WorkerGroup:
         except BaseException:
             if not started.cancel() and started.exception() is None:
                 self._process = started.result()
+            self._stderr.keep()  # the launcher would report a signal that the user did not send
             self._end(0.0)
             raise
 
@@ -171,8 +185,9 @@ class WorkerGroup:
             MeshrunError: If the first rank raised ``SystemExit`` with exit code 0.
         """
         check_parameter("timeout", timeout, float | None)
+        timeout_s = None if timeout is None else parse_seconds(str(timeout), "timeout")
         try:
-            return self.make_call(function, args, kwargs, timeout_s=timeout)
+            return self.make_call(function, args, kwargs, timeout_s=timeout_s)
         except SystemExit as error:
             if error.code:
                 raise
@@ -192,7 +207,7 @@ class WorkerGroup:
             SystemExit: If a rank raised it, as for any other exception.
         """
         message = pickle_call(function, args, kwargs)
-        with self._turn:
+        with self._own_turn():
             try:
                 answers = self.exchange(message, timeout_s=timeout_s)
             finally:
@@ -238,10 +253,21 @@ class WorkerGroup:
         Raises:
             GroupLost: If the group is closed.
         """
-        if os.getpid() != self._owner:
+        with self._own_turn():
+            return self._exchange(message, timeout_s, lender or Lender())
+
+    @contextlib.contextmanager
+    def _own_turn(self) -> Iterator[None]:
+        """Wait for the calls of other threads."""
+        if os.getpid() != self._owner:  # first: in a fork, nobody may be left to release the lock
             raise GroupLost(f"these workers belong to process {self._owner}, not to its fork")
         with self._turn:
-            return self._exchange(message, timeout_s, lender or Lender())
+            if self._calling_thread is not None:
+                raise UsageError(
+                    "a signal handler called these workers during another call of its thread",
+                    hint="make the call after the other one, or in a thread of its own",
+                )
+            yield
 
     def _exchange(self, message: object, timeout_s: float | None, lender: Lender) -> Exchange:
         if not self.members:
@@ -338,39 +364,6 @@ class WorkerGroup:
         inherited = without_variables(unread, {**os.environ, **env})
         return command, {**inherited, **variables, **own}
 
-    def _run_launcher(
-        self,
-        started: Future[subprocess.Popen[bytes]],
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        cwd: str | os.PathLike[str] | None,
-    ) -> None:
-        """Start the launcher, and pass on its output until its end.
-
-        In a thread of its own: a launcher is stopped when the thread that started it ends, which
-        the caller's may do while the group is in use; and no signal handler can raise an exception
-        here, after the fork but before the process is known.
-        """
-        if not started.set_running_or_notify_cancel():
-            return
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environ,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except BaseException as error:
-            started.set_exception(error)
-            return
-        started.set_result(process)
-        assert process.stdout is not None  # noqa: S101 - a pipe
-        assert process.stderr is not None  # noqa: S101 - a pipe
-        copy_output([(process.stdout, self._stdout), (process.stderr, self._stderr)])
-
     def _accept(self, listener: socket.socket) -> None:
         """Wait until every rank has connected.
 
@@ -411,6 +404,7 @@ class WorkerGroup:
     def _end(self, grace_s: float) -> MeshrunError | None:
         """Let the ranks exit, or stop them after ``grace_s``; return how the launch had failed."""
         for member in self.members:
+            member.channel.hang_up()  # a fork of this process may have it open
             member.channel.close()
         process, self.members = self._process, ()
         with self._closing:
@@ -456,6 +450,40 @@ class WorkerGroup:
                 break
             last = self._stderr.kept
         return "\n".join(_stacks_of_calls(last.splitlines()[1:]))
+
+
+def _run_launcher(
+    start: Callable[[], subprocess.Popen[bytes]],
+    started: Future[subprocess.Popen[bytes]],
+    streams: Sequence[RankOutput],
+    folder: object,
+) -> None:
+    """Start a launcher, and pass on its output until its end.
+
+    In a thread of its own: a launcher is stopped when the thread that started it ends, which
+    the caller's may do while the group is in use; and no signal handler can raise an exception
+    here, after the fork but before the process is known. This thread does not refer to the group:
+    one that is no longer in use is freed, which closes the channels, and the ranks end.
+
+    Args:
+        start: Starts the launcher.
+        started: Receives its process.
+        streams: Take its output and its errors.
+        folder: The owner of its folder, which is thus kept until the launcher has ended.
+    """
+    if not started.set_running_or_notify_cancel():
+        return
+    try:
+        process = start()
+    except BaseException as error:
+        started.set_exception(error)
+        return
+    started.set_result(process)
+    assert process.stdout is not None  # noqa: S101 - a pipe
+    assert process.stderr is not None  # noqa: S101 - a pipe
+    with process:
+        copy_output([*zip((process.stdout, process.stderr), streams, strict=True)])
+    del folder
 
 
 def _stacks_of_calls(lines: Iterable[str]) -> Iterator[str]:

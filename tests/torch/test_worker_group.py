@@ -186,6 +186,11 @@ def test_a_signal_handler_may_raise_at_any_moment(
             with signals_blocked({signal.SIGUSR1}):
                 assert group.call(int, "7") == [7]
                 assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            signal.signal(signal.SIGUSR1, lambda *_: group.call(int, "8"))
+            raise_in(Channel, "send_now")
+            with pytest.raises(UsageError, match="a signal handler called these workers"):
+                group.call(int, "7")
+            assert group.call(int, "7") == [7]
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -317,6 +322,23 @@ def test_a_rank_that_is_killed_before_it_introduces_itself(
         WorkerGroup(nproc_per_node=1, preload="doomed")
 
 
+class Secretive:
+    """Has no repr, and can be pickled only until it is unpickled."""
+
+    def __repr__(self) -> str:
+        raise ValueError
+
+    def __setstate__(self, _: object) -> None:
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> bool:
+        return not self.__dict__ or self.lock  # type: ignore[return-value]
+
+
+def fail_with(what: object) -> None:
+    raise ValueError(what)
+
+
 def test_a_rank_that_exits_with_0_in_a_call_has_no_value(fake_torch: Path) -> None:
     """The caller gets an error instead of a SystemExit that would look like success."""
     with WorkerGroup(nproc_per_node=1) as group:
@@ -327,6 +349,10 @@ def test_a_rank_that_exits_with_0_in_a_call_has_no_value(fake_torch: Path) -> No
             group.call(sys.exit, 3)
         with pytest.raises(UsageError, match="timeout must be a number, found '5'"):
             group.call(abs, 3, timeout="5")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"timeout must be .*, found `inf`"):
+            group.call(abs, 3, timeout=float("inf"))
+        with pytest.raises(meshrun.MeshrunError, match=r"raised ValueError: \(no message"):
+            group.call(fail_with, Secretive())
         with pytest.raises(TypeError, match=r"pickle the _thread\.lock that rank 0 return"):
             group.call(threading.Lock)
         assert group.call(int, "7") == [7]
@@ -335,8 +361,9 @@ def test_a_rank_that_exits_with_0_in_a_call_has_no_value(fake_torch: Path) -> No
 def test_a_group_works_in_all_threads_of_its_process_and_in_no_fork() -> None:
     """Each call gets its own values; closing the group ends a call in progress.
 
-    The thread that has started the group may end.
+    The thread that has started the group may end, and a fork may outlive it.
     """
+    err = io.StringIO()
     found: dict[int, object] = {}
 
     def ask(number: int) -> None:
@@ -348,7 +375,7 @@ def test_a_group_works_in_all_threads_of_its_process_and_in_no_fork() -> None:
         found[-1] = caught.value
 
     def make() -> None:
-        made.append(WorkerGroup(mesh="dp=2", device="cpu", stderr=io.StringIO()))
+        made.append(WorkerGroup(mesh="dp=2", device="cpu", stderr=err))
 
     made: list[WorkerGroup] = []
     maker = threading.Thread(target=make)
@@ -362,20 +389,36 @@ def test_a_group_works_in_all_threads_of_its_process_and_in_no_fork() -> None:
         for thread in threads:
             thread.join()
         assert found == {number: [[number] * 2] * 20 for number in (1, 2)}
+        assert group.call(abs, 4) == [4, 4]
+        waits = threading.Thread(target=wait_long)
+        waits.start()
+        wait_until(lambda: group._calling_thread is not None, lambda: "a call in progress")
+        may_exit, let_exit = os.pipe()
         if (child := os.fork()) == 0:
             with contextlib.suppress(GroupLost):
                 group.call(abs, 3)
                 os._exit(1)
             group.close()
+            os.read(may_exit, 1)
             os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert group.call(abs, 4) == [4, 4]
-        waits = threading.Thread(target=wait_long)
-        waits.start()
-        wait_until(lambda: group._calling_thread is not None, lambda: "a call in progress")
         group.close()
         waits.join()
+        os.write(let_exit, b".")
+        assert os.waitpid(child, 0)[1] == 0
+    for end in (may_exit, let_exit):
+        os.close(end)
     assert isinstance(found[-1], GroupLost)
+    assert err.getvalue() == ""
+
+
+@pytest.mark.nightly
+def test_a_group_that_is_forgotten_ends(fake_torch: Path) -> None:
+    """As its ranks may hold much memory."""
+    group = WorkerGroup(nproc_per_node=1)
+    folder = group._folder
+    with pytest.warns(ResourceWarning, match=r"unclosed .*socket"):
+        del group
+    wait_until(lambda: not os.path.exists(folder), lambda: f"the removal of {folder}")
 
 
 def wait_on_rank_1() -> None:
