@@ -315,6 +315,11 @@ def is_stopped(pid: int) -> bool:
     return read_stat(pid)[0] == "T"
 
 
+def is_traced(pid: int) -> bool:
+    """Return whether a debugger has stopped a process."""
+    return read_stat(pid)[0] == "t"
+
+
 def wait_until_stopped(pids: Iterable[int]) -> None:
     """Wait until processes that are being stopped no longer run, but at most for a second."""
     deadline = time.monotonic() + _STOPS_IN_S

@@ -104,6 +104,8 @@ class Reactor:
         self._order = itertools.count()
         self.asleep_ns = self.due_ns = self.now_ns()
         """When the last wait began, and when it should have ended at the latest."""
+        self._counted_ns, self._waited_ns = self.now_ns(), 0
+        """Until when lost time is counted, and how long waits since then should have taken."""
 
     def now_ns(self) -> int:
         """Return the time."""
@@ -273,6 +275,17 @@ class Reactor:
         awake_ns = self.now_ns()
         latest_ns = awake_ns if timeout_s is None else self.asleep_ns + int(timeout_s * 1e9)
         self.due_ns = min(awake_ns, latest_ns)
+        self._waited_ns += self.due_ns - self.asleep_ns
+
+    def count_lost_ns(self, *, was_stopped: bool = False) -> int:
+        """Return the time since the last call, without that of waits that were not late.
+
+        If this process was stopped, as SIGCONT tells, nobody knows since when: all of it counts.
+        """
+        now_ns = self.now_ns()
+        lost_ns = now_ns - self._counted_ns - (0 if was_stopped else self._waited_ns)
+        self._counted_ns, self._waited_ns = now_ns, 0
+        return lost_ns
 
     def call_ready(self) -> None:
         """Call the functions of ready descriptors, unless removed in the meantime."""

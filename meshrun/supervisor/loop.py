@@ -318,14 +318,10 @@ class Loop:
         return self._terminal.update_typing()
 
     def _skip_lost_time(self) -> None:
-        """Do not count time in which this process was stopped, or the whole machine suspended.
-
-        SIGCONT does not tell since when; at the earliest since the last wait began.
-        """
-        now_ns = time.monotonic_ns()
+        """Do not count time in which this process was stopped, or the whole machine suspended."""
         is_paused = self._pause.is_on and not self.state.stopping
         is_lost = is_paused or self._was_continued
-        lost_ns = now_ns - (self._reactor.asleep_ns if is_lost else self._reactor.due_ns)
+        lost_ns = self._reactor.count_lost_ns(was_stopped=is_lost)
         if not is_lost and lost_ns < _LATE_NS:
             return
         self._was_continued = False
@@ -504,7 +500,7 @@ class Loop:
         wait_until_stopped(self.state.alive.values())  # else they read what the shell is to get
         self._console.note(f"{why}: suspending the ranks until `fg` or SIGCONT{lost}")
         self._console.leave_terminal()
-        self._reactor.asleep_ns = time.monotonic_ns()
+        self._reactor.count_lost_ns()  # none until here
         self._signals.suspend_here()
         self._resume()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from meshrun.host.processes import is_traced
 from meshrun.lifecycle.state import State
 from meshrun.protocol.activity import Activity
 
@@ -129,7 +130,7 @@ class Watchdog:
         )
         if worked:
             self._spent = spent
-        return worked
+        return worked or any(map(is_traced, state.alive.values()))
 
 
 def _all_began(state: State) -> bool:

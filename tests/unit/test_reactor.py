@@ -203,6 +203,9 @@ def test_a_wait_ends_when_something_is_due(reactor: Reactor, clock: Clock) -> No
     slow = Reactor(clock_ns=clock, selector=Selector())  # type: ignore[arg-type]
     slow.wait()
     assert slow.due_ns == clock.now_ns  # nothing was due
+    clock.now_ns += 3 * S  # stopped during a turn
+    assert slow.count_lost_ns() == 3 * S
+    assert slow.count_lost_ns(was_stopped=True) == 0
     slow.call_at(clock.now_ns + 8 * S, lambda: None)
     slow.wake_by(lambda: due[0])
     slow.wait(most_s=0.5)
@@ -212,8 +215,10 @@ def test_a_wait_ends_when_something_is_due(reactor: Reactor, clock: Clock) -> No
     assert (slow.asleep_ns, slow.due_ns, clock.now_ns) == (
         began_ns, began_ns + S, began_ns + S + S // 4,
     )  # fmt: skip
+    assert slow.count_lost_ns() == 2 * S // 4
     slow.wait()
     slow.wait(least_s=0.125)
+    assert slow.count_lost_ns(was_stopped=True) == 5 * S // 8
 
     assert slept == [None, 0.5, 1.0, 0.0, 0.125]
 

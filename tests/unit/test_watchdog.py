@@ -64,6 +64,16 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
+def test_ranks_in_a_debugger_do_not_hang(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Someone is looking at them."""
+    traced = {11}
+    monkeypatch.setattr(watchdog, "is_traced", traced.__contains__)
+    watch = dog(world, hang_s=10)
+    assert world.pass_time(watch, 60) is None
+    traced.clear()
+    assert world.pass_time(watch, 60) == pytest.approx(10, abs=2)
+
+
 def test_skipped_time_counts_for_no_limit(world: World) -> None:
     """Ranks that were stopped with the launcher neither hang nor stall."""
     watch, start = dog(world, hang_s=10), dog(world, start_s=10)
