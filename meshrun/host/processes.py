@@ -40,7 +40,14 @@ _SHM_MANAGER = b"torch_shm_manag"
 
 Two seconds after its last client has exited, it frees the shared memory they left, and exits.
 """
-_SHM_MANAGER_TAKES_S = 3.0
+_RESOURCE_TRACKER = b"multiprocessing.resource_tracker"
+"""In the command line of the interpreter that Python starts with the first shared memory.
+
+It frees what is left of it as soon as the processes that use it have ended, and exits.
+"""
+_INTERPRETER = os.fsencode(os.path.basename(sys.executable or ""))[:15]
+"""Its name in /proc."""
+_FREEING_TAKES_S = 3.0
 _ON_LINUX = sys.platform == "linux"
 _LIBC = ctypes.CDLL(None, use_errno=True) if _ON_LINUX else None
 
@@ -190,8 +197,8 @@ def _ending_children(
     while children := _reap(spares()):
         now = time.monotonic()
         ours = {pid: _turn(pid) for pid in children if _may_signal(pid)}
-        if turn is _Turn.FIRST and min(ours.values(), default=turn) is _Turn.SHM_MANAGER:
-            turn, begin = _Turn.SHM_MANAGER, max(begin, now + _SHM_MANAGER_TAKES_S)
+        if turn is _Turn.FIRST and min(ours.values(), default=turn) is _Turn.FREES_MEMORY:
+            turn, begin = _Turn.FREES_MEMORY, max(begin, now + _FREEING_TAKES_S)
             deadline = begin + grace_s
         if now >= (deadline + _KILL_TAKES_S if ours else begin):
             for pid in ours.keys() - seen:  # whose turn has not come, such as a guard's
@@ -216,19 +223,24 @@ class _Turn(enum.IntEnum):
     """The order in which processes are ended, each group after the one before has exited."""
 
     FIRST = 0
-    SHM_MANAGER = 1
+    FREES_MEMORY = 1
     """Frees the shared memory of the others, and then exits by itself."""
     GUARD = 2
     """Ends the others if this process is killed in the meantime."""
 
 
 def _turn(pid: int) -> _Turn:
-    return {_SHM_MANAGER: _Turn.SHM_MANAGER, _GUARD: _Turn.GUARD}.get(_name(pid), _Turn.FIRST)
+    name = _name(pid)
+    if name == _GUARD:
+        return _Turn.GUARD
+    # The kernel may hold a process so that reading its command line would not return.
+    is_tracker = name == _INTERPRETER and _RESOURCE_TRACKER in _read(pid, "cmdline")
+    return _Turn.FREES_MEMORY if is_tracker or name == _SHM_MANAGER else _Turn.FIRST
 
 
-def is_shm_manager(pid: int) -> bool:
-    """Return whether a process is ``torch_shm_manager``, which exits by itself."""
-    return _turn(pid) is _Turn.SHM_MANAGER
+def frees_memory(pid: int) -> bool:
+    """Return whether a process frees the shared memory of others, and then exits by itself."""
+    return _turn(pid) is _Turn.FREES_MEMORY
 
 
 def is_guard(pid: int) -> bool:
@@ -248,9 +260,13 @@ def process_name(pid: int) -> str:
 
 
 def _name(pid: int) -> bytes:
+    return _read(pid, "comm").strip()
+
+
+def _read(pid: int, file: str) -> bytes:
     try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().strip()
+        with open(f"/proc/{pid}/{file}", "rb") as opened:
+            return opened.read()
     except OSError:
         return b""
 

@@ -18,8 +18,8 @@ from meshrun.host.leftovers import remove_if_stale
 from meshrun.host.processes import (
     become_guard,
     die_with_parent,
+    frees_memory,
     has_ended,
-    is_shm_manager,
     marked_processes,
     send_signal,
 )
@@ -99,7 +99,7 @@ def killing_marked(mark: str) -> Steps[None]:
     clean = 0
     while clean < _CLEAN_SCANS and time.monotonic() < deadline:
         marked = marked_processes(f"{LAUNCH_MARK}={mark}")
-        found = [pid for pid in marked if not is_shm_manager(pid)]
+        found = [pid for pid in marked if not frees_memory(pid)]
         clean = 0 if found else clean + 1
         for pid in found:
             send_signal(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Shared memory of torch's strategy ``file_system`` is freed however the launch ends."""
+"""Shared memory of torch's strategy ``file_system``, and Python's, is freed at every end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from tests.kit import run_meshrun, start_meshrun, wait_until
 
 _SHARES = """
 import os, signal, sys
+from multiprocessing.shared_memory import SharedMemory
 import torch
 
+if sys.argv[1] == "stay" and os.environ["RANK"] == "1":
+    block = SharedMemory(create=True, size=8)
+    print("/" + block.name, flush=True)
+    signal.pause()
 torch.multiprocessing.set_sharing_strategy("file_system")
 tensor = torch.zeros(8).share_memory_()
 print(tensor.untyped_storage()._share_filename_cpu_()[1].decode(), flush=True)
@@ -45,11 +50,11 @@ def test_what_ranks_shared_is_freed(how: str, tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("with_zygote", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_what_ranks_shared_is_freed_after_the_launcher(with_zygote: bool, tmp_path: Path) -> None:
-    """The launch's remaining processes give torch's manager time to do it."""
+    """The launch's remaining processes give torch's manager and Python's tracker time for it."""
     (program := tmp_path / "shares.py").write_text(_SHARES)
     words = ("--nproc-per-node", "2", "--no-prefix", program, "stay")
     with start_meshrun(*words, folder=tmp_path) as running:
-        running.wait_for("/torch_", 2)
+        running.wait_for("\n", 2)
         segments = running.stdout.split()
         victims = [running.process.pid, *([running.zygote()] if with_zygote else [])]
         for pid in victims:
