@@ -113,7 +113,10 @@ class HostSession:
 
     @property
     def output(self) -> str:
-        """The output of ssh, and of the shell and Python on the host."""
+        """The output of ssh, and of the shell and Python on the host, since the agent's answer.
+
+        Before the answer it is all of it; what preceded one, such as a banner, is no reason to end.
+        """
         return (self._frames.noise + self._stderr_tail).decode(errors="replace")
 
     @property
@@ -202,6 +205,8 @@ class HostSession:
         match message:
             case Ready():
                 self.ready = message
+                self._frames.noise = b""
+                self._stderr_tail.clear()
             case Refused():
                 self.refused = message
             case Listening(address=address, port=port):

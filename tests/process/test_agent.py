@@ -203,7 +203,11 @@ def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("said", "then", "message"),
     [
-        ([], "echo it received SIGTERM >&2", "its agent exited: it received SIGTERM"),
+        (
+            [],
+            "read order; echo it received SIGTERM >&2",
+            "its agent exited: it received SIGTERM",
+        ),
         ([_message("Refused", why="no port", hint="open one")], "sleep 600", "no port"),
     ],
 )
@@ -227,7 +231,7 @@ def _with_agent_that(
     (folder / "said").write_text(json.dumps(said))
     says = f"{sys.executable} {agent} {folder}/said"
     says = f"head -n 1 | {says}; {then}" if then else f"exec {says}"
-    (ssh := folder / "ssh").write_text(f"#!/bin/sh\n{says}\n")
+    (ssh := folder / "ssh").write_text(f"#!/bin/sh\necho Authorized use only >&2\n{says}\n")
     ssh.chmod(0o755)
     words = ("--hosts", hosts, "--ssh", ssh, "--nproc-per-node", "1", "--device", "cpu")
     return run_meshrun(*words, PROGRAMS / "end.py")
