@@ -283,7 +283,9 @@ class StartProgress(Watcher):
         cause = state.causes[-1]
         if not cause.is_failure:
             return  # it was noted when it happened
-        who = "" if cause.rank is None else f"{rank_name(self.plan.layout, cause.rank)} "
+        who = "" if cause.rank is None else f"rank {cause.rank} "
+        if cause.rank is not None and cause.resize is None:  # otherwise, it had another layout
+            who = f"{rank_name(self.plan.layout, cause.rank)} "
         which = f"restart {state.restarts} of {state.max_restarts}"
         wait_s, why_wait = back_off(state.causes)
         if wait_s:

@@ -191,6 +191,21 @@ def test_every_change_is_reported_once(has_run: bool, capfd: pytest.CaptureFixtu
     assert len(lines) == 2
 
 
+def test_the_rank_of_an_excluded_node_need_not_be_in_the_new_layout(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The cause of the restart is rank 2 of 3, and one rank is left."""
+    watch = StartProgress(plan_of(mesh="dp=1", device="cpu"), Console())
+    fewer = change(1, "node2", "dp 3 -> 1")
+    cause = replace(fewer, rank=2, description="exited with code 3", is_failure=True)
+    nodes = NodesState(phase=NodesPhase.RUNNING)
+    state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, nodes=nodes, max_restarts=1)
+    watch.see(met(cause), replace(state, causes=(cause,)))
+
+    restart = "meshrun: restart 1 of 1, because rank 2 exited with code 3"
+    assert capfd.readouterr().err.splitlines() == [restart]
+
+
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_spare_workers_are_reported_once_nodes_have_met(
     node_rank: int, capfd: pytest.CaptureFixture[str]
