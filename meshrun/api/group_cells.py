@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
+from meshrun.api.child_launcher import write_text
 from meshrun.api.remote_call import RankTraceback
 from meshrun.api.worker_group import GroupLost, WorkerGroup
 from meshrun.errors import MeshrunError
@@ -43,7 +45,9 @@ def run_on_ranks(
         if value is not None and rank not in hidden:
             texts.setdefault(value, []).append(label)
     for text, who in texts.items():
-        print(f"[{'all' if len(who) == len(labels) else ', '.join(who)}] {text}")
+        if sys.stdout is not None:
+            shown = "all" if len(who) == len(labels) else ", ".join(who)
+            write_text(sys.stdout, f"[{shown}] {text}\n")
 
 
 def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) -> list[Any]:

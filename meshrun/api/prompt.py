@@ -25,7 +25,7 @@ from meshrun.wording import count
 from meshrun.worker.cells import complete
 from meshrun.worker.serve_calls import run_own_program
 
-_CANNOT_COMPILE = (OverflowError, SyntaxError, ValueError)
+_CANNOT_COMPILE = (MemoryError, OverflowError, RecursionError, SyntaxError, ValueError)
 _HISTORY = "~/.meshrun_history"
 _MOST_LINES = 1000
 
@@ -109,6 +109,8 @@ class _Prompt(code.InteractiveConsole):
 
     def _interact(self) -> None:
         labels = self._labels
+        # Input in another encoding is an error of the compiler then, which the prompt survives.
+        sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
         _enable_line_editing(self._complete)
         self._set_prompt("")
         self.interact(
@@ -174,7 +176,7 @@ class _Prompt(code.InteractiveConsole):
             self._set_prompt("")
         else:
             try:
-                layout = self._open_group().call(current_layout)[0]
+                layout = call_on_ranks(self._open_group(), current_layout)[0]
                 self._only = find_rank(layout, which.strip(), "%rank")
             except MeshrunError as error:
                 _print_error(error)
@@ -186,8 +188,8 @@ class _Prompt(code.InteractiveConsole):
         if state == 0:
             rank = self._only or 0
             self._names = ["    "]
-            if text.strip():
-                self._names = self.group.call(complete, text, rank)[rank]
+            if text.strip() and self.group.is_open:
+                self._names = call_on_ranks(self.group, complete, text, rank)[rank]
         return self._names[state] if state < len(self._names) else None
 
     @staticmethod

@@ -37,10 +37,14 @@ print("began with", sys.argv[1:])
 
 
 def test_a_prompt_after_a_script(tmp_path: Path) -> None:
-    """It has the script's names; results are shown by coordinate; Ctrl-C ends one input."""
+    """It has the script's names; results are shown by coordinate; Ctrl-C ends one input.
+
+    Characters that the terminal's encoding lacks end neither the prompt nor the ranks.
+    """
     script = tmp_path / "begin.py"
     script.write_text(SCRIPT)
-    with open_terminal(*ON_TWO, script, "one", env={"HOME": str(tmp_path)}) as terminal:
+    env = {"HOME": str(tmp_path), "PYTHONIOENCODING": "ascii"}
+    with open_terminal(*ON_TWO, script, "one", env=env) as terminal:
         terminal.wait_for("Ctrl-D ends them\n>>>")
         for typed, shown in (
             ("mesh.get_local_rank()\n", "[dp1] 1"),
@@ -48,9 +52,11 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
             ("import asyncio\nawait asyncio.sleep(0, 8)\n", "[all] 8"),
             ("for n in range(2):\n    print('n is', n)\n\n", "[dp1] n is 1\n"),
             ("1 +\n", "SyntaxError: in"),  # invalid syntax, or incomplete input
+            ("'é'\n", "UnicodeEncodeError: "),
+            ("chr(233)\n", "[all] '\\xe9'"),
             ("inverse(0)\n", "ZeroDivisionError: division by zero\ndp"),
             ("wait()\n", "[dp1] waiting"),
-            ("\x1c", "in wait\n    <cell 7>:1 in <module>\n"),
+            ("\x1c", "in wait\n    <cell 8>:1 in <module>\n"),
             ("\x03", "KeyboardInterrupt"),
             ("%rank 2\n", "error: %rank 2: ranks range from 0 to 1\n"),
             ("%rank dp=2\n", "\n    %rank dp=2\n             ^\n"),
@@ -63,7 +69,8 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
             ("%rank\n", "\n>>>"),
             ("\x1b[A\x1b[A\x1b[A\n", "[dp0] 10"),
             ("wait()\n", "[dp1] waiting"),
-            ("\x03", "KeyboardInterrupt"),  # not pdb, although the rank was in it before
+            # Not pdb, although the rank was in it before. Before the prompt, Ctrl-D would be lost.
+            ("\x03", "KeyboardInterrupt\n>>>"),
         ):
             before = "\n".join(terminal.all_lines).count(shown)
             terminal.type(typed)
