@@ -15,6 +15,9 @@ from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 """Requests a rank's stacks. Nothing else uses this real-time signal, and Python can catch it."""
 
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""Signals that ``faulthandler`` handles."""
+
 _THREAD = re.compile(
     r"(?:(?:(Current) t|T)hread 0x[0-9a-fA-F].*|Stack \(most recent call first\)):"
 )

@@ -17,7 +17,7 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
 from meshrun.protocol.raised import killed_worker
-from meshrun.protocol.stacks import current_folder, describe, headline
+from meshrun.protocol.stacks import CRASHES, current_folder, describe, headline
 from meshrun.supervisor.gpu_errors import GpuErrors, may_be_of_gpu
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.terminal import Terminal
@@ -57,7 +57,9 @@ class Investigation(Struct, frozen=True, kw_only=True):
         folder = current_folder()
         found = {}
         for verdict in judge(self.state)[:_MOST_RANKS]:
-            crash = self.monitor.stacks.crash(verdict.rank) if verdict.signum is not None else None
+            # A process that the rank forked may have crashed, and written to the same file.
+            has_crashed = verdict.signum in CRASHES
+            crash = self.monitor.stacks.crash(verdict.rank) if has_crashed else None
             place = headline(crash.main, folder) if crash else ""
             reasons = self._reasons(verdict, place)
             found[verdict.rank] = Evidence(
