@@ -305,7 +305,8 @@ def stop(
     state = replace(state, stop=Stop.ASKED)
     if state.nodes.is_cleared and others_know:
         return state  # no rank is left here
-    state = replace(state, deadline_ns=at_ns + int(state.shutdown_timeout_s * _NS))
+    if state.phase not in (Phase.CLEARING, Phase.ENDING):  # there, it is the zygote's
+        state = replace(state, deadline_ns=at_ns + int(state.shutdown_timeout_s * _NS))
     ranks = tuple(sorted(state.alive.keys() - {sparing}))
     state = _open_gate_if_due(_signal_ranks(state, ranks, signum, at_ns))
     is_news = state.nodes.awaits_decision and not others_know

@@ -309,6 +309,17 @@ def test_the_coordinator_may_be_lost_at_any_moment(events: list[Event]) -> None:
     assert follow(state, GONE)[0].over
 
 
+def test_ranks_that_have_ended_give_the_zygote_its_own_time_to_clear() -> None:
+    """Not that which ranks have to stop: it would be killed early, or could hang for longer."""
+    before = [*PARTICIPANT, *WELL_THERE]
+    clears, _ = play([*before, OTHERS_FAILED])
+    cleared, _ = play([*before, ENDED, signalled(15, 9)])
+
+    assert (clears.stopping, cleared.stopping) == (True, True)
+    assert clears.deadline_ns == play(before)[0].deadline_ns
+    assert cleared.deadline_ns is None
+
+
 ANYTHING = [
     *started(2, 3), exited(2, 0, 5), exited(3, 0, 5), exited(2, 9, 5), exited(3, 15, 6),
     *finished(2, 3), OTHERS_FAILED, OTHERS_FINISHED, ENDED, NEXT, COORDINATOR_LOST, over(7),
