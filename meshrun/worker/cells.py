@@ -71,7 +71,7 @@ class Shell:
 
     def system(self, command: str) -> None:
         """Run ``!command`` and print its output."""
-        sys.stdout.flush()
+        _flush(sys.stdout)
         _run_command(command)
 
     def getoutput(self, command: str) -> list[str]:
@@ -151,16 +151,19 @@ def _hidden() -> Iterator[None]:
     from meshrun.worker.debuggers import passing_breakpoints
 
     streams = (sys.stdout, sys.stderr)
-    for stream in streams:
-        stream.flush()
+    _flush(*streams)
     with without_output(1, 2):
         try:
             with passing_breakpoints():
                 yield
         finally:
-            for stream in streams:
-                with contextlib.suppress(Exception):  # the cell has closed it
-                    stream.flush()
+            _flush(*streams)
+
+
+def _flush(*streams: Any) -> None:
+    for stream in streams:
+        with contextlib.suppress(Exception):  # a cell has closed or replaced it
+            stream.flush()
 
 
 def complete(text: str, rank: int) -> list[str]:

@@ -1,7 +1,9 @@
 """What ``%mesh`` and ``%%mesh`` print."""
 
+import io
 import linecache
 import pickle
+import sys
 import traceback
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +59,17 @@ def test_the_last_line_of_a_cell_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     assert run_cell("1\n2", "<cell test>") == "2"
     assert linecache.getlines("<cell test>") == ["1\n", "2\n"]
+
+
+@pytest.mark.parametrize("cell", ["2 + 3", "get_ipython().system('true')\n2 + 3"])
+def test_a_cell_may_follow_one_that_closed_stdout(
+    cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(sys, "stdout", closed)
+    assert run_cell(cell, "<cell test>", hidden={0}) == "5"
 
 
 def test_the_source_of_a_function_in_a_cell_goes_to_the_ranks() -> None:
