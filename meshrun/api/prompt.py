@@ -9,6 +9,7 @@ import importlib.util
 import os
 import signal
 import sys
+import termios
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from meshrun import __version__
 from meshrun.api.group_cells import CellFailed, call_on_ranks, run_on_ranks
 from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import MeshrunError
+from meshrun.host.processes import is_foreground
 from meshrun.host.stderr import say
 from meshrun.layout.selection import find_rank
 from meshrun.mesh.current_layout import current_layout
@@ -228,8 +230,13 @@ def _enable_line_editing(completer: Callable[[str, int], str | None]) -> None:
     with suppress(OSError):
         readline.read_history_file(path)
 
-    def save() -> None:
+    modes = termios.tcgetattr(0)
+
+    def leave() -> None:
         with suppress(OSError):
             readline.write_history_file(path)
+        with suppress(termios.error):  # readline restores them, unless a signal ends the prompt
+            if is_foreground(0):
+                termios.tcsetattr(0, termios.TCSADRAIN, modes)
 
-    atexit.register(save)
+    atexit.register(leave)

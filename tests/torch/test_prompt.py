@@ -152,6 +152,17 @@ def test_a_killed_prompt_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_a_prompt_that_is_stopped_restores_the_terminal(fake_torch: Path, tmp_path: Path) -> None:
+    """Line editing has its own modes, in which the shell's next command would show no input."""
+    words = ("--interactive", "--nproc-per-node", "1")
+    with open_terminal(*words, env={"HOME": str(tmp_path)}) as terminal:
+        terminal.wait_for("Ctrl-D ends them\n>>>")
+        terminal.process.terminate()
+        assert terminal.wait() == 143
+        assert terminal.modes_left == terminal.modes
+
+
+@pytest.mark.nightly
 def test_ranks_that_cannot_be_interrupted_are_replaced(tmp_path: Path) -> None:
     """Such as a rank in a collective whose peer has failed or was interrupted."""
     script = tmp_path / "begin.py"
