@@ -69,6 +69,8 @@ class Dump(Struct, frozen=True):
     others: tuple[tuple[Frame, ...], ...] = ()
     fatal: str | None = None
     """The error that ended the process, such as ``Segmentation fault``."""
+    has_more: bool = False
+    """Whether there are too many threads for all of them to be in ``others``."""
 
 
 def mark_answer(dump: bytes) -> bytes:
@@ -106,7 +108,8 @@ def parse_dump(text: str) -> Dump | None:
     if main is None:
         return None
     others = [frames for frames in others if not all(map(_is_ours, frames))]
-    return Dump(_without_ours(main), tuple(map(_without_ours, others)), fatal)
+    has_more = fatal is None and lacks_main_thread(text)
+    return Dump(_without_ours(main), tuple(map(_without_ours, others)), fatal, has_more)
 
 
 def _threads(text: str) -> tuple[str | None, list[tuple[bool, list[Frame]]]]:

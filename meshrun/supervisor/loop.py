@@ -337,7 +337,8 @@ class Loop:
             if self._monitor.stragglers is not None:
                 self._monitor.stragglers.receive_from_node(event)
         elif isinstance(event, GenerationAborted) and event.is_hung and not self.state.stopping:
-            self._monitor.ask(event.why, then=event)
+            # The reason is that node's, to which other ranks are "on another node".
+            self._monitor.ask(event.why.partition(": ")[0], then=event)
         else:
             if isinstance(event, AllCleared):
                 self.state, event = self._monitor.explain_hang(self.state, event)

@@ -274,7 +274,8 @@ class StackRequests:
     def _describe_dump(self, who: str, dump: Dump, ranks: Iterable[int]) -> Iterator[str]:
         folder = current_folder()
         others = len(dump.others)
-        more = f" (and {count(others, 'other thread')})" if others else ""
+        at_least = "at least " if dump.has_more else ""
+        more = f" (and {at_least}{count(others, 'other thread')})" if others else ""
         yield f"{who}: {headline(dump.main, folder)}{more}"
         for line in describe(dump.main, folder):
             yield f"    {line}"
