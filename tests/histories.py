@@ -50,7 +50,7 @@ def term(*ranks: int) -> SignalRanks:
 
 
 def kill(*ranks: int) -> SignalRanks:
-    return SignalRanks(ranks=ranks, signum=signal.SIGKILL, whole_group=True)
+    return SignalRanks(ranks=ranks, signum=signal.SIGKILL)
 
 
 READY = ZygoteReady(at_ns=0, import_ns=0)

@@ -317,7 +317,7 @@ def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int)
     for rank in ranks:
         if state.ranks[rank].told_to_end_ns is None:
             state = _with_rank(state, rank, told_to_end_ns=at_ns)
-    order = SignalRanks(ranks=ranks, signum=signum, whole_group=signum == signal.SIGKILL)
+    order = SignalRanks(ranks=ranks, signum=signum)
     return state.do(order) if ranks else state
 
 

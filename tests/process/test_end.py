@@ -350,16 +350,27 @@ def test_a_launch_ends_as_usual_though_meshrun_was_removed(
 def test_a_rank_that_raised_and_cannot_end_exits_with_one(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """A thread keeps it alive; it is killed after the grace period, and the code stays 1."""
+    """A thread keeps it alive; it is killed after the grace period, and the code stays 1.
+
+    Python's resource tracker outlives it, to free its shared memory.
+    """
     program = tmp_path / "thread.py"
     program.write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+        "import os, signal, threading\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "if os.environ['RANK'] == '1': signal.pause()\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "block = SharedMemory(create=True, size=8)\n"
+        "print(f'/dev/shm/{block.name}', flush=True)\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
         "raise ValueError('slow')\n"
     )
-    ours = run_meshrun("--nproc-per-node", "2", "--shutdown-timeout", "0.5", program)
+    words = ("--nproc-per-node", "2", "--no-prefix", "--shutdown-timeout", "0.5", program)
+    ours = run_meshrun(*words)
 
     assert ours.returncode == 1
     assert "raised ValueError: slow, exit code 1" in ours.stderr
+    assert not os.path.exists(ours.stdout.strip())
 
 
 @pytest.mark.parametrize(("signum", "name"), [(15, "SIGTERM"), (2, "Ctrl-C, SIGINT")])
