@@ -19,7 +19,7 @@ from meshrun.protocol.stacks import STACK_SIGNAL
 _crash_fds: list[int] = []
 """The descriptor to which a crash is written, if it is ours."""
 _HIGH_FD = 500
-"""Above the descriptors that programs close in a loop (``os.closerange``)."""
+"""Above the descriptors that programs close in a loop, or open after they have closed all."""
 
 
 def enable_stack_dumps(fd: int) -> int:
@@ -45,7 +45,7 @@ def enable_stack_dumps(fd: int) -> int:
 def keep_high(fd: int) -> int:
     """Move a descriptor above those that programs close in a loop; programs do not inherit it."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    least = _HIGH_FD if soft == resource.RLIM_INFINITY or soft > 2 * _HIGH_FD else 3
+    least = _HIGH_FD if soft == resource.RLIM_INFINITY else min(_HIGH_FD, soft // 2)
     high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
     os.close(fd)
     return high

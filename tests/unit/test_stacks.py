@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import resource
 import runpy
 import signal
 import subprocess
@@ -41,6 +42,7 @@ from meshrun.protocol.stacks import (
 from meshrun.supervisor import stack_requests
 from meshrun.supervisor.rank_pipes import RankPipes
 from meshrun.supervisor.stack_requests import StackRequests
+from meshrun.worker.stack_handler import keep_high
 from tests.kit import wait_until
 
 
@@ -270,6 +272,19 @@ def test_the_place_of_an_exception_group_is_in_the_users_file(tmp_path: Path) ->
 
     assert f'File "{program}", line 2, in part' in ran.stderr
     assert user_place(ran.stderr, str(tmp_path)) == "train.py:7 in <module>"
+
+
+@pytest.mark.parametrize(
+    ("limit", "least"), [(200, 100), (1024, 500), (resource.RLIM_INFINITY, 500)]
+)
+def test_a_program_that_has_closed_all_descriptors_does_not_soon_get_ours(
+    limit: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next request would write a stack to a file of the program."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    high = keep_high(os.open(os.devnull, os.O_RDONLY))
+    os.close(high)
+    assert high >= least
 
 
 # ---- signals to processes ------------------------------------------------------------------
