@@ -12,8 +12,9 @@ from msgspec import Struct
 from meshrun.host.printable import one_line
 from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
 
-STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
-"""Requests a rank's stacks. Nothing else uses this real-time signal, and Python can catch it."""
+STACKS_SIGNAL, MAIN_STACK_SIGNAL = (getattr(signal, "SIGRTMAX", 64) - down for down in (4, 3))
+"""Request all stacks of a rank from Python, and that of the main thread from a handler in C.
+Nothing else uses these real-time signals, and Python can catch them."""
 
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 """Signals that ``faulthandler`` handles."""
@@ -37,9 +38,10 @@ _MOST_FRAMES = 40
 _IMPORT = "<frozen importlib"
 _DEBUGGER = (f"{os.sep}bdb.py", f"{os.sep}pdb.py")
 _RUNPY = ("<frozen runpy>", f"{os.sep}runpy.py")
+_HANDLER = os.path.join("meshrun", "worker", "stack_handler.py")
 _CALL_CHANNEL = os.path.join("meshrun", "worker", "call_channel.py")
 _WRAPPERS = frozenset(
-    {"wrapper", "inner", "around", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
+    {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
 )
 """The usual names of functions around the one that was called."""
 
@@ -91,8 +93,8 @@ def lacks_main_thread(text: str) -> bool:
 def parse_dump(text: str) -> Dump | None:
     """Return the last dump in the output of ``faulthandler``; ``None`` if there is none.
 
-    A handler of the launcher's signal dumps the stack of the main thread only, an answer those of
-    all threads. After a crash, the thread that crashed counts as the main thread.
+    An answer has the stacks of all threads, any other dump that of the main thread. After a crash,
+    the thread that crashed counts as the main thread.
     """
     fatal, threads = _threads(_ANSWER.sub("", text))
     main = next((frames for is_current, frames in threads if is_current and fatal), None)
@@ -131,11 +133,18 @@ def _is_ours(frame: Frame) -> bool:
 
 
 def _without_ours(frames: list[Frame]) -> tuple[Frame, ...]:
-    """Return the frames without those that lead to the program: ``runpy``'s and meshrun's own."""
+    """Return the frames of the program, without those of ``runpy``, meshrun and its handler."""
+    frames = [frame for frame in frames if not _surrounds(frame)]
     until = len(frames)
     while until and (_is_ours(frames[until - 1]) or frames[until - 1].file.endswith(_RUNPY)):
         until -= 1
     return tuple(frames[:until] or (frames[:1] if _is_idle(frames) else frames))
+
+
+def _surrounds(frame: Frame) -> bool:
+    """Return whether a frame is of the handler that dumps the stack, or of a replaced method."""
+    is_replaced = _is_ours(frame) and frame.function == "around"
+    return is_replaced or frame.file.endswith(_HANDLER)
 
 
 def _is_idle(stack: Sequence[Frame]) -> bool:

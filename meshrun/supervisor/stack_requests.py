@@ -13,39 +13,28 @@ from functools import partial
 
 from meshrun.host.descriptors import unnamed_file
 from meshrun.host.forked_call import ForkedCall
-from meshrun.host.processes import (
-    SignalState,
-    die_with_parent,
-    send_signal_to_main_thread,
-    signal_state,
-    threads_blocking,
-)
+from meshrun.host.processes import SignalState, die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.layout.labels import merged_label
 from meshrun.plan.parse import is_on
 from meshrun.protocol.collectives import STACKS
 from meshrun.protocol.stacks import (
-    STACK_SIGNAL,
     Dump,
     Frame,
     current_folder,
     describe,
     headline,
-    is_answered,
-    lacks_main_thread,
     merge,
     parse_dump,
 )
 from meshrun.supervisor.rank_pipes import RankPipes
+from meshrun.supervisor.stack_request import StackRequest
 from meshrun.wording import count, number_ranges, plural
 
 ZYGOTE = -1
 """Stands for the zygote."""
 _ZYGOTES_NAME = "the process that starts the ranks"
-_THREAD_TAKES_S = 1.0
-"""Time for a rank's thread to get the interpreter's lock, if all are busy."""
-_HANDLER_TAKES_S = 0.5
 _CHECK_EVERY_S = 0.002
 _READ_BYTES = 256 * 1024
 _MOST_NATIVE = 4
@@ -64,24 +53,8 @@ _WHY_SILENT = {
 _LISTENS_NO_MORE = "no longer handles meshrun's signal: it runs another program, or reset handlers"
 
 
-class _Asked:
-    """A rank that has not answered yet."""
-
-    def __init__(self, pid: int, *, has_thread: bool) -> None:
-        self.pid, self.has_thread = pid, has_thread
-        self.until_ns = time.monotonic_ns() + int(_THREAD_TAKES_S * 1e9)
-        """How long to wait; first for the thread, then for the signal's handler."""
-        self.blocking: frozenset[str] | None = None
-        """The threads that block the signal; ``None`` until it is to be sent."""
-        self.is_signalled = False
-
-
 class StackRequests:
     """A file for each rank, and the request that is under way.
-
-    A rank's thread writes the stacks of all threads. If there is none, or native code holds the
-    interpreter's lock, a signal has the main thread write its own. It comes last, because it
-    interrupts system calls of native code.
 
     Args:
         layout: The layout of the ranks.
@@ -100,7 +73,7 @@ class StackRequests:
         self.layout, self._reactor, self._pipes, self._show = layout, reactor, pipes, show
         self._next_check = reactor.call_at(None, self._check, skips=False)
         self._files: dict[int, int] = {}
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, StackRequest] = {}
         """Ranks that have not answered yet."""
         self._pids: dict[int, int] = {}
         """Process ids of all ranks that were asked."""
@@ -141,16 +114,17 @@ class StackRequests:
             return
         self._drop_native()
         self.awaits_answers = True
-        self._states, self._offsets, self._pids = {}, {}, dict(pids)
+        self._states, self._pids = {}, dict(pids)
         self.places, self.elsewhere, self.why_silent = {}, {}, {}
-        for rank in pids:
-            self._offsets[rank] = self._size(rank)
+        self._offsets = {rank: self._size(rank) for rank in pids}
         with_thread = self._pipes.ask(STACKS, pids)
         for rank, pid in pids.items():
-            self._states[rank] = SignalState.RUNNING
-            self._asked[rank] = asked = _Asked(pid, has_thread=rank in with_thread)
-            if not asked.has_thread:
-                self._send_signal(rank, asked)
+            self._asked[rank] = StackRequest(
+                pid,
+                has_thread=rank in with_thread,
+                has_written=bool(self._offsets[rank]),
+                read=partial(self._text, rank, self._offsets[rank]),
+            )
         self._next_check.restart(_CHECK_EVERY_S)
 
     @property
@@ -160,54 +134,18 @@ class StackRequests:
 
     def _check(self) -> None:
         """Show the answers once all ranks have answered or time has run out."""
-        for rank, asked in list(self._asked.items()):
-            if self._has_answered(rank, asked):
+        began_s = time.monotonic()
+        for rank, request in list(self._asked.items()):
+            if request.is_over():
+                self._states[rank] = request.state
                 del self._asked[rank]
-        if self._asked:
-            self._next_check.restart(_CHECK_EVERY_S)
+        if self._asked:  # the ranks need the cores, too
+            self._next_check.restart(max(_CHECK_EVERY_S, 4 * (time.monotonic() - began_s)))
             return
         self.awaits_answers = False
         lines = list(self._describe_answers())
         self._start_native()
         self._show(lines)
-
-    def _has_answered(self, rank: int, asked: _Asked) -> bool:
-        """Return whether a rank has written all that it will write in time."""
-        text = self._text(rank, self._offsets[rank]) if asked.has_thread else ""
-        if is_answered(text):
-            self._states[rank] = SignalState.DONE
-            if not lacks_main_thread(text):
-                return True
-            asked.has_thread, asked.until_ns = False, 0
-        is_late = time.monotonic_ns() > asked.until_ns
-        if asked.blocking is None:
-            if is_late:
-                self._send_signal(rank, asked)
-            return False
-        if asked.is_signalled:
-            self._states[rank] = signal_state(asked.pid, STACK_SIGNAL, asked.blocking)
-        state = self._states[rank]
-        if is_late or state is SignalState.GONE:
-            return True
-        done = (SignalState.DONE, SignalState.UNHANDLED)
-        return not asked.has_thread and (state in done or not asked.is_signalled)
-
-    def _send_signal(self, rank: int, asked: _Asked) -> None:
-        """Have a rank write the stack of its main thread, if it listens and does not block that."""
-        asked.until_ns = time.monotonic_ns() + int(_HANDLER_TAKES_S * 1e9)
-        asked.blocking = threads_blocking(asked.pid, STACK_SIGNAL)
-        state = signal_state(asked.pid, STACK_SIGNAL, asked.blocking)
-        if state is not SignalState.GONE and not self._offsets[rank]:
-            # It has not written that it listens: the handler may still be the zygote's.
-            state = SignalState.UNHANDLED
-        # The signal would kill a process without a handler.
-        if state not in (SignalState.UNHANDLED, SignalState.GONE):
-            if str(asked.pid) in asked.blocking:
-                state = SignalState.PENDING
-            else:
-                send_signal_to_main_thread(asked.pid, STACK_SIGNAL)
-                asked.is_signalled = True
-        self._states[rank] = state
 
     def crash(self, rank: int) -> Dump | None:
         """Return the stacks that a rank wrote when native code crashed, if it did."""
@@ -248,7 +186,7 @@ class StackRequests:
 
     def _describe_answers(self) -> Iterator[str]:
         dumps = {}
-        for rank in self._states:
+        for rank in self._pids:
             dump = self._read(rank, self._offsets[rank])
             if dump is not None and rank != ZYGOTE:
                 dumps[rank] = dump
@@ -258,7 +196,8 @@ class StackRequests:
         for ranks, dump in merge(dumps):
             yield from self._describe_dump(self._name(ranks), dump, ranks)
         silent: dict[str, list[int]] = {}
-        for rank, state in self._states.items():
+        for rank in self._pids:
+            state = self._states[rank]
             has_listened = state is SignalState.UNHANDLED and self._offsets[rank]
             why = _LISTENS_NO_MORE if has_listened else _WHY_SILENT[state]
             if rank == ZYGOTE and self._read(rank, self._offsets[rank]) is None:

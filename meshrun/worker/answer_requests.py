@@ -8,14 +8,12 @@ process group, so a program that has neither may fork as if it ran alone.
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
 import sys
 import threading
 from _thread import start_new_thread  # gevent puts a greenlet in its place
 from contextlib import suppress
 
-from meshrun.host.descriptors import unnamed_file
 from meshrun.host.title import name_thread
 from meshrun.protocol.collectives import (
     STACKS,
@@ -26,11 +24,10 @@ from meshrun.protocol.collectives import (
     RankTimes,
     RankWaits,
 )
-from meshrun.protocol.stacks import mark_answer
 from meshrun.worker.flight_recorder import has_recorder, read_calls, read_times, read_wait
 from meshrun.worker.group_lifetime import call_around
 from meshrun.worker.reporter import Reporter
-from meshrun.worker.stack_handler import keep_high
+from meshrun.worker.stack_handler import keep_high, write_stacks
 from meshrun.worker.when_imported import when_imported
 
 THREAD = "meshrun-answers"
@@ -98,7 +95,7 @@ class AnswerRequests:
 
     def _answer(self, request: bytes) -> None:
         if request == STACKS:
-            os.write(self._stacks_fd, mark_answer(_dump_stacks()))
+            write_stacks(self._stacks_fd)
             return
         if request == WAITS:
             self._reporter.report(RankWaits, place=read_wait())
@@ -109,16 +106,6 @@ class AnswerRequests:
             self._reporter.report(RankTimes, groups=groups, calls=calls)
         else:
             self._reporter.report(RankCalled, groups=read_calls())
-
-
-def _dump_stacks() -> bytes:
-    """Return the stacks of all threads, none of which runs meanwhile."""
-    fd = unnamed_file("meshrun-stacks")
-    try:
-        faulthandler.dump_traceback(fd, all_threads=True)
-        return os.pread(fd, os.fstat(fd).st_size, 0)
-    finally:
-        os.close(fd)
 
 
 def _prepare_for_events() -> None:

@@ -1,9 +1,10 @@
 """Stack dumps of a rank: ``faulthandler`` writes them to a file of the launcher.
 
-Its handlers run at once, in C, whatever the rank waits for, and cost nothing until then. On
-request, they write only the stack of the thread that they interrupt, the main one: a dump that
-follows the frames of another thread while it runs kills the process (one request in five, in
-Python 3.11 with a busy thread). :mod:`meshrun.worker.answer_requests` writes those of all threads.
+A dump that follows frames while their thread runs kills the process: one request in five, in Python
+3.11 with a busy thread; one in twenty in 3.13.0, by a busy main thread of itself. So stacks are
+written by whoever has the interpreter's lock: a handler in Python, or the thread of
+:mod:`meshrun.worker.answer_requests`. If neither answers, as native code keeps the lock or does not
+return, a handler in C writes the stack of the main thread.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import faulthandler
 import fcntl
 import os
 import resource
+import signal
 from contextlib import suppress
 
-from meshrun.protocol.stacks import STACK_SIGNAL
+from meshrun.host.descriptors import unnamed_file
+from meshrun.protocol.stacks import MAIN_STACK_SIGNAL, STACKS_SIGNAL, mark_answer
 
 _crash_fds: list[int] = []
 """The descriptor to which a crash is written, if it is ours."""
@@ -23,7 +26,7 @@ _HIGH_FD = 500
 
 
 def enable_stack_dumps(fd: int) -> int:
-    """Write a stack to ``fd`` on request, and all of them when native code crashes.
+    """Write stacks to ``fd`` on request and when native code crashes; call it in the main thread.
 
     A program whose own ``faulthandler`` is on keeps it.
 
@@ -32,7 +35,9 @@ def enable_stack_dumps(fd: int) -> int:
     """
     high = keep_high(fd)
     with suppress(OSError, RuntimeError, ValueError):  # no such signal (macOS): no stacks then
-        faulthandler.register(STACK_SIGNAL, file=high, all_threads=False)
+        faulthandler.register(MAIN_STACK_SIGNAL, file=high, all_threads=False)
+        signal.signal(STACKS_SIGNAL, lambda *_: write_stacks(high))
+        signal.siginterrupt(STACKS_SIGNAL, False)
         os.write(high, b"\n")  # for a launcher that cannot ask the kernel whether we listen
     if _crash_fds or not faulthandler.is_enabled():
         faulthandler.enable(file=high, all_threads=True)
@@ -40,6 +45,17 @@ def enable_stack_dumps(fd: int) -> int:
             os.close(_crash_fds.pop())
         _crash_fds.append(high)
     return high
+
+
+def write_stacks(fd: int) -> None:
+    """Write the stacks of all threads, none of which runs meanwhile, at once."""
+    with suppress(OSError):  # the program has closed it
+        own = unnamed_file("meshrun-stacks")
+        try:
+            faulthandler.dump_traceback(own, all_threads=True)
+            os.write(fd, mark_answer(os.pread(own, os.fstat(own).st_size, 0)))
+        finally:
+            os.close(own)
 
 
 def keep_high(fd: int) -> int:

@@ -31,6 +31,12 @@ def ask(running: Running, *answers: str, times: int = 1) -> str:
     return running.stderr
 
 
+def place_of(line: str) -> str:
+    """Return where a line of the program is, as stacks show it."""
+    number = WHERE.read_text().splitlines().index(line) + 1
+    return f"{WHERE}:{number}".removeprefix(f"{os.getcwd()}/")
+
+
 def test_equal_stacks_are_merged_and_the_launch_continues(
     fake_torch: object, tmp_path: Path
 ) -> None:
@@ -38,8 +44,7 @@ def test_equal_stacks_are_merged_and_the_launch_continues(
     words = ("--mesh", "dp=2,tp=2", "--mesh-init", "lazy", WHERE, "rest=sleep", "3=thread")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 4)
-        line = WHERE.read_text().splitlines().index("    time.sleep(1000)") + 1
-        place = f"{WHERE}:{line}".removeprefix(f"{os.getcwd()}/")
+        place = place_of("    time.sleep(1000)")
         beside = f"dp1 tp1: {place} in sleep_soundly (and 1 other thread)\n"
         stderr = ask(running, beside, f"rank 0-2 x3: {place} in sleep_soundly\n", times=2)
         running.signal(signal.SIGTERM)
@@ -68,7 +73,8 @@ def test_the_main_thread_of_a_rank_in_native_code_is_shown(
     words = ("--nproc-per-node", "2", WHERE, "rest=locked")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
-        ask(running, "all x2: ", "in keep_the_lock\n")
+        place = place_of("    ctypes.PyDLL(None).read(reads, ctypes.create_string_buffer(1), 1)")
+        ask(running, f"all x2: {place} in keep_the_lock\n")
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
 

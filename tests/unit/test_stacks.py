@@ -20,6 +20,7 @@ from meshrun.host.descriptors import unnamed_file
 from meshrun.host.processes import (
     SignalState,
     handles_signal,
+    read_stat,
     send_signal_to_main_thread,
     signal_state,
     signals_blocked,
@@ -415,6 +416,51 @@ def test_only_ranks_that_listen_are_asked(
 
     assert lines[0] == "rank 0: <module> at <string>:3"
     assert any("rank 1: is not running Python that meshrun started" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("waits", "in_c"),
+    [
+        ("while True: pass", False),
+        ("time.sleep(100)", False),
+        ("lock = threading.Lock(); lock.acquire(); lock.acquire()", True),
+    ],
+)
+def test_the_handler_in_c_is_asked_only_while_no_python_runs(waits: str, in_c: bool) -> None:
+    """It follows frames, which change while Python runs."""
+    code = (
+        "import os, signal, sys, threading, time\n"
+        "from meshrun.protocol.stacks import MAIN_STACK_SIGNAL\n"
+        "from meshrun.worker.stack_handler import enable_stack_dumps\n"
+        "fd = enable_stack_dumps(int(sys.argv[1]))\n"
+        "def begin():\n"
+        "    print('up', flush=True)\n"
+        f"    {waits}\n"
+        "begin()"
+    )
+    lines: list[str] = []
+    reactor = Reactor()
+    stacks = StackRequests(solve_layout(None, nproc_per_node=1), reactor, RankPipes(), lines.extend)
+    fd = stacks.open(0)
+    rank = subprocess.Popen(
+        [sys.executable, "-c", code, str(fd)], stdout=subprocess.PIPE, pass_fds=[fd]
+    )
+    os.close(fd)
+    try:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        if waits != "while True: pass":
+            wait_until(lambda: read_stat(rank.pid)[0] == "S", lambda: "the process does not sleep")
+        stacks.ask({0: rank.pid})
+        reactor.run_until(lambda: bool(lines))
+        has_answered = is_answered(stacks._text(0, 0))
+    finally:
+        rank.kill()
+        rank.communicate()
+        stacks.close()
+        reactor.close()
+    assert lines[0].startswith("rank 0: begin at <string>:")
+    assert has_answered is not in_c
 
 
 def test_native_stacks_of_all_ranks_are_shown_together(

@@ -1,0 +1,94 @@
+"""Asks one rank for its stacks without disturbing it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from meshrun.host.processes import (
+    SignalState,
+    read_stat,
+    send_signal,
+    send_signal_to_main_thread,
+    signal_state,
+    threads_blocking,
+)
+from meshrun.protocol.stacks import (
+    MAIN_STACK_SIGNAL,
+    STACKS_SIGNAL,
+    is_answered,
+    lacks_main_thread,
+)
+
+_PYTHON_TAKES_S = 0.05
+_BUSY_PYTHON_TAKES_S = 1.0
+"""Time to get the interpreter's lock, if all are busy."""
+_STOPPED_TAKES_S = 0.5
+_TAKES_S = 1.5
+_STOPPED = (SignalState.STOPPED, SignalState.TRACED)
+
+
+class StackRequest:
+    """A request to a rank, until the rank has answered or time has run out.
+
+    The rank's thread that answers, or else its handler in Python, writes the stacks of all threads.
+    If neither does, a handler in C writes that of the main thread. It follows frames, so it is
+    asked once the main thread sleeps, or can be taken to be in native code.
+
+    Args:
+        pid: The rank's process.
+        has_thread: Whether its thread has been asked.
+        has_written: Whether it has ever written to its file, and so has handlers of its own.
+        read: Returns what it has written since.
+    """
+
+    def __init__(
+        self, pid: int, *, has_thread: bool, has_written: bool, read: Callable[[], str]
+    ) -> None:
+        self._pid, self._has_thread, self._has_written = pid, has_thread, has_written
+        self._read = read
+        self._began_s = time.monotonic()
+        self._blocking: frozenset[str] = frozenset()
+        """The threads that block the signal for the main thread's stack, if that has been sent."""
+        self._is_main_asked = False
+        self.state = SignalState.RUNNING
+        """The state of that signal, which explains silence."""
+        if not has_thread:
+            self._blocking = threads_blocking(pid, STACKS_SIGNAL)
+            # The signal would end a process without a handler.
+            if self._look(STACKS_SIGNAL) not in (*_STOPPED, SignalState.UNHANDLED):
+                send_signal(pid, STACKS_SIGNAL)
+
+    def is_over(self) -> bool:
+        """Continue; return whether the rank has written all that it will write in time."""
+        text = self._read()
+        has_thread = self._has_thread and not is_answered(text)
+        if is_answered(text) and not lacks_main_thread(text):
+            self.state = SignalState.DONE
+            return True
+        took_s = time.monotonic() - self._began_s
+        if took_s < _PYTHON_TAKES_S:
+            return False
+        self.state = self._look(MAIN_STACK_SIGNAL)
+        if took_s > (_STOPPED_TAKES_S if self.state in _STOPPED else _TAKES_S):
+            return True
+        if self._is_main_asked or self.state in (SignalState.UNHANDLED, SignalState.GONE):
+            done = self.state in (SignalState.DONE, SignalState.UNHANDLED) and not has_thread
+            return done or self.state is SignalState.GONE
+        blocking = threads_blocking(self._pid, MAIN_STACK_SIGNAL)
+        if str(self._pid) in blocking:
+            self.state = SignalState.PENDING
+        elif self._sleeps() or took_s > _BUSY_PYTHON_TAKES_S:
+            self._blocking, self._is_main_asked = blocking, True
+            send_signal_to_main_thread(self._pid, MAIN_STACK_SIGNAL)
+        return False
+
+    def _sleeps(self) -> bool:
+        """Return whether the main thread sleeps, in whose frames nothing changes then."""
+        return read_stat(self._pid)[0] in ("S", "D")
+
+    def _look(self, signum: int) -> SignalState:
+        state = signal_state(self._pid, signum, self._blocking)
+        if state is not SignalState.GONE and not self._has_written:
+            return SignalState.UNHANDLED  # a handler may still be the zygote's
+        return state
