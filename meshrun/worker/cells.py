@@ -10,7 +10,7 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,7 @@ def _call_own_shell(tree: ast.AST) -> bool:
 def _run(parts: Sequence[CodeType], space: dict[str, Any]) -> Any:
     """Return the value of the last part; if any part awaits, all run in the event loop."""
     if any(part.co_flags & inspect.CO_COROUTINE for part in parts):
-        return _awaited(_run_in_loop(parts, space))
+        return _awaited(parts, space)
     return [eval(part, space) for part in parts][-1]  # noqa: S307 - what a notebook is for
 
 
@@ -129,13 +129,13 @@ async def _run_in_loop(parts: Sequence[CodeType], space: dict[str, Any]) -> Any:
     return value
 
 
-def _awaited(cell: Coroutine[Any, Any, Any]) -> Any:
+def _awaited(parts: Sequence[CodeType], space: dict[str, Any]) -> Any:
     import asyncio
 
     global _loop
     if _loop is None:
         asyncio.set_event_loop(_loop := asyncio.new_event_loop())
-    task = _loop.create_task(cell)
+    task = _loop.create_task(_run_in_loop(parts, space))
     try:
         _loop.run_until_complete(asyncio.wait([task]))
     except BaseException:
