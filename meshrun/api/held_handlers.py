@@ -42,10 +42,9 @@ def handlers_held(
         reactor.add_reader(signals, call_handlers)
     try:
         yield
-        late = signals.take()
     finally:
         if reactor is not None:
             reactor.remove(signals)
-        signals.restore()
+        late = signals.restore()
     for signum in late:
         handlers[signum](signum, None)

@@ -71,9 +71,9 @@ class SignalQueue:
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, handler)
 
-    def restore(self) -> None:
-        """Restore the previous effect of each signal."""
-        self._restore({})
+    def restore(self) -> list[int]:
+        """Restore the previous effect of each signal; return those not taken."""
+        return self._restore({})
 
     def restore_late(self, most_s: float) -> None:
         """As :meth:`restore`, but the first signal that ends this process does so after ``most_s``.
@@ -96,13 +96,15 @@ class SignalQueue:
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signum))
         signal.setitimer(signal.ITIMER_REAL, most_s)
 
-    def _restore(self, others: Mapping[int, Any]) -> None:
+    def _restore(self, others: Mapping[int, Any]) -> list[int]:
         signal.set_wakeup_fd(self._wakeup_fd)
         for signum, before in self._before.items():
             if signal.getsignal(signum) == self._catch:  # no handler has replaced it since
                 signal.signal(signum, others.get(signum, before))
+        left = self.take()
         os.close(self._wake_read)
         os.close(self._wake_write)
+        return left
 
 
 def _ignore(*signums: int) -> None:

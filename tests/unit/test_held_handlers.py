@@ -1,0 +1,29 @@
+"""Signal handlers of a program that waits for a launch or a call."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from meshrun.api.held_handlers import handlers_held
+
+
+def test_a_signal_while_handlers_are_restored_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the Ctrl-C that is to end the program."""
+    got: list[int] = []
+    set_wakeup_fd = signal.set_wakeup_fd
+
+    def interrupted(*args: int) -> int:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return set_wakeup_fd(*args)
+
+    before = signal.signal(signal.SIGUSR1, lambda signum, _: got.append(signum))
+    try:
+        with handlers_held():
+            monkeypatch.setattr(signal, "set_wakeup_fd", interrupted)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert got == [signal.SIGUSR1]
