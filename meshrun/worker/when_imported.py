@@ -31,24 +31,33 @@ def when_imported(name: str, call: Callable[[], object]) -> Callable[[], None]:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module, once, with the other finders, and adds a call after its execution."""
+    """Finds one module with the other finders, and adds a call after its execution.
+
+    A program may look for the module, and import it only later.
+    """
 
     def __init__(self, name: str, call: Callable[[], object]) -> None:
         self._name, self._call = name, call
+        self._asks_others = False
 
     def find_spec(
         self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name:
+        if name != self._name or self._asks_others:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        self._asks_others = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self._asks_others = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                self._call()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._call()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
