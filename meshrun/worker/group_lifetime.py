@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 from meshrun.worker.peer_connections import close_connections_on_exec
@@ -114,13 +115,13 @@ def call_around(
     """
     method = getattr(owner, name)
 
+    @wraps(method)
     def around(self: Any, *args: Any, **kwargs: Any) -> Any:
         before(self)
         result = method(self, *args, **kwargs)
         after(self)
         return result
 
-    around.__name__, around.__doc__ = name, method.__doc__
     setattr(owner, name, around)
 
     def undo() -> None:
