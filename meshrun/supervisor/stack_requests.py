@@ -46,8 +46,8 @@ _WHY_SILENT = {
     SignalState.TRACED: "is stopped by a debugger",
     SignalState.PENDING: "does not respond: it is blocked in the kernel, or blocks every signal",
     SignalState.RUNNING: "has not responded yet",
-    SignalState.DONE: "wrote no stack: the program closed the file meshrun opened for it,"
-    " or ignores all signals",
+    SignalState.DONE: "wrote no stack: it runs another program, ignores all signals, or has closed"
+    " meshrun's file",
     SignalState.UNKNOWN: "has not responded",
 }
 _LISTENS_NO_MORE = "no longer handles meshrun's signal: it runs another program, or reset handlers"

@@ -44,7 +44,7 @@ from meshrun.worker.peer_connections import end_connections_with_rank
 from meshrun.worker.process_group import join_mesh
 from meshrun.worker.program import Source, format_raised, print_nothing, run_program
 from meshrun.worker.reporter import Reporter
-from meshrun.worker.stack_handler import enable_stack_dumps, keep_high
+from meshrun.worker.stack_handler import enable_stack_dumps, ignore_requests_on_exec, keep_high
 from meshrun.worker.threads import raise_thread_counts
 from meshrun.worker.when_imported import when_imported
 
@@ -65,6 +65,7 @@ def become_rank(
     The caller has put the process into a session of its own and set up its stdout and stderr.
     """
     stacks_fd = enable_stack_dumps(stacks_fd)
+    ignore_requests_on_exec(stacks_fd)
     set_environment(order)
     bind_to_cpus(order.cpus)
     program = program.for_local_rank(order.local_rank)

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import functools
 import os
 import resource
 import signal
+import threading
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from meshrun.host.descriptors import unnamed_file
 from meshrun.protocol.stacks import MAIN_STACK_SIGNAL, STACKS_SIGNAL, mark_answer
@@ -35,9 +39,7 @@ def enable_stack_dumps(fd: int) -> int:
     """
     high = keep_high(fd)
     with suppress(OSError, RuntimeError, ValueError):  # no such signal (macOS): no stacks then
-        faulthandler.register(MAIN_STACK_SIGNAL, file=high, all_threads=False)
-        signal.signal(STACKS_SIGNAL, lambda *_: write_stacks(high))
-        signal.siginterrupt(STACKS_SIGNAL, False)
+        _handle_requests(high)
         os.write(high, b"\n")  # for a launcher that cannot ask the kernel whether we listen
     if _crash_fds or not faulthandler.is_enabled():
         faulthandler.enable(file=high, all_threads=True)
@@ -45,6 +47,45 @@ def enable_stack_dumps(fd: int) -> int:
             os.close(_crash_fds.pop())
         _crash_fds.append(high)
     return high
+
+
+def _handle_requests(fd: int) -> None:
+    faulthandler.register(MAIN_STACK_SIGNAL, file=fd, all_threads=False)
+    signal.signal(STACKS_SIGNAL, lambda *_: write_stacks(fd))
+    signal.siginterrupt(STACKS_SIGNAL, False)
+
+
+def ignore_requests_on_exec(fd: int) -> None:
+    """Have this process ignore requests from the moment at which it runs another program.
+
+    An exec keeps pending signals and resets their handlers, so that a request would end the
+    program, unless it is ignored.
+
+    Args:
+        fd: Where stacks are written if the exec fails.
+    """
+    pid = os.getpid()
+    for name in ("execv", "execve"):
+        setattr(os, name, _ignoring(getattr(os, name), pid, fd))
+
+
+def _ignoring(execute: Callable[..., object], pid: int, fd: int) -> Callable[..., object]:
+    @functools.wraps(execute)
+    def around(*args: Any, **kwargs: Any) -> object:
+        is_ours = os.getpid() == pid and threading.current_thread() is threading.main_thread()
+        if is_ours:
+            with suppress(OSError, ValueError):  # no such signal
+                signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+                signal.signal(MAIN_STACK_SIGNAL, signal.SIG_IGN)
+        try:
+            return execute(*args, **kwargs)
+        finally:
+            if is_ours:
+                with suppress(OSError, RuntimeError, ValueError):
+                    faulthandler.unregister(MAIN_STACK_SIGNAL)
+                    _handle_requests(fd)
+
+    return around
 
 
 def write_stacks(fd: int) -> None:

@@ -2,9 +2,11 @@
 
 sleep, spin, print and beat run for ever; thread sleeps, as does a second thread; busy waits in
 native code beside a thread that calls functions; locked keeps the interpreter's lock beside a
-thread; closed sleeps after closing all descriptors from 3 on; stop stops itself.
+thread; closed sleeps after closing all descriptors from 3 on; stop stops itself;
+exec runs another program.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -67,6 +69,12 @@ def sleep_alone():
     sleep_soundly()
 
 
+def run_another_program():
+    with contextlib.suppress(OSError):
+        os.execv("/nonexistent", ["sleep"])
+    os.execvp("sleep", ["sleep", "1000"])
+
+
 def stop_here():
     os.kill(os.getpid(), signal.SIGSTOP)
     sleep_soundly()
@@ -86,6 +94,7 @@ WAYS = {
     "busy": wait_beside_a_busy_thread,
     "locked": keep_the_lock,
     "closed": sleep_alone,
+    "exec": run_another_program,
     "stop": stop_here,
     "last-beat": stop_beating,
 }
