@@ -158,6 +158,7 @@ def test_ranks_of_a_role_are_numbered_across_nodes(make_hosts: MakeHosts, fake_t
     ]  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_the_first_node_shows_the_command_for_the_others(
     make_hosts: MakeHosts, fake_torch: Path
 ) -> None:

@@ -11,7 +11,6 @@ import pytest
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines, wait_for_all
 from tests.kit import PROGRAMS
-from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -269,7 +268,8 @@ MISTAKES: dict[str, tuple[list[str], int, list[str], list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mistake", ordinary(MISTAKES, "launches"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_nodes_that_cannot_meet_each_say_why(
     make_hosts: MakeHosts, mistake: str, request: pytest.FixtureRequest
 ) -> None:

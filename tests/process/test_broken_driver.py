@@ -61,6 +61,7 @@ def test_a_launch_goes_on_while_the_driver_hangs(hang: Path, tmp_path: Path) -> 
         assert run.wait() == 128 + signal.SIGINT
 
 
+@pytest.mark.nightly
 def test_a_restart_does_not_wait_for_a_driver_that_hangs(hang: Path, tmp_path: Path) -> None:
     """It waits as long as the option says, and tells why."""
     words = ("--nproc-per-node", "1", "--max-restarts", "1", "--gpu-memory-wait", "512MiB,3s")
@@ -80,6 +81,7 @@ def test_a_restart_does_not_wait_for_a_driver_that_hangs(hang: Path, tmp_path: P
     assert f"meshrun: restarting after 3 s although {NO_ANSWER}" in run.stderr
 
 
+@pytest.mark.nightly
 def test_nodes_meet_without_asking_the_driver_again(hang: Path, tmp_path: Path) -> None:
     """A node that waits for its driver cannot answer the others."""
     words = ("--nnodes", "2", "--nproc-per-node", "1", "--no-prefix", "--no-python", "echo", "runs")

@@ -79,6 +79,7 @@ def test_a_signal_ends_the_wait_for_a_restart(fake_torch: object, tmp_path: Path
     assert running.stderr.endswith("\nmeshrun: stopped by SIGTERM\n")
 
 
+@pytest.mark.nightly
 def test_hangs_that_get_no_further_are_given_up(fake_torch: object, tmp_path: Path) -> None:
     """A hang counts like any other failure, and its report gives the reason too."""
     program = tmp_path / "program.py"

@@ -21,7 +21,6 @@ from tests.kit import (
     wait_until,
 )
 from tests.terminal import Terminal
-from tests.variations import ordinary
 
 LIMIT_S = 2.0
 TICKS = PROGRAMS / "ticks.py"
@@ -181,7 +180,8 @@ def test_a_process_that_asks_to_be_traced_runs_on(
     assert "killed 1 process" in ours.stderr or not leaves
 
 
-@pytest.mark.parametrize("state", ordinary(("T", "D"), "T"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("state", ["T", "D"])
 def test_a_zygote_that_cannot_run_is_noted(state: str, fake_torch: object, tmp_path: Path) -> None:
     """Nothing else says what the launch waits for."""
     os.mkfifo(pipe := tmp_path / "pipe")

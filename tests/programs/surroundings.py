@@ -22,6 +22,10 @@ def status():
     return {**found, "SigIgn": hex(ignored & ~(0b11 << 31))}
 
 
+def name_of(handler):
+    return getattr(handler, "__qualname__", str(handler))
+
+
 def descriptors():
     found = {}
     for number in os.listdir("/proc/self/fd"):
@@ -52,7 +56,7 @@ print(
                 name: open(f"/proc/self/{name}").read()
                 for name in ("oom_score_adj", "coredump_filter", "timerslack_ns")
             },
-            "handlers": {int(s): str(signal.getsignal(s)) for s in signal.valid_signals()},
+            "handlers": {int(s): name_of(signal.getsignal(s)) for s in signal.valid_signals()},
             "stdin": sys.stdin.read(),
             "streams": [stream.encoding for stream in (sys.stdin, sys.stdout, sys.stderr)],
             "argv": sys.argv,

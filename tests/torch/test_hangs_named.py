@@ -54,6 +54,7 @@ def test_a_hung_collective_is_named(how: str, limit: str, expected: str) -> None
             assert f"({expected})" in ours.stderr.rpartition("error: ")[2]
 
 
+@pytest.mark.nightly
 def test_a_timeout_while_ranks_end_does_not_explain_another_error() -> None:
     """As of a rank that handles SIGTERM to save a checkpoint."""
     ours = run_meshrun(*MESH, "--timeout", "2", PROGRAMS / "hung.py", "afterwards")

@@ -531,6 +531,7 @@ def test_after_all():
 """
 
 
+@pytest.mark.nightly
 def test_arguments_of_marks(tmp_path: Path) -> None:
     """A mistake is an error of that test only; output of ranks that have finished is kept.
 
