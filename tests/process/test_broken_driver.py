@@ -21,6 +21,7 @@ def hang(fake_nvml: Write, tmp_path: Path) -> Path:
     return tmp_path / "nvmlInit_v2 hangs"
 
 
+@pytest.mark.nightly
 def test_a_driver_that_never_answers_is_named(hang: Path, tmp_path: Path) -> None:
     """Before ranks start, and Ctrl-C ends the wait; a mesh on the CPU does not ask it."""
     hang.touch()

@@ -257,6 +257,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+@pytest.mark.nightly
 def test_another_priority_has_its_own_server(warm: Warm, tmp_path: Path) -> None:
     """So does anything else that a running process cannot change; the old server stays."""
     script = program(tmp_path, "import os, torch; print('nice', os.nice(0))")
