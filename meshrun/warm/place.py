@@ -96,7 +96,10 @@ class Place:
                 if namespace != process_namespace():
                     continue
                 if born == started_at(pid):
-                    found.append(pid)
+                    if self.knows(pid):  # it was ready before its launcher recorded its start
+                        self._remove(name)
+                    else:
+                        found.append(pid)
                     continue
             self.forget(pid)
         return found

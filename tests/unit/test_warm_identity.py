@@ -125,6 +125,21 @@ def test_a_library_that_changes(
     assert (unlike.reason, unlike.is_permanent) == (why, True)
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_server_that_is_ready_is_not_starting(
+    pair: tuple[Server, Requirements, Path], tmp_path: Path, is_late: bool
+) -> None:
+    """Even if its launcher, on a busy machine, records its start later."""
+    server = replace(pair[0], pid=os.getpid())
+    place = Place(str(tmp_path / "place"))
+    steps = [lambda: place.begin(server.pid), lambda: place.describe(server, {})]
+    for step in reversed(steps) if is_late else steps:
+        step()
+    assert place.starting() == []
+    assert place.knows(server.pid)
+    place.close()
+
+
 @pytest.mark.parametrize(
     ("new", "is_other"),
     [("outputs/", False), ("model.pt", False), ("util.py", True), ("lib/__init__.py", True)],
