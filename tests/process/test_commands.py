@@ -27,7 +27,8 @@ def test_any_command_can_be_run(tmp_path: Path, fake_torch: Path) -> None:
     ours = run_meshrun("--nproc-per-node", "2", "--no-python", program, "a", "x${local_rank}")
 
     assert sorted(ours.stdout.splitlines()) == ["[rank 0] 0 of 2: a x0", "[rank 1] 1 of 2: a x1"]
-    assert not fake_torch.exists() or len(fake_torch.read_text().splitlines()) == 1
+    # The store may be killed before it, or before it has written that it does.
+    assert not fake_torch.exists() or len(fake_torch.read_text().splitlines()) <= 1
 
 
 def test_a_command_that_fails_ends_the_launch(tmp_path: Path, fake_torch: object) -> None:
