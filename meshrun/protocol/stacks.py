@@ -102,15 +102,15 @@ def parse_dump(text: str) -> Dump | None:
         main = threads[-1][1]
     others = [frames for _, frames in threads if frames is not main]
     answers = _ANSWER.findall(text)
+    has_more = fatal is None and lacks_main_thread(text)
     if answers and fatal is None:
         # CPython lists the main thread last, unless there are too many (``Python/traceback.c``).
         others = [frames for _, frames in _threads(answers[-1])[1]]
-        if others and (main is None or not lacks_main_thread(text)):
+        if others and (main is None or not has_more):
             main = others.pop()
     if main is None:
         return None
     others = [frames for frames in others if not all(map(_is_ours, frames))]
-    has_more = fatal is None and lacks_main_thread(text)
     return Dump(_without_ours(main), tuple(map(_without_ours, others)), fatal, has_more)
 
 

@@ -62,19 +62,21 @@ class StackRequest:
     def is_over(self) -> bool:
         """Continue; return whether the rank has written all that it will write in time."""
         text = self._read()
-        has_thread = self._has_thread and not is_answered(text)
-        if is_answered(text) and not lacks_main_thread(text):
-            self.state = SignalState.DONE
-            return True
+        if is_answered(text):
+            self._has_thread = False  # no more of it follows
+            if not lacks_main_thread(text):
+                self.state = SignalState.DONE
+                return True
         took_s = time.monotonic() - self._began_s
         if took_s < _PYTHON_TAKES_S:
             return False
         self.state = self._look(MAIN_STACK_SIGNAL)
-        if took_s > (_STOPPED_TAKES_S if self.state in _STOPPED else _TAKES_S):
+        most_s = _STOPPED_TAKES_S if self.state in _STOPPED else _TAKES_S
+        if self.state is SignalState.GONE or took_s > most_s:
             return True
-        if self._is_main_asked or self.state in (SignalState.UNHANDLED, SignalState.GONE):
-            done = self.state in (SignalState.DONE, SignalState.UNHANDLED) and not has_thread
-            return done or self.state is SignalState.GONE
+        if self._is_main_asked or self.state is SignalState.UNHANDLED:
+            is_done = self.state in (SignalState.DONE, SignalState.UNHANDLED)
+            return is_done and not self._has_thread
         blocking = threads_blocking(self._pid, MAIN_STACK_SIGNAL)
         if str(self._pid) in blocking:
             self.state = SignalState.PENDING

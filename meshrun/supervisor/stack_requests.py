@@ -80,8 +80,6 @@ class StackRequests:
         self._offsets: dict[int, int] = {}
         """Offset of each answer in its file."""
         self._states: dict[int, SignalState] = {}
-        self.awaits_answers = False
-        """Whether ranks have been asked, and some may still answer."""
         self._native: ForkedCall[list[str]] | None = None
         """Collects native stacks."""
         self.places: dict[int, str] = {}
@@ -94,7 +92,7 @@ class StackRequests:
     def replan(self, layout: Layout) -> None:
         """Take the layout of new ranks, and drop a request that is under way."""
         self.layout = layout
-        self._asked, self._states, self.awaits_answers = {}, {}, False
+        self._asked, self._states = {}, {}
         self._next_check.cancel()
 
     def open(self, rank: int) -> int:
@@ -113,7 +111,6 @@ class StackRequests:
         if self.awaits_answers:
             return
         self._drop_native()
-        self.awaits_answers = True
         self._states, self._pids = {}, dict(pids)
         self.places, self.elsewhere, self.why_silent = {}, {}, {}
         self._offsets = {rank: self._size(rank) for rank in pids}
@@ -126,6 +123,11 @@ class StackRequests:
                 read=partial(self._text, rank, self._offsets[rank]),
             )
         self._next_check.restart(_CHECK_EVERY_S)
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether ranks have been asked, and some may still answer."""
+        return self._next_check.at_ns is not None
 
     @property
     def is_under_way(self) -> bool:
@@ -142,7 +144,6 @@ class StackRequests:
         if self._asked:  # the ranks need the cores, too
             self._next_check.restart(max(_CHECK_EVERY_S, 4 * (time.monotonic() - began_s)))
             return
-        self.awaits_answers = False
         lines = list(self._describe_answers())
         self._start_native()
         self._show(lines)
