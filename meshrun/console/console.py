@@ -21,6 +21,10 @@ QUEUE_BYTES = 1024 * 1024
 """While more than this waits for a slow reader, ranks are not read, so that they block too."""
 _PARTIAL_AFTER_NS = 50_000_000
 """How long to wait for the end of a line before its beginning is shown."""
+_READ_WITHIN_NS = 500_000_000
+"""How long to wait for the rank to read, if the beginning may be a prompt."""
+_LOOK_EVERY_NS = 250_000_000
+"""How often to check whether it reads after all."""
 _REDRAW_EVERY_NS = 500_000_000
 """How often to draw the panel on a terminal that cannot keep up."""
 _STATES_EVERY_NS = 10_000_000_000
@@ -36,6 +40,10 @@ class RankStream:
     ) -> None:
         self.outlet, self.may_prompt = outlet, may_prompt
         self.lines = LineAssembler(prefix)
+        self.begun_ns = 0
+        """When the line began that has not ended."""
+        self.shown = b""
+        """What was shown of it."""
         self.fields = fields
         """Fields of each line in JSON, beside its text."""
 
@@ -48,7 +56,7 @@ class Console:
         self._out = Outlet(stdout)
         self._err = self._out if same_file(stdout, stderr) else Outlet(stderr)
         self._partial: dict[RankStream, int] = {}
-        """Streams in the middle of a line, and since when (ns)."""
+        """Streams in the middle of a line, and when to look at it (ns)."""
         self._bar: tuple[Hashable, bytes] | None = None
         """On a terminal: the owner and the text of the changing line."""
         self._prompt: tuple[RankStream, bytes] | None = None
@@ -78,7 +86,7 @@ class Console:
         """The last lines on stderr."""
 
     def stream(
-        self, *, rank: int, prefix: Prefix, to_stderr: bool, has_stdin: bool = False
+        self, *, rank: int, prefix: Prefix, to_stderr: bool, may_prompt: bool = False
     ) -> RankStream:
         """Return a new stream of a rank; ``prefix`` goes before each of its lines."""
         outlet = self._err if to_stderr else self._out
@@ -89,7 +97,7 @@ class Console:
             return RankStream(outlet, b"", source="rank", rank=rank, label=label, stream=stream)
         if outlet.moves_cursor and not os.environ.get("NO_COLOR"):
             prefix = colored(prefix, rank)
-        return RankStream(outlet, prefix, may_prompt=has_stdin)
+        return RankStream(outlet, prefix, may_prompt=may_prompt)
 
     # ---- in --------------------------------------------------------------------------------
 
@@ -103,10 +111,11 @@ class Console:
             self._show(stream, stream.outlet, piece)
         may_wait = stream.outlet.is_terminal or stream.may_prompt
         may_wait &= not (self.is_shared or self._is_json)
-        if stream.lines.pending and may_wait:
-            self._partial.setdefault(stream, time.monotonic_ns())
-        else:
+        if not (stream.lines.pending and may_wait):
             self._partial.pop(stream, None)
+        elif stream not in self._partial:
+            stream.begun_ns, stream.shown = time.monotonic_ns(), b""
+            self._partial[stream] = stream.begun_ns + _PARTIAL_AFTER_NS
 
     def print_line(self, line: bytes, *, to_stderr: bool) -> None:
         """Print a whole line that belongs to no stream."""
@@ -175,13 +184,9 @@ class Console:
     def show_waiting(self) -> None:
         """Show lines that have waited long enough for their end, as prompts do; draw the panel."""
         now_ns = time.monotonic_ns()
-        for stream, since_ns in list(self._partial.items()):
-            if now_ns >= since_ns + _PARTIAL_AFTER_NS:
-                del self._partial[stream]
-                if stream.outlet.moves_cursor:
-                    self._show_changing(stream, stream.lines.pending, stream.outlet)
-                elif stream.outlet.is_terminal or self.is_read():  # or a prompt before `| tee log`
-                    self._begin_line(stream)
+        for stream, look_ns in list(self._partial.items()):
+            if now_ns >= look_ns:
+                self._show_beginning(stream, now_ns)
         # A slow terminal is busy enough with the lines.
         is_due = not self._err.queued_bytes or now_ns >= self._drawn_ns + _REDRAW_EVERY_NS
         if self._panel and not self._was_drawn and is_due and self._check_foreground(self._err):
@@ -191,7 +196,7 @@ class Console:
     @property
     def next_wake_ns(self) -> int | None:
         """When :meth:`show_waiting` has something to do, or ``None``."""
-        return min(self._partial.values()) + _PARTIAL_AFTER_NS if self._partial else None
+        return min(self._partial.values(), default=None)
 
     # ---- out -------------------------------------------------------------------------------
 
@@ -273,17 +278,35 @@ class Console:
             shown = shown.removeprefix("meshrun: ")
         return as_json_lines(shown, **fields).encode()
 
+    def _show_beginning(self, stream: RankStream, now_ns: int) -> None:
+        """Show the beginning of a line; look at it until it ends or proves to be a prompt."""
+        is_prompt = stream.may_prompt and self.is_read()
+        if stream.may_prompt and not is_prompt:  # the rank may be about to read
+            is_early = now_ns < stream.begun_ns + _READ_WITHIN_NS
+            self._partial[stream] = now_ns + (_PARTIAL_AFTER_NS if is_early else _LOOK_EVERY_NS)
+            if is_early or stream.shown == stream.lines.pending:
+                return
+        else:
+            del self._partial[stream]
+        if stream.outlet.moves_cursor:
+            self._show_changing(stream, stream.lines.pending, stream.outlet)
+        elif stream.outlet.is_terminal or is_prompt:  # or before `| tee log`
+            self._begin_line(stream)
+        stream.shown = stream.lines.pending
+
     def _begin_line(self, stream: RankStream) -> None:
         """Show the beginning of a line where it cannot be erased.
 
         The whole line repeats it, unless it is a prompt.
         """
-        if self._open.pop(stream.outlet, None) is not None:
-            stream.outlet.write(b"\n")
-        stream.outlet.write(stream.lines.pending)
+        begun = (stream, stream.lines.pending)
+        if self._open.get(stream.outlet) != begun:
+            if stream.outlet in self._open:
+                stream.outlet.write(b"\n")
+            stream.outlet.write(stream.lines.pending)
         self._asking = stream if self._enter_ends_line else None
         continues = self._asking is stream and stream.outlet.is_terminal
-        self._open[stream.outlet] = stream if continues else self._begin_line
+        self._open[stream.outlet] = stream if continues else begun
 
     def _show(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
         if self._is_json:
@@ -332,13 +355,15 @@ class Console:
             outlet.write(piece.text)
 
     def _show_changing(self, owner: Hashable, text: bytes, outlet: Outlet) -> None:
+        is_shown = self._was_drawn and self._bar == (owner, text)
         self._bar = (owner, text)
         if isinstance(owner, RankStream) and owner.may_prompt:
             self._prompt = (owner, text)
             self._asking = owner if self._enter_ends_line else None
         elif self._is_prompting:  # drawing would erase what the user is typing
             return
-        self._redraw(outlet)
+        if not is_shown:  # it would erase what the user has typed already
+            self._redraw(outlet)
 
     @property
     def _enter_ends_line(self) -> bool:

@@ -170,8 +170,9 @@ class Output:
         else:
             read_fd, end = _pipe()
         prefix = line_prefix(self._plan, rank, self._hostname, teed=file.path is not None)
+        may_prompt = rank.local_rank == 0 and os.isatty(0)
         stream = self._console.stream(
-            rank=rank.rank, prefix=prefix, to_stderr=to_stderr, has_stdin=rank.local_rank == 0
+            rank=rank.rank, prefix=prefix, to_stderr=to_stderr, may_prompt=may_prompt
         )
         source = _Source(rank.rank, to_stderr, read_fd, file.path, stream, copy)
         if source.is_pipe:

@@ -461,7 +461,7 @@ def test_a_prompt_is_shown_even_if_the_output_goes_to_a_pipe(
     monkeypatch.setattr("termios.tcgetattr", lambda _: [0, 0, 0, termios.ECHO])
     write = os.open(tmp_path / "output", os.O_WRONLY | os.O_CREAT)
     console = Console(write, write)
-    stream = console.stream(rank=0, prefix=b"0 ", to_stderr=False, has_stdin=True)
+    stream = console.stream(rank=0, prefix=b"0 ", to_stderr=False, may_prompt=True)
     console.feed(stream, b"loading")
     console.show_waiting()
     console.feed(stream, b" done\nname? ")
@@ -472,6 +472,41 @@ def test_a_prompt_is_shown_even_if_the_output_goes_to_a_pipe(
 
     lines = (tmp_path / "output").read_bytes().splitlines()
     assert lines == [b"0 loading done", b"0 name? ", b"0 hi Ada"]
+
+
+@pytest.mark.parametrize("moves_cursor", [True, False])
+@pytest.mark.parametrize("read_s", [0.2, 5], ids=["soon", "late"])
+def test_a_prompt_is_known_once_it_is_read(
+    moves_cursor: bool, read_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may write its prompt long before it reads; one that reads soon is waited for."""
+    now_s = 100.0
+    clock = SimpleNamespace(monotonic_ns=lambda: int(now_s * 1e9))
+    monkeypatch.setattr("meshrun.console.console.time", clock)
+    monkeypatch.setattr("termios.tcgetattr", lambda _: [0, 0, 0, termios.ECHO])
+    monkeypatch.setenv("TERM", "xterm" if moves_cursor else "dumb")
+    monkeypatch.setenv("NO_COLOR", "1")
+    ours, theirs = pty.openpty()
+    console = Console(theirs, theirs)
+    stream = console.stream(rank=0, prefix=b"0 ", to_stderr=False, may_prompt=True)
+    console.feed(stream, b"name? ")
+    shown_s: list[float] = []
+    asked_s = now_s
+    while (wake_ns := console.next_wake_ns) is not None:
+        now_s = wake_ns / 1e9
+        console.is_read = [lambda: False, lambda: True][now_s >= asked_s + read_s]
+        console.show_waiting()
+        if not shown_s and select.select([ours], [], [], 0)[0]:
+            shown_s.append(now_s - asked_s)
+    console.is_read = lambda: False
+    console.feed(stream, b"hi Ada\n")
+    os.close(theirs)
+    written = os.read(ours, 1 << 16)
+    os.close(ours)
+
+    assert shown_s == [pytest.approx(min(read_s, 0.5), abs=0.05)]
+    assert written.count(b"name? ") == 1
+    assert b"0 hi Ada" in written
 
 
 def test_ranks_know_the_width_of_their_lines(fake_torch: object, tmp_path: Path) -> None:
