@@ -58,9 +58,6 @@ class StartStore(Struct, frozen=True, kw_only=True):
     listening socket, unless the store is on another node.
     """
 
-    port: int
-    """0 if the store is on another node."""
-
 
 class Negotiate(Struct, frozen=True, kw_only=True):
     """Launcher to zygote: run torch's rendezvous with the other nodes in a separate process."""

@@ -75,9 +75,6 @@ class Lobby:
         if self._expected.is_complete:
             self._meet()
 
-    def send(self, message: Message) -> None:
-        """Do nothing: no other node takes part yet."""
-
     def give_up(self, notice: GaveUp) -> None:
         """Notify nodes, as they join, that the launch has failed."""
         self._fail(notice.as_error())

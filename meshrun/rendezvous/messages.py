@@ -269,10 +269,6 @@ _SHARED = b'["Welcome", {"shared"'
 
 def encode(message: Message) -> bytes:
     """Return a message as text."""
-    if isinstance(message, Welcome):
-        return SharedWelcome(message).encode(
-            message.node_rank, message.next_address, message.next_port
-        )
     return pack(message)
 
 

@@ -50,17 +50,13 @@ class Peers:
     """The launchers of the other nodes.
 
     Args:
-        is_open: Whether the launch has no secret beyond its command line.
         negotiate: Starts torch's rendezvous, for backends that need it.
     """
 
-    def __init__(
-        self, node: ThisNode, *, negotiate: Callable[[Negotiate], None], is_open: bool = False
-    ) -> None:
+    def __init__(self, node: ThisNode, *, negotiate: Callable[[Negotiate], None]) -> None:
         if node.config.backend == "c10d":  # it ignores --node-rank, as torch's does
             node = replace(node, info=replace(node.info, node_rank=None))
-        self._node, self._hub = node, node.hub
-        self._negotiate, self._is_open = negotiate, is_open
+        self._node, self._hub, self._negotiate = node, node.hub, negotiate
         self._gave_up: GaveUp | None = None
         self._side: NameResolver | TorchNegotiation | Lobby | Coordinator | Participant | None = (
             None
@@ -99,8 +95,8 @@ class Peers:
             yield self._hub.events.popleft()
 
     def send(self, message: Message) -> None:
-        """Send the other nodes a message of this node's launch."""
-        if self._side is not None:
+        """Send the other nodes a message of this node's launch, if they are known by now."""
+        if isinstance(self._side, Coordinator | Participant):
             self._side.send(message)
 
     def give_up(self, notice: GaveUp) -> None:
@@ -276,7 +272,7 @@ class Peers:
         self, listener: socket.socket, *, nnodes: int | None = None, probes: bool = False
     ) -> None:
         self._listener = listener
-        if self._is_open and self._gave_up is None:
+        if not self._config.is_secret and self._gave_up is None:
             self._hub.note(
                 "no secret is set: anyone who can reach"
                 f" {format_endpoint(*listener.getsockname()[:2])} and knows this command can"

@@ -9,7 +9,6 @@ from meshrun.host.outgoing import Lookup
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.hub import Hub
-from meshrun.rendezvous.messages import Message
 
 _RETRY_S = 0.5
 
@@ -55,9 +54,6 @@ class NameResolver:
         self._lookup, self._why = None, why
         if self._found(addresses, why):
             self.close()
-
-    def send(self, message: Message) -> None:
-        """Do nothing: the other nodes are still unknown."""
 
     @property
     def all_notified(self) -> bool:

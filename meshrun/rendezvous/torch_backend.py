@@ -64,7 +64,7 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
         _report(reports, NegotiationWaits(text=text + waited))
 
     def fail(text: str, **hint: str) -> None:
-        _report(reports, NegotiationFailed(text=text, at_ns=time.monotonic_ns(), **hint))
+        _report(reports, NegotiationFailed(text=text, **hint))
 
     try:
         handler = make_handler(order)
@@ -171,7 +171,6 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
         coordinator_address=address,
         coordinator_port=coordinator.port,
         secret=coordinator.secret,
-        at_ns=time.monotonic_ns(),
     )
 
 
@@ -205,7 +204,6 @@ def find_running(order: Negotiate, store: Store | None) -> Negotiated | None:
                 coordinator_address=info.address,
                 coordinator_port=info.port,
                 secret=info.secret,
-                at_ns=time.monotonic_ns(),
             )
     return None
 

@@ -12,7 +12,6 @@ from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.endpoint import Endpoint
-from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.torch_decline import DeclineProcess
 
@@ -55,9 +54,6 @@ class TorchNegotiation:
     def start(self) -> None:
         """Start torch's rendezvous."""
         self._start(self._order)
-
-    def send(self, message: Message) -> None:
-        """Do nothing: the other nodes are still unknown."""
 
     def give_up(self, notice: GaveUp) -> None:
         """Notify the other nodes that this one will not take part."""

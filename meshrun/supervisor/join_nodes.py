@@ -90,7 +90,7 @@ def meet_nodes(
         where=where,
         fit=partial(fit_nodes, plan.request),
     )
-    peers = Peers(node, negotiate=negotiate, is_open=not config.is_secret)
+    peers = Peers(node, negotiate=negotiate)
     return NodeLink(peers, note, reactor, stay_s=config.node_timeout_s)
 
 

@@ -127,9 +127,8 @@ class ZygoteClient:
         """Begin a generation: start a store on ``listener``, and close the gate."""
         self.open_gate()
         gate_read, self._gate = os.pipe()
-        port = 0 if listener is None else listener.getsockname()[1]
         fds = [gate_read] if listener is None else [gate_read, listener.fileno()]
-        self.send(StartStore(port=port), fds)
+        self.send(StartStore(), fds)
         os.close(gate_read)
 
     def open_gate(self) -> None:

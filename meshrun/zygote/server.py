@@ -135,7 +135,7 @@ class ZygoteServer:
             case StartRank():
                 self._start_rank(order, fds)
             case StartStore():
-                self._fork_store(order, fds)
+                self._fork_store(fds)
             case Negotiate():
                 self._fork_negotiation(order)
             case SignalRanks():
@@ -225,7 +225,7 @@ class ZygoteServer:
             requests_fd=requests,
         )
 
-    def _fork_store(self, order: StartStore, fds: list[int]) -> None:
+    def _fork_store(self, fds: list[int]) -> None:
         self._end_negotiation()
         gate_fd, *listeners = fds
         if self._gate_fd >= 0:
@@ -234,7 +234,7 @@ class ZygoteServer:
         self._store_pid = self._fork_helper(self._guard.begin)
         if self._store_pid == 0:
             self._reports.close()
-            self._in_child = partial(run_store, order.port, listeners, self._guard)
+            self._in_child = partial(run_store, listeners, self._guard)
             return
         for listen_fd in listeners:
             os.close(listen_fd)
@@ -294,7 +294,7 @@ class ZygoteServer:
                 self._negotiation_pid = None
                 if os.WIFSIGNALED(status):
                     what = f"its process was killed by {signal_name(os.WTERMSIG(status))}"
-                    send(self._reports, NegotiationFailed(text=what, at_ns=now_ns))
+                    send(self._reports, NegotiationFailed(text=what))
             elif pid == self._store_pid:
                 self._store_pid = None
                 send(self._control, StoreEnded(wait_status=status, at_ns=now_ns))

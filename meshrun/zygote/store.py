@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LOOPBACK_FOR = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 
 
-def serve_store(port: int, listen_fd: int) -> Store:
+def serve_store(listen_fd: int) -> Store:
     """Serve the ranks' store on a listening socket, whose descriptor the store will own.
 
     torch then connects to its own store, and gives up after 5 minutes if it cannot.
@@ -32,24 +32,25 @@ def serve_store(port: int, listen_fd: int) -> Store:
 
     refuse_old_torch()
     with socket.socket(fileno=os.dup(listen_fd)) as listener:
-        address = address_of(listener.getsockname())
+        name = listener.getsockname()
+    address = address_of(name)
     return dist.TCPStore(
         _LOOPBACK_FOR.get(address, address),
-        port,
+        name[1],
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listen_fd,
     )
 
 
-def run_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
+def run_store(listeners: list[int], guard: Guard) -> NoReturn:
     """Guard the launch until the zygote ends; serve the store if there is a listener for it."""
     set_title("store")
     allow_many_descriptors()  # connections from outsiders must not keep ranks out
     # torch's server would look up the name of the first rank, and serve no other in the meantime.
     with names_from_files_only():
         try:
-            _kept = [serve_store(port, listen_fd) for listen_fd in listeners]
+            _kept = [serve_store(listen_fd) for listen_fd in listeners]
         except RuntimeError as error:  # torch could not start its thread, or connect to itself
             _give_up(f"{error}; {TOO_FEW_PROCESSES}")
         except (ImportError, UsageError) as error:  # unlike forks, new interpreters import it here

@@ -35,7 +35,7 @@ def test_the_store_serves_on_every_address(bound: str, reached: str) -> None:
     listener.bind((bound, 0))
     listener.listen()
     port = listener.getsockname()[1]
-    store = serve_store(port, listener.detach())
+    store = serve_store(listener.detach())
     store.set("key", "value")
     client = TCPStore(
         reached, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60)
@@ -67,4 +67,4 @@ def test_the_store_process_never_looks_up_names(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("meshrun.zygote.store.names_from_files_only", files_only)
     listener = socket.create_server(("127.0.0.1", 0))
     with pytest.raises(Ended):
-        run_store(listener.getsockname()[1], [listener.detach()], object.__new__(ServingGuard))
+        run_store([listener.detach()], object.__new__(ServingGuard))

@@ -33,7 +33,7 @@ def begin(store: Any, port: int) -> None:
     """Announce a launch whose first node listens at ``port``."""
     met = Negotiated(
         node_rank=0, nnodes=2, coordinator_address="127.0.0.1", coordinator_port=port,
-        secret="drawn", at_ns=0,
+        secret="drawn",
     )  # fmt: skip
     announce_running(order(port), store, met)
 
