@@ -19,6 +19,7 @@ from meshrun.protocol.generation import Evidence
 from meshrun.protocol.raised import killed_worker
 from meshrun.protocol.stacks import CRASHES, current_folder, describe, headline
 from meshrun.supervisor.gpu_errors import GpuErrors, may_be_of_gpu
+from meshrun.supervisor.hung_collectives import describe_peers
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
@@ -116,7 +117,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
         found = _MISMATCH.search(self._output_of_abort(verdict))
         if found is None:
             return None
-        peers = self.monitor.describe_peers(verdict.rank, place)
+        peers = describe_peers(self.monitor.calls, self.plan.layout, verdict.rank, place)
         text = f"a peer sent {found[1]} bytes where {found[2]} were expected: the ranks call"
         text += " different collectives, or one with different shapes"
         return f"{text}; {peers}" if peers else text

@@ -31,7 +31,7 @@ from meshrun.protocol.raised import lost_connection, timed_out
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
-from meshrun.supervisor.hung_collectives import Finding, describe_peers, find_hung
+from meshrun.supervisor.hung_collectives import Finding, find_hung
 from meshrun.supervisor.nccl_ras import NcclRas
 from meshrun.supervisor.rank_pipes import RankPipes
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
@@ -265,10 +265,6 @@ class Monitor(Watcher):
             rank: replace(answer, place=places.get(rank, ""))
             for rank, answer in self.collectives.called.items()
         }
-
-    def describe_peers(self, rank: int, place: str) -> str:
-        """Return what a peer of a rank has called; "" if unknown."""
-        return describe_peers(self.calls, self.plan.layout, rank, place)
 
     def explain_hang(self, state: State, cleared: AllCleared) -> tuple[State, AllCleared]:
         """Print who waits for whom once all nodes have answered, unless it has been printed."""

@@ -45,8 +45,8 @@ class StackRequest:
     def __init__(
         self, pid: int, *, has_thread: bool, has_written: bool, read: Callable[[], str]
     ) -> None:
-        self._pid, self._has_thread, self._has_written = pid, has_thread, has_written
-        self._read = read
+        self.pid, self.has_written, self.read = pid, has_written, read
+        self._has_thread = has_thread
         self._began_s = time.monotonic()
         self._blocking: frozenset[str] = frozenset()
         """The threads that block the signal for the main thread's stack, if that has been sent."""
@@ -61,7 +61,7 @@ class StackRequest:
 
     def is_over(self) -> bool:
         """Continue; return whether the rank has written all that it will write in time."""
-        text = self._read()
+        text = self.read()
         if is_answered(text):
             self._has_thread = False  # no more of it follows
             if not lacks_main_thread(text):
@@ -77,20 +77,20 @@ class StackRequest:
         if self._is_main_asked or self.state is SignalState.UNHANDLED:
             is_done = self.state in (SignalState.DONE, SignalState.UNHANDLED)
             return is_done and not self._has_thread
-        blocking = threads_blocking(self._pid, MAIN_STACK_SIGNAL)
-        if str(self._pid) in blocking:
+        blocking = threads_blocking(self.pid, MAIN_STACK_SIGNAL)
+        if str(self.pid) in blocking:
             self.state = SignalState.PENDING
         elif self._sleeps() or took_s > _BUSY_PYTHON_TAKES_S:
             self._blocking, self._is_main_asked = blocking, True
-            send_signal_to_main_thread(self._pid, MAIN_STACK_SIGNAL)
+            send_signal_to_main_thread(self.pid, MAIN_STACK_SIGNAL)
         return False
 
     def _sleeps(self) -> bool:
         """Return whether the main thread sleeps, in whose frames nothing changes then."""
-        return read_stat(self._pid)[0] in ("S", "D")
+        return read_stat(self.pid)[0] in ("S", "D")
 
     def _look(self, signum: int) -> SignalState:
-        state = signal_state(self._pid, signum, self._blocking)
-        if state is not SignalState.GONE and not self._has_written:
+        state = signal_state(self.pid, signum, self._blocking)
+        if state is not SignalState.GONE and not self.has_written:
             return SignalState.UNHANDLED  # a handler may still be the zygote's
         return state

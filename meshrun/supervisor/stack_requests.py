@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -21,7 +21,6 @@ from meshrun.plan.parse import is_on
 from meshrun.protocol.collectives import STACKS
 from meshrun.protocol.stacks import (
     Dump,
-    Frame,
     current_folder,
     describe,
     headline,
@@ -73,13 +72,10 @@ class StackRequests:
         self.layout, self._reactor, self._pipes, self._show = layout, reactor, pipes, show
         self._next_check = reactor.call_at(None, self._check, skips=False)
         self._files: dict[int, int] = {}
-        self._asked: dict[int, StackRequest] = {}
-        """Ranks that have not answered yet."""
-        self._pids: dict[int, int] = {}
-        """Process ids of all ranks that were asked."""
-        self._offsets: dict[int, int] = {}
-        """Offset of each answer in its file."""
-        self._states: dict[int, SignalState] = {}
+        self._requests: dict[int, StackRequest] = {}
+        """Those to all ranks that were asked."""
+        self._awaited: list[StackRequest] = []
+        """Those without an answer yet."""
         self._native: ForkedCall[list[str]] | None = None
         """Collects native stacks."""
         self.places: dict[int, str] = {}
@@ -92,7 +88,7 @@ class StackRequests:
     def replan(self, layout: Layout) -> None:
         """Take the layout of new ranks, and drop a request that is under way."""
         self.layout = layout
-        self._asked, self._states = {}, {}
+        self._requests, self._awaited = {}, []
         self._next_check.cancel()
 
     def open(self, rank: int) -> int:
@@ -111,17 +107,19 @@ class StackRequests:
         if self.awaits_answers:
             return
         self._drop_native()
-        self._states, self._pids = {}, dict(pids)
         self.places, self.elsewhere, self.why_silent = {}, {}, {}
-        self._offsets = {rank: self._size(rank) for rank in pids}
+        begins = {rank: self._size(rank) for rank in pids}
         with_thread = self._pipes.ask(STACKS, pids)
-        for rank, pid in pids.items():
-            self._asked[rank] = StackRequest(
+        self._requests = {
+            rank: StackRequest(
                 pid,
                 has_thread=rank in with_thread,
-                has_written=bool(self._offsets[rank]),
-                read=partial(self._text, rank, self._offsets[rank]),
+                has_written=begins[rank] > 0,
+                read=partial(self._text, rank, begins[rank]),
             )
+            for rank, pid in pids.items()
+        }
+        self._awaited = [*self._requests.values()]
         self._next_check.restart(_CHECK_EVERY_S)
 
     @property
@@ -137,11 +135,8 @@ class StackRequests:
     def _check(self) -> None:
         """Show the answers once all ranks have answered or time has run out."""
         began_s = time.monotonic()
-        for rank, request in list(self._asked.items()):
-            if request.is_over():
-                self._states[rank] = request.state
-                del self._asked[rank]
-        if self._asked:  # the ranks need the cores, too
+        self._awaited = [request for request in self._awaited if not request.is_over()]
+        if self._awaited:  # the ranks need the cores, too
             self._next_check.restart(max(_CHECK_EVERY_S, 4 * (time.monotonic() - began_s)))
             return
         lines = list(self._describe_answers())
@@ -150,13 +145,13 @@ class StackRequests:
 
     def crash(self, rank: int) -> Dump | None:
         """Return the stacks that a rank wrote when native code crashed, if it did."""
-        size = self._size(rank)
-        dump = self._read(rank, max(0, size - _READ_BYTES))
+        dump = parse_dump(self._text(rank, max(0, self._size(rank) - _READ_BYTES)))
         return dump if dump is not None and dump.fatal is not None else None
 
     def _start_native(self) -> None:
         """Begin to collect the native stacks of some ranks, if py-spy is installed."""
-        pids = [pid for rank, pid in self._pids.items() if rank != ZYGOTE][:_MOST_NATIVE]
+        pids = [each.pid for rank, each in self._requests.items() if rank != ZYGOTE]
+        pids = pids[:_MOST_NATIVE]
         is_wanted = bool(pids) and is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True)
         if is_wanted and (program := shutil.which("py-spy")):
             with suppress(OSError):  # no process can be started
@@ -177,46 +172,36 @@ class StackRequests:
             self._close(rank)
         self._drop_native()
 
-    def _note_place(self, rank: int, stack: tuple[Frame, ...]) -> None:
-        if any(frame.is_users for frame in stack):
-            self.places[rank] = headline(stack, current_folder())
-        else:
-            self.elsewhere[rank] = headline(stack, current_folder())
-
     # ---- text ------------------------------------------------------------------------------
 
     def _describe_answers(self) -> Iterator[str]:
-        dumps = {}
-        for rank in self._pids:
-            dump = self._read(rank, self._offsets[rank])
-            if dump is not None and rank != ZYGOTE:
+        dumps: dict[int, Dump] = {}
+        silent: dict[tuple[bool, str], list[int]] = {}
+        for rank, request in self._requests.items():
+            if (dump := parse_dump(request.read())) is not None:
                 dumps[rank] = dump
-                self._note_place(rank, dump.main)
-            elif dump is not None:
-                yield from self._describe_dump(_ZYGOTES_NAME, dump, [ZYGOTE])
+                is_users = any(frame.is_users for frame in dump.main)
+                known = self.places if is_users else self.elsewhere
+                known[rank] = headline(dump.main, current_folder())
+                continue
+            has_listened = request.state is SignalState.UNHANDLED and request.has_written
+            why = _LISTENS_NO_MORE if has_listened else _WHY_SILENT[request.state]
+            self.why_silent[rank] = why.partition(" (")[0].partition(":")[0]
+            silent.setdefault((rank == ZYGOTE, why), []).append(rank)
+        if (zygotes := dumps.pop(ZYGOTE, None)) is not None:
+            yield from self._describe_dump(zygotes, [ZYGOTE])
         for ranks, dump in merge(dumps):
-            yield from self._describe_dump(self._name(ranks), dump, ranks)
-        silent: dict[str, list[int]] = {}
-        for rank in self._pids:
-            state = self._states[rank]
-            has_listened = state is SignalState.UNHANDLED and self._offsets[rank]
-            why = _LISTENS_NO_MORE if has_listened else _WHY_SILENT[state]
-            if rank == ZYGOTE and self._read(rank, self._offsets[rank]) is None:
-                yield f"{_ZYGOTES_NAME}: {why}"
-                yield self._describe_pids([ZYGOTE])
-            elif rank not in dumps and rank != ZYGOTE:
-                self.why_silent[rank] = why.partition(" (")[0].partition(":")[0]
-                silent.setdefault(why, []).append(rank)
-        for why, ranks_without in silent.items():
+            yield from self._describe_dump(dump, ranks)
+        for (_, why), ranks_without in silent.items():
             yield f"{self._name(ranks_without)}: {why}"
             yield self._describe_pids(ranks_without)
 
-    def _describe_dump(self, who: str, dump: Dump, ranks: Iterable[int]) -> Iterator[str]:
+    def _describe_dump(self, dump: Dump, ranks: Collection[int]) -> Iterator[str]:
         folder = current_folder()
         others = len(dump.others)
         at_least = "at least " if dump.has_more else ""
         more = f" (and {at_least}{count(others, 'other thread')})" if others else ""
-        yield f"{who}: {headline(dump.main, folder)}{more}"
+        yield f"{self._name(ranks)}: {headline(dump.main, folder)}{more}"
         for line in describe(dump.main, folder):
             yield f"    {line}"
         for other in dump.others:
@@ -225,19 +210,16 @@ class StackRequests:
         yield self._describe_pids(ranks)
 
     def _describe_pids(self, ranks: Iterable[int]) -> str:
-        pids = sorted(self._pids[rank] for rank in ranks)
+        pids = sorted(self._requests[rank].pid for rank in ranks)
         return f"    pid{plural(len(pids))} {number_ranges(pids)}"
 
-    def _name(self, ranks: Iterable[int]) -> str:
-        return merged_label(self.layout, ranks)
+    def _name(self, ranks: Collection[int]) -> str:
+        return _ZYGOTES_NAME if ZYGOTE in ranks else merged_label(self.layout, ranks)
 
     # ---- files -----------------------------------------------------------------------------
 
     def _size(self, rank: int) -> int:
         return os.fstat(self._files[rank]).st_size if rank in self._files else 0
-
-    def _read(self, rank: int, begin: int) -> Dump | None:
-        return parse_dump(self._text(rank, begin))
 
     def _text(self, rank: int, begin: int) -> str:
         if rank not in self._files:

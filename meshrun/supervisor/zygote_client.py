@@ -90,7 +90,7 @@ class ZygoteClient:
             return
         try:
             socket.send_fds(self.control, [codec.encode(order)], list(fds))
-        except (BrokenPipeError, ConnectionError):
+        except ConnectionError:
             pass
 
     def receive(self) -> FromZygote | RankEvent | None:

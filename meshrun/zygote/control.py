@@ -25,7 +25,7 @@ def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFail
     """Send an event to the launcher; if it is dead, the loop will see the socket close."""
     try:
         control.send(codec.encode(event))
-    except (BrokenPipeError, ConnectionError):
+    except ConnectionError:
         pass
 
 
