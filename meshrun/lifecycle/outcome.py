@@ -125,11 +125,7 @@ def build_result(
 def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Ending:
     """Return how the launch ends, on all nodes if this one is the coordinator.
 
-    Args:
-        state: The state of the launch.
-        layout: The layout of its ranks.
-        hosts: The host names of its nodes, in node order.
-        host: The host name of this node.
+    ``hosts`` are those of the nodes, in node order, and ``host`` is this one.
     """
     signum, preempted = _stop_signal(state), _was_preempted(state)
     exit_code, headline = 0, ""

@@ -54,9 +54,6 @@ class Connection:
     """A connected socket, which this object owns.
 
     Args:
-        connection: The socket.
-        handshake: This side of the handshake.
-        hub: Its reactor waits until more can be written.
         beat_s: The interval of heartbeats, longer with thousands of nodes.
     """
 

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class Hub:
-    """The connections of this launcher, whether it is the coordinator or a participant.
-
-    Args:
-        note: Prints a line for the user.
-    """
+    """The connections of this launcher, whether it is the coordinator or a participant."""
 
     def __init__(self, reactor: Reactor, note: Callable[[str], None]) -> None:
         self.reactor = reactor

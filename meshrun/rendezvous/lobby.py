@@ -30,8 +30,6 @@ class Lobby:
 
     Args:
         nnodes: How many nodes are expected, if not as many as the launch may have.
-        listener: The socket to which the others connect.
-        run_id: The name of the launch, which the others receive.
         hand_over: Called with the coordinator once every node has joined.
         duplicate: Probes for another node 0.
     """

@@ -291,11 +291,7 @@ class SharedWelcome:
 
 
 def decode(text: bytes, ahead_ns: int = 0) -> Message:
-    """Return the message in ``text``.
-
-    Args:
-        text: What was received.
-        ahead_ns: How far the sender's clock is ahead of ours.
+    """Return the message in ``text``, whose sender's clock is ``ahead_ns`` ahead of ours.
 
     Raises:
         MessageError: If it is not a message.

@@ -230,12 +230,7 @@ class Peers:
             self._become_coordinator(listener)
 
     def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
-        """Return the address on which node 0 listens.
-
-        Args:
-            endpoint: The endpoint as seen from here.
-            why: Why its name does not resolve, if it does not.
-        """
+        """Return the address on which node 0 listens; ``why`` is why a name does not resolve."""
         config, addresses = self._config, endpoint.addresses
         if endpoint.facing:
             return endpoint.facing[0]

@@ -40,13 +40,7 @@ class Reachability:
         return 0 if self._listener is None else int(self._listener.getsockname()[1])
 
     def probe(self, host: str, address: str, port: int) -> None:
-        """Test whether an open port of another node can be reached; soon close this node's.
-
-        Args:
-            host: The node's host name.
-            address: Its address.
-            port: The open port; 0 for none.
-        """
+        """Test whether the open port of another node, if any, is reached; soon close this one's."""
         self._hub.reactor.call_later(_OPEN_S, self._stop_listening)
         if not (port and is_address(address)):
             return

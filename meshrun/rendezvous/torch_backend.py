@@ -44,10 +44,7 @@ _ANSWERS_S = 3.0
 def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None) -> NoReturn:
     """Meet the other nodes, report it, and wait to be killed: others may still read the store.
 
-    Args:
-        order: The parameters of the rendezvous.
-        reports: The socket for reports to the launcher.
-        program_path: The folder of the ranks' program; a backend imports nothing from there.
+    A backend imports nothing from ``program_path``, the folder of the ranks' program.
     """
     if sys.path[:1] == [program_path]:
         del sys.path[0]

@@ -35,11 +35,7 @@ _EVERY_S = 0.3
 
 
 class DeclineProcess:
-    """The process, as the launcher sees it.
-
-    Args:
-        reactor: Notices the end of the process.
-    """
+    """The process, as the launcher sees it."""
 
     def __init__(self, order: Negotiate, notice: GaveUp, reactor: Reactor) -> None:
         self._reactor = reactor

@@ -16,8 +16,6 @@ class CollectiveRequests:
     """The request that is under way, and the last answers.
 
     Args:
-        reactor: The loop's.
-        pipes: The pipes to the ranks.
         done: Called once all ranks that were asked have answered, or time has run out.
     """
 
@@ -37,11 +35,8 @@ class CollectiveRequests:
     def ask(self, pids: Mapping[int, int], *, soon: bool = False) -> None:
         """Ask ranks for their calls, except for stopped ranks, which cannot answer.
 
-        The report of a rank whose call failed is kept: to the recorder, that call has ended.
-
-        Args:
-            pids: Process ids by rank.
-            soon: Whether to wait for the answers only briefly.
+        The report of a rank whose call failed is kept: to the recorder, that call has ended. With
+        ``soon``, the answers are awaited only briefly.
         """
         if not self.is_under_way:
             self.called = {

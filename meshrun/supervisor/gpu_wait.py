@@ -26,8 +26,6 @@ class GpuWait:
 
     Args:
         plan: The memory that may be in use, how long to wait, and the GPUs.
-        reactor: The loop's reactor, which handles signals meanwhile.
-        note: Prints a line.
     """
 
     def __init__(self, plan: LaunchPlan, reactor: Reactor, note: Callable[[str], None]) -> None:
@@ -41,13 +39,7 @@ class GpuWait:
         self._until_free: ForkedCall[None] | None = None
 
     def hold(self, gpus: Sequence[Gpu], zygote: int, then: Callable[[], None]) -> None:
-        """Call ``then`` once no GPU uses more memory than allowed.
-
-        Args:
-            gpus: The GPUs of the ranks to start.
-            zygote: The process that starts them.
-            then: Starts them.
-        """
+        """Call ``then``, which starts ranks, once none of their GPUs uses too much memory."""
         limits = self._limits
         if limits is None or not gpus:
             then()

@@ -69,16 +69,7 @@ def meet_nodes(
     where: Callable[[str], None],
     negotiate: Callable[[Negotiate], None],
 ) -> NodeLink:
-    """Begin to meet the other nodes.
-
-    Args:
-        plan: What this node is about to start.
-        meeting: Where, and with which secret.
-        reactor: The loop's.
-        note: Prints a line.
-        where: Shows where the ranks of this node are, for a reason.
-        negotiate: Has the zygote begin torch's rendezvous.
-    """
+    """Begin to meet the other nodes."""
     config = meeting.config
     for warning in secret_warnings(os.environ, config):
         note(warning)

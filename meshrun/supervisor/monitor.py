@@ -140,13 +140,7 @@ class Monitor(Watcher):
         then: Hung | GenerationAborted | None = None,
         except_rank: int | None = None,
     ) -> None:
-        """Ask every rank for its stacks; they are printed once all have answered.
-
-        Args:
-            why: The reason, to print first.
-            then: The event to emit afterwards.
-            except_rank: A rank not to ask.
-        """
+        """Print ``why``, print the ranks' stacks once all have answered, and then emit ``then``."""
         self._then = self._then or then
         pids = {rank: pid for rank, pid in self._state.alive.items() if rank != except_rank}
         is_starting = any(known.pid is None for known in self._state.ranks.values())

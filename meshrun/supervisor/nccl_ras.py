@@ -59,7 +59,6 @@ class NcclRas:
     """Asks the service, one request at a time, in a process of its own.
 
     Args:
-        reactor: The loop's.
         done: Called once there is an answer, or after a failure.
     """
 

@@ -28,11 +28,7 @@ _SILENT_STAY_S = 1.0
 
 
 class Linger:
-    """The time in which a node that will not take part waits for the others, to notify them.
-
-    Args:
-        stay_s: How long it waits at most.
-    """
+    """The time in which a node that will not take part waits for the others, to notify them."""
 
     def __init__(
         self,

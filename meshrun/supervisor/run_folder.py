@@ -75,11 +75,7 @@ class RunFolder:
         return self.path if self._is_temporary and not self._logs.writes_files else ""
 
     def make(self, generation: int, envs: Mapping[int, Mapping[str, str]]) -> None:
-        """Make the folders of one generation.
-
-        Args:
-            generation: The generation.
-            envs: The environment of each local rank.
+        """Make the folders of one generation, given the environment of each local rank.
 
         If the disk is full, a folder that would hold only ``error.json`` is not made.
 

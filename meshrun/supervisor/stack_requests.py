@@ -56,9 +56,6 @@ class StackRequests:
     """A file for each rank, and the request that is under way.
 
     Args:
-        layout: The layout of the ranks.
-        reactor: The loop's.
-        pipes: The pipes to the ranks' answering threads.
         show: Called with the lines to print once all have answered, or time has run out.
     """
 

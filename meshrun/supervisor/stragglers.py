@@ -36,7 +36,6 @@ class Stragglers:
     """Asks ranks periodically when they began their calls, and reports which are late.
 
     Args:
-        note: Prints a line.
         emit: Called with an event when a rank becomes late, and when it no longer is.
         ask: Asks ranks; their answers are passed to :meth:`receive`.
     """

@@ -58,13 +58,7 @@ class Timers:
         zygote_pid: Callable[[], int],
         note: Callable[[str], None],
     ) -> None:
-        """Make the pipe.
-
-        Args:
-            path: Its path.
-            reactor: The loop's reactor.
-            zygote_pid: Returns the process whose descendants a timer may kill.
-            note: Prints a line.
+        """Make the pipe; a timer may kill only descendants of what ``zygote_pid`` returns.
 
         Raises:
             HostError: If it cannot be created.

@@ -42,8 +42,6 @@ class ZygoteClient:
     ``control`` carries its events and our orders, ``reports`` the ranks' own reports.
 
     Args:
-        program: What ranks run.
-        prepare: The first order.
         stacks: A descriptor for its stacks.
         stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
         warm: Has a warm server fork the zygote, if there is one.

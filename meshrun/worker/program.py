@@ -140,9 +140,7 @@ def _is_torch(module: str) -> bool:
 def format_raised(error: BaseException, *, may_be_ours: bool = False) -> Raised:
     """Return what ``python`` prints of ``error``, without our frames above the user's.
 
-    Args:
-        error: The exception.
-        may_be_ours: Whether to keep our frames if there are no others: it may be a bug of ours.
+    If it ``may_be_ours``, as a bug of meshrun's, our frames are kept if there are no others.
     """
     if isinstance(error, SystemExit):
         if (handled := _handled_by(error)) is not None:

@@ -39,12 +39,7 @@ def main(_: object) -> None:
 def check_devices(kind: str, workers: int, modules: Sequence[str]) -> None:
     """Check that torch has a device for each worker.
 
-    A fork counts them, because counting may initialize them.
-
-    Args:
-        kind: The device type.
-        workers: The number of devices needed.
-        modules: Modules that the fork imports first.
+    A fork that imports ``modules`` counts them, because counting may initialize them.
 
     Raises:
         UsageError: If torch does not know the device type, or counting fails.
