@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -48,7 +48,8 @@ class Membership(Struct):
     _places: list[int | None] = []
     """The numbers of nodes by node rank; ``None`` for a lost node."""
     _rank_of: dict[int, int] = {}
-    _free: set[int] = set()
+    free_places: set[int] = set()
+    """The node ranks of lost nodes."""
     _spares: dict[int, None] = {}
     """Numbers of nodes, in the order in which they joined."""
     _by_host: dict[str, set[int]] = {}
@@ -60,16 +61,6 @@ class Membership(Struct):
         self._place(self.infos)
         for number, info in self.infos.items():
             self._index(number, info)
-
-    @property
-    def free_places(self) -> Collection[int]:
-        """The node ranks of lost nodes."""
-        return self._free
-
-    @property
-    def participants(self) -> list[int]:
-        """The numbers of nodes that take part, in node order."""
-        return [number for number in self._places if number is not None]
 
     def on_host(self, host: str) -> Collection[int]:
         """Return the nodes on a host."""
@@ -96,7 +87,7 @@ class Membership(Struct):
             return None
         place = self._rank_of.pop(number)
         self._places[place] = None
-        self._free.add(place)
+        self.free_places.add(place)
         return place
 
     def _index(self, number: int, info: Join) -> None:
@@ -104,10 +95,10 @@ class Membership(Struct):
         if info.launcher:
             self._by_launcher[info.launcher] = number
 
-    def _place(self, numbers: Iterable[int]) -> None:
+    def _place(self, numbers: Collection[int]) -> None:
         self._places = list(numbers)
-        self._rank_of = {number: place for place, number in enumerate(self.participants)}
-        self._free = set()
+        self._rank_of = {number: place for place, number in enumerate(numbers)}
+        self.free_places = set()
 
     def note_failure(self, number: int | None, cause: Cause) -> str:
         """Note the node of a failure, if one is known; return why to exclude it, or ""."""

@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -85,14 +86,9 @@ class Peers:
         return self._listener
 
     @property
-    def has_events(self) -> bool:
-        """Whether :meth:`events` yields any."""
-        return bool(self._hub.events)
-
-    def events(self) -> Iterator[FromNodes]:
-        """Yield the queued events, in order."""
-        while self._hub.events:
-            yield self._hub.events.popleft()
+    def events(self) -> deque[FromNodes]:
+        """The queued events, for the loop to take."""
+        return self._hub.events
 
     def send(self, message: Message) -> None:
         """Send the other nodes a message of this node's launch, if they are known by now."""

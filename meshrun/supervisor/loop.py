@@ -226,7 +226,7 @@ class Loop:
         each(output.read_files, due=lambda: output.next_read_ns)
         each(console.show_waiting, due=lambda: console.next_wake_ns)
         if (nodes := self._nodes) is not None:
-            each(partial(self._on_nodes, nodes), due=lambda: 0 if nodes.peers.has_events else None)
+            each(partial(self._on_nodes, nodes), due=lambda: 0 if nodes.peers.events else None)
 
     @property
     def plan(self) -> LaunchPlan:
@@ -329,8 +329,8 @@ class Loop:
         self._reactor.skip(lost_ns)
 
     def _on_nodes(self, nodes: NodeLink) -> None:
-        for event in nodes.peers.events():
-            self._on_node_event(event, nodes)
+        while nodes.peers.events:
+            self._on_node_event(nodes.peers.events.popleft(), nodes)
 
     def _on_node_event(self, event: FromNodes, nodes: NodeLink) -> None:
         if isinstance(event, AskTimes | TimesReported):

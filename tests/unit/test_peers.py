@@ -44,7 +44,8 @@ class Launcher:
 
     def turn(self) -> None:
         self.reactor.turn(most_s=0)
-        self.events += self.peers.events()
+        self.events += self.peers.events
+        self.peers.events.clear()
 
     def received(self, kind: type[Any]) -> Any:
         return next((each for each in self.events if isinstance(each, kind)), None)
