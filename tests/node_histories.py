@@ -23,8 +23,12 @@ from tests.histories import play as play_events
 
 OTHERS_FAILED = GenerationAborted(why="rank 2 failed", signum=0, at_ns=5 * S)
 OTHERS_FINISHED = OthersFinished(at_ns=6 * S)
-COORDINATOR_LOST = NodeLost(node_rank=0, host="node0", why="it closed the connection", at_ns=5 * S)
-NODE_LOST = NodeLost(node_rank=1, host="node1", why="it stopped responding", at_ns=5 * S)
+COORDINATOR_LOST = NodeLost(
+    node_rank=0, host="node0", why="it closed the connection", at_ns=5 * S, heard_ns=4 * S
+)
+NODE_LOST = NodeLost(
+    node_rank=1, host="node1", why="it stopped responding", at_ns=5 * S, heard_ns=4 * S
+)
 CAUSE = Cause(rank=2, description="exited with code 7", at_ns=5 * S)
 NEXT = NextBegins(generation=1, cause=CAUSE, at_ns=8 * S)
 NOT_MET = MeetingFailed(error=RendezvousError("1 of 2 nodes joined"), at_ns=5 * S)

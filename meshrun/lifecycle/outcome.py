@@ -209,12 +209,19 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
     for outcome in state.outcomes:
         if outcome.trouble is not None:
             return outcome.trouble.as_error()
-    if (lost := nodes.lost) is not None and (nodes.is_coordinator or nodes.over is None):
+    if (lost := nodes.lost) is None or _has_failed_before(state, lost.heard_ns):
+        return None
+    if nodes.is_coordinator or nodes.over is None:
         # After a third signal, node 0 does not wait for the others.
         signum = nodes.signum
         before = f"another node was stopped by {signal_name(signum)}; then " if signum else ""
         return NodeLostError(f"{before}{lost}", hint=_hint_of_loss(lost))
     return None
+
+
+def _has_failed_before(state: State, at_ns: int) -> bool:
+    """Return whether a rank had failed by itself before this time."""
+    return any(each.at_ns < at_ns and not each.is_consequence for each in judge(state))
 
 
 def _hint_of_loss(lost: NodeLost) -> str:

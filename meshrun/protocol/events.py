@@ -101,6 +101,8 @@ class NodeLost(Struct, frozen=True, kw_only=True):
     host: str
     why: str
     at_ns: int
+    heard_ns: int
+    """When it was last heard from."""
     is_silent: bool = False
     """Whether one of the two nodes has not responded to the other for too long."""
 

@@ -307,8 +307,14 @@ class Coordinator:
         if node_rank is None:
             self._hub.note(f"lost spare node {host}: {why}")
             return
-        at_ns, is_silent = time.monotonic_ns(), connection.is_silent
-        lost = NodeLost(node_rank=node_rank, host=host, why=why, at_ns=at_ns, is_silent=is_silent)
+        lost = NodeLost(
+            node_rank=node_rank,
+            host=host,
+            why=why,
+            at_ns=time.monotonic_ns(),
+            heard_ns=connection.received_ns,
+            is_silent=connection.is_silent,
+        )
         self._round.loss = self._round.loss or str(lost)
         if not self._config.is_elastic:
             self._end_for(str(lost))

@@ -201,9 +201,15 @@ class Participant:
             self._attempts.retry(why)
             return
         if self._phase in _TAKES_PART:
-            host, at_ns, is_silent = self._host, time.monotonic_ns(), connection.is_silent
             self._hub.events.append(
-                NodeLost(node_rank=0, host=host, why=why, at_ns=at_ns, is_silent=is_silent)
+                NodeLost(
+                    node_rank=0,
+                    host=self._host,
+                    why=why,
+                    at_ns=time.monotonic_ns(),
+                    heard_ns=connection.received_ns,
+                    is_silent=connection.is_silent,
+                )
             )
         if not self._config.is_elastic:
             self._enter(Participation.OVER)

@@ -64,7 +64,9 @@ CHANGE = Cause(
     rank=None, description=WHY, raised=None, ran_s=None, at_ns=5 * S, is_failure=False
 )  # fmt: skip
 GO_ON = Decide(next_after=CHANGE)
-CUT = NodeLost(node_rank=0, host="node0", why="no message from it for 31 s", at_ns=5 * S)
+CUT = NodeLost(
+    node_rank=0, host="node0", why="no message from it for 31 s", at_ns=5 * S, heard_ns=4 * S
+)
 GONE = ZygoteGone(wait_status=9, at_ns=9 * S)
 TOO_LATE = MeetingFailed(error=RendezvousError("after 600 s 1 node is there"), at_ns=20 * S)
 NEXT = StartAll(generation=1)

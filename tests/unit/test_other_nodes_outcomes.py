@@ -162,6 +162,16 @@ CODES: dict[str, tuple[list[Event], int]] = {
     "a coordinator lost after a failure here": (
         [*PARTICIPANT, *DIES, COORDINATOR_LOST, ENDED, GONE], 69,
     ),
+    "a coordinator heard of since": (
+        [*PARTICIPANT, *DIES, replace(COORDINATOR_LOST, heard_ns=5 * S + 1), ENDED, GONE], 7,
+    ),
+    "a node heard of since a failure there": (
+        [
+            *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, ENDED,
+            replace(NODE_LOST, at_ns=8 * S, heard_ns=7 * S), all_cleared(TWO_DIED), GONE,
+        ],
+        7,
+    ),
     "a signal before other nodes joined": (
         [READY, signalled(15, 3), ZygoteGone(wait_status=9, at_ns=6 * S)], 143,
     ),
