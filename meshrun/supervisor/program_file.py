@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shutil
 import stat
 import sys
+from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from meshrun.errors import HostError, ProgramError
@@ -90,8 +94,6 @@ def _check_script(path: str) -> None:
 
 def _is_python(path: str) -> bool:
     """Return whether a file is Python despite its first line; scripts of pip may name a shell."""
-    import ast
-
     try:
         with open(path, "rb") as file:
             ast.parse(file.read(_LONGEST_SOURCE))
@@ -142,8 +144,6 @@ def digest_program(program: Program) -> tuple[str, str] | None:
 def file_of(program: Program) -> str | None:
     """Return a program's own file, if it is easy to find."""
     if program.kind == "command":
-        import shutil
-
         return shutil.which(program.target)
     if program.kind == "module":
         return _file_of_module(program.target)
@@ -153,8 +153,6 @@ def file_of(program: Program) -> str | None:
 
 def _file_of_module(name: str) -> str | None:
     """Return the file of a module that ``python -m`` would run, without importing its packages."""
-    from importlib.machinery import PathFinder
-
     places: list[str] | None = [current_folder(), *filter(None, sys.path)]
     spec, before = None, ""
     for part in (*name.split("."), "__main__"):
@@ -172,8 +170,6 @@ def _file_of_module(name: str) -> str | None:
 
 
 def _check_command(name: str) -> None:
-    import shutil
-
     if shutil.which(name) is not None:
         return
     is_file = os.path.isfile(name)
@@ -195,9 +191,6 @@ def _check_command(name: str) -> None:
 
 def _hint_for(path: str) -> str | None:
     """Return what may be meant by a path that cannot be opened."""
-    import shutil
-    from difflib import get_close_matches
-
     if path == "-":
         return "pass /dev/stdin for a program on standard input"
     if os.path.islink(path):

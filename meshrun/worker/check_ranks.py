@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
@@ -338,8 +339,6 @@ def _facts(device: torch.device) -> dict[str, str]:
             found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
         with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
             found["NVIDIA driver"] = file.readline().split("  ")[1].strip()
-    import resource
-
     for name, limit in (("ulimit -n", "RLIMIT_NOFILE"), ("ulimit -l", "RLIMIT_MEMLOCK")):
         hard = resource.getrlimit(getattr(resource, limit))[1]
         found[f"the hard limit of `{name}`"] = "unlimited" if hard < 0 else str(hard)

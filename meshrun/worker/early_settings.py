@@ -121,23 +121,19 @@ def read_early_settings(
         args: Its arguments.
     """
     reader = _Reader(env, folder, [path, *args])
-    with suppress(Exception):  # including _TorchImported, and for programs not fully followed
+    with suppress(Exception):  # including _End, and for programs not fully followed
         if package:
             reader.read_module(package, _Names())
         reader.read_file(tree, path, "__main__")
     return reader.found()
 
 
-class _TorchImported(Exception):
-    """The program has reached its first import of torch."""
+class _End(Exception):
+    """The program has reached its first import of torch, or is too long to be followed further."""
 
 
 class _Returned(Exception):
     """The function has returned."""
-
-
-class _TooManyStatements(Exception):
-    """The program is not followed further."""
 
 
 class _Unknown(Exception):
@@ -206,7 +202,7 @@ class _Reader:
     def _step(self, statement: ast.stmt, names: _Names) -> None:  # noqa: C901, PLR0912, PLR0915
         self._left -= 1
         if self._left < 0:
-            raise _TooManyStatements
+            raise _End
         self._follow_calls(statement, names)
         match statement:
             case ast.Import(names=aliases):
@@ -274,7 +270,7 @@ class _Reader:
         words = module.lstrip(".").split(".")
         dots = len(module) - len(module.lstrip("."))
         if words[0] == "torch" and not dots:
-            raise _TorchImported
+            raise _End
         folder = os.path.dirname(str(names.get("__file__", ""))) if dots else self._folder
         if folder is None:
             return _Names()

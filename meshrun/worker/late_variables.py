@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from functools import wraps
 from types import FrameType, FunctionType, ModuleType
 
 from meshrun.mesh.late_settings import note
@@ -46,22 +46,17 @@ def follow_environment(settings: EarlySettings) -> None:
                     " effect; set it before the launch, or use --start-method exec"
                 )
 
+    @wraps(putenv)
     def put(name: str | bytes, value: str | bytes) -> None:
         putenv(name, value)
         on_change(os.fsdecode(name), os.fsdecode(value))
 
+    @wraps(unsetenv)
     def unset(name: str | bytes) -> None:
         unsetenv(name)
         on_change(os.fsdecode(name), None)
 
-    _replace("putenv", put)
-    _replace("unsetenv", unset)
-
-
-def _replace(name: str, function: Callable[..., None]) -> None:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = getattr(os, name).__doc__
-    setattr(os, name, function)
+    os.putenv, os.unsetenv = put, unset  # type: ignore[assignment]
 
 
 def _has_torch(frame: FrameType | None) -> bool:
