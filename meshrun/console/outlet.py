@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -43,7 +44,8 @@ class Outlet:
         elif self.needs_select:
             self._write_fd = self._reopen_nonblocking()
             if stat.S_ISFIFO(mode):
-                _enlarge_pipe(fd)
+                with contextlib.suppress(OSError):  # the system may refuse this user
+                    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def fileno(self) -> int:
         """The descriptor to wait for."""
@@ -134,15 +136,6 @@ class Outlet:
         except OSError:
             self._chunk_bytes = 512
             return self._fd
-
-
-def _enlarge_pipe(fd: int) -> None:
-    """Ask for a larger pipe, which the system may not support or may refuse this user."""
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        try:
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        except OSError:
-            pass
 
 
 def same_file(first: int, second: int) -> bool:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from meshrun.host.processes import read_stat
 
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Delays(Struct, frozen=True, kw_only=True):

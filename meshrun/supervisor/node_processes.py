@@ -18,7 +18,6 @@ from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.interfaces import interface_of
 from meshrun.host.processes import Ended, handles_signal, killing_children, read_stat
 from meshrun.host.reactor import Reactor
-from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.host.steps import Steps, finish
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
@@ -92,7 +91,7 @@ class NodeProcesses:
             master_addr=plan.store_address,
             master_port=listener.getsockname()[1] if listener is not None else 0,
             run_folder=folder.path,
-            interface=LOOPBACK_INTERFACE,
+            interface="lo",
             timer_file=timer_file(os.environ, folder.path),
         )
         self._replan(plan, facts, listener)

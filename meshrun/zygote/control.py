@@ -30,12 +30,11 @@ def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFail
 
 
 def launcher_pid(control: socket.socket) -> int:
-    """Return the process that created the socket pair; 0 where the system cannot tell.
+    """Return the process that created the socket pair.
 
     ``os.getppid()`` would name init if the launcher has died already.
     """
-    peer = peer_of(control)
-    return 0 if peer is None else peer[0]
+    return peer_of(control)[0]
 
 
 def receive(control: socket.socket) -> tuple[codec.Message | None, list[int]]:
