@@ -23,7 +23,6 @@ from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.cores import count_cores
 from meshrun.host.detect_host import detect_host
 from meshrun.host.exclusion import node_name
-from meshrun.host.machine import HostFacts
 from meshrun.host.outside_devices import count_with_torch
 from meshrun.host.stderr import note
 from meshrun.plan.nic_affinity import note_no_nics
@@ -83,7 +82,6 @@ def find_cluster(
 def plan(
     request: LaunchRequest,
     *,
-    facts: HostFacts | None = None,
     check_host: bool = True,
     cluster: ClusterFacts | None = None,
 ) -> LaunchPlan:
@@ -91,7 +89,6 @@ def plan(
 
     Args:
         request: The request.
-        facts: This machine's facts; looked up if ``None``.
         check_host: Whether missing devices are an error; ``False`` for a dry run.
         cluster: The scheduler's facts, if there is one.
 
@@ -99,14 +96,13 @@ def plan(
         UsageError: If the request is inconsistent, with the numbers.
     """
     check_backend(request.rendezvous.backend)
-    if facts is None:
-        facts = detect_host(
-            with_gpus=not check_host or depends_on_gpus(request),
-            with_topology=request.numa_binding is not None,
-            with_links=not check_host,
-            with_nics=not check_host or request.nic_affinity,
-            with_domain=bool(request.intra_domain),
-        )
+    facts = detect_host(
+        with_gpus=not check_host or depends_on_gpus(request),
+        with_topology=request.numa_binding is not None,
+        with_links=not check_host,
+        with_nics=not check_host or request.nic_affinity,
+        with_domain=bool(request.intra_domain),
+    )
     if (kind := depends_on_count(request)) is not None:
         facts = count_with_torch(facts, kind, request.own_preload, first_path(request.program))
     planned = build_plan(request, facts, check_host=check_host)

@@ -84,12 +84,7 @@ class SpecError(UsageError):
     def marked(self) -> str:
         """``text`` after its option, with carets under the wrong part."""
         lead = f"    {self.option} " if self.option else "    "
-        return f"{lead}{self.text}\n{' ' * len(lead)}{self.caret}"
-
-    @property
-    def caret(self) -> str:
-        """Spaces and carets that line up under the wrong part of ``text``."""
-        return " " * self.position + "^" * self.length
+        return f"{lead}{self.text}\n{' ' * (len(lead) + self.position)}{'^' * self.length}"
 
 
 class LayoutError(UsageError):

@@ -171,12 +171,6 @@ class FakeNvml:
         info.raw = struct.pack("=I4x4Q", version, *numbers).ljust(len(info.raw), b"\0")
         return 0
 
-    def _nvmlDeviceGetMemoryInfo(self, gpu: Any, info: Any) -> int:  # noqa: N802
-        found = self._card(gpu)
-        used = found.get("reserved", 0) + found.get("used", 0)
-        info.raw = struct.pack("=3Q", 80 << 30, 0, used).ljust(len(info.raw), b"\0")
-        return 0
-
     def _nvmlDeviceGetComputeRunningProcesses_v3(  # noqa: N802
         self, gpu: Any, count: Any, infos: Any
     ) -> int:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
+from meshrun.cli.read import check_one_node
 from meshrun.errors import UsageError
 from meshrun.host.title import set_title
 from meshrun.plan.request import LaunchRequest
@@ -46,12 +47,7 @@ def _check(options: Options, request: LaunchRequest, invocation: Invocation) -> 
     flag = Options.interactive.flag
     if invocation.caller is not None:
         raise UsageError(f"{flag} cannot be used with launch()", hint="use meshrun.WorkerGroup")
-    if request.remote is not None or (request.nnodes or 1) > 1:
-        nodes = len(request.remote.hosts) if request.remote is not None else request.nnodes
-        raise UsageError(
-            f"{flag} runs all ranks on this machine, found {nodes} nodes",
-            hint="remove --hosts, --hostfile or --nnodes",
-        )
+    check_one_node(request, Options.interactive)
     if request.program.kind == "command":
         raise UsageError(f"{flag} requires a Python program, found `{request.program.target}`")
     for row, why in _INCOMPATIBLE.items():

@@ -36,6 +36,7 @@ from meshrun.plan.request import (
     StartMethod,
 )
 from meshrun.plan.scheduler_defaults import fit_to_hosts
+from meshrun.wording import count
 
 _PRELOAD = ("torch", "torch.distributed.device_mesh")
 _SERVE_CALLS = "meshrun.worker.serve_calls"
@@ -148,6 +149,9 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
     _require(options, Options.node_history, Options.max_node_failures)
     _require(options, Options.stragglers, Options.straggler_time)
     _require(options, Options.warm, Options.warm_idle)
+    _require(options, Options.status, Options.status_interval)
+    if options.status and options.debug_rank is not None:
+        raise UsageError("--status cannot be used with --debug-rank: both need the terminal")
     return LaunchRequest(
         program=program,
         mesh=_mesh(options),
@@ -177,7 +181,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         max_restarts=_zero_if_debugging(options, options.max_restarts),
         gpu_memory_wait=options.gpu_memory_wait,
         status=options.status,
-        status_interval_s=_status_interval(options),
+        status_interval_s=options.status_interval,
         debug_rank=options.debug_rank,
         virtual_local_rank=options.virtual_local_rank,
         numa_binding=options.numa_binding,
@@ -260,6 +264,22 @@ def check_hosts(request: LaunchRequest, options: Options) -> None:
     from meshrun.ssh.starters import find_starter
 
     find_starter(request.remote)
+
+
+def check_one_node(request: LaunchRequest, row: Option[Any]) -> None:
+    """Check that a launch is on this machine alone, as ``row`` requires.
+
+    Raises:
+        UsageError: If it is not.
+    """
+    remote, nodes = request.remote, request.nnodes or 1
+    if remote is None and nodes == 1:
+        return
+    found = count(len(remote.hosts), "host") if remote else count(nodes, "node")
+    raise UsageError(
+        f"{row.flag} launches only on this machine, found {found}",
+        hint=f"remove {'--hosts or --hostfile' if remote else '--nnodes'}",
+    )
 
 
 def _reach(options: Options) -> Reach:
@@ -361,15 +381,6 @@ def _forwarded(options: Options, stop_signals: tuple[int, ...]) -> tuple[int, ..
 def _zero_if_debugging(options: Options, value: _Number) -> _Number:
     """Return a limit, or 0 while a rank is debugged, as the others wait for the user."""
     return value if options.debug_rank is None else type(value)(0)
-
-
-def _status_interval(options: Options) -> float | None:
-    if options.status and options.debug_rank is not None:
-        raise UsageError("--status cannot be used with --debug-rank: both need the terminal")
-    interval_s = options.status_interval
-    if interval_s is not None and not options.status:
-        raise UsageError("--status-interval requires --status")
-    return interval_s
 
 
 def _groups(options: Options) -> GroupOptions:

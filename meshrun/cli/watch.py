@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from meshrun.api.launch import read_error
 from meshrun.cli.options import Options
+from meshrun.cli.read import check_one_node
 from meshrun.errors import HostError, ProgramError, UsageError
 from meshrun.host.folder import open_private, write_private
 from meshrun.host.leftovers import private_folder
@@ -48,13 +49,7 @@ def _check(request: LaunchRequest, invocation: Invocation) -> None:
     flag = Options.watch.flag
     if invocation.caller is not None:
         raise UsageError(f"{flag} cannot be used with launch(), which returns a result")
-    if request.remote is not None or (request.nnodes or 1) > 1:
-        remote = request.remote
-        found = count(len(remote.hosts), "host") if remote else count(request.nnodes or 1, "node")
-        raise UsageError(
-            f"{flag} launches only on this machine, found {found}",
-            hint=f"remove {'--hosts or --hostfile' if remote else '--nnodes'}",
-        )
+    check_one_node(request, Options.watch)
     if importlib.util.find_spec("watchfiles") is None:
         raise HostError(
             f"{flag} needs the package watchfiles, which is not installed",

@@ -13,9 +13,9 @@ from meshrun.cluster.detect import detect_cluster
 from meshrun.host.descriptors import has_terminal
 from meshrun.host.entry_points import call, entry_points, load
 from meshrun.host.interfaces import addresses_with_prefixes
-from meshrun.host.machine_id import boot_id
 from meshrun.host.pmi import exchange
 from meshrun.host.small_file import read_small
+from meshrun.host.sysfs import boot_id
 
 PLUG_INS = "meshrun.clusters"
 """The group of entry points that name detectors."""

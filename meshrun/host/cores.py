@@ -11,8 +11,8 @@ from meshrun.host.sysfs import cgroup_folders, read_text
 
 
 def bind_to_cpus(cpus: Collection[int]) -> None:
-    """Bind this process to logical CPUs; do nothing without CPUs or if the system cannot."""
-    if cpus and hasattr(os, "sched_setaffinity"):
+    """Bind this process to logical CPUs; do nothing without CPUs."""
+    if cpus:
         os.sched_setaffinity(0, cpus)
 
 

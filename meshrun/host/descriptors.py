@@ -53,7 +53,7 @@ def unnamed_file(name: str) -> int:
     """
     try:
         return os.memfd_create(name)
-    except (AttributeError, OSError):  # macOS, an old kernel, a sandbox
+    except (AttributeError, OSError):  # conda's Python may lack it; a sandbox
         import tempfile
 
         with tempfile.TemporaryFile() as file:

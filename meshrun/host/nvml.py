@@ -18,11 +18,9 @@ from meshrun.host.machine import Gpu
 
 _LIBRARY = "libnvidia-ml.so.1"
 _NO_SUCH_VALUE = 2**64 - 1
-_MEMORY_V2 = struct.Struct("=I4x4Q")
+_MEMORY = struct.Struct("=I4x4Q")
 """Version, total, reserved, free, used. Version 1 counts memory reserved by the driver as used:
 half a gigabyte on an idle H100."""
-_MEMORY_V1 = struct.Struct("=3Q")
-"""Total, free, used."""
 _FABRIC_V2 = struct.Struct("=I16sIIB3xI")
 """Version, UUID of the cluster, status, clique, state, health (``nvmlGpuFabricInfo_v2_t``)."""
 _FABRIC_COMPLETED = 3
@@ -151,29 +149,24 @@ class Nvml:
         return f"{uuid.hex()}/{clique}" if is_ready else ""
 
     def used_bytes(self, gpu: Handle) -> int | None:
-        """Return the memory in use by all processes, without the driver's if it is reported."""
-        newer = ctypes.create_string_buffer(_MEMORY_V2.pack(_MEMORY_V2.size | 2 << 24, 0, 0, 0, 0))
-        if self.call("nvmlDeviceGetMemoryInfo_v2", gpu, newer):
-            return int(_MEMORY_V2.unpack_from(newer.raw)[4])
-        older = ctypes.create_string_buffer(_MEMORY_V1.size)
-        if self.call("nvmlDeviceGetMemoryInfo", gpu, older):
-            return int(_MEMORY_V1.unpack_from(older.raw)[2])
-        return None
+        """Return the memory in use by all processes, without the driver's."""
+        info = ctypes.create_string_buffer(_MEMORY.pack(_MEMORY.size | 2 << 24, 0, 0, 0, 0))
+        if not self.call("nvmlDeviceGetMemoryInfo_v2", gpu, info):
+            return None
+        return int(_MEMORY.unpack_from(info.raw)[4])
 
     def processes(self, gpu: Handle) -> list[GpuProcess]:
         """Return the processes with memory on a GPU, as far as visible in this container."""
         found: dict[int, GpuProcess] = {}
         for kind in ("Compute", "Graphics"):
-            for version in ("_v3", "_v2"):
-                count = ctypes.c_uint(_MOST_PROCESSES)
-                infos = ctypes.create_string_buffer(_PROCESS.size * _MOST_PROCESSES)
-                function = f"nvmlDeviceGet{kind}RunningProcesses{version}"
-                if not self.call(function, gpu, ctypes.byref(count), infos):
-                    continue
-                for index in range(min(count.value, _MOST_PROCESSES)):
-                    pid, used, *_ = _PROCESS.unpack_from(infos.raw, index * _PROCESS.size)
-                    found[pid] = GpuProcess(pid, None if used == _NO_SUCH_VALUE else used)
-                break
+            count = ctypes.c_uint(_MOST_PROCESSES)
+            infos = ctypes.create_string_buffer(_PROCESS.size * _MOST_PROCESSES)
+            function = f"nvmlDeviceGet{kind}RunningProcesses_v3"
+            if not self.call(function, gpu, ctypes.byref(count), infos):
+                continue
+            for index in range(min(count.value, _MOST_PROCESSES)):
+                pid, used, *_ = _PROCESS.unpack_from(infos.raw, index * _PROCESS.size)
+                found[pid] = GpuProcess(pid, None if used == _NO_SUCH_VALUE else used)
         return list(found.values())
 
     def _handle(self, function: str, *arguments: Any) -> Handle | None:

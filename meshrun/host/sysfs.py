@@ -14,6 +14,11 @@ def read_text(path: Path) -> str:
         return ""
 
 
+def boot_id() -> str:
+    """Return a random string that changes with each boot; "" if unknown."""
+    return read_text(Path("/proc/sys/kernel/random/boot_id"))
+
+
 def read_number(path: Path) -> int | None:
     """Return the number in a file, ``None`` if there is none."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import get_args
 
@@ -34,18 +34,19 @@ class Metrics(Watcher):
     Args:
         plan: The launch.
         address: The address of this machine and the port to listen on.
-        note: Prints a line.
+        console: Where the address is printed.
 
     Raises:
         UsageError: If this machine does not have the address.
         HostError: If the port is taken.
     """
 
-    def __init__(
-        self, plan: LaunchPlan, address: tuple[str, int], note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, plan: LaunchPlan, address: tuple[str, int], console: Console) -> None:
         self._listener = _listen(*address)
-        self._gpus = GpuMemory(note)
+        host, port = self._listener.getsockname()[:2]
+        place = f"{f'[{host}]' if ':' in host else host}:{port}"
+        console.note(f"metrics are at http://{place}/metrics")
+        self._gpus = GpuMemory(console.note)
         self.replan(plan)
         self._began_s = time.monotonic()
         self._restarts: Counter[str] = Counter()
@@ -56,12 +57,6 @@ class Metrics(Watcher):
         self._history: deque[tuple[float, int]] = deque()
         """The times at which new steps were reached in the last minute."""
         self._generation = 0
-
-    @property
-    def url(self) -> str:
-        """The URL of the server."""
-        host, port = self._listener.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Start to serve."""
@@ -195,10 +190,3 @@ def _reason(cause: Cause) -> str:
     if cause.raised is not None:
         return cause.raised.kind
     return "hang" if "no rank made progress" in cause.description else cause.description
-
-
-def serve_metrics(plan: LaunchPlan, address: tuple[str, int], console: Console) -> Metrics:
-    """Return a server of metrics, and print its address."""
-    metrics = Metrics(plan, address, console.note)
-    console.note(f"metrics are at {metrics.url}/metrics")
-    return metrics

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby, product
 from typing import Literal
 
@@ -225,7 +225,7 @@ def _stack_lanes(found: Mapping[int, Sequence[Line]], y: float) -> tuple[tuple[L
     for dim, lines in sorted(found.items(), reverse=True):
         if lines:
             lanes.append(Lane(dim, tuple(lines), y + 10))
-            y += 10 + (track_count(lines) - 1) * TRACK + 8
+            y += 10 + max(line.track for line in lines) * TRACK + 8
     return tuple(lanes), y
 
 
@@ -278,7 +278,7 @@ def _place_bundles(
         name, count = bundle_heads(layout, dim, lines)
         x += 24
         placed.append(Lane(dim, tuple(lines), x))
-        tracks = (track_count(lines) - 1) * BUNDLE_TRACK
+        tracks = max(line.track for line in lines) * BUNDLE_TRACK
         x += max(width_of(name, 12), width_of(count, 11), tracks)
     return tuple(placed), x
 
@@ -438,11 +438,6 @@ def bundle_heads(layout: Layout, dim: int, lines: Sequence[Line]) -> tuple[str, 
     counts = sorted({line.groups for line in lines})
     shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
     return shorten(layout.dim_labels[dim]), f"{shown} group{plural(counts[-1])} each"
-
-
-def track_count(lines: Iterable[Line]) -> int:
-    """Return the number of tracks that the lines use."""
-    return max((line.track + 1 for line in lines), default=0)
 
 
 def _tracks(spans: Sequence[tuple[int, int]]) -> list[int]:

@@ -26,9 +26,9 @@ def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watch
 
         found.append(open_event_log(plan, run_id, request.events, console))
     if request.metrics is not None:
-        from meshrun.report.metrics import serve_metrics
+        from meshrun.report.metrics import Metrics
 
-        found.append(serve_metrics(plan, request.metrics, console))
+        found.append(Metrics(plan, request.metrics, console))
     if request.node_history is not None:
         from meshrun.report.node_history import NodeHistory
 

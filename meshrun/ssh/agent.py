@@ -19,10 +19,10 @@ from meshrun.errors import MeshrunError
 from meshrun.host.folder import read_private, write_private
 from meshrun.host.interfaces import interface_of, is_loopback, outward_address
 from meshrun.host.leftovers import private_folder
-from meshrun.host.machine_id import boot_id, own_namespaces
 from meshrun.host.processes import die_with_parent, interrupts_delayed, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
+from meshrun.host.sysfs import boot_id
 from meshrun.host.title import set_title
 from meshrun.host.write_buffer import WriteBuffer
 from meshrun.protocol.caller import MET, PARENT_FOLDER, PARENT_PID, WHY
@@ -306,8 +306,12 @@ def _describe_host() -> Ready:
 
 def _machine() -> str:
     """Return an id of this machine, or of the container that acts as one; "" if unknown."""
-    booted, spaces = boot_id(), own_namespaces()
-    return " ".join([booted, *spaces, os.uname().nodename]) if booted and spaces else ""
+    try:
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
+    except OSError:
+        return ""
+    booted = boot_id()
+    return " ".join([booted, *spaces, os.uname().nodename]) if booted else ""
 
 
 def _print_error(text: str) -> None:

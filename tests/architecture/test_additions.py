@@ -12,7 +12,6 @@ from meshrun import app
 from meshrun.cluster import Surroundings, detect
 from meshrun.cluster.cluster_facts import ClusterFacts
 from meshrun.errors import MeshrunError
-from meshrun.host.machine import HostFacts
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.checked import Line
@@ -51,8 +50,7 @@ def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LSB_HOSTS", "a1 a2 a3")
     asked = LaunchRequest(program=Program(kind="script", target="train.py"), nproc_per_node=(1,))
     request, cluster = app.ask_cluster(asked)
-    facts = HostFacts(hostname="a2", usable_cores=1, accelerator=None, accelerator_count=0)
-    plan = app.plan(request, facts=facts, check_host=False, cluster=cluster)
+    plan = app.plan(request, check_host=False, cluster=cluster)
 
     assert (plan.layout.nnodes, plan.node_rank) == (3, 1)
     assert plan.rendezvous is not None

@@ -55,17 +55,15 @@ def test_a_process_that_has_ended_uses_nothing() -> None:
 
 
 def test_the_memory_of_gpus_is_as_nvml_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NVML reports it; an older driver includes reserved memory; a lost GPU has none."""
+    """Without memory that the driver reserves; a lost GPU has none."""
     cards = [card("GPU-1", 1, used=5 << 30, reserved=1 << 29), None]
     gpus = [Gpu(entry="0", uuid="GPU-1"), Gpu(entry="1"), Gpu(entry="2", uuid="GPU-3")]
-    found = []
-    for nvml in (FakeNvml(cards), FakeNvml(cards, lacks="MemoryInfo_v2")):
-        monkeypatch.setattr(ctypes, "CDLL", lambda _, nvml=nvml: nvml)
-        memory = GpuMemory(print)
-        memory.read(gpus)
-        found.append([memory.used_bytes(index) for index in range(4)])
+    nvml = FakeNvml(cards)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: nvml)
+    memory = GpuMemory(print)
+    memory.read(gpus)
 
-    assert found == [[5 << 30, None, None, None], [(5 << 30) + (1 << 29), None, None, None]]
+    assert [memory.used_bytes(index) for index in range(4)] == [5 << 30, None, None, None]
 
 
 def test_without_a_driver_there_is_no_memory_of_gpus() -> None:
