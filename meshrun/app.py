@@ -63,11 +63,8 @@ def find_cluster(
 ) -> tuple[ClusterFacts | None, bool]:
     """Return the scheduler's facts, and whether a launch here can start launchers on its nodes.
 
-    In a rank there are none: its variables describe the launch that it belongs to.
-
-    Args:
-        request: What the user requested.
-        is_child: Whether a caller of launch() waits for the result of this process.
+    In a rank there are none: its variables describe the launch that it belongs to. A child, for
+    whose result a caller of launch() waits, starts none on other nodes.
 
     Raises:
         UsageError: If a variable of the scheduler cannot be parsed.
@@ -87,10 +84,7 @@ def plan(
 ) -> LaunchPlan:
     """Decide everything about a launch, without starting it.
 
-    Args:
-        request: The request.
-        check_host: Whether missing devices are an error; ``False`` for a dry run.
-        cluster: The scheduler's facts, if there is one.
+    Missing devices are an error if ``check_host``, which a dry run does not request.
 
     Raises:
         UsageError: If the request is inconsistent, with the numbers.

@@ -81,13 +81,7 @@ class _Command(TyperCommand):
         return rest
 
     def _notify_other_nodes(self, ctx: Any, known: list[str], error: Exception) -> None:
-        """Tell nodes that may wait for this one that its command line is invalid.
-
-        Args:
-            ctx: The context of the whole command line.
-            known: The options that could be read.
-            error: Why the command line is invalid.
-        """
+        """Tell nodes that may wait for this one, according to ``known`` options, of an error."""
         options = _read_options(
             Options, self.make_context("meshrun", known, resilient_parsing=True, obj=ctx.obj)
         )
@@ -193,12 +187,7 @@ def _print_error(error: MeshrunError) -> None:
 def run_command_line(
     invocation: Invocation, *, report_error: Callable[[MeshrunError], None] = _print_error
 ) -> NoReturn:
-    """Run the command line of this process and exit with its code.
-
-    Args:
-        invocation: How this process was started.
-        report_error: Called with the error that prevented the launch.
-    """
+    """Run the command line of this process and exit with its code."""
     _open_streams()
     step = invocation.step
     if step and invocation.is_first_task:

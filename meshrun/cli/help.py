@@ -43,10 +43,8 @@ _MIN_WIDTH, _MAX_WIDTH = 40, 110
 def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
     """Return a page of help, as wide as the terminal.
 
-    Args:
-        table: The options.
-        topic: ``-h`` for the common options, ``--help`` for all, a topic, or the name of an
-            option.
+    The topic is ``-h`` for the common options, ``--help`` for all, a name in ``TOPICS``, or that of
+    an option.
 
     Raises:
         UsageError: If there is no such topic.

@@ -144,11 +144,8 @@ def _run_with_input(
 ) -> str:
     """Run sbatch or kubectl with ``text`` on its stdin; return what it printed.
 
-    Args:
-        command: The words of the command.
-        text: The script or manifest.
-        extras: The user's additional options, each a text of one or more words.
-        hints: Hints by a text that an error message contains.
+    ``extras`` are the user's additional options, each a text of one or more words; ``hints`` are
+    keyed by a text that an error message contains.
 
     Raises:
         UsageError: If the user's options cannot be split into words.

@@ -95,11 +95,7 @@ def spell_out(
     option starts with it, as argparse reads them for torchrun; ``-mt=3`` means ``-m -t 3``. As
     there, a ``--`` directly after the program is left out, unless one precedes it; the program's
     arguments are not changed. A word after an unknown option may be its value and is left out, too.
-
-    Args:
-        words: The command line without the command.
-        takes_value: For each flag, whether a value follows it.
-        torchrun_flags: Flags of torchrun; an abbreviation of only one of them means that one.
+    An abbreviation of only one of ``torchrun_flags`` means that one.
     """
     spelled: list[str] = []
     error, lacks_value, rest = None, False, list(words)

@@ -206,11 +206,7 @@ class Console:
         return [outlet for outlet in {self._out, self._err} if outlet.queued_bytes]
 
     def wait_for_readers(self, timeout_s: Callable[[], float | None]) -> None:
-        """Block until readers have taken everything; drop the rest once the timeout is 0.
-
-        Args:
-            timeout_s: Returns how much longer to wait, in seconds; ``None`` for no limit.
-        """
+        """Block until readers have taken everything; drop the rest once the timeout is 0."""
         while (waiting := self.waiting) and (left_s := timeout_s()) != 0.0:
             for outlet in select.select([], waiting, [], left_s)[1]:
                 outlet.flush()

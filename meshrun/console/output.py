@@ -422,9 +422,7 @@ class Output:
     def finish(self, timeout_s: Callable[[], float | None]) -> int:
         """Print everything that the ranks wrote before they ended; return how many bytes were lost.
 
-        Args:
-            timeout_s: Returns how long to wait for readers of our own output; ``None`` for no
-                limit.
+        ``timeout_s`` returns how long to wait for readers of our own output.
         """
         while (self._sources or self._console.waiting) and (left_s := timeout_s()) != 0.0:
             self.pause_or_resume()

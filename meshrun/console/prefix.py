@@ -17,12 +17,8 @@ def line_prefix(
 ) -> Prefix:
     """Return the prefix of each line of a rank.
 
-    Args:
-        plan: Holds the template, if one was given.
-        rank: The rank that prints the lines.
-        hostname: Name of this machine.
-        teed: Whether the lines also go to a file, for which torchrun prints ``[default0]:``.
-        copied: Whether they go to a file of filtered lines, which has torchrun's prefix by default.
+    If they are ``teed`` to a file, torchrun prints ``[default0]:``. Those ``copied`` to a file of
+    filtered lines have its prefix by default.
     """
     options = plan.request.console
     is_torchruns = options.prefix == "torchrun"

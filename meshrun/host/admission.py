@@ -27,11 +27,8 @@ _Step = tuple[int, int, int, int]
 def listen_for(addresses: Iterable[str], on: str) -> tuple[socket.socket, socket.socket]:
     """Return a socket that listens on a free port for ``addresses``, and one that gets all others.
 
-    Nobody serves the second one, which must stay open as long as the first.
-
-    Args:
-        addresses: From which connections are admitted.
-        on: The address of this machine on which both listen.
+    Nobody serves the second one, which must stay open as long as the first. Both listen ``on`` an
+    address of this machine.
 
     Raises:
         OSError: If the system cannot do this, or there are too many addresses.

@@ -22,10 +22,7 @@ _GLANCE_S = 1.0
 class Driver:
     """Asks the driver questions, one at a time: while one has no answer, others get none.
 
-    After a crash, it is not asked again.
-
-    Args:
-        note: Prints a line; used if the driver does not answer.
+    After a crash, it is not asked again. If it does not answer, ``note`` prints that.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:

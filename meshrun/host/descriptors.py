@@ -46,11 +46,7 @@ def without_output(*fds: int) -> Iterator[None]:
 
 
 def unnamed_file(name: str) -> int:
-    """Return the descriptor of a new file without a path, in memory if possible.
-
-    Args:
-        name: What /proc shows.
-    """
+    """Return the descriptor of a new file without a path, in memory if possible."""
     try:
         return os.memfd_create(name)
     except (AttributeError, OSError):  # conda's Python may lack it; a sandbox

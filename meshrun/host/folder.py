@@ -18,11 +18,7 @@ class Folder:
     """An open folder."""
 
     def __init__(self, path: str, *, above: int | None = None) -> None:
-        """Open a folder, which must not be a link.
-
-        Args:
-            path: The path of the folder.
-            above: Descriptor of its parent folder, if that is open.
+        """Open a folder, which must not be a link; ``above`` is the descriptor of its parent.
 
         Raises:
             OSError: If it cannot be opened.

@@ -23,11 +23,10 @@ _EXIT_TAKES_S = 0.5
 
 
 class ForkedCall(Generic[T]):
-    """A running call.
+    """A running call, whose result is pickled.
 
-    Args:
-        call: What to call; its result is pickled. Its process has none of our descriptors, so that
-            a pipe or a connection closes with us even if the call never ends.
+    Its process has none of our descriptors, so that a pipe or a connection closes with us even if
+    the call never ends.
     """
 
     running: ClassVar[set[int]] = set()

@@ -48,13 +48,9 @@ def read_use(
     with_holders: bool = True,
     roots: Sequence[int] = (),
 ) -> list[GpuUse]:
-    """Return the memory in use on each GPU that answers.
+    """Return the memory in use on each GPU that answers, and who holds it.
 
-    Args:
-        nvml: The library; without it, no GPU answers.
-        gpus: The GPUs.
-        with_holders: Whether to list the processes, too.
-        roots: Processes that belong to this launch, with their descendants.
+    Processes below ``roots`` belong to this launch.
     """
     if nvml is None:
         return []

@@ -29,11 +29,7 @@ def visible_gpus(
     The order is that of NVML, by PCI address. CUDA's is the same if all GPUs are of one model or
     ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
 
-    Args:
-        build: The platform that torch was built for; ``None`` looks for NVIDIA's GPUs, then AMD's.
-        env: The environment with the visibility variables.
-        sysfs: The folder in which the kernel describes the machine.
-        dev: The folder of device nodes.
+    Without a torch, these are NVIDIA's GPUs, or else AMD's.
     """
     if build == "xpu":
         return build, _placed(filter_visible(_intel_gpus(sysfs), env.get(XPU)), sysfs)

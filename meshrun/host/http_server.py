@@ -41,8 +41,6 @@ class HttpServer:
     """A server on a listening socket.
 
     Args:
-        listener: The socket.
-        reactor: The reactor to run in.
         respond: Called with the path and the headers, whose names are in lower case.
     """
 

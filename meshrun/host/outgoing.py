@@ -16,8 +16,6 @@ class Lookup:
     """A lookup of a name in a process of its own, as a resolver may take many seconds.
 
     Args:
-        host: The name.
-        reactor: The reactor that waits for the answer.
         answered: Called with the addresses and, if there are none, the reason.
     """
 
@@ -47,9 +45,6 @@ class Connecting:
     """An attempt to connect to an address.
 
     Args:
-        address: The address.
-        port: The port there.
-        reactor: Waits for the answer.
         most_s: How long to wait for it.
         ended: Called later with the connected socket, or with ``None`` and why; "" for no answer.
     """

@@ -22,11 +22,8 @@ def count_with_torch(
 ) -> HostFacts:
     """Return the facts with the number of devices that only torch can count, which takes seconds.
 
-    Args:
-        facts: The facts known without torch.
-        kind: The device type, or ``auto`` for torch's accelerator if none is known yet.
-        modules: Modules to import with torch, as they may add devices.
-        folder: The program's folder, where they may be.
+    The kind ``auto`` is torch's accelerator, if none is known yet. ``modules``, which may be in the
+    program's folder, are imported with torch, as they may add devices.
     """
     if kind == "auto" and (facts.accelerator_count or not _may_have_devices(kind, modules)):
         return facts
@@ -51,13 +48,7 @@ def _may_have_devices(kind: str, modules: Sequence[str]) -> bool:
 
 
 def _ask_torch(kind: str, modules: Sequence[str], folder: str | None) -> tuple[str | None, int]:
-    """Return (device type, number of devices), as counted by torch in a process of its own.
-
-    Args:
-        kind: The device type, or ``auto`` for torch's accelerator, if any.
-        modules: Modules to import first.
-        folder: The program's folder, where they may be.
-    """
+    """Return (device type, number of devices), as counted by torch in a process of its own."""
     import subprocess
 
     done = subprocess.run(

@@ -394,10 +394,7 @@ def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) 
 
     The kernel blocks a signal in the thread that handles it until the handler returns.
 
-    Args:
-        pid: The process.
-        signum: The signal.
-        blocking: Threads that blocked it before it was sent.
+    ``blocking`` are the threads that blocked it before it was sent.
 
     Source:
         proc_pid_status(5): SigCgt, SigIgn, SigBlk, SigPnd and ShdPnd are masks in hexadecimal.

@@ -82,8 +82,7 @@ class Reactor:
 
     Args:
         clock_ns: Returns the time; by default the monotonic clock. For tests.
-        selector: The selector, if the default one does not support the descriptors: epoll does
-            not support regular files.
+        selector: A selector for what the default one does not support: epoll lacks regular files.
     """
 
     def __init__(
@@ -185,12 +184,9 @@ class Reactor:
     # ---- timers ----------------------------------------------------------------------------
 
     def call_at(self, at_ns: int | None, call: Call, *, skips: bool = True) -> Timer:
-        """Call once at a time, or at the time to which the timer is moved.
+        """Call once at a time, if it is known, or at that to which the timer is moved.
 
-        Args:
-            at_ns: The time; ``None`` if it is not known yet.
-            call: The function to call.
-            skips: Whether :meth:`skip` moves the timer, such as a time limit for others.
+        It ``skips`` if :meth:`skip` moves it, as it does a time limit for others.
         """
         return Timer(self, at_ns, call, skips=skips)
 
@@ -220,9 +216,7 @@ class Reactor:
     def each_turn(self, call: Call, *, due: Callable[[], int | None] | None = None) -> None:
         """Call in every turn, after ready descriptors, in the order of registration.
 
-        Args:
-            call: The function to call.
-            due: Returns the latest time of the next turn; called before each wait.
+        Also start one by the time that ``due`` returns, as :meth:`wake_by` does.
         """
         self._each_turn.append(call)
         if due is not None:

@@ -10,10 +10,6 @@ _LONGEST = 4 * 1024 * 1024
 def read_small(path: str, *, errors: str = "surrogateescape") -> str:
     """Return the text of a file, a pipe or a device, which need not end.
 
-    Args:
-        path: Where it is.
-        errors: What becomes of bytes that are not UTF-8, as for ``open()``.
-
     Raises:
         OSError: If it cannot be read, or is longer than four million characters.
         UnicodeDecodeError: If it is not text and ``errors`` is ``strict``.

@@ -12,12 +12,8 @@ from meshrun.errors import HostError, UsageError
 def listen_on(address: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that listens on one address of this machine only.
 
-    The port (a free one for 0) stays ours: clients that connect before it is served are queued.
-
-    Args:
-        address: Where it listens.
-        port: Where it listens.
-        is_shared: Whether another socket of this user's may listen there too.
+    The port (a free one for 0) stays ours: clients that connect before it is served are queued. If
+    it is shared, another socket of this user's may listen there too.
 
     Raises:
         UsageError: If the address is not one of this machine's, or does not resolve.

@@ -30,13 +30,7 @@ def read_number(path: Path) -> int | None:
 def cgroup_folders(
     controller: str = "", proc: Path = Path("/proc"), sysfs: Path = Path("/sys")
 ) -> Iterator[Path]:
-    """Yield the folder of this process's cgroup, and then those above it.
-
-    Args:
-        controller: That of version 1; "" for version 2.
-        proc: The folder in which the kernel describes processes.
-        sysfs: The folder in which it describes the machine.
-    """
+    """Yield the folder of this process's cgroup of version 1, or 2 for "", then those above it."""
     root = sysfs / "fs/cgroup" / controller
     for line in read_text(proc / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -57,11 +57,7 @@ def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:
 
 
 class GpuMemory:
-    """The last reading of the memory in use on GPUs.
-
-    Args:
-        note: Prints a line; used if the driver does not answer.
-    """
+    """The last reading of the memory in use on GPUs."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._driver = Driver(note)

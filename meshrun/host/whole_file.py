@@ -38,12 +38,8 @@ def check_target(path: str, option: str) -> None:
 def write_whole(path: str, text: str, option: str, *, is_private: bool = False) -> None:
     """Write a text to a file, or to stdout if the path is ``-``.
 
-    Args:
-        path: The file.
-        text: The new contents.
-        option: The option that the path is the value of.
-        is_private: Whether only this user may read a new file. A pipe without a reader is then an
-            error, instead of being waited for.
+    Only this user may read a new file that is private. A pipe without a reader is then an error,
+    instead of being waited for.
 
     Raises:
         UsageError: If the path cannot name a file.

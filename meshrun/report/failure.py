@@ -39,10 +39,8 @@ def render_failure(
 ) -> str:
     """Return the lines to print after a launch that failed; "" if it succeeded.
 
-    Args:
-        result: The result.
-        reported_lost: Ranks whose lost connection was already reported.
-        bare: Whether lines of ranks have no prefix, so that a traceback must name its rank.
+    The lost connections of ``reported_lost`` ranks are left out. If the lines of ranks are
+    ``bare`` of prefixes, a traceback names its rank.
     """
     return "\n".join(_lines(result, reported_lost, bare))
 

@@ -224,13 +224,7 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
 
 
 class EventLog(Watcher):
-    """Turns events into lines of JSON.
-
-    Args:
-        plan: The launch.
-        run_id: The name of the launch.
-        emit: Called with each line.
-    """
+    """Turns events into lines of JSON."""
 
     def __init__(self, plan: LaunchPlan, run_id: str, emit: Callable[[str], None]) -> None:
         self.replan(plan)

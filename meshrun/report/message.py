@@ -9,9 +9,7 @@ from meshrun.host.printable import lines
 def render_error(error: MeshrunError, *, is_end: bool = False) -> str:
     """Return the lines to print for an error.
 
-    Args:
-        error: The error.
-        is_end: Whether it ended a launch; the hint comes first then, as the last line is the cause.
+    If it ended a launch, the hint comes first, as the last line is the cause.
     """
     parts = [f"error: {error.message}"]
     if isinstance(error, SpecError):

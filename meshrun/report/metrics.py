@@ -31,11 +31,6 @@ _RATE_WINDOW_S = 60.0
 class Metrics(Watcher):
     """Counts events, and serves ``/metrics``, ``/healthz`` and ``/readyz``.
 
-    Args:
-        plan: The launch.
-        address: The address of this machine and the port to listen on.
-        console: Where the address is printed.
-
     Raises:
         UsageError: If this machine does not have the address.
         HostError: If the port is taken.

@@ -83,10 +83,8 @@ def new_table(
 ) -> Table:
     """Return a table without borders, with a line below its headers.
 
-    Args:
-        headers: The headers of its columns.
-        texts: Headers of columns with text, which are left-justified; others are right-justified.
-        wrapped: Headers of columns whose values may take several lines.
+    Columns with ``texts`` are left-justified, others right-justified. Values of ``wrapped`` columns
+    may take several lines.
     """
     table = _plain_table(_Table)
     for header in headers:

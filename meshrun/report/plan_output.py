@@ -27,7 +27,7 @@ def print_plan(
     """Print what would be started, without starting it.
 
     Args:
-        plan: The plan.
+        plan: What to print.
         output_format: ``text``, ``json`` or ``svg``.
         every_row: Whether text has a row per rank even if there are many.
         output: The file to write to instead of stdout.

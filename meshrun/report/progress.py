@@ -61,8 +61,6 @@ class StartProgress(Watcher):
     """Shows a status line while a launch starts, and notes on what happens to it.
 
     Args:
-        plan: The launch.
-        console: Where to print.
         quiet: Whether another launcher prints what concerns all nodes.
     """
 

@@ -53,14 +53,9 @@ _OUTLINED = "outlined: the groups of rank 0"
 
 
 def choose_color_dim(layout: Layout, requested: str | None) -> int | None:
-    """Return the dim that colors the ranks: the requested one, else the slowest.
+    """Return the index of the dim that colors the ranks; ``None`` without a mesh.
 
-    Args:
-        layout: The layout of the ranks.
-        requested: Name or index of a dim; ``None`` for the slowest one larger than 1.
-
-    Returns:
-        The index of the dim, or ``None`` without a mesh.
+    It is the one requested by name or index, else the slowest one larger than 1.
 
     Raises:
         UsageError: If there is no such dim; lists the dims of the mesh.
@@ -86,11 +81,7 @@ def choose_color_dim(layout: Layout, requested: str | None) -> int | None:
 
 
 def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
-    """Return a layout as a self-contained SVG.
-
-    Args:
-        layout: What to draw.
-        color_dim: The dim whose index determines a rank's color; ``None`` for no colors.
+    """Return a layout as a self-contained SVG, with ranks colored by their index in a dim.
 
     Example:
         >>> render_svg(Layout(mesh=None, nproc_per_node=(2,)))[:4]
