@@ -14,6 +14,7 @@ from meshrun.console.json_lines import as_json_lines
 from meshrun.console.lines import LineAssembler, Piece, Prefix
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
 from meshrun.host.printable import printable
+from meshrun.host.processes import is_foreground
 from meshrun.host.stderr import discard_output
 from meshrun.protocol.caller import end_of_call
 
@@ -386,7 +387,7 @@ class Console:
 
     def _check_foreground(self, outlet: Outlet) -> bool:
         """Return whether we are in the foreground; if not, the shell has overwritten our lines."""
-        self._is_foreground = outlet.is_foreground
+        self._is_foreground = is_foreground(outlet.fileno())
         self._was_drawn = self._was_drawn and self._is_foreground
         return self._is_foreground
 

@@ -10,7 +10,6 @@ import socket
 import stat
 from collections import deque
 
-from meshrun.host.processes import is_foreground
 from meshrun.host.stderr import is_terminal
 
 _MOST_BYTES_A_WRITE = 256 * 1024
@@ -59,11 +58,6 @@ class Outlet:
         except OSError:
             return None
 
-    @property
-    def is_foreground(self) -> bool:
-        """Whether we may move the terminal's cursor, which in the background only the shell may."""
-        return is_foreground(self._fd)
-
     def write(self, data: bytes) -> None:
         """Queue ``data`` and write as much as possible at once."""
         if not data or (self.error is not None and self.needs_select):
@@ -94,8 +88,8 @@ class Outlet:
                 self._queue.popleft()
             else:
                 self._queue[0] = data[written:]
-            if self._may_block:
-                return
+            if self.needs_select and self._socket is None and self._write_fd == self._fd:
+                return  # the next write could block
 
     def _has_room_again(self) -> bool:
         """Return whether a disk that was full takes data again; then, end the line that was cut."""
@@ -119,11 +113,6 @@ class Outlet:
         if self._socket is not None:
             return self._socket.send(data, socket.MSG_DONTWAIT)
         return os.write(self._write_fd, data)
-
-    @property
-    def _may_block(self) -> bool:
-        """Whether to wait for the descriptor before the next write."""
-        return self.needs_select and self._socket is None and self._write_fd == self._fd
 
     def _reopen_nonblocking(self) -> int:
         """Return a non-blocking descriptor of the same pipe or terminal.
