@@ -15,7 +15,7 @@ import pytest
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.protocol.events import FromNodes
+from meshrun.protocol.events import FromNodes, Where
 from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.hub import Hub
@@ -73,8 +73,6 @@ class Party:
         self.reactor = Reactor()
         self.notes: list[str] = []
         self.events: list[FromNodes] = []
-        self.asked: list[str] = []
-        """The reasons given when it was asked where its ranks are."""
         self.is_closed = False
         self.hub = Hub(self.reactor, self.notes.append)
         self.side: Lobby | Coordinator | Participant
@@ -100,6 +98,11 @@ class Party:
     def received(self, kind: type[_News]) -> list[_News]:
         """Return its events of one kind."""
         return [each for each in self.events if isinstance(each, kind)]
+
+    @property
+    def asked(self) -> list[str]:
+        """The reasons given when it was asked where its ranks are."""
+        return [event.why for event in self.received(Where)]
 
     def close(self) -> None:
         """Close everything, once."""
@@ -163,7 +166,6 @@ class Parties:
                 info=joining,
                 secret=secret,
                 hub=party.hub,
-                where=party.asked.append,
             ),
             ("127.0.0.1",),
         )

@@ -133,6 +133,12 @@ class TimesReported(Struct, frozen=True, kw_only=True):
     """What delays that node's late ranks, as far as it can tell."""
 
 
+class Where(Struct, frozen=True, kw_only=True):
+    """The coordinator has the other nodes print where their ranks are."""
+
+    why: Line = ""
+
+
 class OthersFinished(Struct, frozen=True, kw_only=True):
     """The programs of all ranks on all nodes have finished, so ranks may exit."""
 
@@ -178,7 +184,7 @@ NodesEvent = (
     | NextBegins
     | LaunchOver
 )
-FromNodes = NodesEvent | AskTimes | TimesReported
+FromNodes = NodesEvent | AskTimes | TimesReported | Where
 Event = (
     LaunchBegan
     | FromZygote

@@ -26,9 +26,7 @@ class DuplicateCoordinator:
         self._hub = Hub(node.hub.reactor, note=lambda _: None)
         longer_s = node.config.timeout_s + _ANSWER_TAKES_S
         config = replace(node.config, timeout_s=longer_s)
-        self._participant = Participant(
-            replace(node, config=config, hub=self._hub, where=lambda _: None)
-        )
+        self._participant = Participant(replace(node, config=config, hub=self._hub))
 
     def refusal(self) -> MeshrunError | None:
         """Return the refusal by another node 0, if there is one."""

@@ -26,6 +26,7 @@ from meshrun.protocol.events import (
     Met,
     NextBegins,
     OthersFinished,
+    Where,
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
@@ -231,12 +232,6 @@ class Leave(Struct, frozen=True, kw_only=True):
 
     generation: Generation
     why: Line
-
-
-class Where(Struct, frozen=True, kw_only=True):
-    """To participants: print where the ranks are."""
-
-    why: Line = ""
 
 
 class Times(Struct, frozen=True, kw_only=True):

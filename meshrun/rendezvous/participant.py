@@ -15,6 +15,7 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFinished,
+    Where,
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.attempts import Attempts
@@ -27,7 +28,6 @@ from meshrun.rendezvous.messages import (
     Refused,
     Waiting,
     Welcome,
-    Where,
 )
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.resumption import Resumption
@@ -69,7 +69,7 @@ class Participant:
 
     def __init__(self, node: ThisNode, addresses: tuple[str, ...] = ()) -> None:
         self._node, self._config, self._info = node, node.config, node.info
-        self._hub, self._where = node.hub, node.where
+        self._hub = node.hub
         self._phase = Participation.JOINING
         self._attempts = Attempts(node, addresses, connected=self._connected, failed=self._fail)
         self._connection: Connection | None = None
@@ -160,10 +160,8 @@ class Participant:
                 self._fail(message.as_error())
             case Welcome() if self._gave_up is None:
                 self._welcome(connection, message)
-            case AskTimes():
+            case AskTimes() | Where():
                 events.append(message)
-            case Where():
-                self._where(message.why)
             case GenerationAborted() | OthersFinished() | NextBegins() | LaunchOver():
                 events.append(self._follow(message))
 

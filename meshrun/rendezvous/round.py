@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 
 from meshrun.protocol.collectives import AskTimes
-from meshrun.protocol.events import AllCleared, GenerationAborted, OthersFinished, TimesReported
+from meshrun.protocol.events import (
+    AllCleared,
+    GenerationAborted,
+    OthersFinished,
+    TimesReported,
+    Where,
+)
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.hub import Hub
@@ -16,7 +22,6 @@ from meshrun.rendezvous.messages import (
     Leave,
     Message,
     Times,
-    Where,
     encode,
 )
 

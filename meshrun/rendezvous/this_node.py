@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec import Struct
 
 from meshrun.plan.rendezvous_config import RendezvousConfig
@@ -24,8 +22,6 @@ class ThisNode(Struct, frozen=True, kw_only=True):
     """The key that only launchers of this launch know."""
     hub: Hub
     """Watches its connections."""
-    where: Callable[[str], None] = lambda _: None
-    """Called with a reason when the coordinator requests the stacks of this node's ranks."""
     fit: Fit = fit_without_mesh
     """Solves the mesh for the nodes."""
 

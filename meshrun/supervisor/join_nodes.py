@@ -66,7 +66,6 @@ def meet_nodes(
     reactor: Reactor,
     *,
     note: Callable[[str], None],
-    where: Callable[[str], None],
     negotiate: Callable[[Negotiate], None],
 ) -> NodeLink:
     """Begin to meet the other nodes."""
@@ -78,7 +77,6 @@ def meet_nodes(
         info=describe_node(plan, meeting.secret),
         secret=meeting.secret,
         hub=Hub(reactor, note),
-        where=where,
         fit=partial(fit_nodes, plan.request),
     )
     peers = Peers(node, negotiate=negotiate)

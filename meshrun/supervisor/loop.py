@@ -57,6 +57,7 @@ from meshrun.protocol.events import (
     SignalArrived,
     TimePassed,
     TimesReported,
+    Where,
     ZygoteGone,
 )
 from meshrun.protocol.from_zygote import (
@@ -206,7 +207,6 @@ class Loop:
             meeting,
             self._reactor,
             note=self._console.note,
-            where=self._monitor.ask,
             negotiate=self._processes.send,
         )
         self._monitor.watchdog.activity = nodes.peers.activity
@@ -333,7 +333,9 @@ class Loop:
             self._on_node_event(nodes.peers.events.popleft(), nodes)
 
     def _on_node_event(self, event: FromNodes, nodes: NodeLink) -> None:
-        if isinstance(event, AskTimes | TimesReported):
+        if isinstance(event, Where):
+            self._monitor.ask(event.why)
+        elif isinstance(event, AskTimes | TimesReported):
             if self._monitor.stragglers is not None:
                 self._monitor.stragglers.receive_from_node(event)
         elif isinstance(event, GenerationAborted) and event.is_hung and not self.state.stopping:

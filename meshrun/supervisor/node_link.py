@@ -16,10 +16,10 @@ from meshrun.lifecycle.blame import describe_lost_process
 from meshrun.lifecycle.outcome import describe_end, node_outcome, why_stopped
 from meshrun.lifecycle.state import State
 from meshrun.protocol.collectives import RankCalled
-from meshrun.protocol.events import LaunchOver, NextBegins
+from meshrun.protocol.events import LaunchOver, NextBegins, Where
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Evidence
-from meshrun.rendezvous.messages import Cleared, Failed, Finished, Leave, Where
+from meshrun.rendezvous.messages import Cleared, Failed, Finished, Leave
 from meshrun.rendezvous.peers import Peers
 
 _SIGNALLED_STAY_S = 1.0

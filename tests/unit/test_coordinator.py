@@ -12,10 +12,11 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFinished,
+    Where,
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.rendezvous.messages import Cleared, Failed, Finished, Where
+from meshrun.rendezvous.messages import Cleared, Failed, Finished
 from meshrun.rendezvous.participant import Participant
 from tests.parties import WHY, Parties, Party, info, names
 

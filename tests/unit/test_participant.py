@@ -25,6 +25,7 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     TimesReported,
+    Where,
 )
 from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankExited
@@ -40,7 +41,6 @@ from meshrun.rendezvous.messages import (
     Times,
     Waiting,
     Welcome,
-    Where,
     encode,
 )
 from meshrun.rendezvous.participant import Participant, Participation
