@@ -10,7 +10,6 @@ from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
 from meshrun.plan.parse import format_nnodes, parse_seconds
 from meshrun.plan.request import Rendezvous, RendezvousSettings
-from meshrun.protocol.from_zygote import Negotiated
 
 DEFAULT_PORT = 29500
 """torchrun's default."""
@@ -74,13 +73,15 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
         return format_endpoint(self.host or "", self.port or DEFAULT_PORT)
 
 
-def meet_at(rendezvous: RendezvousConfig, found: Negotiated) -> RendezvousConfig:
+def meet_at(
+    rendezvous: RendezvousConfig, address: str, port: int, *, nnodes: int
+) -> RendezvousConfig:
     """Return the configuration for meeting at the first node, which torch's rendezvous found."""
     return replace(
         rendezvous,
-        nnodes=rendezvous.nnodes if rendezvous.is_elastic else found.nnodes,
-        host=found.coordinator_address,
-        port=found.coordinator_port,
+        nnodes=rendezvous.nnodes if rendezvous.is_elastic else nnodes,
+        host=address,
+        port=port,
         hosts=(),
         join_command=None,
         timeout_s=min(rendezvous.timeout_s, rendezvous.node_timeout_s),  # all are running

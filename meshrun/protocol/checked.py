@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from ipaddress import ip_address
 from typing import Annotated
 
 from meshrun.host.printable import one_line
@@ -10,6 +11,7 @@ from meshrun.protocol.packing import BY_CLOCK, Within
 
 _LATEST_NS = 2**62
 _MOST = 2**31
+_LONGEST_SECRET = 64
 
 
 def _wait_status(status: int) -> int:
@@ -17,6 +19,17 @@ def _wait_status(status: int) -> int:
     Within(0, 0xFFFF)(status)
     os.waitstatus_to_exitcode(status)
     return status
+
+
+def _address(text: str) -> str:
+    ip_address(text.partition("%")[0])
+    return text
+
+
+def _secret(text: str) -> str:
+    if len(text) > _LONGEST_SECRET:
+        raise ValueError(f"a secret of {len(text)} characters")
+    return text
 
 
 Line = Annotated[str, one_line]
@@ -31,5 +44,8 @@ Signum = Annotated[int, Within(0, 64)]
 Rank = Annotated[int, Within(0, _MOST)]
 Generation = Annotated[int, Within(0, _MOST)]
 Seconds = Annotated[float, Within(0, 10**12)]
+Address = Annotated[str, _address]
+Port = Annotated[int, Within(1, 65_535)]
+Secret = Annotated[str, _secret]
 WaitStatus = Annotated[int, _wait_status]
 """As ``os.waitpid`` gives it."""

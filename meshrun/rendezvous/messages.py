@@ -18,7 +18,7 @@ from msgspec import Struct
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import lines, one_line
 from meshrun.layout import MAX_RANKS, Layout
-from meshrun.protocol.checked import ClockTime, Generation, Line, Rank
+from meshrun.protocol.checked import ClockTime, Generation, Line, Port, Rank
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.events import (
     GenerationAborted,
@@ -50,7 +50,6 @@ _LONGEST_DRAWN = 64
 """The most characters of a run id that a coordinator may have generated."""
 NodeRank = Annotated[int, Within(0, MAX_RANKS - 1)]
 Count = Annotated[int, Within(0, MAX_RANKS)]
-Port = Annotated[int, Within(1, 65_535)]
 OpenPort = Annotated[int, Within(0, 65_535)]
 """A port, or 0 for none."""
 Received = Annotated[int, Within(0, 2**62)]

@@ -144,12 +144,13 @@ class Peers:
 
     def _connect_as_negotiated(self, found: Negotiated, negotiation: TorchNegotiation) -> None:
         """Connect to the other launchers, as torch's rendezvous is done."""
-        seen = with_interface_of(found.coordinator_address, self._config.host or "")
+        first = found.coordinator
+        address = with_interface_of(first.address, self._config.host or "")
         self._node = replace(
             self._node,
-            config=meet_at(self._config, replace(found, coordinator_address=seen)),
+            config=meet_at(self._config, address, first.port, nnodes=found.nnodes),
             info=replace(self._node.info, node_rank=found.node_rank),
-            secret=hashlib.sha256(self._node.secret + found.secret.encode()).digest(),
+            secret=hashlib.sha256(self._node.secret + first.secret.encode()).digest(),
         )
         if found.node_rank == 0 and (listener := negotiation.take_listener()) is not None:
             self._become_coordinator(listener, nnodes=found.nnodes)

@@ -16,7 +16,9 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from msgspec.structs import replace
 
 from meshrun.errors import RendezvousError
 from meshrun.host.host_names import is_address
@@ -24,11 +26,16 @@ from meshrun.host.interfaces import is_unspecified, own_address_towards
 from meshrun.host.title import set_title
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
+from meshrun.protocol.from_zygote import (
+    Negotiated,
+    NegotiationFailed,
+    NegotiationWaits,
+    NodeInfo,
+)
+from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.torch_decline import read, store_of, watch_for_declines
-from meshrun.rendezvous.torch_entry import NodeInfo, foreign, read_info
 from meshrun.rendezvous.torch_handler import make_handler
 
 if TYPE_CHECKING:
@@ -92,7 +99,7 @@ def _meet(
     done.set()
     met = _exchange(order, found)
     if met.node_rank == 0:
-        announce_running(order, store, met)
+        announce_running(order, store, met.coordinator)
     return met
 
 
@@ -150,36 +157,48 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
         port=order.port,
         secret=secrets.token_hex(16),
     )
-    store.set(str(rank), info.to_text())
+    store.set(str(rank), pack(info).decode())
     infos = [read_info(store.get(str(other)), str(other)) for other in range(world_size)]
     ranks = sorted(range(world_size), key=lambda other: (natural(infos[other].host), other))
     coordinator = infos[ranks[0]]
-    address = coordinator.address
-    if is_unspecified(address):  # it does not know which of its addresses the others reach
+    # It may not know which of its addresses the others reach.
+    if is_unspecified(address := coordinator.address):
         if rank == ranks[0]:
             known = [each.address for each in infos if not is_unspecified(each.address)]
             seen = [own_address_towards(each) or address for each in known]
             store.set("coordinator", (*seen, address)[0])
         if not is_address(address := store.get("coordinator").decode(errors="replace")):
-            raise foreign(address.encode(), "coordinator", "an address")
-    return Negotiated(
-        node_rank=ranks.index(rank),
-        nnodes=world_size,
-        coordinator_address=address,
-        coordinator_port=coordinator.port,
-        secret=coordinator.secret,
+            raise _foreign(address.encode(), "coordinator", "an address")
+        coordinator = replace(coordinator, address=address)
+    return Negotiated(node_rank=ranks.index(rank), nnodes=world_size, coordinator=coordinator)
+
+
+def read_info(text: bytes, key: str) -> NodeInfo:
+    """Return the node's entry in ``text``, which torch's store has under ``key``.
+
+    Raises:
+        RendezvousError: If it is not an entry.
+    """
+    try:
+        return cast("NodeInfo", unpack(text, NodeInfo))
+    except ValueError as error:
+        raise _foreign(text, key, "a node's address") from error
+
+
+def _foreign(text: bytes, key: str, wanted: str) -> RendezvousError:
+    """Return the error for a value that no launcher wrote."""
+    return RendezvousError(
+        f"torch's store holds {text[:40]!r} under `{key}`, expected {wanted}",
+        hint="something else may be writing to that store, such as a node with another version of"
+        " meshrun",
     )
 
 
-def announce_running(order: Negotiate, store: Store | None, met: Negotiated) -> None:
+def announce_running(order: Negotiate, store: Store | None, own: NodeInfo) -> None:
     """Write where this node, node 0, listens, for nodes that start later."""
-    if store is None:
-        return
-    info = NodeInfo(
-        host=order.host, address=met.coordinator_address, port=order.port, secret=met.secret
-    )
-    with contextlib.suppress(Exception):  # the launch can do without it
-        store.set(_running_key(order), info.to_text())
+    if store is not None:
+        with contextlib.suppress(Exception):  # the launch can do without it
+            store.set(_running_key(order), pack(own).decode())
 
 
 def find_running(order: Negotiate, store: Store | None) -> Negotiated | None:
@@ -188,20 +207,12 @@ def find_running(order: Negotiate, store: Store | None) -> Negotiated | None:
     Otherwise, nodes that are started again would only meet each other, and run the program a second
     time beside the nodes that are left.
     """
-    if store is None:
-        return None
     key = _running_key(order)
     with contextlib.suppress(Exception):  # somebody else wrote it, or node 0 is gone
-        if text := read(store, key):
+        if store is not None and (text := read(store, key)):
             info = read_info(text, key)
             socket.create_connection((info.address, info.port), timeout=_ANSWERS_S).close()
-            return Negotiated(
-                node_rank=None,
-                nnodes=order.nnodes,
-                coordinator_address=info.address,
-                coordinator_port=info.port,
-                secret=info.secret,
-            )
+            return Negotiated(node_rank=None, nnodes=order.nnodes, coordinator=info)
     return None
 
 

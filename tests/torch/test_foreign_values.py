@@ -10,26 +10,29 @@ from typing import Any
 import pytest
 
 from meshrun.errors import RendezvousError
-from meshrun.rendezvous.torch_entry import NodeInfo, read_info
+from meshrun.protocol.from_zygote import NodeInfo
+from meshrun.protocol.packing import pack
+from meshrun.rendezvous.torch_backend import read_info
 from meshrun.rendezvous.torch_handler import PickleFilter
 
 pytestmark = pytest.mark.torch
 INFO = NodeInfo(host="node0", address="127.0.0.1", port=1, secret="drawn")
+TEXT = pack(INFO)
 
 
 @pytest.mark.parametrize(
     "text",
     [
         b"", b"{}", b"\xff", b"[" * 9999,
-        INFO.to_text().replace("127.0.0.1", "a name").encode(),
-        INFO.to_text().replace('"port": 1', '"port": 70000').encode(),
-        INFO.to_text().replace("drawn", "x" * 999).encode(),
+        TEXT.replace(b"127.0.0.1", b"a name"),
+        TEXT.replace(b'"port": 1', b'"port": 70000'),
+        TEXT.replace(b"drawn", b"x" * 999),
     ],
     ids=["empty", "no fields", "not text", "deep", "no address", "no port", "long secret"],
 )  # fmt: skip
 def test_invalid_node_info_is_an_error(text: bytes) -> None:
     """Valid info is accepted."""
-    assert read_info(INFO.to_text().encode(), "0") == INFO
+    assert read_info(TEXT, "0") == INFO
     with pytest.raises(RendezvousError, match="under `0`, expected a node's address"):
         read_info(text, "0")
 

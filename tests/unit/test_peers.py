@@ -17,7 +17,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import FromNodes, MeetingFailed, Met
-from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
+from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits, NodeInfo
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.peers import Peers
@@ -217,9 +217,14 @@ def test_a_first_node_that_reaches_itself_continues(launchers: list[Launcher]) -
 # ---- torch's rendezvous -------------------------------------------------------------------------
 
 FOUND = Negotiated(
-    node_rank=0, nnodes=2, coordinator_address="127.0.0.1",
-    coordinator_port=0, secret="drawn",
+    node_rank=0, nnodes=2,
+    coordinator=NodeInfo(host="a", address="127.0.0.1", port=0, secret="drawn"),
 )  # fmt: skip
+
+
+def listening(order: Negotiate) -> NodeInfo:
+    """Return where the launcher with an order listens."""
+    return NodeInfo(host=order.host, address=order.address, port=order.port, secret="drawn")
 
 
 def negotiating(launchers: list[Launcher], name: str, port: int, **config: Any) -> Launcher:
@@ -244,7 +249,7 @@ def test_torch_finds_the_first_node_and_the_launchers_meet_there(
     second = negotiating(launchers, "b", port, run_id="j")
     order = first.orders[0]
     assert (order.endpoint_port, order.run_id, order.nnodes) == (port, "j", 2)
-    found = replace(FOUND, coordinator_address=order.address, coordinator_port=order.port)
+    found = replace(FOUND, coordinator=listening(order))
     first.peers.receive(found)
     second.peers.receive(replace(found, node_rank=1))
     until(launchers, Met)
@@ -261,9 +266,10 @@ def test_the_random_value_of_torchs_rendezvous_is_part_of_the_secret(
     first = negotiating(launchers, "a", port)
     second = negotiating(launchers, "b", port)
     order = first.orders[0]
-    found = replace(FOUND, coordinator_address=order.address, coordinator_port=order.port)
+    found = replace(FOUND, coordinator=listening(order))
     first.peers.receive(found)
-    second.peers.receive(replace(found, node_rank=1, secret="another"))
+    other = replace(found.coordinator, secret="another")
+    second.peers.receive(replace(found, node_rank=1, coordinator=other))
 
     def look() -> bool:
         for each in launchers:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshrun.protocol.from_zygote import Negotiated
+from meshrun.protocol.from_zygote import NodeInfo
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.torch_backend import announce_running, find_running
 
@@ -31,11 +31,8 @@ def order(port: int, run_id: str = "job") -> Negotiate:
 
 def begin(store: Any, port: int) -> None:
     """Announce a launch whose first node listens at ``port``."""
-    met = Negotiated(
-        node_rank=0, nnodes=2, coordinator_address="127.0.0.1", coordinator_port=port,
-        secret="drawn",
-    )  # fmt: skip
-    announce_running(order(port), store, met)
+    own = NodeInfo(host="node0", address="127.0.0.1", port=port, secret="drawn")
+    announce_running(order(port), store, own)
 
 
 def test_a_launch_is_found_for_as_long_as_its_first_node_listens() -> None:
@@ -50,8 +47,8 @@ def test_a_launch_is_found_for_as_long_as_its_first_node_listens() -> None:
 
     assert found is not None
     assert (found.node_rank, found.nnodes) == (None, 4)
-    assert (found.coordinator_address, found.coordinator_port) == ("127.0.0.1", port)
-    assert found.secret == "drawn"
+    own = found.coordinator
+    assert (own.address, own.port, own.secret) == ("127.0.0.1", port, "drawn")
     assert find_running(order(1), store) is None
 
 
