@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
-import os
-from ipaddress import ip_address
-from typing import Annotated
+from abc import ABC
+from typing import TYPE_CHECKING, Annotated
 
-from meshrun.host.printable import one_line
-from meshrun.protocol.packing import BY_CLOCK, Within
+from msgspec import Meta
 
 _LATEST_NS = 2**62
 _MOST = 2**31
-_LONGEST_SECRET = 64
 
+if TYPE_CHECKING:
+    Line = str
+    Time = int
+else:
+    # `packing.convert` checks these itself, as msgspec does not know them.
+    class Line(ABC):  # noqa: B024 - stands for str
+        """Text to display, sanitized."""
 
-def _wait_status(status: int) -> int:
-    """Return the wait status of a process that has ended."""
-    Within(0, 0xFFFF)(status)
-    os.waitstatus_to_exitcode(status)
-    return status
+    class Time(ABC):  # noqa: B024 - stands for int
+        """Monotonic nanoseconds by the receiver's clock, as far as it knows the sender's."""
 
+    Line.register(str)
+    Time.register(int)
 
-def _address(text: str) -> str:
-    ip_address(text.partition("%")[0])
-    return text
-
-
-def _secret(text: str) -> str:
-    if len(text) > _LONGEST_SECRET:
-        raise ValueError(f"a secret of {len(text)} characters")
-    return text
-
-
-Line = Annotated[str, one_line]
-"""Text to display, sanitized."""
-ClockTime = Annotated[int, Within(-_LATEST_NS, _LATEST_NS)]
+ClockTime = Annotated[int, Meta(ge=-_LATEST_NS, le=_LATEST_NS)]
 """Monotonic nanoseconds by the sender's clock."""
-Time = Annotated[ClockTime, BY_CLOCK]
-"""Monotonic nanoseconds by the receiver's clock, as far as it knows the sender's."""
-ExitCode = Annotated[int, Within(0, 255)]
-Signum = Annotated[int, Within(0, 64)]
+ExitCode = Annotated[int, Meta(ge=0, le=255)]
+Signum = Annotated[int, Meta(ge=0, le=64)]
 """A signal, or 0 for none."""
-Rank = Annotated[int, Within(0, _MOST)]
-Generation = Annotated[int, Within(0, _MOST)]
-Seconds = Annotated[float, Within(0, 10**12)]
-Address = Annotated[str, _address]
-Port = Annotated[int, Within(1, 65_535)]
-Secret = Annotated[str, _secret]
-WaitStatus = Annotated[int, _wait_status]
-"""As ``os.waitpid`` gives it."""
+Rank = Annotated[int, Meta(ge=0, le=_MOST)]
+Generation = Annotated[int, Meta(ge=0, le=_MOST)]
+Seconds = Annotated[float, Meta(ge=0, le=10**12)]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+Secret = Annotated[str, Meta(max_length=64)]

@@ -5,13 +5,14 @@ Times are monotonic nanoseconds.
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Literal
 
 from msgspec import Struct
 
 from meshrun.errors import MeshrunError
 from meshrun.host.shortage import TOO_FEW_PROCESSES
-from meshrun.protocol.checked import Address, ExitCode, Line, Port, Secret
+from meshrun.protocol.checked import ExitCode, Line, Port, Secret
 from meshrun.protocol.collectives import RankAnswer
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import describe_broken
@@ -185,10 +186,13 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     """Where a node's launcher listens, as in torch's store, to which anyone may write."""
 
     host: Line
-    address: Address
+    address: str
     port: Port
     secret: Secret
     """Generated for this launch; no safer than torch's store, which anyone can read."""
+
+    def __post_init__(self) -> None:
+        ip_address(self.address.partition("%")[0])
 
 
 class Negotiated(Struct, frozen=True, kw_only=True):

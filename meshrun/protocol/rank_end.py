@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from meshrun.protocol.checked import Line, Rank, Time, WaitStatus
+from meshrun.protocol.checked import Line, Rank, Time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +36,16 @@ class RankExited(Struct, frozen=True, kw_only=True):
 
     rank: Rank
     pid: int
-    wait_status: WaitStatus
+    wait_status: Annotated[int, Meta(ge=0, le=0xFFFF)]
     """The status from ``os.waitpid``."""
     at_ns: Time
     unasked: bool = False
     """Whether it was exiting before meshrun sent it a signal."""
     error: Line = ""
     """The error that it printed before SIGABRT killed it, if it did."""
+
+    def __post_init__(self) -> None:
+        os.waitstatus_to_exitcode(self.wait_status)  # raises an error if it has not ended
 
     @property
     def aborted(self) -> bool:

@@ -13,7 +13,7 @@ import zlib
 from itertools import chain
 from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import lines, one_line
@@ -30,29 +30,17 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
-from meshrun.protocol.packing import Sender, Within, pack, pack_fields, to_builtins, unpack
+from meshrun.protocol.packing import pack, pack_fields, to_builtins, unpack
 from meshrun.rendezvous.frames import LONGEST
 from meshrun.wording import count
 
-
-def _layout(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a valid layout, or an empty dict."""
-    try:
-        ranks = Layout.from_dict(values).world_size if values else 0
-    except MeshrunError as error:
-        raise ValueError(error.message) from error
-    if ranks > MAX_RANKS:
-        raise ValueError(f"a layout of {ranks} ranks")
-    return values
-
-
 _LONGEST_DRAWN = 64
 """The most characters of a run id that a coordinator may have generated."""
-NodeRank = Annotated[int, Within(0, MAX_RANKS - 1)]
-Count = Annotated[int, Within(0, MAX_RANKS)]
-OpenPort = Annotated[int, Within(0, 65_535)]
+NodeRank = Annotated[int, Meta(ge=0, le=MAX_RANKS - 1)]
+Count = Annotated[int, Meta(ge=0, le=MAX_RANKS)]
+OpenPort = Annotated[int, Meta(ge=0, le=65_535)]
 """A port, or 0 for none."""
-Received = Annotated[int, Within(0, 2**62)]
+Received = Annotated[int, Meta(ge=0, le=2**62)]
 """How many messages the sender has received on this connection, apart from heartbeats."""
 
 
@@ -132,7 +120,7 @@ class Welcome(Struct, frozen=True, kw_only=True):
     """The open port of the next node."""
     causes: list[Cause] = []
     """Why each generation before this one ended."""
-    previous: Annotated[dict[str, Any], _layout] = {}
+    previous: dict[str, Any] = {}
     """The layout of the generation before this one; empty for the first."""
 
     def __post_init__(self) -> None:
@@ -142,6 +130,12 @@ class Welcome(Struct, frozen=True, kw_only=True):
             raise ValueError(f"node {self.node_rank} of {nodes}, {ranks} ranks")
         if (domains := self.nodes_per_domain) and (sum(domains) != nodes or 0 in domains):
             raise ValueError(f"{len(domains)} domains of {sum(domains)} nodes, not {nodes}")
+        try:
+            previous = Layout.from_dict(self.previous).world_size if self.previous else 0
+        except MeshrunError as error:
+            raise ValueError(error.message) from error
+        if previous > MAX_RANKS:
+            raise ValueError(f"a layout of {previous} ranks")
 
     def met(self, *, store_address: str, own_address: str) -> Met:
         """Return the event for this node's launch.
@@ -189,7 +183,7 @@ class Beat(Struct, frozen=True, kw_only=True):
     at_ns: ClockTime
     echo_ns: ClockTime | None = None
     """The time of the heartbeat that this answers, by the peer's clock."""
-    idle_s: Annotated[float, Within(0, 10**9)] | None = None
+    idle_s: Annotated[float, Meta(ge=0, le=10**9)] | None = None
     """How long no rank of the sender has made progress, if it measures that."""
     received: Received = 0
 
@@ -293,7 +287,7 @@ def decode(text: bytes, ahead_ns: int = 0) -> Message:
     try:
         if text.startswith(_SHARED):
             text = _with_shared(text)
-        message: Message = unpack(text, Message, Sender(lines, ahead_ns))
+        message: Message = unpack(text, Message, sanitize=lines, ahead_ns=ahead_ns)
     except ValueError as error:
         raise MessageError(str(error)) from error
     return message

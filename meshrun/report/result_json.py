@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from meshrun import errors
 from meshrun.errors import HostError, MeshrunError, SpecError, UsageError
 from meshrun.host.folder import write_private
@@ -14,12 +16,12 @@ from meshrun.host.printable import lines
 from meshrun.host.stderr import note
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.checked import ExitCode
-from meshrun.protocol.packing import Sender, Within, convert, read_json
+from meshrun.protocol.packing import convert, read_json
 from meshrun.protocol.result import LaunchResult
 
 SCHEMA_NAME = "meshrun.result"
 SCHEMA_VERSION = 1
-_PLACE = Annotated[int, Within(0, 1 << 16)]
+_PLACE = Annotated[int, Meta(ge=0, le=1 << 16)]
 _ATTRIBUTES: dict[str, Any] = {
     "message": str, "hint": str | None, "exit_code": ExitCode, "is_reported_elsewhere": bool,
     "text": str, "position": _PLACE, "length": _PLACE, "option": str,
@@ -124,7 +126,8 @@ def _error(values: dict[str, Any]) -> MeshrunError:
         kind = MeshrunError
     needed = _OF_A_SPEC if issubclass(kind, SpecError) else _OF_ALL
     values = {"is_reported_elsewhere": False, **values}
-    known = {name: convert(_ATTRIBUTES[name], values[name], Sender(lines)) for name in needed}
+    known = {name: convert(_ATTRIBUTES[name], values[name]) for name in needed}
+    texts = {name: lines(value) for name, value in known.items() if isinstance(value, str)}
     error = kind.__new__(kind, known["message"])  # without __init__, whose arguments differ
-    vars(error).update(known)
+    vars(error).update(known | texts)
     return error

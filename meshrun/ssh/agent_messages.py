@@ -7,15 +7,10 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from meshrun.protocol.checked import Line
-from meshrun.protocol.packing import Within
-
-
-def _address(text: str) -> str:
-    return str(ip_address(text))
 
 
 class Hello(Struct, frozen=True, kw_only=True):
@@ -92,8 +87,11 @@ class Refused(Struct, frozen=True, kw_only=True):
 class Listening(Struct, frozen=True, kw_only=True):
     """Agent to controller: where the launchers meet."""
 
-    address: Annotated[str, _address]
-    port: Annotated[int, Within(1, 65_535)]
+    address: str
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+
+    def __post_init__(self) -> None:
+        ip_address(self.address)
 
 
 class LauncherError(Struct, frozen=True, kw_only=True):
@@ -113,7 +111,7 @@ class LauncherReport(Struct, frozen=True, kw_only=True):
 class LauncherEnded(Struct, frozen=True, kw_only=True):
     """Agent to controller, last: its launcher has ended."""
 
-    code: Annotated[int, Within(-64, 255)]
+    code: Annotated[int, Meta(ge=-64, le=255)]
     """Its exit code, or -n for signal n."""
     has_met: bool
     """Whether it had met the launchers of the other nodes."""

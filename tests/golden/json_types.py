@@ -6,8 +6,11 @@ import inspect
 import re
 from typing import Any
 
+from meshrun.protocol.checked import Line, Time
+
 PLAIN: dict[Any, str] = {
     int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null",
+    Time: "integer", Line: "string",
 }  # fmt: skip
 
 
