@@ -262,8 +262,6 @@ def _concatenate(parts: list[DeviceMesh], dims: tuple[str, ...]) -> DeviceMesh:
     """Return a mesh over dims some of which are flattened ones, without creating groups."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    if not hasattr(DeviceMesh, "_concatenate"):
-        raise MeshError(f"a mesh of {_quoted(dims)} requires torch 2.10 or newer")
     try:
         mesh: DeviceMesh = DeviceMesh._concatenate(parts)
     except RuntimeError as error:

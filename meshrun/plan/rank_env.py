@@ -37,8 +37,6 @@ class LaunchFacts(Struct, frozen=True, kw_only=True):
     run_id: str
     master_addr: str
     master_port: int
-    run_folder: str
-    """The launch's private folder, which holds the files of ``plan/log_files.py``."""
     interface: str | None
     """Network interface over which ranks reach each other, such as ``lo``; ``None`` if unknown."""
     timer_file: str | None = None

@@ -32,7 +32,6 @@ def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
         run_id=plan.request.rendezvous.run_id or _CHOSEN_LATER,
         master_addr=plan.store_address if rendezvous is None else rendezvous.host or _CHOSEN_LATER,
         master_port=port,
-        run_folder="",
         interface="lo" if rendezvous is None else None,
     )
     found = rank_environment(plan, rank, facts, os.environ, error_file=_CHOSEN_LATER)

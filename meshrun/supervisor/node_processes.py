@@ -90,7 +90,6 @@ class NodeProcesses:
             run_id=run_id,
             master_addr=plan.store_address,
             master_port=listener.getsockname()[1] if listener is not None else 0,
-            run_folder=folder.path,
             interface="lo",
             timer_file=timer_file(os.environ, folder.path),
         )

@@ -413,9 +413,7 @@ def plan(mesh: str | None = "dp=2", here: HostFacts | None = None, **changes: An
 
 
 def environment(of: LaunchPlan, rank: int, base: dict[str, str] | None = None) -> dict[str, str]:
-    launch = LaunchFacts(
-        run_id="1", master_addr="127.0.0.1", master_port=1, run_folder="", interface="lo"
-    )
+    launch = LaunchFacts(run_id="1", master_addr="127.0.0.1", master_port=1, interface="lo")
     return rank_environment(of, of.rank(rank), launch, base or {})
 
 

@@ -37,7 +37,7 @@ def test_each_listener_has_a_line(
 ) -> None:
     """The store, the back ends for this device, and a last line that nothing else listens."""
     facts = LaunchFacts(
-        run_id="r", master_addr=address, master_port=1, run_folder="/r",
+        run_id="r", master_addr=address, master_port=1,
         interface="lo" if nnodes == "1" else "eth1",
     )  # fmt: skip
     *lines, last = describe_listening(plan(nnodes, device), facts, env)

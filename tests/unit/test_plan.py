@@ -136,7 +136,6 @@ def environment_of(rank: int, base: dict[str, str], **changes: object) -> dict[s
         run_id="abc",
         master_addr="127.0.0.1",
         master_port=4321,
-        run_folder="/run",
         interface="lo",
     )
     return rank_environment(plan, plan.rank(rank), launch, base, error_file="/run/error.json")
