@@ -35,8 +35,6 @@ class Axis:
 
     def place(self, rank: int) -> int:
         """Return the place of ``rank`` in its group, ``0 <= place < size``."""
-        if self.stride:
-            return rank // self.stride % self.size
         place = 0
         for size, stride in self.digits:
             place = place * size + rank // stride % size
@@ -44,8 +42,6 @@ class Axis:
 
     def offset(self, place: int) -> int:
         """Return the distance of the rank at ``place`` from the first rank of its group."""
-        if self.stride:
-            return place * self.stride
         offset = 0
         for size, stride in reversed(self.digits):
             place, index = divmod(place, size)
@@ -54,8 +50,6 @@ class Axis:
 
     def first(self, rank: int) -> int:
         """Return the first rank of the group of ``rank``."""
-        if self.stride:
-            return rank - rank // self.stride % self.size * self.stride
         return rank - sum(rank // stride % size * stride for size, stride in self.digits)
 
     def group(self, rank: int) -> range | list[int]:

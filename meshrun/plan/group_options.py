@@ -120,7 +120,7 @@ def format_group_options(options: GroupOptions) -> dict[str, str]:
     texts = {
         "MESHRUN_BACKEND": [_with_dim(dim, backend) for dim, backend in options.backends],
         "MESHRUN_TIMEOUT": [
-            _with_dim(dim, _format_seconds(seconds)) for dim, seconds in options.timeouts_s
+            _with_dim(dim, f"{seconds}s".replace(".0s", "s")) for dim, seconds in options.timeouts_s
         ],
         "MESHRUN_PG_OPT": [f"{dim}:{name}={value}" for dim, name, value in options.settings],
     }
@@ -149,13 +149,6 @@ def _parse_timeout(text: str) -> tuple[str, float]:
             hint="use --timeout 15m for every group, or --timeout tp=90s for those of a dim",
         )
     return dim, parse_seconds(duration, "--timeout", least=_SHORTEST_S, most=_LONGEST_S)
-
-
-def _format_seconds(seconds: float) -> str:
-    """Return a duration with all its digits, without an exponent."""
-    from decimal import Decimal  # slow to import, and rarely needed
-
-    return f"{Decimal(repr(seconds)):f}".removesuffix(".0") + "s"
 
 
 def _parse_settings(text: str) -> list[tuple[str, str, str]]:

@@ -11,7 +11,6 @@ from msgspec import Struct
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 """Words that YAML 1.1 does not read as text."""
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _INDENT = "  "
 
 
@@ -40,14 +39,10 @@ def quote(text: str) -> str:
 
 
 def _escape(sign: str) -> str:
-    if sign in _ESCAPES:
-        return _ESCAPES[sign]
-    if sign.isprintable() and sign != "\ufeff":
-        return sign
-    code = ord(sign)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else (
-        f"\\U{code:08x}"
-    )  # fmt: skip
+    if sign == '"':
+        return '\\"'
+    is_plain = sign.isprintable() and sign not in "\\\ufeff"
+    return sign if is_plain else sign.encode("unicode_escape").decode()
 
 
 def _mapping(values: Mapping[str, Any], indent: str) -> Iterator[str]:
