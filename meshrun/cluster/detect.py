@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from meshrun.cluster import job_shell, kubernetes, mpi, platforms, slurm
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, derive_port
 from meshrun.errors import UsageError
+from meshrun.host.host_names import place_of
 
 Detector = Callable[[Surroundings], ClusterFacts | None]
 """Returns the facts of this process, or ``None`` if its system did not start it; raises a
@@ -129,7 +130,7 @@ def _with_hosts(found: ClusterFacts, around: list[ClusterFacts], hostname: str) 
         return found
     for outer in around:
         same = len(outer.hosts) == found.nnodes
-        if same and job_shell.place_of(hostname, outer.hosts) == found.node_rank:
+        if same and place_of(hostname, outer.hosts) == found.node_rank:
             job_id = found.job_id or outer.job_id
             return replace(
                 found,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
 from meshrun.cluster.read_variables import invalid, read_number
 from meshrun.cluster.tasks import read_task
-from meshrun.host.host_names import first_label
+from meshrun.host.host_names import place_of
 
 
 def hosts_in(path: str | None, read: Callable[[str], str]) -> tuple[str, ...]:
@@ -19,13 +19,6 @@ def hosts_in(path: str | None, read: Callable[[str], str]) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.strip()))
-
-
-def place_of(hostname: str, hosts: Sequence[str]) -> int | None:
-    """Return the index of this host, comparing the first labels of names; ``None`` if absent."""
-    labels = [first_label(host) for host in hosts]
-    own = first_label(hostname)
-    return labels.index(own) if own in labels else None
 
 
 def describe_shell(

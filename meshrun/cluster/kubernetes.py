@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
 from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
+from meshrun.host.host_names import first_label, place_of
 
 _TRAINER = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR",
             "PET_MASTER_PORT")  # fmt: skip
@@ -131,28 +132,23 @@ def detect_volcano(here: Surroundings) -> ClusterFacts | None:
     env = here.env
     if read_number(env, "VC_TASK_INDEX") is None:
         return None
-    own = here.hostname.partition(".")[0]
     tasks = {
-        name.removeprefix("VC_").removesuffix("_HOSTS"): tuple(env[name].split(","))
+        name.removeprefix("VC_").removesuffix("_HOSTS"): [*map(str.strip, env[name].split(","))]
         for name in env
         if name.startswith("VC_") and name.endswith("_HOSTS") and env[name]
     }
-    task = next((task for task in tasks if own in map(_label, tasks[task])), None)
+    own = first_label(here.hostname)
+    task = next((task for task in tasks if place_of(own, tasks[task]) is not None), None)
     if task is None:
         return None
-    index = list(map(_label, tasks[task])).index(own)
+    index = place_of(own, tasks[task])
     if str(index) != env["VC_TASK_INDEX"]:
         raise invalid(env, "VC_TASK_INDEX", f"{index}, the place of {own} in VC_{task}_HOSTS")
     together = _VOLCANO_LAUNCH if task in _VOLCANO_LAUNCH else (task,)
     hosts = tuple(host for name in together for host in tasks.get(name, ()))
-    node_rank = list(map(_label, hosts)).index(own)
-    job_id = hosts[0]
+    node_rank, job_id = place_of(own, hosts), hosts[0]
     evidence = f"pod {index} of task {task.lower()} (VC_TASK_INDEX, VC_{task}_HOSTS)"
     return facts_of_node("Volcano", evidence, job_id, node_rank, hosts=hosts)
-
-
-def _label(host: str) -> str:
-    return host.strip().partition(".")[0]
 
 
 def detect_tpu(here: Surroundings) -> ClusterFacts | None:

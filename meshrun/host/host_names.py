@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ipaddress import ip_address
 
 
@@ -17,3 +18,10 @@ def is_address(host: str) -> bool:
 def first_label(host: str) -> str:
     """Return a host's name without its domain and in lower case; an address as it is."""
     return host if is_address(host) else host.partition(".")[0].lower()
+
+
+def place_of(hostname: str, hosts: Sequence[str]) -> int | None:
+    """Return the index of this host, comparing the first labels of names; ``None`` if absent."""
+    labels = [first_label(host) for host in hosts]
+    own = first_label(hostname)
+    return labels.index(own) if own in labels else None

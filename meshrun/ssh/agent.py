@@ -45,7 +45,7 @@ from meshrun.ssh.agent_messages import (
     ToAgent,
     read_hello,
 )
-from meshrun.ssh.framing import BEAT_S, ERR, MESSAGE, OUT, LineSplitter, frame, greeting
+from meshrun.ssh.framing import BEAT_S, ERR, MESSAGE, OUT, frame, greeting
 from meshrun.ssh.remote_command import ADDRESS, without_own
 from meshrun.start import own_command
 
@@ -78,7 +78,8 @@ class Agent:
         self._hello, self._version = hello, version
         self._reactor = Reactor()
         self._out = WriteBuffer(1, self._reactor)
-        self._lines = LineSplitter()
+        self._line = b""
+        """The beginning of a line from the controller."""
         self._listener: socket.socket | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
         self._folder, self._holder = "", contextlib.ExitStack()
@@ -169,7 +170,8 @@ class Agent:
             self._lose_controller()
             return
         self._received_ns = self._reactor.now_ns()
-        for line in self._lines.feed(received):
+        *lines, self._line = (self._line + received).split(b"\n")
+        for line in lines:
             self._handle(unpack(line, ToAgent))
 
     def _handle(self, order: ToAgent) -> None:

@@ -72,17 +72,3 @@ class FrameSplitter:
         del self._bytes[: place + len(self._greeting)]
         self._greeted = True
         return True
-
-
-class LineSplitter:
-    """Splits received bytes into the controller's lines."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, received: bytes) -> Iterator[bytes]:
-        """Yield each line that ``received`` completes."""
-        self._bytes += received
-        *lines, self._bytes = self._bytes.split(b"\n")
-        for line in lines:
-            yield bytes(line)

@@ -14,7 +14,7 @@ from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.ssh.agent_messages import Hello, format_hello, read_hello
-from meshrun.ssh.framing import ERR, OUT, FrameSplitter, LineSplitter, frame, greeting
+from meshrun.ssh.framing import ERR, OUT, FrameSplitter, frame, greeting
 from meshrun.ssh.host_failure import describe_end
 from meshrun.ssh.remote_command import agent_command, devices_of, exported, ssh_command
 
@@ -48,17 +48,6 @@ def test_much_noise_is_not_kept() -> None:
 
     assert list(splitter.feed(greeting("abc") + frame(OUT, b"a"))) == [(OUT, b"a")]
     assert len(splitter.noise) < 100_000
-
-
-@given(st.lists(st.binary(max_size=50)), st.lists(st.integers(0, 1000)))
-def test_lines_arrive_whole_however_they_are_cut(texts: list[bytes], cuts: list[int]) -> None:
-    """Whatever they contain."""
-    lines = [text.replace(b"\n", b"") for text in texts]
-    splitter = LineSplitter()
-    data = b"".join(line + b"\n" for line in lines)
-
-    found = [each for piece in _pieces(data, cuts) for each in splitter.feed(piece)]
-    assert found == lines
 
 
 def test_the_first_line_is_understood_by_an_agent_of_another_version() -> None:
