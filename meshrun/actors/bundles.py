@@ -55,11 +55,7 @@ def read_placement(
 ) -> PlacementRequest:
     """Return the request for a launch.
 
-    Args:
-        extras: Values of ``--submit-arg``, each with one or several ``NAME=VALUE``.
-        workers: The number of ranks on each node.
-        min_nodes: The number of nodes that suffices.
-        device: A torch device type, or ``auto``.
+    Each of ``extras``, the values of ``--submit-arg``, has one or several ``NAME=VALUE``.
 
     Raises:
         UsageError: If a value cannot be parsed.
@@ -105,13 +101,7 @@ def _quantity(text: str, where: str) -> float:
 
 
 def count_placeable(bundles: Sequence[Resources], nodes: Sequence[Resources], strategy: str) -> int:
-    """Return how many bundles, from the first one on, fit on nodes with these resources.
-
-    Args:
-        bundles: The bundles, in order.
-        nodes: The resources of each node of the cluster.
-        strategy: Ray's strategy for the placement group.
-    """
+    """Return how many bundles, from the first one on, fit on nodes with these resources."""
     left = [dict(node) for node in nodes]
     for placed, bundle in enumerate(bundles):
         fitting = (node for node in left if all(node.get(k, 0.0) >= v for k, v in bundle.items()))

@@ -130,9 +130,7 @@ class NodeGroup:
     def _make_group(self, bundles: Sequence[Resources], *, on_new_nodes: bool = False) -> Any:
         """Return a new placement group.
 
-        Args:
-            bundles: The resources that each of its nodes needs.
-            on_new_nodes: Whether to exclude the nodes of the launch.
+        ``on_new_nodes`` excludes the nodes of the launch.
 
         Raises:
             HostError: If this version of Ray does not support the request.
@@ -207,11 +205,8 @@ class NodeGroup:
     ) -> None:
         """Run an agent on a node until it ends, in a new actor if one has run there before.
 
-        Args:
-            number: The index of the node in the launch.
-            orders: The agent's stdin.
-            show: Called with the agent's output.
-            end: Called with its exit code.
+        ``number`` is the index of the node in the launch, ``orders`` the agent's stdin. Its output
+        goes to ``show``, and its exit code to ``end``.
         """
         if (before := self._used.pop(number, None)) is not None:
             self._ray.kill(before)

@@ -52,11 +52,6 @@ class RayCluster:
     def place(self, request: PlacementRequest, reach: Reach, note: Callable[[str], None]) -> Remote:
         """Return the hosts that the cluster provides.
 
-        Args:
-            request: The resources that the hosts need.
-            reach: The user's options for connecting to hosts.
-            note: Prints a note for the user.
-
         Raises:
             HostError: If the cluster cannot provide them, or there is none.
         """

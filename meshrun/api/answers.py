@@ -34,10 +34,7 @@ class Member(Struct, frozen=True):
 class Exchange:
     """One message to all ranks, and their answers so far.
 
-    Args:
-        members: The ranks.
-        reactor: Waits for the answers.
-        lender: Lends the terminal to a rank that requests it; time limits do not apply meanwhile.
+    Time limits do not apply while ``lender`` lends the terminal to a rank.
     """
 
     def __init__(self, members: Iterable[Member], reactor: Reactor, lender: Lender) -> None:

@@ -36,11 +36,7 @@ def run_launcher(
     It has a session of its own, so that Ctrl-C at the terminal reaches it only through this
     process: the first as SIGINT, the second as SIGTERM, the third as SIGKILL.
 
-    Args:
-        command: The launcher's command line.
-        env: Its whole environment.
-        cwd: Its working folder; this process's if ``None``.
-        stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
+    ``env`` is its whole environment; ``cwd`` and ``stdin`` are as for ``subprocess``.
 
     Returns:
         Its exit code; -n if signal n ended it.

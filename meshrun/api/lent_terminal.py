@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class Lender:
     """Lends the terminal to the first rank that requests it in a call, and to no other.
 
-    Args:
-        around: A context in which to lend it, such as one that restores our own streams.
+    ``around`` is a context in which to lend it, such as one that restores our own streams.
     """
 
     def __init__(self, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:

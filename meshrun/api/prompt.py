@@ -35,9 +35,7 @@ _MOST_LINES = 1000
 def run_prompt(options: Sequence[str], program: Sequence[str]) -> int:
     """Run a program on all ranks, then the input that is typed or piped; return the exit code.
 
-    Args:
-        options: The options of the launch, as on a command line.
-        program: The program and its arguments; empty for no program.
+    ``options`` are those of a launch; ``program`` may be empty.
 
     Raises:
         MeshrunError: If the ranks cannot be started.

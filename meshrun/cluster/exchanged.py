@@ -45,10 +45,7 @@ def parse_peer(text: str) -> Peer:
 def with_peers(facts: ClusterFacts, space: str, peers: Sequence[Peer]) -> ClusterFacts:
     """Return the facts of a task with its node, all nodes and where they meet.
 
-    Args:
-        facts: The facts from the environment.
-        space: An id of the launch, unique within and between jobs.
-        peers: The peers, by rank.
+    ``space`` is an id of the launch, unique within and between jobs; ``peers`` are ordered by rank.
     """
     task = facts.task
     if task is None or task.rank >= len(peers):

@@ -34,15 +34,8 @@ def describe_shell(
 ) -> ClusterFacts:
     """Return the facts of a shell in an allocation.
 
-    Args:
-        system: Name of the scheduler.
-        here: The surroundings of this process.
-        evidence: How it was recognized.
-        job_id: An id of the job.
-        hosts: The hosts of the job; if empty, they are read from ``path``.
-        path: The file that lists the hosts.
-        node_rank: Index of this host, used if ``hosts`` does not contain it.
-        starter: The command that starts a process on a host.
+    Without ``hosts``, they are read from the file ``path``. ``node_rank`` is used if they do not
+    contain this one. ``starter`` is the command that starts a process on a host.
     """
     hosts = hosts or hosts_in(path, here.read)
     why = "this is a script or shell of the job"

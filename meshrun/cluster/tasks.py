@@ -23,13 +23,7 @@ def read_task(
 ) -> Placed | None:  # fmt: skip
     """Return the task that four variables describe; ``None`` if none of them is set.
 
-    Args:
-        env: The environment.
-        rank: Name of the variable with its rank.
-        size: Name of the variable with the number of tasks.
-        local_rank: Name of the variable with its rank on its node.
-        local_size: Name of the variable with the number of tasks on its node.
-        nnodes: Number of nodes, if known.
+    ``rank`` and so on are the names of the variables; ``nnodes`` is the number of nodes, if known.
 
     Raises:
         UsageError: If only some are set, or they contradict each other.

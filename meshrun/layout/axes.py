@@ -166,9 +166,7 @@ def rest_of(world_size: int, axes: tuple[Axis, ...]) -> Axis | None:
 def ranks_at(chosen: Sequence[tuple[Axis, Sequence[int]]], world_size: int) -> range | list[int]:
     """Return the ranks at any combination of places, ascending.
 
-    Args:
-        chosen: Dims, each with its places, in any order.
-        world_size: Number of ranks.
+    ``chosen`` are dims, each with its places, in any order.
     """
     rest = rest_of(world_size, tuple([axis for axis, _ in chosen]))
     if rest is None:  # dims that overlap, such as one of the mesh and one of a view

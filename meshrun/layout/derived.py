@@ -123,9 +123,7 @@ def parse_derived(
 ) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
     """Return the values of ``--flatten`` and ``--view``, each given repeatedly.
 
-    Args:
-        flattens: Texts for :func:`parse_flatten`; several in one are separated by ``;``.
-        views: Texts for :func:`parse_view`, with the same separator.
+    Several in one text are separated by ``;``.
 
     Raises:
         SpecError: If one cannot be parsed.

@@ -74,10 +74,7 @@ def _by_dim(layout: Layout, ranks: list[int]) -> str:
 def group_label(layout: Layout, ranks: Iterable[int], description: str) -> str:
     """Return a name for a process group, by its dim if it has one, and by its ranks.
 
-    Args:
-        layout: The layout.
-        ranks: The ranks of the group.
-        description: torch's description of the group: ``mesh_tp`` for a group of a dim.
+    ``description`` is torch's: ``mesh_tp`` for a group of a dim.
     """
     members = sorted(ranks)
     numbers = f"{{{number_ranges(members)}}}"

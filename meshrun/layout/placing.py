@@ -130,10 +130,7 @@ def _first_crossing(
 ) -> tuple[int, Parts] | None:
     """Return the first dim that violates ``locality``, and the nodes or domains that it crosses.
 
-    Args:
-        placement: The slots of the ranks.
-        locality: The dims that must not cross.
-        order: The order of dims, slowest first, in which ranks take the slots; the mesh's if empty.
+    Ranks take the slots in an ``order`` of dims, slowest first; in the mesh's if it is empty.
     """
     sizes, counts = placement.mesh.sizes, placement.nproc_per_node
     axes = axes_of(sizes)

@@ -69,11 +69,6 @@ def ranks_shown(layout: Layout, show: Sequence[str], hide: Sequence[str]) -> fro
 def find_rank(layout: Layout, text: str, option: str = "--rank") -> int:
     """Return the only rank that ``text`` selects: a number, or conditions as for ``--show``.
 
-    Args:
-        layout: The layout.
-        text: ``5``, or ``dp=1,tp=1``.
-        option: The option that ``text`` is the value of, for errors.
-
     Raises:
         UsageError: If it selects no rank or several.
         SpecError: If it cannot be parsed.

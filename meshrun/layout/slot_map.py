@@ -20,9 +20,7 @@ class SlotMap:
     def of(cls, sizes: Sequence[int], order: Sequence[int]) -> SlotMap:
         """Return the mapping for a mesh of ``sizes`` whose dims take slots in ``order``.
 
-        Args:
-            sizes: Size of each dim, right dim fastest.
-            order: Each dim once, slowest first.
+        ``order`` has each dim once, slowest first.
         """
         digits = tuple(
             (

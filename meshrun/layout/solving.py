@@ -22,11 +22,7 @@ def count_slots(
 ) -> tuple[int, ...]:
     """Return the maximum number of workers on each node.
 
-    Args:
-        mesh: The spec; ``None`` for a launch without a mesh.
-        nnodes: Number of nodes; if ``None``, the length of ``nproc_per_node``, or 1.
-        nproc_per_node: Maximum number of workers per node, one number or one per node; if ``None``,
-            as many as the mesh needs.
+    The parameters are those of :func:`meshrun.layout.solve_layout`.
 
     Raises:
         LayoutError: If a number is below 1, or they disagree.

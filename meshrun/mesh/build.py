@@ -98,11 +98,6 @@ this_process = _ThisProcess()
 def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> BuiltMesh:
     """Build the mesh of ``layout`` over the default group, which must exist; collective.
 
-    Args:
-        layout: A layout whose mesh has as many ranks as the default group.
-        device_type: Such as ``cuda``.
-        options: Backends, timeouts and options of the dims' groups.
-
     Raises:
         UsageError: If torch does not know a backend.
         MeshError: If a backend does not know an option.

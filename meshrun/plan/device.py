@@ -53,12 +53,9 @@ def choose_device(
 ) -> DeviceChoice:
     """Return the device type of the mesh.
 
-    Args:
-        device: The requested device type, or ``auto``.
-        workers: The largest number of workers on a node.
-        kind: The accelerator that torch was built for, or ``None``.
-        count: The number of accelerators of that kind on this machine.
-        check_host: Whether too few accelerators are an error.
+    ``workers`` is the largest number of workers on a node, ``kind`` the accelerator that torch was
+    built for, and ``count`` how many of these this machine has: too few are an error only with
+    ``check_host``.
 
     Raises:
         UsageError: If it is not a device type, or this torch does not support it.

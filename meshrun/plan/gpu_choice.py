@@ -78,10 +78,8 @@ def choose_gpus(
 ) -> HostFacts:
     """Return the facts about this machine with only the requested GPUs.
 
-    Args:
-        requested: The entries of ``--gpus``; ``None`` for all visible GPUs.
-        facts: This machine.
-        check_host: Whether a machine without GPUs is an error; a dry run may plan for another.
+    ``None`` chooses all visible ones. Only ``check_host`` makes a machine without GPUs an error: a
+    dry run may plan for another.
 
     Raises:
         UsageError: If a GPU does not exist, or two entries name the same one.

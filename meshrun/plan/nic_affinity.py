@@ -27,10 +27,8 @@ def nic_variables(
 ) -> dict[str, str]:
     """Return the variables that restrict a rank to the cards and interface nearest its GPU.
 
-    Args:
-        gpu: The rank's GPU.
-        interface: The interface over which the nodes reach each other, if known.
-        networks: (interface, network) pairs of this machine.
+    ``interface`` is the one over which the nodes reach each other, if known, and ``networks`` are
+    the (interface, network) pairs of this machine.
 
     Source:
         NCCL, "Environment Variables": ``=`` before the list means exact names. UCX,

@@ -172,12 +172,8 @@ def build_plan(
 ) -> LaunchPlan:
     """Return the plan of a launch.
 
-    Args:
-        request: What the user requested.
-        facts: This machine.
-        check_host: Whether a device that this machine lacks is an error; a dry run may plan for
-            other machines.
-        nodes_per_domain: Number of nodes in each domain, once the nodes have met.
+    ``check_host`` makes a device that this machine lacks an error, as a dry run may plan for other
+    machines. ``nodes_per_domain`` is known once the nodes have met.
 
     Raises:
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.

@@ -21,10 +21,7 @@ def fit_to_cluster(
 
     The user's options take precedence. ``sources`` and ``notes`` record what the scheduler added.
 
-    Args:
-        request: What the user requested.
-        facts: The scheduler's facts; ``None`` without a scheduler.
-        may_step: Whether a shell of an allocation can start launchers on its nodes.
+    ``may_step`` says whether a shell of an allocation can start launchers on its nodes.
 
     Raises:
         UsageError: If the scheduler started several launchers on a node, or its nodes do not match
@@ -194,11 +191,7 @@ def note_few_cores(
 ) -> tuple[str, ...]:
     """Return a note if the scheduler binds workers to too few cores.
 
-    Args:
-        facts: The scheduler's facts; ``None`` without a scheduler.
-        workers: Number of workers on this node.
-        bound: Number of cores that this process, and so its workers, are bound to.
-        cores: Number of cores of this machine.
+    ``bound`` is the number of cores that this process, and so its workers, are bound to.
     """
     if facts is None or facts.shell is not None or bound >= min(workers, cores):
         return ()

@@ -197,9 +197,7 @@ def _is_machinery(frame: Frame) -> bool:
 def user_place(traceback: str, folder: str) -> str:
     """Return where in the user's files an exception came from; "" if from none of them.
 
-    Args:
-        traceback: As Python prints it, innermost frame last.
-        folder: The folder to which paths are relative.
+    The frames of ``traceback`` are as Python prints them, and paths relative to ``folder``.
     """
     own = _PARTS_OF_GROUP.split(traceback, maxsplit=1)[0]
     frames = [Frame(*found) for found in _TRACEBACK_FRAME.findall(own)]
@@ -215,12 +213,7 @@ def current_folder() -> str:
 
 
 def short_path(file: str, folder: str) -> str:
-    """Return a path relative to the folder of a library or to ``folder``, if it is below one.
-
-    Args:
-        file: The path.
-        folder: The value of :func:`current_folder`.
-    """
+    """Return a path relative to the folder of a library or to ``folder``, if it is below one."""
     _, found, rest = file.rpartition(f"{os.sep}site-packages{os.sep}")
     if found:
         return rest

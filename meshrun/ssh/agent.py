@@ -58,9 +58,7 @@ _AFTER_GRACE_S = 10.0
 def main(first: Mapping[str, Any], version: str) -> NoReturn:
     """Serve the controller until it disconnects or the launcher exits.
 
-    Args:
-        first: The first line from the controller.
-        version: The version of this meshrun.
+    ``first`` is the first line from the controller.
     """
     hello = read_hello(first)
     signal.signal(signal.SIGINT, lambda *_: None)  # the controller forwards it; the launcher would

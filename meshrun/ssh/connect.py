@@ -39,8 +39,7 @@ class Stopped(Exception):
 class Connector:
     """Starts an agent on every host, but no launcher yet.
 
-    Args:
-        version: The version of this meshrun, which every host must have.
+    Every host must have the same ``version`` of meshrun.
     """
 
     def __init__(self, request: LaunchRequest, pool: HostPool, *, version: str) -> None:

@@ -58,12 +58,8 @@ def describe_end(
 ) -> Refusal:
     """Return why there is no agent after ssh, or another starter, has exited.
 
-    Args:
-        host: The host.
-        code: The starter's exit code.
-        output: The output of the starter, and of the shell and Python on the host.
-        interpreter: The Python to run there.
-        starter: Its name; ``""`` if the agent was started on this machine, without one.
+    ``output`` is that of the starter, and of the shell and Python on the host. ``starter`` is ""
+    if the agent was started on this machine, without one.
     """
     lines = _significant(output)
     if code in _NO_COMMAND:

@@ -77,9 +77,7 @@ def ssh_command(
 def exported(env: Mapping[str, str], requested: Sequence[str]) -> dict[str, str]:
     """Return the variables that go to every host.
 
-    Args:
-        env: This environment.
-        requested: Further names, or patterns such as ``WANDB_*``.
+    ``requested`` are further names, or patterns such as ``WANDB_*``.
 
     Raises:
         UsageError: If a requested variable is not set.

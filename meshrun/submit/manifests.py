@@ -94,11 +94,8 @@ def render_workload(job: Job, kind: str) -> str:
 def render_rest(job: Job, kind: str, secret: str, owner: Mapping[str, Any]) -> str:
     """Return the documents besides the job itself; they contain secrets, so they are never shown.
 
-    Args:
-        job: The job.
-        kind: One of :data:`KINDS`.
-        secret: The secret by which its nodes recognize each other.
-        owner: A reference to the job, with which the API server deletes these documents.
+    By ``secret``, its nodes recognize each other. With ``owner``, a reference to the job, the API
+    server deletes these documents.
     """
     *documents, _ = _documents(job, kind)
     rest = [*documents, _secret(job, secret)]

@@ -22,10 +22,8 @@ _RESOURCES = {"auto": "nvidia.com/gpu", "cuda": "nvidia.com/gpu", "hpu": "habana
 def pod_spec(job: Job, head: str | None, **more: Any) -> dict[str, Any]:
     """Return the pod of each node.
 
-    Args:
-        job: The job.
-        head: The name of the first node's pod; ``None`` if variables tell the pods.
-        more: Fields to put first.
+    ``head`` is the name of the first node's pod, ``None`` if variables tell the pods. Fields in
+    ``more`` come first.
     """
     return {
         **more,

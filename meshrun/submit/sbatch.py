@@ -54,10 +54,7 @@ _REPLACED_BY = {
 def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
     """Return the script of a job.
 
-    Args:
-        job: The job.
-        launcher: The words that start meshrun, with absolute paths that are valid on the nodes.
-        folder: The working directory.
+    ``launcher`` are the words that start meshrun, with absolute paths that are valid on the nodes.
 
     Raises:
         UsageError: If an option for sbatch contradicts the plan.

@@ -56,10 +56,7 @@ _OTHER_STDERR = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO")
 def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -> int:
     """Run this command line on each node, as one step of the job; return its exit code.
 
-    Args:
-        request: The request.
-        words: The command line after ``meshrun``.
-        job: The Slurm job of this shell.
+    ``words`` is the command line after ``meshrun``, and ``job`` the Slurm job of this shell.
 
     Raises:
         UsageError: If the request is invalid; nothing was started.

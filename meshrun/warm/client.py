@@ -100,11 +100,7 @@ class WarmZygote(Struct):
 class WarmRun:
     """A run of a program from a warm server, if there is one; if not, it leaves one behind.
 
-    Args:
-        program: The program that ranks run.
-        preload: Modules that the ranks share.
-        idle_s: How long a new server waits for the next run.
-        note: Prints a note for the user.
+    A new server waits for ``idle_s`` for the next run.
     """
 
     def __init__(

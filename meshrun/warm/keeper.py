@@ -48,10 +48,7 @@ def serve_connection(
 ) -> Callable[[], Callable[[], None]]:
     """Receive a request for a zygote, become its keeper, and fork it.
 
-    Args:
-        connection: From a process of this user's with the same privileges.
-        mark: The variable that marks processes of the launch.
-        run: Runs the zygote.
+    ``mark`` is the variable that marks processes of a launch.
 
     Returns:
         The function that the zygote is to run; the keeper itself never returns.
