@@ -7,6 +7,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from meshrun.host.machine import Topology
+from meshrun.host.sysfs import numa_node
 from meshrun.host.topology import read_topology
 
 
@@ -74,7 +75,8 @@ class Machine:
             put(sysfs / f"bus/pci/devices/{address}/numa_node", str(node))
 
     def read(self, sysfs: Path) -> Topology:
-        return read_topology(sysfs, self.allowed, self.pci_addresses)
+        nodes = [numa_node(sysfs, address) for address in self.pci_addresses]
+        return read_topology(sysfs, self.allowed, nodes)
 
 
 def put(path: Path, text: str) -> None:

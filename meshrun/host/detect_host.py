@@ -34,7 +34,6 @@ def detect_host(
     build = _build_of_torch()
     vendor, gpus = visible_gpus(build, env) if with_gpus else (build, ())
     variables = visibility_variables(vendor, env)
-    addresses = [gpu.address for gpu in gpus]
     return HostFacts(
         hostname=socket.gethostname(),
         usable_cores=count_usable_cores(),
@@ -43,7 +42,9 @@ def detect_host(
         visible_devices=listed_devices(variables, env),
         visibility=variables,
         gpus=add_nics(gpus) if with_nics else gpus,
-        topology=read_topology(accelerators=addresses) if with_topology else None,
+        topology=read_topology(accelerators=[gpu.numa_node for gpu in gpus])
+        if with_topology
+        else None,
         networks=networks_of_interfaces() if with_nics and gpus else (),
         domain=read_domain(gpus) if with_domain else "",
         links=read_gpu_links(gpus) if with_links else None,

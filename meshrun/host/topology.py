@@ -10,20 +10,20 @@ from pathlib import Path
 
 from meshrun.host.cores import allowed_cpus
 from meshrun.host.machine import Cpu, Topology, parse_cpus
-from meshrun.host.sysfs import numa_node, read_number, read_text
+from meshrun.host.sysfs import read_number, read_text
 
 
 def read_topology(
     sysfs: Path = Path("/sys"),
     allowed: Collection[int] | None = None,
-    accelerators: Sequence[str | None] = (),
+    accelerators: Sequence[int | None] = (),
 ) -> Topology:
     """Return the topology of this machine.
 
     Args:
         sysfs: The folder in which the kernel describes the machine.
         allowed: Logical CPUs this process may use; its affinity mask if ``None``.
-        accelerators: PCI address of each visible accelerator by local index.
+        accelerators: NUMA node of each visible accelerator by local index, if known.
 
     Source:
         kernel, Documentation/admin-guide/cputopology.rst and Documentation/ABI/stable/
@@ -38,9 +38,7 @@ def read_topology(
         cpus=tuple(
             _read_cpu(sysfs, cpu, node_of.get(cpu, first_node), nodes) for cpu in sorted(allowed)
         ),
-        accelerator_nodes=tuple(
-            _read_accelerator_node(sysfs, address, nodes) for address in accelerators
-        ),
+        accelerator_nodes=tuple(_node_of_accelerator(known, nodes) for known in accelerators),
     )
 
 
@@ -81,16 +79,13 @@ def _read_cache_sharers(folder: Path) -> tuple[int, ...]:
     return sharers
 
 
-def _read_accelerator_node(sysfs: Path, address: str | None, nodes: Collection[int]) -> int | None:
-    """Return the NUMA node of a PCI device, ``None`` if it is unknown and there are several.
+def _node_of_accelerator(known: int | None, nodes: Collection[int]) -> int | None:
+    """Return the NUMA node of a device, ``None`` if it is unknown and there are several.
 
     torch would use node 0, which would crowd every rank onto the first of several nodes.
     """
-    if not nodes:
-        return 0
-    if (node := numa_node(sysfs, address)) is not None:
-        return node
-    return min(nodes) if len(nodes) == 1 else None
+    only = min(nodes, default=0) if len(nodes) < 2 else None
+    return only if known is None or not nodes else known
 
 
 def _read_cpus(path: Path) -> tuple[int, ...]:

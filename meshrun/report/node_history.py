@@ -27,7 +27,7 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost
 from meshrun.protocol.from_zygote import Checked, NodeExcluded, RankStarted
-from meshrun.protocol.packing import read_json
+from meshrun.protocol.packing import Sender, convert, read_json
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult
 from meshrun.supervisor.watcher import Watcher
@@ -191,12 +191,8 @@ def _parse(lines: Iterable[str]) -> Iterator[Failure]:
     for line in lines:
         try:
             found = read_json(line)
-            yield Failure(
-                time=float(found["time"]),
-                host=one_line(str(found["host"])),
-                run_id=str(found["run_id"]),
-                reason=one_line(str(found["reason"])),
-            )
+            known = {name: found[name] for name in Failure.__struct_fields__}
+            yield convert(Failure, known, Sender(one_line))
         except (ValueError, KeyError, TypeError, OverflowError):
             continue
 

@@ -31,7 +31,7 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
 
 def test_a_machine_without_information_is_one_node(tmp_path: Path) -> None:
     """Every CPU is a core, all share a cache, and accelerators are on the node."""
-    topology = read_topology(tmp_path, {0, 1}, ["0000:1a:00.0", None])
+    topology = read_topology(tmp_path, {0, 1}, [1, None])
 
     assert topology.cpus == tuple(Cpu(index=i, node=0, socket=0, core=i, cache=0) for i in (0, 1))
     assert topology.accelerator_nodes == (0, 0)
