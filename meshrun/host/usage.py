@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from msgspec import Struct
@@ -56,24 +56,9 @@ def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:
     return {pid: used.cpu_s for pid, used in usage_of_trees(roots).items()}
 
 
-class GpuMemory:
-    """The last reading of the memory in use on GPUs."""
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self._driver = Driver(note)
-        self._used: list[int | None] = []
-
-    def read(self, gpus: Sequence[Gpu]) -> None:
-        """Read the memory in use on ``gpus``, unless the driver hangs."""
-        read = partial(read_use, gpus=gpus, with_holders=False)
-        uses = (self._driver.ask(read) if gpus else None) or ()
-        found = {use.gpu: use.used_bytes for use in uses}
-        self._used = [found.get(gpu) for gpu in gpus]
-
-    def used_bytes(self, index: int) -> int | None:
-        """Return the memory in use on a GPU by all processes; ``None`` if unknown."""
-        return self._used[index] if index < len(self._used) else None
-
-    def close(self) -> None:
-        """Stop waiting for the driver."""
-        self._driver.close()
+def read_gpu_memory(driver: Driver, gpus: Sequence[Gpu]) -> dict[int, int]:
+    """Return the memory in use on GPUs by all processes, by their place, as far as it is known."""
+    read = partial(read_use, gpus=gpus, with_holders=False)
+    uses = (driver.ask(read) if gpus else None) or ()
+    found = {use.gpu: use.used_bytes for use in uses}
+    return {place: found[gpu] for place, gpu in enumerate(gpus) if gpu in found}

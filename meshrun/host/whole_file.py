@@ -122,24 +122,19 @@ def _write_into(path: str, text: str, flags: int) -> None:
 
 
 def _replace(target: str, text: str, mode: int) -> None:
-    folder, exists = os.path.dirname(target), os.path.exists(target)
+    exists, unfinished = os.path.exists(target), ""
     try:
-        descriptor, unfinished = tempfile.mkstemp(dir=folder, prefix=".meshrun_")
-    except OSError as error:
-        if not exists or error.errno not in _IN_PLACE:
-            raise
-        return _write_into(target, text, os.O_TRUNC)
-    try:
+        descriptor, unfinished = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".meshrun_")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             os.fchmod(descriptor, _mode(target) or mode & ~_umask())
         os.replace(unfinished, target)
     except BaseException as error:
-        os.unlink(unfinished)
+        if unfinished:
+            os.unlink(unfinished)
         if not isinstance(error, OSError) or error.errno not in _IN_PLACE or not exists:
             raise
         _write_into(target, text, os.O_TRUNC)
-    return None
 
 
 def _mode(target: str) -> int | None:

@@ -7,8 +7,9 @@ import time
 from contextlib import suppress
 
 from meshrun.console.console import Console
+from meshrun.host.ask_driver import Driver
 from meshrun.host.reactor import Reactor
-from meshrun.host.usage import GpuMemory, Usage, usage_of_trees
+from meshrun.host.usage import Usage, read_gpu_memory, usage_of_trees
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event
@@ -30,7 +31,8 @@ class LiveStatus(Watcher):
 
     def __init__(self, plan: LaunchPlan, console: Console) -> None:
         self._console = console
-        self._gpus = GpuMemory(console.note)
+        self._driver = Driver(console.note)
+        self._gpu_bytes: dict[int, int] = {}
         self.replan(plan)
         self._on_panel = console.can_show_panel
         default_s = _PANEL_INTERVAL_S if self._on_panel else _LINES_INTERVAL_S
@@ -54,7 +56,7 @@ class LiveStatus(Watcher):
 
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
         """Stop waiting for the GPUs' driver."""
-        self._gpus.close()
+        self._driver.close()
 
     def _show(self) -> None:
         state, now_ns = self._state, time.monotonic_ns()
@@ -64,7 +66,8 @@ class LiveStatus(Watcher):
             self._sample(state, now_ns)
             took_ns = time.monotonic_ns() - now_ns
             self._next_sample_ns = now_ns + max(self._interval_ns, _MIN_PAUSE * took_ns)
-            self._gpus.read(self.plan.used_gpus if self._used else ())
+            gpus = self.plan.used_gpus if self._used else ()
+            self._gpu_bytes = read_gpu_memory(self._driver, gpus)
         self._timer.move(self._next_sample_ns)
         status = self._status(state, now_ns)
         if self._on_panel:
@@ -101,7 +104,7 @@ class LiveStatus(Watcher):
                     phase="stopped" if used.stopped else phase,
                     cpu=self._cores.get(known.pid or 0),
                     memory_bytes=used.memory_bytes,
-                    gpu_bytes=self._gpus.used_bytes(self.plan.layout.local_rank(rank)),
+                    gpu_bytes=self._gpu_bytes.get(self.plan.layout.local_rank(rank)),
                 )
             )
         return Status(

@@ -11,10 +11,11 @@ from typing import get_args
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError, UsageError
+from meshrun.host.ask_driver import Driver
 from meshrun.host.http_server import HttpServer, Response
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
-from meshrun.host.usage import GpuMemory
+from meshrun.host.usage import read_gpu_memory
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost, RankLate
@@ -41,7 +42,7 @@ class Metrics(Watcher):
         host, port = self._listener.getsockname()[:2]
         place = f"{f'[{host}]' if ':' in host else host}:{port}"
         console.note(f"metrics are at http://{place}/metrics")
-        self._gpus = GpuMemory(console.note)
+        self._driver = Driver(console.note)
         self.replan(plan)
         self._began_s = time.monotonic()
         self._restarts: Counter[str] = Counter()
@@ -74,7 +75,7 @@ class Metrics(Watcher):
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
         """Stop serving."""
         self._listener.close()
-        self._gpus.close()
+        self._driver.close()
 
     def _count(self, event: Event) -> None:
         now_s = time.monotonic()
@@ -146,9 +147,9 @@ class Metrics(Watcher):
         yield Family(
             "meshrun_rank_lateness_seconds", "How late a rank is at each collective.", lateness
         )
-        self._gpus.read(self.plan.used_gpus)
-        used = {rank: self._gpus.used_bytes(layout.local_rank(rank)) for rank in state.ranks}
-        known = self._per_rank({rank: size for rank, size in used.items() if size is not None})
+        used = read_gpu_memory(self._driver, self.plan.used_gpus)
+        places = {rank: layout.local_rank(rank) for rank in state.ranks}
+        known = self._per_rank({rank: used[at] for rank, at in places.items() if at in used})
         if known:
             yield Family(
                 "meshrun_gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", known

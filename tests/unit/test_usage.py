@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from meshrun.host.ask_driver import Driver
 from meshrun.host.machine import Gpu
-from meshrun.host.usage import GpuMemory, usage_of_trees
+from meshrun.host.usage import read_gpu_memory, usage_of_trees
 from tests.kit import wait_until
 from tests.nvml import FakeNvml, card
 
@@ -60,13 +61,9 @@ def test_the_memory_of_gpus_is_as_nvml_reports_it(monkeypatch: pytest.MonkeyPatc
     gpus = [Gpu(entry="0", uuid="GPU-1"), Gpu(entry="1"), Gpu(entry="2", uuid="GPU-3")]
     nvml = FakeNvml(cards)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: nvml)
-    memory = GpuMemory(print)
-    memory.read(gpus)
 
-    assert [memory.used_bytes(index) for index in range(4)] == [5 << 30, None, None, None]
+    assert read_gpu_memory(Driver(print), gpus) == {0: 5 << 30}
 
 
 def test_without_a_driver_there_is_no_memory_of_gpus() -> None:
-    memory = GpuMemory(print)
-    memory.read([Gpu(entry="0", uuid="GPU-1")])
-    assert memory.used_bytes(0) is None
+    assert read_gpu_memory(Driver(print), [Gpu(entry="0", uuid="GPU-1")]) == {}
