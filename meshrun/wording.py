@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 DOCS = "https://meshrun.readthedocs.io/en/stable"
-"""The address of the documentation."""
 _ES = ("s", "x", "ch", "sh")
 
 

@@ -30,7 +30,6 @@ class Option(Generic[_T]):
     parse: Callable[[str, str], _T]
     """Converts a text to a value; also takes the flag, which its ``UsageError`` names."""
     default: _T
-    """The value if the option is not given."""
     metavar: str
     """Placeholder for the value in the help."""
     panel: str
@@ -138,7 +137,6 @@ class ParsedOptions:
     """The source of each value: ``command line``, or a variable."""
     env: Mapping[str, str]
     line: CommandLine = CommandLine((), (), {})  # noqa: RUF009 - frozen
-    """The words of the command line."""
 
     @classmethod
     def rows(cls) -> tuple[Option[Any], ...]:

@@ -51,6 +51,9 @@ _HOST_OPTIONS = (
     *(Options.include, Options.exclude, Options.export, Options.ssh, Options.connect_timeout),
     Options.launcher,
 )
+_FOR_PEOPLE: tuple[Option[Any], ...] = (
+    *(Options.collapse, Options.debug_rank, Options.status, Options.interactive),
+)
 _Number = TypeVar("_Number", int, float)
 
 
@@ -467,21 +470,16 @@ def _console(options: Options) -> ConsoleRequest:
         collapse=options.collapse,
         nodes=options.console,
         verbose=options.verbose,
-        is_json=_log_format(options) == "json",
+        is_json=_is_json(options),
     )
 
 
-def _log_format(options: Options) -> str:
-    uses = {
-        Options.collapse.flag: options.collapse,
-        Options.debug_rank.flag: options.debug_rank is not None,
-        Options.status.flag: options.status,
-        Options.interactive.flag: options.interactive,
-    }
-    for flag, is_used in uses.items():
-        if options.log_format == "json" and is_used:
-            raise UsageError(f"--log-format json cannot be used with {flag}")
-    return options.log_format
+def _is_json(options: Options) -> bool:
+    is_json = options.log_format == "json"
+    for row in _FOR_PEOPLE:
+        if is_json and options.value(row):
+            raise UsageError(f"--log-format json cannot be used with {row.flag}")
+    return is_json
 
 
 def _start_method(options: Options) -> StartMethod | None:

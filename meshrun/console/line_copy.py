@@ -16,7 +16,6 @@ class LineCopy:
         self._prefix = prefix
         self._lines = LineAssembler()
         self.error: OSError | None = None
-        """Why writing failed, or ``None``."""
         self._path, self._opener = path, opener
         self._append(b"")
 

@@ -19,7 +19,6 @@ from meshrun.host.folder import Folder, make_folder
 from meshrun.host.shortage import HINTS
 
 PREFIX = "meshrun_"
-"""The prefix of names of temporary folders."""
 _LOCK = "held"
 _UNFINISHED = f"{_LOCK}.new"
 _NAME = re.compile(PREFIX + "[0-9a-f]{16}")

@@ -72,7 +72,6 @@ class Gpu(Struct, frozen=True, kw_only=True):
     """Its PCI address; for a MIG instance, that of its GPU."""
     model: str = ""
     mig_uuids: tuple[str, ...] = ()
-    """UUIDs of its MIG instances."""
     numa_node: int | None = None
     cards: Nics | None = None
     """The RDMA cards nearest to it, if detected."""

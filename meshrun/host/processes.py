@@ -364,11 +364,9 @@ class SignalState(enum.Enum):
     """The state of a signal to a process, according to the kernel."""
 
     GONE = enum.auto()
-    """The process has ended."""
     UNHANDLED = enum.auto()
     """The process neither handles nor ignores the signal, so it would end the process."""
     STOPPED = enum.auto()
-    """The process is stopped."""
     TRACED = enum.auto()
     """A debugger has stopped the process."""
     PENDING = enum.auto()
