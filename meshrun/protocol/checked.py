@@ -31,6 +31,8 @@ Signum = Annotated[int, Meta(ge=0, le=64)]
 """A signal, or 0 for none."""
 Rank = Annotated[int, Meta(ge=0, le=_MOST)]
 Generation = Annotated[int, Meta(ge=0, le=_MOST)]
+Size = Annotated[int, Meta(ge=0, le=_MOST)]
+"""How many ranks or nodes."""
 Seconds = Annotated[float, Meta(ge=0, le=10**12)]
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 Secret = Annotated[str, Meta(max_length=64)]

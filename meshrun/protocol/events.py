@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from meshrun.errors import MeshrunError
-from meshrun.protocol.checked import Generation, Line, Signum, Time
+from meshrun.protocol.checked import Generation, Line, Port, Rank, Signum, Size, Time
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.from_zygote import FromZygote, RankEvent
 from meshrun.protocol.generation import Cause, Ending, NodeOutcome
@@ -61,30 +61,36 @@ class RankLate(Struct, frozen=True, kw_only=True):
     at_ns: int
 
 
-class Met(Struct, frozen=True, kw_only=True):
-    """All nodes have joined, and each knows what to start."""
+class Roster(Struct, frozen=True, kw_only=True):
+    """The nodes of a generation, and what one of them needs to know to start its part."""
 
-    node_rank: int
-    hosts: tuple[str, ...]
+    node_rank: Rank
+    hosts: tuple[Line, ...]
     """Host names, in node order."""
-    nproc_per_node: tuple[int, ...]
-    nodes_per_domain: tuple[int, ...] = ()
+    nproc_per_node: tuple[Size, ...]
+    nodes_per_domain: tuple[Size, ...] = ()
     """Empty if no domains are known."""
     roles: tuple[str, ...] = ()
-    """The ``--role`` of each node."""
+    """The ``--role`` of each node, in node order."""
     run_id: str
+    store_port: Port
+    """The port of the ranks' store, on the coordinator."""
+    causes: tuple[Cause, ...] = ()
+    """Why each generation before this one ended."""
+    previous: dict[str, Any] = {}
+    """The layout of the generation before this one; empty for the first."""
+
+
+class Met(Roster, frozen=True, kw_only=True):
+    """All nodes have joined, and each knows what to start."""
+
     store_address: str
     """The address at which this node's ranks reach the store."""
-    store_port: int
     own_address: str
     """The address at which the other nodes reach this one."""
     at_ns: int
     ranks: tuple[int, ...] = ()
     """The ranks of this node; the loop fills them in."""
-    causes: tuple[Cause, ...] = ()
-    """Why the generations before this one ended."""
-    previous: dict[str, Any] | None = None
-    """The layout of the generation before this one."""
 
 
 class MeetingFailed(Struct, frozen=True, kw_only=True):

@@ -439,14 +439,17 @@ class Coordinator:
         infos = [nodes.infos[number] for number in self._ran]
         return Welcome(
             node_rank=0,
-            hosts=[info.host for info in infos],
-            nproc_per_node=[info.nproc for info in infos],
-            nodes_per_domain=list(nodes.layout.nodes_per_domain) if nodes.layout else [],
-            roles=[info.role for info in infos],
+            hosts=tuple(info.host for info in infos),
+            nproc_per_node=tuple(info.nproc for info in infos),
+            nodes_per_domain=nodes.layout.nodes_per_domain if nodes.layout else (),
+            roles=tuple(info.role for info in infos),
             run_id=self._run_id,
             store_port=self.store_listener.getsockname()[1],
             # Old tracebacks are useless, and would make each message longer than the last.
-            causes=[replace(each, raised=None) for each in self._causes[:-1]] + self._causes[-1:],
+            causes=(
+                *(replace(each, raised=None) for each in self._causes[:-1]),
+                *self._causes[-1:],
+            ),
             previous=previous,
         )
 

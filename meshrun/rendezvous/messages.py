@@ -11,14 +11,14 @@ import json
 import time
 import zlib
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import lines, one_line
 from meshrun.layout import MAX_RANKS, Layout
-from meshrun.protocol.checked import ClockTime, Generation, Line, Port, Rank
+from meshrun.protocol.checked import ClockTime, Generation, Line, Rank
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.events import (
     GenerationAborted,
@@ -26,10 +26,11 @@ from meshrun.protocol.events import (
     Met,
     NextBegins,
     OthersFinished,
+    Roster,
     Where,
 )
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
+from meshrun.protocol.generation import NodeOutcome, Trouble
 from meshrun.protocol.packing import pack, pack_fields, to_builtins, unpack
 from meshrun.rendezvous.frames import LONGEST
 from meshrun.wording import count
@@ -101,27 +102,13 @@ class Refused(Trouble, frozen=True):
     """To a participant: it has no place in this launch, or the launch has failed."""
 
 
-class Welcome(Struct, frozen=True, kw_only=True):
+class Welcome(Roster, frozen=True, kw_only=True):
     """To a participant: all nodes have joined, or the nodes of an elastic launch have changed."""
 
-    node_rank: NodeRank
-    hosts: list[Line]
-    """Host names, in node order."""
-    nproc_per_node: list[Count]
-    nodes_per_domain: list[Count] = []
-    roles: list[str] = []
-    """The ``--role`` of each node, in node order."""
-    run_id: str
-    store_port: Port
-    """The port of the ranks' store, on the coordinator."""
     next_address: str = ""
     """The address of the next node, to test whether it can be reached; "" for the coordinator's."""
     next_port: OpenPort = 0
     """The open port of the next node."""
-    causes: list[Cause] = []
-    """Why each generation before this one ended."""
-    previous: dict[str, Any] = {}
-    """The layout of the generation before this one; empty for the first."""
 
     def __post_init__(self) -> None:
         nodes, ranks = len(self.hosts), sum(self.nproc_per_node)
@@ -145,18 +132,10 @@ class Welcome(Struct, frozen=True, kw_only=True):
             own_address: The address at which the coordinator reaches this node.
         """
         return Met(
-            node_rank=self.node_rank,
-            hosts=tuple(self.hosts),
-            nproc_per_node=tuple(self.nproc_per_node),
-            nodes_per_domain=tuple(self.nodes_per_domain),
-            roles=tuple(self.roles),
-            run_id=self.run_id,
+            **{name: getattr(self, name) for name in Roster.__struct_fields__},
             store_address=store_address,
-            store_port=self.store_port,
             own_address=own_address,
             at_ns=time.monotonic_ns(),
-            causes=tuple(self.causes),
-            previous=self.previous or None,
         )
 
     def check(self, info: Join, run_id: str | None) -> None:

@@ -82,10 +82,10 @@ def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
             **{
                 **values,
                 "node_rank": st.integers(0, len(nodes) - 1),
-                "hosts": st.just([host for host, _ in nodes]),
-                "nproc_per_node": st.just([count for _, count in nodes]),
-                "nodes_per_domain": st.sampled_from([[], [len(nodes)], [1] * len(nodes)]),
-                "roles": st.just([host for host, _ in nodes]) | st.just([]),
+                "hosts": st.just(tuple(host for host, _ in nodes)),
+                "nproc_per_node": st.just(tuple(count for _, count in nodes)),
+                "nodes_per_domain": st.sampled_from([(), (len(nodes),), (1,) * len(nodes)]),
+                "roles": st.just(tuple(host for host, _ in nodes)) | st.just(()),
                 "previous": st.sampled_from([{}, Layout.parse("dp=2,tp=2").to_dict()]),
             },
         )
@@ -103,7 +103,7 @@ def some(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(some(args[0]), max_size=3).map(origin)
     if origin in (dict, Mapping):
         return st.dictionaries(some(args[0]), some(args[1]), max_size=3)
-    if is_dataclass(hint) or issubclass(hint, Struct):
+    if hint is not Any and (is_dataclass(hint) or issubclass(hint, Struct)):
         hints = get_type_hints(hint, include_extras=True)
         values = {name: some(each) for name, each in hints.items()}
         if hint is RankExited:
@@ -176,11 +176,11 @@ def test_an_invalid_message_is_refused(text: bytes) -> None:
     ("message", "wrong"),
     [
         (
-            Welcome(node_rank=1, hosts=["a", "b"], nproc_per_node=[1, 1], run_id="r", store_port=1),
+            Welcome(node_rank=1, hosts=("a", "b"), nproc_per_node=(1, 1), run_id="r", store_port=1),
             {"hosts": ["a", 7]},
         ),
         (
-            Welcome(node_rank=1, hosts=["a", "b"], nproc_per_node=[1, 1], run_id="r", store_port=1),
+            Welcome(node_rank=1, hosts=("a", "b"), nproc_per_node=(1, 1), run_id="r", store_port=1),
             {"nproc_per_node": [1, "1"]},
         ),
         (Join(host="a", node_rank=None, nproc=1, settings={"--mesh": "dp=2"}),
@@ -349,7 +349,7 @@ def test_what_is_sent_to_all_nodes_is_encoded_once() -> None:
     """And is small: each of 10,000 nodes receives the names of all."""
     names = [f"node{number}.cluster.example" for number in range(10_000)]
     welcome = Welcome(
-        node_rank=0, hosts=names, nproc_per_node=[8] * 10_000, roles=["default"] * 10_000,
+        node_rank=0, hosts=tuple(names), nproc_per_node=(8,) * 10_000, roles=("default",) * 10_000,
         run_id="r", store_port=1,
     )  # fmt: skip
     text = SharedWelcome(welcome).encode(7, "10.0.0.8", 5)

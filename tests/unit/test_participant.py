@@ -130,7 +130,7 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
 
 def welcome(**wrong: Any) -> Welcome:
     """Return what node 0 sends to node1 in launch r, with some other values."""
-    right = {"node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r"}
+    right = {"node_rank": 1, "hosts": ("node0", "node1"), "nproc_per_node": (1, 1), "run_id": "r"}
     return Welcome(**{**right, "store_port": 1, **wrong})
 
 
