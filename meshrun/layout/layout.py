@@ -422,14 +422,8 @@ class Layout:
     def _crosses(self, group: str | int | Sequence[int], between: Between) -> bool:
         if isinstance(group, (str, int)):
             return self.count_crossing(group, between) > 0
-        if not group:
-            return False
-        ranks: Iterable[int] = group
-        if self._slot_map is None:  # in the order of slots, so that the ends decide
-            is_sorted = isinstance(group, range)
-            ranks = (group[0], group[-1]) if is_sorted else (min(group), max(group))
         place = self.node_rank if between == "nodes" else self.domain
-        return len({place(rank) for rank in ranks}) > 1
+        return len({place(rank) for rank in group}) > 1
 
     def count_crossing(self, dim: str | int, between: Between = "nodes") -> int:
         """Return how many groups of ``dim`` span several nodes, without listing the groups.

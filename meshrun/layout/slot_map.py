@@ -49,15 +49,11 @@ class SlotMap:
         """
         digits: list[Digit] = []
         for size, stride in axis.digits:
-            found = 1
             for own_size, own_stride, slot_stride in self.digits:
                 low, high = max(stride, own_stride), min(stride * size, own_stride * own_size)
                 if high <= low:
                     continue
                 if high % low or low % own_stride or own_stride * own_size % high:
                     return None
-                found *= high // low
                 digits.append((high // low, slot_stride * (low // own_stride)))
-            if found != size:
-                return None
         return axis_of(sorted(digits, key=lambda digit: -digit[1]))
