@@ -32,24 +32,14 @@ def merged_label(layout: Layout, ranks: Iterable[int]) -> str:
     of rank numbers otherwise or if dims have no names. It takes time in proportion to the number
     of ranks, so keep the result.
 
-    Args:
-        layout: The layout.
-        ranks: At least one rank, in any order.
-
     Returns:
         ``dp0-1 tp* x8`` with ``*`` for all of a dim, ``rank 0,3,5-7 x5``, ``all x16`` for all
         ranks, or :func:`rank_label` for a single rank.
-
-    Raises:
-        LayoutError: If a rank is not in ``range(world_size)``.
     """
     chosen = sorted(set(ranks))
-    if not chosen:
-        raise ValueError("a label is for at least one rank")
     first = rank_label(layout, chosen[0])
     if len(chosen) == 1:
         return first
-    layout.coordinate(chosen[-1])
     count = f"x{len(chosen)}"
     if len(chosen) == layout.world_size:
         return f"all {count}"

@@ -34,8 +34,6 @@ def choose_cpus(
     Raises:
         UsageError: If this machine has no such CPUs.
     """
-    if not 0 <= local_rank < nproc:
-        raise ValueError(f"local rank {local_rank} is not one of {nproc}")
     if not topology.cpus:
         raise UsageError(
             f"--numa-binding {mode}: cannot read the CPU topology of this machine",

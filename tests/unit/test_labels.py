@@ -1,12 +1,9 @@
 """Labels for several ranks together."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.errors import LayoutError
 from meshrun.layout import Layout, solve_layout
 from meshrun.layout.labels import merged_label, rank_label
 from meshrun.layout.spec import parse_mesh
@@ -97,14 +94,3 @@ def test_a_label_reads_like_this(mesh: str | None, chosen: list[int], label: str
     layout = solve_layout(parse_mesh(mesh) if mesh else None, nproc_per_node=None if mesh else 8)
 
     assert merged_label(layout, iter(chosen)) == label
-
-
-@pytest.mark.parametrize("chosen", [[-1, 0], [0, 8], [8]])
-def test_a_label_is_only_for_existing_ranks(chosen: list[int]) -> None:
-    """And for at least one."""
-    layout = solve_layout(parse_mesh("dp=2,tp=4"))
-
-    with pytest.raises(LayoutError, match=re.escape("outside a world of 8")):
-        merged_label(layout, chosen)
-    with pytest.raises(ValueError, match="at least one"):
-        merged_label(layout, [])

@@ -203,15 +203,6 @@ def test_a_machine_without_a_cpu_topology_is_an_error() -> None:
         choose_cpus("node", Topology(cpus=()), local_rank=0, nproc=1)
 
 
-@pytest.mark.parametrize("local_rank", [-1, 2])
-def test_a_rank_that_does_not_exist_is_a_value_error(local_rank: int) -> None:
-    """It is the caller's mistake, not the user's."""
-    cpu = Cpu(index=0, node=0, socket=0, core=0, cache=0)
-
-    with pytest.raises(ValueError, match=f"local rank {local_rank} is not one of 2"):
-        choose_cpus("node", Topology(cpus=(cpu,)), local_rank=local_rank, nproc=2)
-
-
 # ---- lists of CPUs -----------------------------------------------------------------------------
 
 
