@@ -20,14 +20,14 @@ from msgspec import Struct
 from meshrun.console.console import Console
 from meshrun.errors import HostError, MeshrunError, NodeExcludedError
 from meshrun.host.exclusion import how_to_exclude, node_name
-from meshrun.host.printable import one_line
 from meshrun.host.whole_file import check_target, open_nonblocking
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.checked import Line
 from meshrun.protocol.events import Event, NodeLost
 from meshrun.protocol.from_zygote import Checked, NodeExcluded, RankStarted
-from meshrun.protocol.packing import Sender, convert, read_json
+from meshrun.protocol.packing import convert, read_json
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult
 from meshrun.supervisor.watcher import Watcher
@@ -50,9 +50,9 @@ class Failure(Struct, frozen=True, kw_only=True):
 
     time: float
     """Seconds since the epoch."""
-    host: str
+    host: Line
     run_id: str
-    reason: str
+    reason: Line
 
 
 def record_failure(
@@ -190,10 +190,8 @@ def _describe(failures: Sequence[Failure]) -> str:
 def _parse(lines: Iterable[str]) -> Iterator[Failure]:
     for line in lines:
         try:
-            found = read_json(line)
-            known = {name: found[name] for name in Failure.__struct_fields__}
-            yield convert(Failure, known, Sender(one_line))
-        except (ValueError, KeyError, TypeError, OverflowError):
+            yield convert(Failure, read_json(line))
+        except ValueError:
             continue
 
 
