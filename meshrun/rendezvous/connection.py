@@ -97,8 +97,6 @@ class Connection:
         self.began_ns = self.received_ns = time.monotonic_ns()
         """When it was connected, and when the last message, or a good part of one, arrived, or it
         was reset."""
-        self.has_received = False
-        """Whether any whole message has arrived."""
         self._idle_ns: int | None = None
         self._idle_at_ns = self.received_ns
         """How long the peer's ranks had been idle at which time."""
@@ -182,7 +180,7 @@ class Connection:
         while self.closed is None:
             try:
                 received = self._socket.recv(_CHUNK)
-            except (BlockingIOError, InterruptedError):
+            except BlockingIOError:
                 break
             except OSError as error:
                 # The peer had unread data, or something between the two reset the connection.
@@ -362,7 +360,6 @@ class Connection:
                 self._why_closing = f"it dropped this node: {message.why}"
         if messages or len(received) >= _SEGMENT:
             self.received_ns = time.monotonic_ns()
-        self.has_received |= bool(messages)
         return messages
 
     def _continue_handshake(self, line: bytes) -> None:

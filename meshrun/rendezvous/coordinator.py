@@ -237,7 +237,7 @@ class Coordinator:
         if self._pending is not None:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
-        elif self._round.is_running:
+        elif not (self._round.is_ending or self._round.is_done):
             self._grow(info.host)
 
     def _exclude_failing_node(self, cause: Cause) -> None:

@@ -58,13 +58,6 @@ class Round:
         """Whether the nodes have been asked to stop their ranks."""
         self.is_done = False
         """Whether every program has finished."""
-        self.is_all_cleared = False
-        """Whether nothing is left on any node; this node then decides what comes next."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether ranks run, and nothing has ended them yet."""
-        return not (self.is_ending or self.is_done or self.is_all_cleared)
 
     def send(self, message: Message) -> None:
         """Carry out a message of this node's own launch, and send the others what they need."""
@@ -133,7 +126,6 @@ class Round:
     def advance(self) -> None:
         """Request this node's decision once nothing is left on any node."""
         if self._are_all(self._cleared):
-            self.is_all_cleared = True
             self._cleared.discard(OWN)  # request it once
             outcomes = tuple(self.outcomes.values())
             self._hub.events.append(AllCleared(outcomes=outcomes, at_ns=time.monotonic_ns()))

@@ -73,7 +73,7 @@ class Unauthenticated:
         """Close connections that do not authenticate in time; called at each heartbeat."""
         for connection in list(self._connections):
             if _age_s(connection) > _PROOF_WITHIN_S:
-                if connection.is_open and not connection.has_received:
+                if connection.is_open and not connection.received:
                     self._report(connection.their_address, f"has connected, but {_NO_JOIN}")
                     connection.send(Parting(why=_NO_JOIN))
                 self._drop(connection, "it did not identify itself")
@@ -86,7 +86,7 @@ class Unauthenticated:
                 return
             try:
                 connection, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionError):
+            except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:  # out of descriptors; the connection stays in the queue
                 if not self._make_room():
