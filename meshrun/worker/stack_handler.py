@@ -38,7 +38,7 @@ def enable_stack_dumps(fd: int) -> int:
         The descriptor in place of ``fd``, which is closed.
     """
     high = keep_high(fd)
-    with suppress(OSError, RuntimeError, ValueError):  # no such signal (macOS): no stacks then
+    with suppress(OSError, RuntimeError, ValueError):  # no stacks then
         _handle_requests(high)
         os.write(high, b"\n")  # for a launcher that cannot ask the kernel whether we listen
     if _crash_fds or not faulthandler.is_enabled():

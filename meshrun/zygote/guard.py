@@ -77,8 +77,7 @@ class Guard:
 
 def _launcher_pidfd(control: socket.socket) -> int:
     """Return a pidfd of the launcher, which created the socket pair; -1 if it is dead."""
-    pid = launcher_pid(control)
-    pidfd = _pidfd(pid) if pid else -1
+    pidfd = _pidfd(launcher_pid(control))
     if pidfd >= 0 and is_hung_up(control):  # so another process may have the id by now
         os.close(pidfd)
         return -1
@@ -89,7 +88,7 @@ def _pidfd(pid: int) -> int:
     """Return a descriptor that becomes readable when a process ends; -1 if unavailable."""
     try:
         return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # macOS, an old kernel
+    except (AttributeError, OSError):  # an old kernel, or a Python that was built on one
         return -1
 
 
