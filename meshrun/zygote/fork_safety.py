@@ -132,11 +132,10 @@ def other_threads(process: Path = Path("/proc/self")) -> list[str]:
     A thread that was not named has the name of the first, here "".
     """
     names: dict[str, str] = {}
-    with suppress(OSError):  # where the system does not show threads
-        for thread in os.listdir(process / "task"):
-            with suppress(OSError):  # it has ended
-                comm = (process / "task" / thread / "comm").read_text("utf-8", "replace")
-                names[thread] = one_line(comm.strip())
+    for thread in os.listdir(process / "task"):
+        with suppress(OSError):  # it has ended
+            comm = (process / "task" / thread / "comm").read_text("utf-8", "replace")
+            names[thread] = one_line(comm.strip())
     own = names.pop(process.resolve().name, "")
     others = [name for name in names.values() if name not in _SAFE_THREADS]
     return ["" if name == own else name for name in others]
@@ -159,17 +158,12 @@ def _is_cuda_initialized() -> bool:
 def open_devices(process: Path = Path("/proc/self")) -> list[str]:
     """Return the device files that a process has open, except those that monitors keep open."""
     found: list[str] = []
-    try:
-        numbers = os.listdir(process / "fd")
-    except OSError:
-        return found
-    for number in numbers:
-        try:
-            path = os.readlink(process / "fd" / number)
-        except OSError:  # the descriptor that listed the folder
-            continue
-        if path.startswith(_DEVICES) and not _is_monitored(path, process):
-            found.append(path)
+    with suppress(OSError):  # of an interpreter with capabilities, only root may list them
+        for number in os.listdir(process / "fd"):
+            with suppress(OSError):  # the descriptor that listed the folder
+                path = os.readlink(process / "fd" / number)
+                if path.startswith(_DEVICES) and not _is_monitored(path, process):
+                    found.append(path)
     return sorted(found)
 
 

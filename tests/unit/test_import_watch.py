@@ -48,7 +48,7 @@ def test_open_files_show_which_devices_are_in_use(
 
 
 def test_a_process_that_shows_no_files_has_none_open(tmp_path: Path) -> None:
-    """As on macOS."""
+    """As an interpreter with capabilities, whose files only root may list."""
     assert open_devices(tmp_path) == []
 
 
@@ -60,7 +60,6 @@ def test_threads_that_a_fork_may_lack_do_not_count(tmp_path: Path) -> None:
         (tmp_path / "7/task" / thread / "comm").write_text(f"{name}\n")
 
     assert sorted(other_threads(tmp_path / "7")) == ["", "cuda00001400006"]
-    assert other_threads(tmp_path / "none") == []  # as on macOS
 
 
 @pytest.mark.parametrize(("answer", "counted"), [(0, 0), (8, 8), (-1, -1)])
