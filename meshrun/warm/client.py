@@ -35,7 +35,7 @@ from meshrun.warm.warm_messages import (
     ZygoteSpec,
 )
 from meshrun.wording import duration
-from meshrun.worker.early_settings import EarlySettings, is_read_at_import
+from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.learnt import Learnt, read_learnt
 from meshrun.worker.program import read_program
 from meshrun.worker.sys_path import first_path, holds, on_path
@@ -124,10 +124,9 @@ class WarmRun:
             if self._place is None:
                 note(f"--warm has no effect: {error}")
             return  # the zygote reports what is wrong with the program
-        for name, where in self._settings.unclear.items():
-            if is_read_at_import(name):
-                note(f"--warm has no effect: {where} sets {name} to a value known only at run time")
-                self._place = None
+        if (unclear := self._settings.first_unclear()) is not None:
+            note(f"--warm has no effect: {unclear} to a value known only at run time")
+            self._place = None
 
     @property
     def learn_to(self) -> str:

@@ -35,7 +35,7 @@ from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
 from meshrun.worker.answer_requests import AnswerRequests
 from meshrun.worker.debuggers import ask_at_breakpoints, leave_interrupts, stop_on_interrupt
-from meshrun.worker.early_settings import EarlySettings, is_read_at_import
+from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.exit import Ending
 from meshrun.worker.flight_recorder import report_failed_call
 from meshrun.worker.group_lifetime import guard_groups
@@ -163,12 +163,11 @@ def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
     """
     if order.lazy:
         return True
-    for name, place in settings.unclear.items():
-        if is_read_at_import(name) or is_of_group(name, order.environment["MESHRUN_DEVICE"]):
-            if order.rank == 0:
-                note(f"building the mesh at the first current_mesh(), because {place} sets {name}")
-            return True
-    return False
+    device = order.environment["MESHRUN_DEVICE"]
+    cause = settings.first_unclear(also=lambda name: is_of_group(name, device))
+    if cause is not None and order.rank == 0:
+        note(f"building the mesh at the first current_mesh(), because {cause}")
+    return cause is not None
 
 
 def _exclude(

@@ -82,6 +82,13 @@ class EarlySettings(Struct, frozen=True):
     unclear: dict[str, str] = {}
     """Variables whose values only a run would show, with their places, such as ``train.py:12``."""
 
+    def first_unclear(self, also: Callable[[str], bool] = lambda _: False) -> str | None:
+        """Return where a variable read at import, or ``also``, is unclear: ``a.py:1 sets NAME``."""
+        for name, place in self.unclear.items():
+            if is_read_at_import(name) or also(name):
+                return f"{place} sets {name}"
+        return None
+
     @contextmanager
     def in_effect(self) -> Iterator[None]:
         """Apply the values to this process's environment while the block runs."""

@@ -28,7 +28,6 @@ from meshrun.mesh.build import check_registered
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.from_zygote import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.protocol.to_zygote import Prepare
-from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source, format_raised, read_program
 from meshrun.worker.stack_handler import enable_stack_dumps
@@ -144,7 +143,11 @@ def _import_shared(
             _import_available(source.torch_modules)
             check_registered(order.backends)
         put_first(folder, known_at_start=known_at_start)
-        unsafe, modules = _set_at_run_time(source.settings) or watch.why_unsafe(), []
+        unsafe, modules = source.settings.first_unclear(), []
+        if unsafe is not None:
+            unsafe += " before torch is imported, to a value known only at run time"
+        else:
+            unsafe = watch.why_unsafe()
     if order.device and unsafe is None:
         with on_path(folder):
             check_devices(order.device, order.workers, modules)
@@ -202,13 +205,3 @@ def _import_available(modules: tuple[str, ...]) -> None:
     for module in modules:
         with suppress(Exception):
             importlib.import_module(module)
-
-
-def _set_at_run_time(settings: EarlySettings) -> str | None:
-    """Return which variable for torch's import has a value known only at run time, or ``None``."""
-    for name, place in settings.unclear.items():
-        if is_read_at_import(name):
-            return (
-                f"{place} sets {name} before torch is imported, to a value known only at run time"
-            )
-    return None
