@@ -476,7 +476,8 @@ class Loop:
     def _show_stacks(self) -> None:
         self._monitor.ask("SIGQUIT: showing where the ranks are")
         if self._nodes is not None:
-            self._nodes.ask_where(f"SIGQUIT on {self.hosts[0]}: showing where the ranks are")
+            why = f"SIGQUIT on {self.hosts[0]}: showing where the ranks are"
+            self._nodes.peers.send(Where(why=why))
 
     def _on_stop_signal(self, signum: int, why: str) -> None:
         now_ns = time.monotonic_ns()

@@ -16,7 +16,7 @@ from meshrun.lifecycle.blame import describe_lost_process
 from meshrun.lifecycle.outcome import describe_end, node_outcome, why_stopped
 from meshrun.lifecycle.state import State
 from meshrun.protocol.collectives import RankCalled
-from meshrun.protocol.events import LaunchOver, NextBegins, Where
+from meshrun.protocol.events import LaunchOver, NextBegins
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Evidence
 from meshrun.rendezvous.messages import Cleared, Failed, Finished, Leave
@@ -101,10 +101,6 @@ class NodeLink:
         else:
             outcome = replace(node_outcome(*known, gather()), calls=calls)
             self.peers.send(Cleared(generation=generation, outcome=outcome))
-
-    def ask_where(self, why: str) -> None:
-        """Have the other nodes print where their ranks are."""
-        self.peers.send(Where(why=why))
 
     def lingers(self, state: State, layout: Layout) -> bool:
         """Return whether to wait until the others know how or why this launch ended."""
