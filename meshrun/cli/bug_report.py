@@ -17,7 +17,7 @@ from meshrun.host.printable import printable
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.wording import count, size
 
-_PACKAGES = ("torch", "numpy", "typer", "rich", "psutil", "threadpoolctl", "cloudpickle", "msgspec")
+_PACKAGES = ("torch", "numpy", "rich", "psutil", "threadpoolctl", "cloudpickle", "msgspec")
 _VARIABLES = re.compile(
     r"(MESHRUN|PET|TORCH|TORCHELASTIC|NCCL|RCCL|GLOO|UCX|FI|OMP|MKL|OPENBLAS|GOMP|CUDA|NVIDIA|HIP|ROCR"
     r"|ZE|SLURM|OMPI|PMI|PMIX|PRTE|HYDRA|KUBERNETES|JOB|SKYPILOT|MASTER|PYTHON)_"

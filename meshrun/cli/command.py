@@ -1,4 +1,4 @@
-"""The ``meshrun`` command: typer and the table of options -> parsed options."""
+"""The ``meshrun`` command: a command line and the environment -> parsed options."""
 
 from __future__ import annotations
 
@@ -6,144 +6,104 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from inspect import Parameter, Signature
-from typing import Annotated, Any, NoReturn, TypeVar
-
-import typer
-from typer.core import TyperCommand
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from meshrun import __version__
 from meshrun.cli.end import call_at_end, end_by_signal, end_with
 from meshrun.cli.option import COMMAND_LINE
-from meshrun.cli.options import Options
+from meshrun.cli.options import PET, Options
 from meshrun.cli.variables import BETWEEN_LAUNCHERS, IN_RANK
-from meshrun.cli.words import CommandLine, requested_help, spell_out
+from meshrun.cli.words import CommandLine, is_option, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, open_standard_streams
 from meshrun.host.shortage import describe_shortage
 from meshrun.host.stderr import discard_output, patient, say
-from meshrun.plan.parse import parse_flag
+from meshrun.plan.parse import is_on, parse_flag
 from meshrun.protocol.caller import Invocation
 from meshrun.protocol.step_end import report_end
 
 _Table = TypeVar("_Table", bound=Options)
-_LINE = "meshrun.line"
-"""Key of the command line in ``ctx.meta``."""
 _LAYOUT_VARIABLES = ("MESHRUN_SLOT_ORDER", "MESHRUN_NODES_PER_DOMAIN")
 """Variables of a rank's layout that no option has."""
 
-# Depending on its version, typer bundles click or requires it from PyPI.
-_TyperUsageError: Any = typer.BadParameter.__bases__[0]
 
+def read_options(table: type[_Table], args: Sequence[str]) -> _Table:
+    """Return the options on a command line, in every spelling of torchrun's, and in variables.
 
-class _AsWritten:
-    """Leaves parsing to the table of options; typer's own conversion imports pydantic, 80 ms."""
+    If they are invalid, tell nodes that may wait for this one, as far as the line says where.
 
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ARG002 - typer's signature
-        """Return a text, a sequence of texts, or whether a switch is on."""
-        if value is None:
-            return () if param.multiple or param.nargs == -1 else None
-        if getattr(param, "is_flag", False) and isinstance(value, str):
-            return parse_flag(value, str(param.envvar))
-        return value
-
-
-class _Command(TyperCommand):
-    """Accepts options in every spelling that torchrun accepts."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line, and keep its words for other processes."""
-        takes_value: dict[str, bool] = {}
-        torchrun_flags: set[str] = set()
-        for parameter in self.params:
-            if getattr(parameter, "_runtime_param", "") is None:  # only typer 0.29 has it
-                parameter._runtime_param = _AsWritten()  # type: ignore[attr-defined]
-            flags = [name for name in parameter.opts if name.startswith("-")]
-            takes_value.update(dict.fromkeys(flags, not getattr(parameter, "is_flag", False)))
-            torchrun_flags.update(flags if str(parameter.envvar).startswith("PET_") else ())
-        spelled = spell_out(args, takes_value, torchrun_flags)
-        words = spelled.words
-        try:
-            if spelled.error is not None:
-                raise spelled.error
-            rest = list(super().parse_args(ctx, list(words)))
-        except (UsageError, _TyperUsageError) as error:
-            if not ctx.resilient_parsing:
-                self._notify_other_nodes(ctx, spelled.known, error)
-            raise
-        script, script_args = ctx.params["script"], ctx.params["args"] or ()
-        program = () if script is None else (script, *script_args)
-        before = tuple(words[: len(words) - len(program)])
-        if program and before[-1:] == ("--",):
-            before = before[:-1]
-        ctx.meta[_LINE] = CommandLine(before, program, takes_value)
-        return rest
-
-    def _notify_other_nodes(self, ctx: Any, known: list[str], error: Exception) -> None:
-        """Tell nodes that may wait for this one, according to ``known`` options, of an error."""
-        options = _read_options(
-            Options, self.make_context("meshrun", known, resilient_parsing=True, obj=ctx.obj)
-        )
+    Raises:
+        UsageError: If an option is unknown, lacks its value or takes none, or if the variable of a
+            switch is neither true nor false.
+    """
+    takes_value = {flag: row.takes_value for row in table.rows() for flag in row.flags}
+    torchruns = {flag for row in table.rows() if row.family == PET for flag in row.flags}
+    spelled = spell_out(args, takes_value, torchruns)
+    try:
+        if spelled.error is not None:
+            raise spelled.error
+        return _read_words(table, spelled.words, takes_value)
+    except UsageError as error:
         from meshrun.cli.run import notify_other_nodes
 
-        notify_other_nodes(options, _as_meshrun_error(error))
+        notify_other_nodes(_read_words(table, spelled.known, takes_value, is_partial=True), error)
+        raise
 
 
-def _read_options(table: type[_Table], context: Any) -> _Table:
-    """Return the options that typer found, each with its source."""
-    sources = {}
+def _read_words(
+    table: type[_Table],
+    words: Sequence[str],
+    takes_value: Mapping[str, bool],
+    *,
+    is_partial: bool = False,
+) -> _Table:
+    rows = {flag: row for row in table.rows() for flag in row.flags}
+    values: dict[str, Any] = {}
+    rest = list(words)
+    while rest and is_option(rest[0]):
+        flag, equals, text = rest.pop(0).partition("=")
+        row = rows[flag]
+        if row.takes_value and not equals:
+            if not rest:
+                hint = "see `meshrun --help`"
+                raise UsageError(f"option '{flag}' requires an argument", hint=hint)
+            text = rest.pop(0)
+        if row.repeats:
+            values.setdefault(row.name, []).append(text)
+        else:
+            values[row.name] = text if row.takes_value else True
+    sources = dict.fromkeys(values, COMMAND_LINE)
     for row in table.rows():
-        source = context.get_parameter_source(row.name)
-        if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
-            is_typed = source.name == "COMMANDLINE"
-            sources[row.name] = COMMAND_LINE if is_typed else str(row.variable)
-    return table(context.params, sources, os.environ, context.meta[_LINE])
+        name = row.variable or ""
+        text = os.environ.get(name, "")
+        if text and row.name not in values:
+            if not row.takes_value:
+                values[row.name] = is_on(text) if is_partial else parse_flag(text, name)
+            else:
+                values[row.name] = text.split() if row.repeats else text
+            sources[row.name] = name
+    before = tuple(words[: len(words) - len(rest)])
+    program = tuple(rest[1:] if rest[:1] == ["--"] else rest)
+    return table(values, sources, os.environ, CommandLine(before, program, takes_value))
 
 
-def make_app(table: type[Options]) -> typer.Typer:
-    """Return an app with one command, whose options are the rows of ``table``."""
+def run_line(args: Sequence[str], invocation: Invocation) -> int:
+    """Run a command line and return the exit code."""
+    options = read_options(Options, args)
+    if (text := _information(options)) is not None:
+        print(text)
+        return 0
+    from meshrun.cli.run import run
 
-    def command(context: typer.Context, **_values: object) -> int | str:
-        """Return an exit code, or a text to print."""
-        options = _read_options(table, context)
-        if (text := _information(options)) is not None:
-            return text
-        from meshrun.cli.run import run
-
-        try:
-            return run(options, context.obj)
-        except MeshrunError as error:
-            message = f"{getattr(error, 'option', '')} {error.message}"
-            error.message += options.variables_behind(message)
-            if options.exit_code == "torchrun" and error.exit_code != UsageError.exit_code:
-                error.exit_code = 1
-            raise
-
-    hints: dict[str, Any] = {
-        "context": typer.Context,
-        "script": Annotated[str | None, typer.Argument()],
-        "args": Annotated[list[str] | None, typer.Argument()],
-    }
-    defaults: dict[str, Any] = {"context": Parameter.empty}
-    for row in table.rows():
-        kind = bool if not row.takes_value else list[str] | None if row.repeats else str | None
-        hints[row.name] = Annotated[kind, typer.Option(*row.flags, envvar=row.variable)]
-        defaults[row.name] = None if row.takes_value else False
-    command.__annotations__ = {**hints, "return": int | str}
-    command.__signature__ = Signature(  # type: ignore[attr-defined]
-        [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=hint)
-            for name, hint in hints.items()
-        ]
-    )
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(
-        cls=_Command,
-        context_settings={"allow_interspersed_args": False},
-        add_help_option=False,
-    )(command)
-    return app
+    try:
+        return run(options, invocation)
+    except MeshrunError as error:
+        message = f"{getattr(error, 'option', '')} {error.message}"
+        error.message += options.variables_behind(message)
+        if options.exit_code == "torchrun" and error.exit_code != UsageError.exit_code:
+            error.exit_code = 1
+        raise
 
 
 def _information(options: Options) -> str | None:
@@ -174,9 +134,6 @@ def _information(options: Options) -> str | None:
     return text
 
 
-typer_app = make_app(Options)
-
-
 def _print_error(error: MeshrunError) -> None:
     if not error.is_reported_elsewhere:
         from meshrun.report.message import render_error
@@ -201,12 +158,9 @@ def run_command_line(
     for name in foreign:
         os.environ.pop(name or "", None)
     try:
-        code = typer_app(standalone_mode=False, prog_name="meshrun", obj=invocation)
-        if isinstance(code, str):  # printed here, as typer exits with 1 on a broken pipe
-            print(code)
-            code = 0
+        code = run_line(sys.argv[1:], invocation)
         sys.stdout.flush()
-    except (typer.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         code = end_by_signal(signal.SIGINT)
     except BrokenPipeError:
         discard_output(sys.stdout)
@@ -215,16 +169,13 @@ def run_command_line(
         error = _as_meshrun_error(caught)
         report_error(error)
         code = error.exit_code
-    end_with(code if isinstance(code, int) else 0)
+    end_with(code)
 
 
 def _as_meshrun_error(error: Any) -> MeshrunError:
     """Return an error to report for any exception, whose traceback is printed if it is a bug."""
     if isinstance(error, MeshrunError):
         return error
-    if isinstance(error, _TyperUsageError):
-        message = error.format_message().partition(" (Possible")[0].rstrip(".")
-        return UsageError(message[:1].lower() + message[1:], hint="see `meshrun --help`")
     if is_lost_output(error):
         discard_output(sys.stdout)
         return HostError(f"cannot write the output: {error.strerror}")

@@ -1,7 +1,7 @@
 """The table of options, from which everything else about options is derived.
 
-A row defines typer's parameter, ``--help``, ``--print-completion``, the pages of the reference and
-the value that the code reads: ``options.max_restarts`` is an ``int``, and mypy rejects a misspelled
+A row defines the flags, ``--help``, ``--print-completion``, the pages of the reference and the
+value that the code reads: ``options.max_restarts`` is an ``int``, and mypy rejects a misspelled
 name. A text is parsed when its value is read, so errors are raised in the order of use.
 """
 

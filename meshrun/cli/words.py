@@ -99,7 +99,7 @@ def spell_out(
     """
     spelled: list[str] = []
     error, lacks_value, rest = None, False, list(words)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+    while rest and is_option(rest[0]):
         word = rest.pop(0)
         read = _read_option if word.startswith("--") else _read_letters
         flags, following, wrong = read(word, takes_value, torchrun_flags)
@@ -115,6 +115,11 @@ def spell_out(
     if rest[1:2] == ["--"] and rest[0] != "--":
         del rest[1]
     return SpelledOut(spelled + rest, spelled[:-1] if lacks_value else spelled, error)
+
+
+def is_option(word: str) -> bool:
+    """Return whether a word before the program is an option; ``-`` is a program: stdin."""
+    return word.startswith("-") and word not in ("-", "--")
 
 
 def requested_help(line: CommandLine) -> str:

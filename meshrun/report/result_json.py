@@ -116,7 +116,7 @@ def _error_values(error: MeshrunError) -> dict[str, Any]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether JSON can represent a value; typer adds attributes to exceptions."""
+    """Whether JSON can represent a value, unlike an exception's notes."""
     return value is None or isinstance(value, str | int)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from unittest import mock
 
-from meshrun.cli.command import typer_app as app
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request, check_other_options
 from meshrun.errors import MeshrunError
@@ -38,14 +37,7 @@ _REPEATED = (
 )
 
 
-def _options() -> tuple[str, ...]:
-    import typer
-
-    parameters = typer.main.get_command(app).params
-    return tuple(str(each.name) for each in parameters if each.envvar)
-
-
-_OPTIONS = _options()
+_OPTIONS = tuple(row.name for row in Options.rows() if row.variable)
 
 
 def spec(data: bytes) -> None:

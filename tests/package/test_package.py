@@ -106,7 +106,6 @@ def test_their_metadata_is_accepted_by_an_index(dist: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert required == [
         "torch",
-        "typer",
         "rich",
         "psutil",
         "threadpoolctl",

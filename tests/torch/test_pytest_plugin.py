@@ -313,7 +313,7 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
 
 def test_ordinary_tests_import_no_other_package(tmp_path: Path) -> None:
     """pytest loads the plug-in in every project, whose own modules may have the name of one."""
-    for name in ("msgspec", "psutil", "typer", "rich", "torch"):
+    for name in ("msgspec", "psutil", "rich", "torch"):
         (tmp_path / f"{name}.py").write_text("raise ImportError")
     cases, output = run_pytest(tmp_path, "def test_it():\n    pass\n")
 

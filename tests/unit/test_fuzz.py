@@ -13,11 +13,11 @@ from typing import Any, get_args
 from unittest import mock
 
 import pytest
-import typer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from meshrun.cli import command
+from meshrun.cli.command import run_line
+from meshrun.cli.options import Options
 from meshrun.errors import MeshrunError
 from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
@@ -58,11 +58,10 @@ LAUNCH = (
     *("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
 )
 OPTIONS = sorted(
-    str(parameter.envvar)
-    for parameter in typer.main.get_command(command.typer_app).params
-    # Left out: options that write a file, print the plan of millions of ranks, or load plugins.
-    if parameter.envvar
-    and parameter.envvar not in ("MESHRUN_OUTPUT", "MESHRUN_ALL", "PET_PRINT_COMPLETION")
+    row.variable
+    for row in Options.rows()
+    # Left out: options that write a file, or print the plan of millions of ranks.
+    if row.variable and row.variable not in ("MESHRUN_OUTPUT", "MESHRUN_ALL")
 )
 
 
@@ -200,18 +199,9 @@ def test_a_number_of_any_length_is_a_plan_or_an_error(text: str) -> None:
 
 def is_planned(values: dict[str, str], words: list[str]) -> None:
     """Plan a launch with these variables and words; check that it succeeds or gives an error."""
-    usage_error = command._TyperUsageError
 
     def ask() -> None:
-        try:
-            command.typer_app(
-                ["--dry-run", *words, "train.py"],
-                standalone_mode=False,
-                prog_name="meshrun",
-                obj=Invocation(0),
-            )
-        except usage_error as error:
-            assert error.format_message()
+        run_line(["--dry-run", *words, "train.py"], Invocation(0))
 
     with mock.patch.dict(os.environ, values), open(os.devnull, "w") as null, redirect_stdout(null):
         is_answered(ask)

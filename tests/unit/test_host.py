@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from meshrun.cli.command import typer_app
+from meshrun.cli.command import run_line
 from meshrun.errors import HostError, UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.detect_host import accelerator_of_torch
@@ -44,7 +44,7 @@ def test_only_linux_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere, a plan can be printed."""
     monkeypatch.setattr("meshrun.cli.run.sys", SimpleNamespace(platform="darwin"))
     with pytest.raises(HostError, match="meshrun launches on Linux, found darwin"):
-        typer_app(["train.py"], standalone_mode=False, obj=Invocation(0))
+        run_line(["train.py"], Invocation(0))
 
 
 def test_the_accelerator_of_torch_is_read_without_importing_it() -> None:

@@ -3,9 +3,9 @@
 from argparse import REMAINDER, ArgumentParser
 
 import pytest
-import typer
 
-from meshrun.cli.command import typer_app as app
+from meshrun.cli.command import read_options
+from meshrun.cli.options import Options
 from meshrun.cli.run import command_for_others
 from meshrun.cli.words import CommandLine, misplaced, requested_help, spell_out
 from meshrun.errors import UsageError
@@ -153,9 +153,7 @@ def test_a_switch_with_a_value_is_refused(word: str, hint: str) -> None:
 
 
 def read(words: list[str]) -> CommandLine:
-    command = typer.main.get_command(app)
-    line: CommandLine = command.make_context("meshrun", list(words)).meta["meshrun.line"]
-    return line
+    return read_options(Options, words).line
 
 
 @pytest.mark.parametrize(
