@@ -25,8 +25,7 @@ from meshrun.layout import Layout
 from meshrun.lifecycle.outcome import build_result
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.checked import Line, Time
-from meshrun.protocol.collectives import AskTimes
-from meshrun.protocol.events import Event, LaunchOver, NextBegins, TimesReported
+from meshrun.protocol.events import Event, LaunchOver, NextBegins, NodesEvent
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import Timings
@@ -303,8 +302,8 @@ def connected(hub: Hub) -> Iterator[tuple[Connection, Connection]]:
 
 
 def for_launch(hub: Hub) -> list[Event]:
-    """Return the events that the launch handles, without those about late ranks."""
-    return [event for event in hub.events if not isinstance(event, AskTimes | TimesReported)]
+    """Return the events that the state machine handles."""
+    return [event for event in hub.events if isinstance(event, NodesEvent)]
 
 
 @given(
