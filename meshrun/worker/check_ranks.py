@@ -86,8 +86,7 @@ def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
         group = mesh.get_group(index)
         if dist.get_world_size(group) > 1:
             _check_sum(dim, group, device)
-            found = _Groups(dim, group, device, mode, unsupported)
-            collectives.extend(found.measure())
+            collectives += _measure_group(dim, group, device, mode, unsupported)
     exchanges = _Exchanges(layout, device, mode).measure()
     free, whole = _gpu_memory(device)
     here = layout.nproc_per_node[layout.node_rank()]
@@ -138,60 +137,49 @@ def _check_sum(of: str, group: dist.ProcessGroup | None, device: torch.device) -
         )
 
 
-class _Groups:
-    """The collectives of one dim; all of its groups run them at the same time."""
+def _measure_group(
+    dim: str, group: dist.ProcessGroup, device: torch.device, mode: str, unsupported: list[str]
+) -> Iterator[Collective]:
+    """Yield the time of each operation at each size; all groups of a dim run it at the same time.
 
-    def __init__(
-        self,
-        dim: str,
-        group: dist.ProcessGroup,
-        device: torch.device,
-        mode: str,
-        unsupported: list[str],
-    ) -> None:
-        self._dim, self._group, self._device, self._mode = dim, group, device, mode
-        self._unsupported = unsupported
-        self._members = dist.get_world_size(group)
+    Operations that the group's backend lacks are added to ``unsupported``.
+    """
+    for op in ("all_reduce", "all_gather", "all_to_all"):
+        for length in _SIZES[mode, _kind(device)]:
+            try:
+                seconds = _seconds(_prepare(op, length, group, device), device, mode)
+            except RuntimeError as error:  # includes NotImplementedError
+                unsupported.append(f"{op}: {str(error).splitlines()[0]}")
+                break
+            yield Collective(dim=dim, op=op, bytes=length, seconds=seconds)
 
-    def measure(self) -> Iterator[Collective]:
-        """Yield the time of each operation at each size."""
-        for op in ("all_reduce", "all_gather", "all_to_all"):
-            for length in _SIZES[self._mode, _kind(self._device)]:
-                try:
-                    seconds = self._seconds(getattr(self, f"_{op}")(length))
-                except RuntimeError as error:  # includes NotImplementedError
-                    self._unsupported.append(f"{op}: {str(error).splitlines()[0]}")
-                    break
-                yield Collective(dim=self._dim, op=op, bytes=length, seconds=seconds)
 
-    def _all_reduce(self, length: int) -> Callable[[], object]:
-        data = self._zeros(length)
-        return lambda: dist.all_reduce(data, group=self._group)
-
-    def _all_gather(self, length: int) -> Callable[[], object]:
-        whole = self._zeros(length)
-        part = whole[: whole.numel() // self._members].clone()
-        whole = whole[: part.numel() * self._members]
+def _prepare(
+    op: str, length: int, group: dist.ProcessGroup, device: torch.device
+) -> Callable[[], object]:
+    """Return a call of an operation on ``length`` bytes."""
+    members = dist.get_world_size(group)
+    data = torch.zeros(max(length // 4, members), device=device)
+    part = data[: data.numel() // members]
+    whole = data[: part.numel() * members]
+    if op == "all_reduce":
+        return lambda: dist.all_reduce(data, group=group)
+    if op == "all_gather":
+        own = part.clone()
         gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # since torch 2.13
-        return lambda: gather(whole, part, group=self._group)
+        return lambda: gather(whole, own, group=group)
+    received = torch.empty_like(whole)
+    return lambda: dist.all_to_all_single(received, whole, group=group)
 
-    def _all_to_all(self, length: int) -> Callable[[], object]:
-        sent = self._zeros(length)
-        sent = sent[: sent.numel() // self._members * self._members]
-        received = torch.empty_like(sent)
-        return lambda: dist.all_to_all_single(received, sent, group=self._group)
 
-    def _zeros(self, length: int) -> torch.Tensor:
-        return torch.zeros(max(length // 4, self._members), device=self._device)
-
-    def _seconds(self, call: Callable[[], object]) -> float:
-        call()
-        _wait(self._device)
-        own_s = _timed(call, 1, self._device)
-        one = torch.tensor(own_s, device=self._device)
-        dist.all_reduce(one, op=dist.ReduceOp.MAX)  # so that all make the same number of calls
-        calls = _calls_in(_BUDGET_S[self._mode], one.item())
-        return _timed(call, calls, self._device) / calls if calls > 1 else own_s
+def _seconds(call: Callable[[], object], device: torch.device, mode: str) -> float:
+    call()
+    _wait(device)
+    own_s = _timed(call, 1, device)
+    one = torch.tensor(own_s, device=device)
+    dist.all_reduce(one, op=dist.ReduceOp.MAX)  # so that all make the same number of calls
+    calls = _calls_in(_BUDGET_S[mode], one.item())
+    return _timed(call, calls, device) / calls if calls > 1 else own_s
 
 
 def _kind(device: torch.device) -> str:
