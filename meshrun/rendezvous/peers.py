@@ -98,7 +98,7 @@ class Peers:
     def give_up(self, notice: GaveUp) -> None:
         """Notify the other nodes, before all have joined, that this one will not take part."""
         self._gave_up = notice
-        if not isinstance(self._side, Coordinator | None):
+        if isinstance(self._side, TorchNegotiation | Lobby | Participant):
             self._side.give_up(notice)
 
     @property

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from meshrun.errors import RendezvousError
 from meshrun.host.outgoing import Lookup
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.hub import Hub
 
 _RETRY_S = 0.5
@@ -59,9 +58,6 @@ class NameResolver:
     def all_notified(self) -> bool:
         """Whether no other node can be notified any more that this one gave up."""
         return self._deadline.is_over
-
-    def give_up(self, notice: GaveUp) -> None:
-        """Do nothing: the other nodes are still unknown."""
 
     def close(self) -> None:
         """Stop the lookup."""
