@@ -37,7 +37,7 @@ class Learnt(Struct, frozen=True, kw_only=True):
 def learn(
     modules: Mapping[str, ModuleType], before: Mapping[str, str], after: Mapping[str, str]
 ) -> Learnt:
-    """Return what is known about a program from the environment before it and at its end."""
+    """Return what a program that is about to end has imported, and changed in its environment."""
     return Learnt(
         modules=[name for name, module in modules.items() if _may_import(name, module)],
         changed=[

@@ -26,6 +26,8 @@ from meshrun.worker.early_settings import EarlySettings, read_early_settings
 from meshrun.worker.sys_path import first_path, is_archive
 
 _MACHINERY = (runpy.__file__, importlib.__file__)
+_run_as_main: Callable[[str, bool], object] = runpy._run_module_as_main  # type: ignore[attr-defined]
+"""Runs a module in the namespace of the current ``__main__``, as for ``python -m``."""
 _NO_ERRORS = ("Exit", "Abort")
 """Exceptions by which click and typer end a command; they handle them with ``sys.exit()``."""
 
@@ -233,12 +235,6 @@ def _handled_by(error: SystemExit) -> Exception | None:
     if frame and frame.f_globals.get("__name__") == "_sitebuiltins":  # exit() raises it there
         frame = frame.f_back
     return handled if frame is handled.__traceback__.tb_frame else None
-
-
-def _run_as_main(module: str, alter_argv: bool) -> None:
-    """Run a module in the namespace of the current ``__main__``, as for ``python -m``."""
-    run: Callable[[str, bool], object] = runpy._run_module_as_main  # type: ignore[attr-defined]
-    run(module, alter_argv)
 
 
 def print_nothing(*_: object) -> None:
