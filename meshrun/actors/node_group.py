@@ -82,7 +82,8 @@ class NodeGroup:
         """
         group = self._make_group(self._bundles[: self._count_at_first()])
         limit_s = _IN_USE_S if self._request.timeout_s is None else self._request.timeout_s
-        if not await _within(group.ready(), limit_s):
+        ready = asyncio.ensure_future(group.ready())
+        if not (await asyncio.wait([ready], timeout=limit_s))[0]:
             raise self._lack(f" within {duration(limit_s)}")
         actors = [self._make_actor(group, bundle) for bundle in range(group.bundle_count)]
         try:
@@ -298,12 +299,6 @@ def _keep(path: str, content: bytes) -> None:
         if pickle.loads(there)[0] > pickle.loads(content)[0]:  # noqa: S301 - our ranks wrote them
             return
     write_private(path, content)
-
-
-async def _within(work: Awaitable[object], limit_s: float) -> bool:
-    """Return whether something is done within the limit."""
-    done, _ = await asyncio.wait([asyncio.ensure_future(work)], timeout=limit_s)
-    return bool(done)
 
 
 def _sort_key(node: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -28,7 +28,10 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     if not words or ",".join(words) != text:
         raise ValueError("not a node list")
     for word in words:
-        parts = [_alternatives(part) for part in _PART.findall(word)]
+        parts = [
+            list(_numbers(part[1:-1])) if part.startswith("[") else [part]
+            for part in _PART.findall(word)
+        ]
         if len(names) + prod(map(len, parts)) > _MOST:
             raise ValueError(f"more than {_MOST:,} nodes")
         names += map("".join, product(*parts))
@@ -54,11 +57,6 @@ def expand_counts(text: str) -> tuple[int, ...]:
             raise ValueError(f"more than {_MOST:,} nodes")
         counts += [int(match[1])] * times
     return tuple(counts)
-
-
-def _alternatives(part: str) -> list[str]:
-    """Return the alternatives of a part of a name: itself, or the numbers in its brackets."""
-    return list(_numbers(part[1:-1])) if part.startswith("[") else [part]
 
 
 def _numbers(text: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from meshrun.errors import LayoutError
 from meshrun.layout.axes import axes_of
+from meshrun.layout.derived import shortened_group
 from meshrun.layout.domains import shorten_domains, sums_of
 from meshrun.layout.parts import Parts
 from meshrun.layout.slot_map import SlotMap
@@ -231,7 +232,7 @@ def _crosses(packed: Placement, locality: Locality, order: list[int]) -> LayoutE
         where = f"domains {', '.join(map(str, at[:4]))}{', ..' if len(at) > 4 else ''}"
         message = (
             f"--intra-domain: {message} domains ({_size_of(locality)}); the first one,"
-            f" {_ranks(first)}, is in {where}"
+            f" {shortened_group(first)}, is in {where}"
         )
     move = f"put {what} last" if dim == order[-1] else "reorder the dims"
     return LayoutError(
@@ -239,12 +240,6 @@ def _crosses(packed: Placement, locality: Locality, order: list[int]) -> LayoutE
         hint=f"{move}: --mesh {format_mesh(reordered)}; or keep the mesh and renumber"
         " ranks: --place auto",
     )
-
-
-def _ranks(group: Sequence[int]) -> str:
-    shown = [str(rank) for rank in group[:2]]
-    shown += ["..", str(group[-1])] if len(group) > 3 else [str(rank) for rank in group[2:]]
-    return f"ranks {','.join(shown)}"
 
 
 def _size_of(locality: Locality) -> str:

@@ -315,17 +315,15 @@ class Controller:
             self._closing = self._pool.reactor.call_later(self._most_s_to_end, lambda: None)
         if at_once and not self._ending:
             self._ending = True
+            # For the launchers' messages to each other.
+            why = f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
             for session in self._sessions:
                 if not session.is_done:
-                    session.send(StopLauncher(why=self._why_ending()))
+                    session.send(StopLauncher(why=why))
 
     @property
     def _most_s_to_end(self) -> float:
         return self._request.shutdown_timeout_s + self._request.node_timeout_s + _GRACE_S
-
-    def _why_ending(self) -> str:
-        """Return why the launchers are stopped, for their messages to each other."""
-        return f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
 
     def _launch_error(self, sessions: Sequence[HostSession]) -> MeshrunError:
         """Return the error of the launch, once although every launcher may report it."""

@@ -280,15 +280,15 @@ def test_nothing_is_renumbered_that_is_right_already() -> None:
     [
         ("tp=8,dp=4", {"intra_domain": ["tp"], "domain_size": 4},
          "--intra-domain: 4 of 4 groups of tp cross domains (4 nodes each); the first one,"
-         " ranks 0,4,..,28, is in domains 0, 1",
+         " {0,4,..,28}, is in domains 0, 1",
          "put tp last: --mesh dp=4,tp=8; or keep the mesh and renumber ranks: --place auto"),
         ("tp=8,dp=4", {"intra_domain": ["tp"], "intra_node": ["dp"], "domain_size": 4},
          "--intra-domain: tp=8 x dp=4 needs 32 ranks in one domain, but the largest domain has room"
          " for only 16 ranks on 4 nodes",
          "use smaller or fewer dims"),
         ("pp=2,dp=1,cp=4,tp=4", {"intra_domain": ["pp"], "intra_node": ["tp"], "domain_size": 2},
-         "--intra-domain: 16 of 16 groups of pp cross domains (2 nodes each); the first one, ranks"
-         " 0,16, is in domains 0, 2",
+         "--intra-domain: 16 of 16 groups of pp cross domains (2 nodes each); the first one,"
+         " {0,16}, is in domains 0, 2",
          "reorder the dims: --mesh dp=1,cp=4,pp=2,tp=4; or keep the mesh and renumber ranks:"
          " --place auto"),
         ("dp=4,tp=8", {"intra_domain": ["tp"], "domain_size": 3},
