@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable
-from ipaddress import IPv6Address
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.admission import listen_for
+from meshrun.host.host_names import is_address
 from meshrun.host.interfaces import own_addresses
 from meshrun.host.sockets import listen_on
 from meshrun.plan.parse import is_on
@@ -23,7 +23,7 @@ _MOST_ADDRESSES = 16
 
 def addresses_to_name() -> list[str]:
     """Return the IPv6 addresses from which this machine's ranks may connect to the store."""
-    return [each for each in own_addresses() if _is_v6(each) and each != "::1"][:_MOST_ADDRESSES]
+    return [each for each in own_addresses() if ":" in each and each != "::1"][:_MOST_ADDRESSES]
 
 
 def listen_for_nodes(
@@ -42,7 +42,7 @@ def listen_for_nodes(
         theirs = {each.their_address for each in connections if each.their_address}
         if ":" in on:
             named = (each for node in nodes for each in node.addresses[:_MOST_ADDRESSES])
-            theirs |= {each for each in named if _is_v6(each)}
+            theirs |= {each for each in named if ":" in each and is_address(each)}
         try:
             return listen_for({*own_addresses(), *theirs}, on)
         except OSError as error:
@@ -58,10 +58,3 @@ def listen_for_nodes(
             f"this machine has lost the address {on}, where the nodes met",
             hint="a launch cannot continue without the first node's address; start it again",
         ) from error
-
-
-def _is_v6(text: str) -> bool:
-    try:
-        return bool(IPv6Address(text))
-    except ValueError:
-        return False
