@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
-from meshrun.plan.parse import format_nnodes, parse_seconds
+from meshrun.plan.parse import format_nnodes, is_on, parse_flag, parse_seconds
 from meshrun.plan.request import Rendezvous, RendezvousSettings
 
 DEFAULT_PORT = 29500
@@ -17,7 +17,6 @@ _START_S = 60.0
 """How long launchers that were started together may take to join."""
 _LAST_CALL_S = 30.0
 """torch's default for how long to wait for more nodes once the minimum has joined."""
-_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
@@ -64,7 +63,8 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
     def is_first(self) -> bool | None:
         """Whether this node is node 0; ``None`` if only the endpoint can tell."""
         if self.backend == "c10d":
-            return _BOOLEANS.get(dict(self.conf).get("is_host", "").lower())
+            is_host = dict(self.conf).get("is_host")
+            return None if is_host is None else is_on(is_host)
         return None if self.node_rank is None else self.node_rank == 0
 
     @property
@@ -134,6 +134,8 @@ def plan_rendezvous(
     timeout_s = parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0
     last = settings.get("last_call_timeout")
     last_call_s = parse_seconds(last, "--rdzv-conf last_call_timeout") if last else _LAST_CALL_S
+    if (is_host := settings.get("is_host")) is not None and rendezvous.backend == "c10d":
+        parse_flag(is_host, "--rdzv-conf is_host")
     same: dict[str, Any] = {
         name: getattr(rendezvous, name) for name in RendezvousSettings.__struct_fields__
     }

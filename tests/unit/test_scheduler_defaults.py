@@ -402,6 +402,15 @@ def test_how_long_nodes_may_take() -> None:
         planned(conf=(("join_timeout", "long"),))
 
 
+def test_the_host_of_c10d_is_told_in_torchs_words() -> None:
+    """``y`` as well as ``true``; a misspelled word is an error."""
+    found = [planned(backend="c10d", conf=(("is_host", word),)) for word in ("y", "False")]
+
+    assert [each.is_first for each in found if each] == [True, False]
+    with pytest.raises(UsageError, match="is_host must be true or false"):
+        planned(backend="c10d", conf=(("is_host", "ture"),))
+
+
 def test_a_job_with_fewer_nodes_starts_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes before srun's; a dry run may plan for a larger job."""
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
