@@ -37,7 +37,7 @@ def render_bug_report(options: Options) -> str:
         "Machine": "\n".join(_machine()),
         "Detected": mask.text(detected),
         "Environment": "\n".join(_environment(options.env, mask)),
-        "Command line": " ".join(["meshrun", *mask.words([*line.options, *line.program])]),
+        "Command line": " ".join(["meshrun", *mask.words(line.words())]),
         "Plan": mask.text(plan),
     }
     report = "\n".join(

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from meshrun import __version__
@@ -14,7 +14,7 @@ from meshrun.cli.end import call_at_end, end_by_signal, end_with
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import PET, Options
 from meshrun.cli.variables import BETWEEN_LAUNCHERS, IN_RANK
-from meshrun.cli.words import CommandLine, is_option, requested_help, spell_out
+from meshrun.cli.words import CommandLine, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, open_standard_streams
 from meshrun.host.shortage import describe_shortage
@@ -39,53 +39,38 @@ def read_options(table: type[_Table], args: Sequence[str]) -> _Table:
     """
     takes_value = {flag: row.takes_value for row in table.rows() for flag in row.flags}
     torchruns = {flag for row in table.rows() if row.family == PET for flag in row.flags}
-    spelled = spell_out(args, takes_value, torchruns)
+    line, wrong = spell_out(args, takes_value, torchruns)
     try:
-        if spelled.error is not None:
-            raise spelled.error
-        return _read_words(table, spelled.words, takes_value)
+        if wrong is not None:
+            raise wrong
+        return _add_variables(table, line)
     except UsageError as error:
         from meshrun.cli.run import notify_other_nodes
 
-        notify_other_nodes(_read_words(table, spelled.known, takes_value, is_partial=True), error)
+        notify_other_nodes(_add_variables(table, line, is_partial=True), error)
         raise
 
 
-def _read_words(
-    table: type[_Table],
-    words: Sequence[str],
-    takes_value: Mapping[str, bool],
-    *,
-    is_partial: bool = False,
-) -> _Table:
+def _add_variables(table: type[_Table], line: CommandLine, *, is_partial: bool = False) -> _Table:
     rows = {flag: row for row in table.rows() for flag in row.flags}
     values: dict[str, Any] = {}
-    rest = list(words)
-    while rest and is_option(rest[0]):
-        flag, equals, text = rest.pop(0).partition("=")
-        row = rows[flag]
-        if row.takes_value and not equals:
-            if not rest:
-                hint = "see `meshrun --help`"
-                raise UsageError(f"option '{flag}' requires an argument", hint=hint)
-            text = rest.pop(0)
-        if row.repeats:
+    for flag, text in line.options:
+        if (row := rows[flag]).repeats:
             values.setdefault(row.name, []).append(text)
         else:
             values[row.name] = text if row.takes_value else True
     sources = dict.fromkeys(values, COMMAND_LINE)
     for row in table.rows():
         name = row.variable or ""
-        text = os.environ.get(name, "")
-        if text and row.name not in values:
-            if not row.takes_value:
-                values[row.name] = is_on(text) if is_partial else parse_flag(text, name)
-            else:
-                values[row.name] = text.split() if row.repeats else text
-            sources[row.name] = name
-    before = tuple(words[: len(words) - len(rest)])
-    program = tuple(rest[1:] if rest[:1] == ["--"] else rest)
-    return table(values, sources, os.environ, CommandLine(before, program, takes_value))
+        text = os.environ.get(name)
+        if not text or row.name in values:
+            continue
+        if not row.takes_value:
+            values[row.name] = is_on(text) if is_partial else parse_flag(text, name)
+        else:
+            values[row.name] = text.split() if row.repeats else text
+        sources[row.name] = name
+    return table(values, sources, os.environ, line)
 
 
 def run_line(args: Sequence[str], invocation: Invocation) -> int:

@@ -136,7 +136,7 @@ class ParsedOptions:
     sources: Mapping[str, str]
     """The source of each value: ``command line``, or a variable."""
     env: Mapping[str, str]
-    line: CommandLine = CommandLine((), (), {})  # noqa: RUF009 - frozen
+    line: CommandLine = CommandLine()  # noqa: RUF009 - frozen
 
     @classmethod
     def rows(cls) -> tuple[Option[Any], ...]:

@@ -109,8 +109,8 @@ def read_program(options: Options) -> Program:
 
 def _hint_at_program(line: CommandLine) -> str:
     """Return what may have become of the program."""
-    option, value = ("", "", *line.options)[-2:]
-    if line.takes_value.get(option, False) and value.endswith(".py"):
+    option, value = (("", None), *line.options)[-1]
+    if value is not None and value.endswith(".py"):
         return f"`{value}` was read as the value of {option}"
     return "for example: meshrun --mesh dp=2 train.py"
 

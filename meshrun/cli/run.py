@@ -172,8 +172,8 @@ def _check_dry_run(options: Options) -> None:
 
 def _misplaced(options: Options, program: Program) -> Iterator[str]:
     """Yield a note for each option of meshrun after the program, unless the program reads it."""
-    line, typed = options.line, {row.flag for row in options.rows() if options.is_typed(row)}
-    names = [name for name in misplaced(line.program[1:], line.takes_value) if name not in typed]
+    args, flags = options.line.program[1:], {row.flag: row for row in options.rows()}
+    names = [name for name in misplaced(args, flags) if not options.is_typed(flags[name])]
     if not names:
         return
     source = read_source(program)

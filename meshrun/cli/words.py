@@ -49,23 +49,16 @@ LAUNCHER_OPTIONS = frozenset({"--mesh", "--nnodes", "--standalone", "--hosts", "
 class CommandLine(Struct, frozen=True):
     """A parsed command line, from which command lines for other processes are made."""
 
-    options: tuple[str, ...]
-    """Words before the program, in full spelling."""
-    program: tuple[str, ...]
+    options: tuple[tuple[str, str | None], ...] = ()
+    """The flags before the program, in full spelling, each with its value if it takes one."""
+    program: tuple[str, ...] = ()
     """The program and its arguments."""
-    takes_value: Mapping[str, bool]
-    """For each flag, whether a value follows it."""
 
     def words(self, *, without: Collection[str] = ()) -> list[str]:
         """Return all words except some options and their values."""
-        kept: list[str] = []
-        rest = list(self.options)
-        while rest:
-            word = rest.pop(0)
-            value = [rest.pop(0)] if rest and self.takes_value.get(word, False) else []
-            if word.partition("=")[0] not in without:
-                kept += [word, *value]
-        return [*kept, *self.program_words]
+        kept = [pair for pair in self.options if pair[0] not in without]
+        words = [word for pair in kept for word in pair if word is not None]
+        return [*words, *self.program_words]
 
     @property
     def program_words(self) -> list[str]:
@@ -75,63 +68,48 @@ class CommandLine(Struct, frozen=True):
         return ["--", *self.program] if needs_dashes else [*self.program]
 
 
-class SpelledOut(Struct, frozen=True):
-    """A command line in full spelling."""
-
-    words: list[str]
-    """All of its words, except wrong ones."""
-    known: list[str]
-    """The options before the program that are complete: what an invalid line says for certain."""
-    error: UsageError | None
-    """Why the line is invalid, if a word is wrong."""
-
-
 def spell_out(
     words: Sequence[str], takes_value: Mapping[str, bool], torchrun_flags: Collection[str] = ()
-) -> SpelledOut:
-    """Return ``words`` with each option before the program in its full spelling.
+) -> tuple[CommandLine, UsageError | None]:
+    """Return what ``words`` say for certain, and why they are invalid, if they are.
 
-    ``--nproc_per_node=8`` means ``--nproc-per-node=8``, and so does ``--nproc 8`` if no other
+    ``--nproc_per_node=8`` means ``--nproc-per-node 8``, and so does ``--nproc 8`` if no other
     option starts with it, as argparse reads them for torchrun; ``-mt=3`` means ``-m -t 3``. As
     there, a ``--`` directly after the program is left out, unless one precedes it; the program's
     arguments are not changed. A word after an unknown option may be its value and is left out, too.
     An abbreviation of only one of ``torchrun_flags`` means that one.
     """
-    spelled: list[str] = []
-    error, lacks_value, rest = None, False, list(words)
-    while rest and is_option(rest[0]):
+    options: list[tuple[str, str | None]] = []
+    error, rest = None, list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         word = rest.pop(0)
         read = _read_option if word.startswith("--") else _read_letters
         flags, following, wrong = read(word, takes_value, torchrun_flags)
         error = error or wrong
-        spelled += flags
         rest[:0] = following
-        if flags and takes_value.get(flags[-1], False):
-            lacks_value = not rest
-            spelled += rest[:1]
-            del rest[:1]
+        pairs: list[tuple[str, str | None]] = [(flag, None) for flag in flags]
+        if flags and takes_value[flags[-1]] and rest:
+            pairs[-1] = flags[-1], rest.pop(0)
+        elif flags and takes_value[flags[-1]]:
+            del pairs[-1]
+            lacks = f"option '{flags[-1]}' requires an argument"
+            error = error or UsageError(lacks, hint="see `meshrun --help`")
         elif not flags and "=" not in word and rest and not rest[0].startswith("-"):
             del rest[0]
-    if rest[1:2] == ["--"] and rest[0] != "--":
+        options += pairs
+    if rest[:1] == ["--"]:
+        del rest[0]
+    elif rest[1:2] == ["--"]:
         del rest[1]
-    return SpelledOut(spelled + rest, spelled[:-1] if lacks_value else spelled, error)
-
-
-def is_option(word: str) -> bool:
-    """Return whether a word before the program is an option; ``-`` is a program: stdin."""
-    return word.startswith("-") and word not in ("-", "--")
+    return CommandLine(tuple(options), tuple(rest)), error
 
 
 def requested_help(line: CommandLine) -> str:
     """Return the help that a command line requests: ``-h``, ``--help`` or its topic."""
-    rest = [*line.options, *line.program]
-    while rest:
-        word = rest.pop(0)
-        if word in ("-h", "--help"):
-            return rest[0] if rest and _TOPIC.fullmatch(rest[0]) else word
-        if line.takes_value.get(word, False):
-            del rest[:1]
-    return "--help"
+    flags = [flag for flag, _ in line.options]
+    asked = next(flag for flag in flags if flag in ("-h", "--help"))
+    is_last, topic = flags[-1] == asked, line.program[:1]
+    return topic[0] if is_last and topic and _TOPIC.fullmatch(topic[0]) else asked
 
 
 def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:
@@ -163,11 +141,9 @@ def _read_option(
             message = f"ambiguous option `{name}`: {meant}"
             return [], [], UsageError(message, hint="write more of the name")
         name = candidates[0]
-    if equals and name == "--help":
-        return [name], [value], None
-    if equals and not takes_value[name]:
+    if equals and not takes_value[name] and name != "--help":
         return [name], [], _needless(name, value)
-    return [f"{name}{equals}{value}"], [], None
+    return [name], [value] if equals else [], None
 
 
 def _read_letters(word: str, takes_value: Mapping[str, bool], _: Collection[str]) -> _Read:

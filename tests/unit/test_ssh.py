@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.cli.on_hosts import CONTROLLER_OPTIONS
-from meshrun.cli.words import CommandLine
+from meshrun.cli.words import spell_out
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.ssh.agent_messages import Hello, format_hello, read_hello
@@ -64,7 +64,7 @@ def test_the_first_line_is_understood_by_an_agent_of_another_version() -> None:
 def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
     """The program's own arguments stay as they are."""
     options = ["--hosts", "a,b", "--mesh", "--hosts", "--report=x", "--status", "--ssh=ssh -v"]
-    line = CommandLine(tuple(options), ("a.py", "--hosts", "c"), TAKES_VALUE)
+    line, _ = spell_out([*options, "a.py", "--hosts", "c"], TAKES_VALUE)
 
     assert line.words(without=CONTROLLER_OPTIONS) == [
         "--mesh",
