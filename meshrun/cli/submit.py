@@ -289,15 +289,11 @@ def option_words(options: Options) -> tuple[tuple[str, ...], ...]:
     words: list[tuple[str, ...]] = []
     for row in options.given_for_launch():
         given = options.values[row.name]
-        if row in _SUBMISSION_OPTIONS or given is None or given is False:
+        if row in _SUBMISSION_OPTIONS or given is False:
             continue
         texts = given if row.repeats else [given]
-        words += [(row.flag,) if text is True else _pair(row.flag, text) for text in texts]
+        words += [(row.flag,) if text is True else (row.flag, text) for text in texts]
     return tuple(words)
-
-
-def _pair(option: str, value: str) -> tuple[str, ...]:
-    return (f"{option}={value}",) if value.startswith("-") else (option, value)
 
 
 def _on_cores(scheduler: str, request: LaunchRequest, *, in_image: bool) -> bool:

@@ -162,11 +162,19 @@ def _read_letters(word: str, takes_value: Mapping[str, bool], _: Collection[str]
 
 
 def _unknown(name: str, options: Collection[str]) -> UsageError:
-    return UsageError(f"no such option: {name}", hint=_hint(name, options))
+    meant = " or ".join(f"`{option}`" for option in nearest(name, options))
+    hint = f"did you mean {meant}?" if meant else "see `meshrun --help`"
+    if " " in name:
+        hint = "this is one word with spaces: pass its parts as separate words, in Python as a list"
+    return UsageError(f"no such option: {name}", hint=hint)
 
 
 def _needless(name: str, value: str) -> UsageError:
-    return UsageError(f"{name} takes no value, found `{value}`", hint=_instead(name, value))
+    pattern, instead = _SWITCH_VALUES.get(name, (None, ""))
+    hint = f"leave out {name if _OFF.fullmatch(value) else f'`={value}`'}"
+    if pattern is not None and pattern.fullmatch(value):
+        hint = instead.format(value)
+    return UsageError(f"{name} takes no value, found `{value}`", hint=hint)
 
 
 def nearest(
@@ -176,20 +184,3 @@ def nearest(
     plain = name.lstrip("-").replace("_", "-")
     meant = f"--{plain}" if f"--{plain}" in options else _SYNONYMS.get(plain)
     return [meant] if meant else get_close_matches(f"--{plain}", options, n=most, cutoff=cutoff)
-
-
-def _instead(name: str, value: str) -> str:
-    """Return a hint for a switch that was given a value."""
-    pattern, instead = _SWITCH_VALUES.get(name, (None, ""))
-    if pattern is not None and pattern.fullmatch(value):
-        return instead.format(value)
-    return f"leave out {name if _OFF.fullmatch(value) else f'`={value}`'}"
-
-
-def _hint(name: str, options: Collection[str]) -> str:
-    """Return a hint for an unknown option."""
-    if " " in name:
-        return "this is one word with spaces: pass its parts as separate words, in Python as a list"
-    near = nearest(name, options)
-    meant = " or ".join(f"`{option}`" for option in near)
-    return f"did you mean {meant}?" if near else "see `meshrun --help`"
