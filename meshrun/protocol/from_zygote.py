@@ -21,6 +21,11 @@ STORE = -1
 """The store's process, in place of a rank."""
 
 
+class _OfRank(Struct, frozen=True, kw_only=True):
+    rank: int
+    at_ns: int
+
+
 class ZygoteReady(Struct, frozen=True, kw_only=True):
     """The zygote has imported its preloads and is ready to fork."""
 
@@ -48,12 +53,10 @@ class ProgramBroken(Struct, frozen=True, kw_only=True):
         return describe_broken(self.text)
 
 
-class RankStarted(Struct, frozen=True, kw_only=True):
+class RankStarted(_OfRank, frozen=True, kw_only=True):
     """A rank's process exists."""
 
-    rank: int
     pid: int
-    at_ns: int
 
 
 class StartFailed(Struct, frozen=True, kw_only=True):
@@ -66,48 +69,34 @@ class StartFailed(Struct, frozen=True, kw_only=True):
     hint: str | None = TOO_FEW_PROCESSES
 
 
-class RankJoined(Struct, frozen=True, kw_only=True):
+class RankJoined(_OfRank, frozen=True, kw_only=True):
     """A rank has joined the process group of its mesh."""
 
-    rank: int
-    at_ns: int
 
-
-class RankReady(Struct, frozen=True, kw_only=True):
+class RankReady(_OfRank, frozen=True, kw_only=True):
     """A rank begins the first line of the program, with its mesh if it has one."""
 
-    rank: int
-    at_ns: int
 
-
-class RankBeat(Struct, frozen=True, kw_only=True):
+class RankBeat(_OfRank, frozen=True, kw_only=True):
     """A rank's program called ``meshrun.heartbeat()`` or ``progress()``."""
 
-    rank: int
-    at_ns: int
     step: int | None = None
     """The step that it reported, if any."""
 
 
-class BreakpointPassed(Struct, frozen=True, kw_only=True):
+class BreakpointPassed(_OfRank, frozen=True, kw_only=True):
     """A rank without stdin reached a breakpoint and continued."""
 
-    rank: int
-    at_ns: int
 
-
-class CallEnded(Struct, frozen=True, kw_only=True):
+class CallEnded(_OfRank, frozen=True, kw_only=True):
     """A rank that serves calls has finished one and flushed its output."""
 
-    rank: int
-    at_ns: int
     number: int
 
 
-class Checked(Struct, frozen=True, kw_only=True):
+class Checked(_OfRank, frozen=True, kw_only=True):
     """The check before the program has finished; rank 0 reports it."""
 
-    rank: int
     findings: list[Line]
     """What is wrong, one line each."""
     hosts: list[Line]
@@ -115,19 +104,16 @@ class Checked(Struct, frozen=True, kw_only=True):
     speeds: Line
     """The speed of each dim, for display."""
     seconds: float
-    at_ns: int
 
 
-class NodeExcluded(Struct, frozen=True, kw_only=True):
+class NodeExcluded(_OfRank, frozen=True, kw_only=True):
     """A rank's node must not be used."""
 
-    rank: int
     reason: Line
     remedy: Line
     """How to leave the node out, for display."""
     found_by: Literal["program", "check", "driver"] = "program"
     """Who excludes it: ``exclude_node()``, the check before the program, or the GPUs' driver."""
-    at_ns: int
 
     @property
     def who(self) -> str:
@@ -136,18 +122,12 @@ class NodeExcluded(Struct, frozen=True, kw_only=True):
         return names.get(self.found_by, f"rank {self.rank}")
 
 
-class RankFinished(Struct, frozen=True, kw_only=True):
+class RankFinished(_OfRank, frozen=True, kw_only=True):
     """A rank's program has succeeded; its process waits for those of its peers."""
 
-    rank: int
-    at_ns: int
 
-
-class RankLeaves(Struct, frozen=True, kw_only=True):
+class RankLeaves(_OfRank, frozen=True, kw_only=True):
     """A rank's program has ended with a status other than 0; its connections close next."""
-
-    rank: int
-    at_ns: int
 
 
 class RanksResumed(Struct, frozen=True, kw_only=True):
