@@ -132,7 +132,7 @@ class ParsedOptions:
     """Options as given on the command line and in the environment; the base of the table."""
 
     values: Mapping[str, Any]
-    """Options by name: a text, ``True``, a list of texts, or ``None``."""
+    """What was given, by name: a text, a list of texts, or whether a switch is on."""
     sources: Mapping[str, str]
     """The source of each value: ``command line``, or a variable."""
     env: Mapping[str, str]
