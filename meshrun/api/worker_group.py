@@ -30,13 +30,7 @@ from meshrun.api.launch import (
 )
 from meshrun.api.lent_terminal import Lender
 from meshrun.api.rank_output import RankOutput
-from meshrun.api.remote_call import (
-    RankTraceback,
-    exited_early,
-    load_value,
-    pickle_call,
-    write_path,
-)
+from meshrun.api.remote_call import RankTraceback, exited_early, load_value, pickle_call, write_path
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder, writing_to
 from meshrun.host.reactor import Reactor

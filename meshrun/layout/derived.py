@@ -12,14 +12,7 @@ from itertools import islice
 
 from meshrun.errors import SpecError
 from meshrun.layout.axes import Axis, axes_of, axis_of
-from meshrun.layout.spec import (
-    INFERRED,
-    MeshSpec,
-    format_mesh,
-    items_of,
-    parse_mesh,
-    split_texts,
-)
+from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh, items_of, parse_mesh, split_texts
 from meshrun.wording import count
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

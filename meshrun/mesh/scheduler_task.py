@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshrun.errors import MeshError
-from meshrun.host.interfaces import (
-    interface_variables,
-    own_address_towards,
-    own_addresses,
-    resolve,
-)
+from meshrun.host.interfaces import interface_variables, own_address_towards, own_addresses, resolve
 
 if TYPE_CHECKING:
     from meshrun.cluster import ClusterFacts, Task

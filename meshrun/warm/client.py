@@ -26,14 +26,7 @@ from meshrun.start import own_command
 from meshrun.warm.identity import BASE, Mismatch, Requirements, Server, find_mismatch
 from meshrun.warm.inherited import leader_of_session, read_inherited
 from meshrun.warm.place import Place, stop_server, usual_place
-from meshrun.warm.warm_messages import (
-    Assignment,
-    Dismiss,
-    ForkZygote,
-    ZygoteEnded,
-    ZygoteForked,
-    ZygoteSpec,
-)
+from meshrun.warm.warm_messages import Assignment, ZygoteEnded, ZygoteForked, ZygoteSpec
 from meshrun.wording import duration
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.learnt import Learnt, read_learnt
@@ -75,7 +68,7 @@ class WarmZygote(Struct):
         """Wait until nothing of it is left; return its wait status, and what could not be ended."""
         ended = yield from self._receive()
         with suppress(OSError):
-            self._keeper.send(pack(Dismiss()))
+            self._keeper.send(b"\0")  # this launcher is alive, and ends what is left itself
             yield from self._receive()  # the connection closes
         if not isinstance(ended, ZygoteEnded):  # the keeper was killed, or still waits
             self.kill()
@@ -294,7 +287,7 @@ class WarmRun:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
             with _in_memory(pack(spec)) as text:
-                socket.send_fds(connection, [pack(ForkZygote())], [text, folder, *fds])
+                socket.send_fds(connection, [b"\0"], [text, folder, *fds])
             mismatch = self._place.changed_library(server)
             forked, pidfds = _receive(connection)
             if not isinstance(forked, ZygoteForked) or len(pidfds) != _PIDFDS:

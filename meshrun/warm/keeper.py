@@ -28,18 +28,11 @@ from meshrun.host.processes import (
 from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
-from meshrun.warm.warm_messages import (
-    FDS,
-    ForkZygote,
-    ZygoteEnded,
-    ZygoteForked,
-    ZygoteSpec,
-)
+from meshrun.warm.warm_messages import FDS, ZygoteEnded, ZygoteForked, ZygoteSpec
 from meshrun.zygote.control import leave_signals_to_launcher
 
 RunZygote = Callable[[Sequence[int], Program], Callable[[], None]]
 _REQUEST_TAKES_S = 10.0
-_PACKET_BYTES = 4096
 _LONGEST_SPEC_BYTES = 64 * 1024 * 1024
 
 
@@ -55,8 +48,7 @@ def serve_connection(
     """
     connection.settimeout(_REQUEST_TAKES_S)
     try:
-        packet, fds, _, _ = socket.recv_fds(connection, _PACKET_BYTES, FDS)
-        unpack(packet, ForkZygote)
+        _, fds, _, _ = socket.recv_fds(connection, 1, FDS)
         if len(fds) != FDS:
             os._exit(0)
         spec: ZygoteSpec = unpack(_read_whole(fds[0]), ZygoteSpec)
@@ -111,7 +103,7 @@ def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:
     )
     _send(connection, message)
     with suppress(OSError):
-        if connection.recv(_PACKET_BYTES):  # the launcher is alive, so no guard is needed
+        if connection.recv(1):  # the launcher is alive, so no guard is needed
             end_children(grace_s=0.0, spare=frozenset(left.survivors))
 
 

@@ -26,12 +26,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
     """The leader of the login session; 0 if there is none."""
 
 
-class ForkZygote(Struct, frozen=True, kw_only=True):
-    """From a launcher to a server: fork a zygote, according to the spec that comes along."""
-
-
 class ZygoteSpec(Struct, frozen=True, kw_only=True):
-    """What a zygote must be; it comes in a file, as it may be longer than a packet."""
+    """From a launcher to a server, in a file: fork such a zygote."""
 
     program: Program
     mark: str
@@ -53,7 +49,3 @@ class ZygoteEnded(Struct, frozen=True, kw_only=True):
     """Processes that the kernel holds."""
     denied: list[int]
     """Processes that have become another user's."""
-
-
-class Dismiss(Struct, frozen=True, kw_only=True):
-    """From the launcher to the keeper: it is alive, and ends what is left itself."""
