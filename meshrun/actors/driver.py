@@ -116,15 +116,13 @@ async def _place(
     """
     placed = asyncio.ensure_future(group.place())
     gone = asyncio.ensure_future(launcher_gone.wait())
-    limit_s: float | None = _NOTE_S
-    while not placed.done():
-        await asyncio.wait((placed, gone), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done():
-            placed.cancel()
-            raise _LauncherGone
-        if limit_s is not None and not placed.done():
-            note(f"waiting for a placement group: {group.description}")
-            limit_s = None
+    text = f"waiting for a placement group: {group.description}"
+    later = asyncio.get_running_loop().call_later(_NOTE_S, note, text)
+    await asyncio.wait((placed, gone), return_when=asyncio.FIRST_COMPLETED)
+    later.cancel()
+    if not placed.done():
+        placed.cancel()
+        raise _LauncherGone
     gone.cancel()
     return placed.result()
 

@@ -33,7 +33,6 @@ from meshrun.zygote.control import leave_signals_to_launcher
 
 RunZygote = Callable[[Sequence[int], Program], Callable[[], None]]
 _REQUEST_TAKES_S = 10.0
-_LONGEST_SPEC_BYTES = 64 * 1024 * 1024
 
 
 def serve_connection(
@@ -51,7 +50,8 @@ def serve_connection(
         _, fds, _, _ = socket.recv_fds(connection, 1, FDS)
         if len(fds) != FDS:
             os._exit(0)
-        spec: ZygoteSpec = unpack(_read_whole(fds[0]), ZygoteSpec)
+        text = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
+        spec: ZygoteSpec = unpack(text, ZygoteSpec)
         os.setsid()
         spec.inherited.apply(fds[1])
         mark.set(spec.mark)
@@ -112,10 +112,3 @@ def _send(connection: socket.socket, message: ZygoteForked | ZygoteEnded, *fds: 
         socket.send_fds(connection, [pack(message)], fds)
     except OSError:  # the launcher is dead
         pass
-
-
-def _read_whole(fd: int) -> bytes:
-    size = os.fstat(fd).st_size
-    if size > _LONGEST_SPEC_BYTES:
-        raise ValueError(f"{size} bytes")
-    return os.pread(fd, size, 0)
