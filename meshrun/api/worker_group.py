@@ -473,10 +473,9 @@ def _run_launcher(
         started.set_exception(error)
         return
     started.set_result(process)
-    assert process.stdout is not None  # noqa: S101 - a pipe
-    assert process.stderr is not None  # noqa: S101 - a pipe
+    pipes = zip((process.stdout, process.stderr), streams, strict=True)
     with process:
-        copy_output([*zip((process.stdout, process.stderr), streams, strict=True)])
+        copy_output([(pipe, stream) for pipe, stream in pipes if pipe is not None])
     del folder
 
 

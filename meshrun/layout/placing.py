@@ -101,11 +101,11 @@ def place(
     packed = _pack(mesh, solved, locality)
     if packed is None:
         raise _does_not_fit(solved, locality)
-    if _first_crossing(packed, locality) is None:
+    if (crossing := _first_crossing(packed, locality)) is None:
         return packed
     order = _find_order(packed, locality)
     if not renumber:
-        raise _crosses(packed, locality, order)
+        raise _crosses(packed, locality, order, *crossing)
     return replace(packed, slot_order=tuple(mesh.keys[dim] for dim in order))
 
 
@@ -206,11 +206,10 @@ def _count_blocks(room: Counter[int], each: int) -> int:
 # ---- errors --------------------------------------------------------------------------------
 
 
-def _crosses(packed: Placement, locality: Locality, order: list[int]) -> LayoutError:
+def _crosses(
+    packed: Placement, locality: Locality, order: list[int], dim: int, parts: Parts
+) -> LayoutError:
     mesh, names = packed.mesh, packed.mesh.keys
-    found = _first_crossing(packed, locality)
-    assert found is not None  # noqa: S101 - checked by the caller
-    dim, parts = found
     axis = axes_of(mesh.sizes)[dim]
     crossing = axis.count_crossing(parts)
     groups = mesh.known_size // mesh.sizes[dim]

@@ -131,9 +131,10 @@ class _Parser:
                 key = self._read_key(start, word.rstrip(), chosen)
                 indices = rest.lstrip()
                 at = start + len(item) - len(indices)
-            if key is None or not _INDICES.fullmatch(indices):
+            match = _INDICES.fullmatch(indices)
+            if key is None or match is None:
                 raise self._not_indices(at, indices, key)
-            chosen.setdefault(key, set()).update(self._read_indices(at, indices, key))
+            chosen.setdefault(key, set()).update(self._read_indices(at, match, key))
         return chosen
 
     def _read_key(self, at: int, word: str, before: dict[str, set[int]]) -> str:
@@ -152,14 +153,13 @@ class _Parser:
         where = f"mesh `{mesh}` has no dim" if mesh else "there is no mesh and so no dim"
         raise self._error(f"{where} `{word}`", at, word, hint)
 
-    def _read_indices(self, at: int, text: str, key: str) -> range:
-        match = _INDICES.fullmatch(text)
-        assert match is not None  # noqa: S101 - checked by the caller
+    def _read_indices(self, at: int, match: re.Match[str], key: str) -> range:
         first = last = self._read_index(at, match[1], key)
         if match[2] is not None:
             last = self._read_index(at + match.start(2), match[2], key)
         if last < first:
-            raise self._error(f"range `{text}` is reversed", at, text, f"write `{last}-{first}`")
+            text, hint = match[0], f"write `{last}-{first}`"
+            raise self._error(f"range `{text}` is reversed", at, text, hint)
         return range(first, last + 1)
 
     def _read_index(self, at: int, digits: str, key: str) -> int:
