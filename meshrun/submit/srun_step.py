@@ -10,8 +10,8 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from typing import IO
+from collections.abc import Generator, Sequence
+from typing import IO, Any
 
 from meshrun.cluster.read_variables import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
@@ -47,7 +47,7 @@ _ENDING = "COMPLETING"
 """The state of a job that has ended or been cancelled, while processes of it may still run."""
 _MOST_INTERRUPTS = 3
 """On the third, launchers kill their ranks."""
-_Commands = Generator[list[str], str, None]
+_Commands = Generator[list[str], Any, None]
 _READ_BYTES = 1 << 16
 _OTHER_STDERR = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO")
 """Variables that make srun write the tasks' stderr to a file, or to stdout."""
@@ -209,7 +209,7 @@ class _Step:
     def _on_signals(self) -> None:
         for signum in self._signals.take():
             if signum == signal.SIGCHLD:
-                if self._command is not None and self._command.has_ended:
+                if self._command is not None and self._command.process.poll() is not None:
                     self._on_output(self._command.output())
             elif signum in self._request.stop_signals and signum != signal.SIGTERM:
                 self._stop(signum)
@@ -228,7 +228,7 @@ class _Step:
         may_pass = self._interrupts <= _MOST_INTERRUPTS and not self._ends.is_over
         if self._force is _Force.ASK_SLURM and may_pass:
             stopping = self._command if self._signum in self._request.stop_signals else None
-            if stopping is not None and stopping.age_s > _PATIENCE_S:
+            if stopping is not None and time.monotonic() - stopping.began_s > _PATIENCE_S:
                 self._pass_on_without_slurm()
             else:
                 self._waiting.append(signum)
@@ -243,7 +243,7 @@ class _Step:
             self._signum = self._waiting.popleft()
             self._commands = self._pass_on(self._signum)
             self._late.restart(_ANSWER_TAKES_S)
-            self._run_next(next)
+            self._run_next(None)
 
     def _pass_on(self, signum: int) -> _Commands:
         """Yield the commands that send a signal to the launchers, and receive their output.
@@ -270,13 +270,13 @@ class _Step:
         if output is None:
             self._pass_on_without_slurm()
         else:
-            self._run_next(lambda commands: commands.send(output))
+            self._run_next(output)
 
-    def _run_next(self, following: Callable[[_Commands], list[str]]) -> None:
-        """Run the next command; after the last one, pass on the next signal."""
+    def _run_next(self, output: str | None) -> None:
+        """Run the command after one with this output; after the last, pass on the next signal."""
         assert self._commands is not None  # noqa: S101 - a signal is being passed on
         try:
-            self._command = _Command(following(self._commands))
+            self._command = _Command(self._commands.send(output))
         except StopIteration:
             self._finish_signal()
             self._pass_next()
@@ -374,10 +374,10 @@ class _Command:
     """
 
     def __init__(self, words: Sequence[str]) -> None:
-        self._began = time.monotonic()
+        self.began_s = time.monotonic()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -385,23 +385,13 @@ class _Command:
             start_new_session=True,
         )
 
-    @property
-    def age_s(self) -> float:
-        """How long it has been running."""
-        return time.monotonic() - self._began
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-        return self._process.poll() is not None
-
     def output(self) -> str | None:
         """Return its output; ``None`` if it failed, but a job's state if the job has ended."""
         with self._output, self._errors:
             for file in (self._output, self._errors):
                 file.seek(0)
             output, errors = self._output.read(), self._errors.read()
-        if self._process.returncode == 0:
+        if self.process.returncode == 0:
             return output.decode(errors="replace").strip()
         return _ENDING if any(part in errors for part in _GONE) else None
 
@@ -409,8 +399,8 @@ class _Command:
         """End it and discard its output."""
         self._output.close()
         self._errors.close()
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
 
 def _node_options(nnodes: int) -> list[str]:
