@@ -23,11 +23,8 @@ def launch_environment() -> Mapping[str, str]:
         UsageError: If a scheduler's variable is malformed.
         MeshError: If ranks are not consecutive on each node.
     """
-    env = os.environ
-    facts = _facts(env, collective=False)
-    if facts is None or facts.task is None:
-        return env
-    return {**_ranks(facts, facts.task), **env}
+    found = _find_task(collective=False)
+    return os.environ if found is None else {**_ranks(*found), **os.environ}
 
 
 def join_task() -> None:
@@ -37,9 +34,9 @@ def join_task() -> None:
         UsageError: If a scheduler's variable is malformed.
         MeshError: If ranks are not consecutive on each node, or have no address to meet at.
     """
-    facts = _facts(os.environ, collective="MASTER_ADDR" not in os.environ)
-    if facts is not None and facts.task is not None:
-        join_as(facts, facts.task)
+    found = _find_task(collective="MASTER_ADDR" not in os.environ)
+    if found is not None:
+        join_as(*found)
 
 
 def join_as(facts: ClusterFacts, task: Task) -> None:
@@ -48,19 +45,20 @@ def join_as(facts: ClusterFacts, task: Task) -> None:
     Raises:
         MeshError: If ranks are not consecutive on each node, or have no address to meet at.
     """
-    for name, value in {**_rendezvous(facts, task, os.environ), **_ranks(facts, task)}.items():
+    for name, value in {**_rendezvous(facts, task), **_ranks(facts, task)}.items():
         os.environ.setdefault(name, value)
 
 
-def _facts(env: Mapping[str, str], *, collective: bool) -> ClusterFacts | None:
-    """Return the facts if this is one of several tasks, and no launcher runs in it."""
-    if any(name in env for name in _SET_BY_LAUNCHERS):
+def _find_task(*, collective: bool) -> tuple[ClusterFacts, Task] | None:
+    """Return the facts and the task if this is one of several, and no launcher runs in it."""
+    if any(name in os.environ for name in _SET_BY_LAUNCHERS):
         return None
     from meshrun.cluster.here import detect_here  # all detectors; meshrun's ranks need none
 
     facts = detect_here(collective=collective)
-    alone = facts is None or facts.task is None or facts.task.world_size == 1
-    return None if alone else facts
+    if facts is None or facts.task is None or facts.task.world_size == 1:
+        return None
+    return facts, facts.task
 
 
 def _ranks(facts: ClusterFacts, task: Task) -> dict[str, str]:
@@ -85,9 +83,9 @@ def _ranks(facts: ClusterFacts, task: Task) -> dict[str, str]:
     return found
 
 
-def _rendezvous(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict[str, str]:
+def _rendezvous(facts: ClusterFacts, task: Task) -> dict[str, str]:
     """Return the variables for the address where ranks meet and the interface to other nodes."""
-    if not env.get("MASTER_PORT") and facts.port is None:
+    if not os.environ.get("MASTER_PORT") and facts.port is None:
         raise MeshError(f"{facts.system} sets no job id", hint=_SET_MASTER)
     port = {} if facts.port is None else {"MASTER_PORT": str(facts.port)}
     interfaces = own_addresses()
@@ -97,7 +95,7 @@ def _rendezvous(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict
             **port,
             **interface_variables(interfaces.get("127.0.0.1")),
         }
-    given = env.get("MASTER_ADDR")
+    given = os.environ.get("MASTER_ADDR")
     head, own = _addresses(facts, task, (given,) if given else facts.head, set(interfaces))
     if not given and (head is None or own is None):
         raise _no_address(facts, task)
