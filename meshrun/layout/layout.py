@@ -483,13 +483,6 @@ class Layout:
         """Return (node rank, local rank)."""
         return self._nodes.place(self.slot_number(rank))
 
-    def slots(self) -> Iterator[tuple[int, int]]:
-        """Yield (node rank, local rank) of each rank in order, much faster than :meth:`slot`."""
-        if self._slot_map is not None:
-            return map(self.slot, range(self.world_size))
-        counts = enumerate(self.nproc_per_node)
-        return ((node_rank, local) for node_rank, count in counts for local in range(count))
-
     def rank_at(self, node_rank: int, local_rank: int) -> int:
         """Return the rank in a slot; the inverse of :meth:`slot`.
 

@@ -33,7 +33,7 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
     layout = plan.layout
     dims = [tuple(map(str, range(size))) for size in layout.sizes]
     coordinates = product(*dims) if layout.mesh else repeat((), layout.world_size)
-    places = zip(layout.slots(), coordinates, strict=True)
+    places = zip(map(layout.slot, range(layout.world_size)), coordinates, strict=True)
     encoded: dict[tuple[bool, int], tuple[str, str]] = {}
     for rank, ((node_rank, local_rank), place) in enumerate(places):
         key = node_rank == plan.node_rank, local_rank
