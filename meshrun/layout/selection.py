@@ -40,13 +40,7 @@ def select_ranks(layout: Layout, text: str, option: str = "") -> frozenset[int]:
         [4, 6, 7]
     """
     chosen = _Parser(layout, text, option).parse()
-    dims = tuple(layout.shape)
-    # A rank is the sum of one offset per dim, so there is no need to test every rank.
-    ranks = [0] if dims else list(range(layout.world_size))
-    for dim, key in enumerate(dims):
-        offsets = layout.group(dim, 0)
-        indices = sorted(chosen.pop(key, range(len(offsets))))
-        ranks = [rank + offsets[index] for rank in ranks for index in indices]
+    ranks = layout.ranks(**{dim: chosen.pop(dim) for dim in layout.shape if dim in chosen})
     if (wanted := chosen.get(_RANK)) is not None:
         ranks = [rank for rank in ranks if rank in wanted]
     if (wanted := chosen.get(_LOCAL_RANK)) is not None:
