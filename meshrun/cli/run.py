@@ -21,7 +21,7 @@ from meshrun.cli.read import (
     with_hosts,
 )
 from meshrun.cli.words import LAUNCHER_OPTIONS, CommandLine, misplaced
-from meshrun.errors import HostError, MeshrunError, NodeLostError, UsageError
+from meshrun.errors import MeshrunError, NodeLostError, UsageError
 from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.stderr import note, say, set_message_format
 from meshrun.host.title import set_title
@@ -140,14 +140,9 @@ def _launch(options: Options, request: LaunchRequest, invocation: Invocation) ->
 
 
 def _check_host(request: LaunchRequest, report: str | None) -> None:
-    """Check the system, the folder, the limit on descriptors and the path of the report."""
+    """Check the working directory, the limit on descriptors and the path of the report."""
     from meshrun.supervisor.program_file import check_folder
 
-    if sys.platform != "linux":
-        raise HostError(
-            f"meshrun launches on Linux, found {sys.platform}",
-            hint="print the plan with --dry-run, or submit a job with --submit",
-        )
     check_folder()
     allow_descriptors(_MIN_DESCRIPTORS + 4 * len(request.hosts))
     if report is not None:

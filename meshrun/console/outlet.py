@@ -43,7 +43,8 @@ class Outlet:
         elif self.needs_select:
             self._write_fd = self._reopen_nonblocking()
             if stat.S_ISFIFO(mode):
-                with contextlib.suppress(OSError):  # the system may refuse this user
+                # The system may refuse this user, or cannot do it (macOS).
+                with contextlib.suppress(AttributeError, OSError):
                     fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def fileno(self) -> int:

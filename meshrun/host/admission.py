@@ -8,8 +8,10 @@ established (``SO_ATTACH_REUSEPORT_CBPF`` in socket(7)). No privilege is needed.
 from __future__ import annotations
 
 import ctypes
+import errno
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -34,6 +36,8 @@ def listen_for(addresses: Iterable[str], on: str) -> tuple[socket.socket, socket
         OSError: If the system cannot do this, or there are too many addresses.
         HostError: As :func:`~meshrun.host.sockets.listen_on`, and UsageError likewise.
     """
+    if sys.platform != "linux":
+        raise OSError(errno.ENOTSUP, "requires Linux")
     steps = _build_program(addresses)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     decoy = listen_on(on, 0, is_shared=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import sys
 from typing import Generic, TypeVar
 
 _IN_MODIFY = 0x002
 _IN_ONESHOT = 0x80000000
 _HEAD = struct.Struct("iIII")
 _Key = TypeVar("_Key")
-_LIBC = ctypes.CDLL(None)
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class WriteNotices(Generic[_Key]):
@@ -21,12 +22,14 @@ class WriteNotices(Generic[_Key]):
     """
 
     def __init__(self) -> None:
-        # May fail: a user has 128 of them by default (fs.inotify.max_user_instances).
-        self._fd: int = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = -1
+        if _LIBC is not None:
+            # May fail: a user has 128 of them by default (fs.inotify.max_user_instances).
+            self._fd = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._keys: dict[int, _Key] = {}
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for; negative if there are no notices."""
+        """Return the descriptor to wait for; negative if the system does not support notices."""
         return self._fd
 
     def arm(self, fd: int, key: _Key) -> bool:
@@ -35,7 +38,7 @@ class WriteNotices(Generic[_Key]):
         Returns:
             Whether there will be a notice; if not, the file must be polled.
         """
-        if self._fd < 0:
+        if self._fd < 0 or _LIBC is None:
             return False
         path = b"/proc/self/fd/%d" % fd
         watch = _LIBC.inotify_add_watch(self._fd, path, _IN_MODIFY | _IN_ONESHOT)

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 
 from msgspec import Struct
 
@@ -49,17 +48,19 @@ It frees what is left of it as soon as the processes that use it have ended, and
 _INTERPRETER = os.fsencode(os.path.basename(sys.executable or ""))[:15]
 """Its name in /proc."""
 _FREEING_TAKES_S = 3.0
-_LIBC = ctypes.CDLL(None)
+_ON_LINUX = sys.platform == "linux"
+_LIBC = ctypes.CDLL(None, use_errno=True) if _ON_LINUX else None
 
 
 def become_subreaper() -> bool:
-    """Adopt orphaned descendants; return ``False`` if the system cannot (gVisor)."""
-    return bool(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    """Adopt orphaned descendants; return ``False`` if the system cannot (macOS)."""
+    return _LIBC is not None and _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
     """Make the kernel send ``signum`` to this process when its parent ends."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent_pid:  # it ended before the call
         os.kill(os.getpid(), signum)
 
@@ -69,7 +70,8 @@ def release_traced(pid: int, signum: int) -> None:
 
     ``waitpid`` returns such a child without having been asked for stopped ones.
     """
-    _LIBC.ptrace(_PTRACE_DETACH, pid, None, ctypes.c_long(signum))
+    if _LIBC is not None:
+        _LIBC.ptrace(_PTRACE_DETACH, pid, None, ctypes.c_long(signum))
 
 
 def list_children() -> list[int]:
@@ -78,17 +80,19 @@ def list_children() -> list[int]:
     Raises:
         HostError: If /proc is not mounted.
     """
-    children: list[int] = []
-    try:
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
-                children.extend(int(pid) for pid in file.read().split())
-        return children
-    except OSError as error:  # perhaps a kernel without CONFIG_PROC_CHILDREN
-        if not os.path.exists("/proc/self"):
-            raise HostError(
-                "/proc is not mounted", hint="run `mount -t proc proc /proc`"
-            ) from error
+    if _ON_LINUX:
+        try:
+            children: list[int] = []
+            for task in os.listdir("/proc/self/task"):
+                with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+                    children.extend(int(pid) for pid in file.read().split())
+            return children
+        except OSError as error:
+            if not os.path.exists("/proc/self"):
+                raise HostError(
+                    "/proc is not mounted", hint="run `mount -t proc proc /proc`"
+                ) from error
+            # else a kernel without CONFIG_PROC_CHILDREN
     import psutil
 
     return [child.pid for child in psutil.Process().children()]
@@ -175,8 +179,7 @@ def end_children(
         spare: Children that existed before us, and are not ours to end.
     """
     with signals_blocked({signal.SIGCHLD}):  # for sigtimedwait()
-        wait = partial(signal.sigtimedwait, {signal.SIGCHLD})
-        return finish(_ending_children(grace_s, deadline_s, lambda: spare), wait)
+        return finish(_ending_children(grace_s, deadline_s, lambda: spare), _wait_for_child)
 
 
 def killing_children(spares: Callable[[], frozenset[int]]) -> Steps[Ended]:
@@ -247,7 +250,8 @@ def is_guard(pid: int) -> bool:
 
 def become_guard() -> None:
     """Give this process the name that makes :func:`end_children` end it last."""
-    _LIBC.prctl(_PR_SET_NAME, _GUARD, 0, 0, 0)
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_NAME, _GUARD, 0, 0, 0)
 
 
 def process_name(pid: int) -> str:
@@ -285,11 +289,21 @@ def _reap(spare: frozenset[int]) -> list[int]:
 
 
 def _has_children() -> bool:
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return True
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
     return True
+
+
+def _wait_for_child(timeout_s: float) -> None:
+    """Wait until a child ends or the time has passed."""
+    if hasattr(signal, "sigtimedwait"):
+        signal.sigtimedwait({signal.SIGCHLD}, timeout_s)
+    else:  # macOS
+        time.sleep(min(timeout_s, 0.02))
 
 
 def is_below(pid: int, ancestor: int) -> bool:
@@ -375,7 +389,7 @@ class SignalState(enum.Enum):
     DONE = enum.auto()
     """The signal is not pending and no handler is running; also before it is sent."""
     UNKNOWN = enum.auto()
-    """The kernel does not report it (gVisor)."""
+    """The kernel does not report it (gVisor, macOS)."""
 
 
 def threads_blocking(pid: int, signum: int) -> frozenset[str]:
@@ -397,6 +411,8 @@ def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) 
     Source:
         proc_pid_status(5): SigCgt, SigIgn, SigBlk, SigPnd and ShdPnd are masks in hexadecimal.
     """
+    if not _ON_LINUX:
+        return SignalState.UNKNOWN
     try:
         status, threads = read_status(f"/proc/{pid}/status"), _read_threads(pid)
     except (OSError, ValueError):
@@ -454,6 +470,14 @@ def marked_processes(entry: str) -> list[int]:
     A fork shows the environment with which its parent's program was started (proc(5)).
     """
     found = []
+    if not _ON_LINUX:
+        import psutil
+
+        name, _, value = entry.partition("=")
+        for process in psutil.process_iter(["environ"]):
+            if (process.info["environ"] or {}).get(name) == value and process.pid != os.getpid():
+                found.append(process.pid)
+        return found
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != os.getpid():
             # It may have ended, or belong to another user.

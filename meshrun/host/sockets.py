@@ -5,8 +5,13 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import sys
 
 from meshrun.errors import HostError, UsageError
+
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+
+_PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
 
 
 def listen_on(address: str, port: int, *, is_shared: bool = False) -> socket.socket:
@@ -66,21 +71,26 @@ def _check_route_to(listener: socket.socket) -> None:
         except OSError as error:
             raise HostError(
                 f"this machine cannot connect to its own address `{place[0]}`: {error.strerror}",
-                hint="check that the loopback interface is up: `ip link set lo up`",
+                hint=f"check that the loopback interface is up: `ip link set {LOOPBACK_INTERFACE}"
+                " up`",
             ) from error
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets that preserve message boundaries."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return socket.socketpair(socket.AF_UNIX, _PACKETS)
 
 
-def peer_of(connection: socket.socket) -> tuple[int, int]:
+def peer_of(connection: socket.socket) -> tuple[int, int] | None:
     """Return (pid, uid) of the peer of a local connection, or of the creator of a socket pair.
+
+    ``None`` if the system does not support this (macOS).
 
     Source:
         unix(7): SO_PEERCRED is a struct of pid, uid and gid.
     """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, uid, _ = struct.unpack("3i", credentials)

@@ -6,6 +6,7 @@ this object; a launch executes it. Nothing here touches a process, a socket or t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -391,6 +392,8 @@ def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
         return "exec", "the program is a command"
     if request.start_method is not None:
         return request.start_method, "as requested"
+    if sys.platform == "darwin":  # as Python's multiprocessing decides
+        return "exec", "libraries of macOS may start threads, which forks lose"
     return "fork", "torch is imported once and ranks are forked"
 
 

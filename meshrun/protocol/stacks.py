@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -12,9 +13,12 @@ from msgspec import Struct
 from meshrun.host.printable import one_line
 from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
 
-STACKS_SIGNAL, MAIN_STACK_SIGNAL = (getattr(signal, "SIGRTMAX", 64) - down for down in (4, 3))
+if sys.platform == "darwin":
+    STACKS_SIGNAL, MAIN_STACK_SIGNAL = signal.SIGINFO, signal.SIGEMT
+else:
+    STACKS_SIGNAL, MAIN_STACK_SIGNAL = signal.SIGRTMAX - 4, signal.SIGRTMAX - 3
 """Request all stacks of a rank from Python, and that of the main thread from a handler in C.
-Nothing else uses these real-time signals, and Python can catch them."""
+Nothing else uses these signals, and Python can catch them."""
 
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 """Signals that ``faulthandler`` handles."""

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import random
 import socket
+import sys
 import termios
 import time
 from collections import deque
@@ -397,6 +398,8 @@ def close_gracefully(connections: Collection[Connection]) -> None:
 def _set_options(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sys.platform != "linux":  # the options' numbers are Linux's
+        return
     with contextlib.suppress(OSError):  # an older kernel
         # The delay doubles each time. At 30 % packet loss it exceeded --node-timeout in 1 of 16
         # connections within 100 s; with this limit, no silence was longer than 8 s.

@@ -18,6 +18,7 @@ from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.interfaces import interface_of
 from meshrun.host.processes import Ended, handles_signal, killing_children, read_stat
 from meshrun.host.reactor import Reactor
+from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.host.steps import Steps, finish
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
@@ -90,7 +91,7 @@ class NodeProcesses:
             run_id=run_id,
             master_addr=plan.store_address,
             master_port=listener.getsockname()[1] if listener is not None else 0,
-            interface="lo",
+            interface=LOOPBACK_INTERFACE,
             timer_file=timer_file(os.environ, folder.path),
         )
         self._replan(plan, facts, listener)
@@ -200,6 +201,7 @@ class NodeProcesses:
 
     def _look_at_zygote(self) -> None:
         """Note once that the zygote stays stopped or held, as a launch waits for it."""
+        self.zygote.notice_end()
         pid = self.zygote.process.pid
         state, *fields = read_stat(pid)
         before, self._seen = self._seen, (pid, state, fields[_CPU_TIMES])

@@ -15,7 +15,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
-from meshrun.host.processes import Ended, marked_processes, send_signal, signals_blocked
+from meshrun.host.processes import (
+    Ended,
+    become_subreaper,
+    marked_processes,
+    send_signal,
+    signals_blocked,
+)
 from meshrun.host.shortage import HINTS, TOO_FEW_PROCESSES
 from meshrun.host.sockets import packet_pair
 from meshrun.host.steps import Steps
@@ -26,7 +32,7 @@ from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote, 
 from meshrun.protocol.to_zygote import Prepare, StartStore, ToZygote
 from meshrun.start import own_command
 from meshrun.zygote.control import LEFT_TO_LAUNCHER
-from meshrun.zygote.guard import LAUNCH_MARK
+from meshrun.zygote.guard import LAUNCH_MARK, killing_marked
 
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun, WarmZygote
@@ -135,6 +141,12 @@ class ZygoteClient:
             os.close(self._gate)
             self._gate = -1
 
+    def notice_end(self) -> None:
+        """Have :meth:`receive` report the zygote's end on macOS, whose packet sockets do not."""
+        if sys.platform == "darwin" and self.process.has_ended and self.control.fileno() >= 0:
+            with suppress(OSError):
+                self.control.shutdown(socket.SHUT_RD)
+
     def give_up(self) -> None:
         """Have :meth:`receive` report the end of a zygote that SIGKILL does not end.
 
@@ -159,7 +171,7 @@ class _NewZygote:
     def __init__(
         self, program: Program, fds: Sequence[int], *, mark: str, stdin: int | None
     ) -> None:
-        self._dead_by_s = math.inf
+        self._dead_by_s, self._mark = math.inf, mark
         words = (*map(str, fds), *program.words)
         try:
             # Until it can leave them to us, it is to survive signals to all processes of the job.
@@ -183,6 +195,10 @@ class _NewZygote:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         self._process.kill()
         self._dead_by_s = min(self._dead_by_s, time.monotonic() + EXIT_TAKES_S)
@@ -196,4 +212,6 @@ class _NewZygote:
             if now_s > kill_at_s:  # such as where a module in it executed another program
                 self.kill()
             yield _BETWEEN_LOOKS_S
-        return (-code if code < 0 else code << 8), Ended(0)  # this process adopts its orphans
+        if not become_subreaper():  # else this process has adopted its orphans
+            yield from killing_marked(self._mark)
+        return (-code if code < 0 else code << 8), Ended(0)

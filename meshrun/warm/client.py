@@ -24,7 +24,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
 from meshrun.warm.identity import BASE, Mismatch, Requirements, Server, find_mismatch
-from meshrun.warm.inherited import leader_of_session, read_inherited
+from meshrun.warm.inherited import is_supported, leader_of_session, read_inherited
 from meshrun.warm.place import Place, stop_server, usual_place
 from meshrun.warm.warm_messages import Assignment, ZygoteEnded, ZygoteForked, ZygoteSpec
 from meshrun.wording import duration
@@ -109,6 +109,9 @@ class WarmRun:
         self._settings = EarlySettings()
         self._used = 0
         """The process id of the server that this run was started from; 0 for none."""
+        if not is_supported():
+            note("--warm needs Linux; starting without it")
+            return
         try:
             self._place = Place(usual_place())
             with on_path(first_path(program)):

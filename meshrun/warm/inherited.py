@@ -125,6 +125,11 @@ def process_namespace() -> str:
     return ""
 
 
+def is_supported() -> bool:
+    """Return whether all of this can be read on this system."""
+    return sys.platform == "linux" and os.path.exists("/proc/self/ns")
+
+
 def leader_of_session(pid: int) -> int:
     """Return the leader of the session, such as a shell, that a process was started from.
 

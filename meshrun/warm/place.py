@@ -245,16 +245,16 @@ def is_as_privileged(connection: socket.socket) -> bool:
     One with fewer, as in a sandbox that shares this folder, could run programs with the privileges
     of a server, or receive the environment of a launcher.
     """
-    peer, owner = peer_of(connection)
-    if owner != os.geteuid():
+    peer = peer_of(connection)
+    if peer is None or peer[1] != os.geteuid():
         return False
     try:
-        pidfd = _peer_pidfd(connection, peer)
+        pidfd = _peer_pidfd(connection, peer[0])
     except OSError:  # it has ended, or has no process id here
         return False
     try:
         # If it has ended, another process may have its id.
-        return fixed_by_parent(peer) == fixed_by_parent() and not has_ended(pidfd)
+        return fixed_by_parent(peer[0]) == fixed_by_parent() and not has_ended(pidfd)
     except OSError:
         return False
     finally:

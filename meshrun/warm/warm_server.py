@@ -167,7 +167,7 @@ class WarmServer:
         if not is_as_privileged(connection):
             connection.close()
             return
-        launcher, _ = peer_of(connection)
+        peer = peer_of(connection)
         with signals_blocked(_HANDLED):
             try:
                 pid = os.fork()
@@ -181,7 +181,7 @@ class WarmServer:
         connection.close()
         self._keepers.add(pid)
         self._place.note_use(os.getpid())
-        self._watch(leader_of_session(launcher))
+        self._watch(leader_of_session(peer[0] if peer else 0))
         self._set_idle()
 
     def _leave(self) -> None:

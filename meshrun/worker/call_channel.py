@@ -167,8 +167,8 @@ def connect_in(folder: str) -> Channel:
 
 def _checked(end: socket.socket) -> Channel | None:
     """Return the channel, or ``None`` if the peer, which may run code here, is another user's."""
-    _, owner = peer_of(end)
-    if owner != os.geteuid():
+    peer = peer_of(end)
+    if peer is not None and peer[1] != os.geteuid():
         end.close()
         return None
     return Channel(end)

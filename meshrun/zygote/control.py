@@ -30,11 +30,12 @@ def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFail
 
 
 def launcher_pid(control: socket.socket) -> int:
-    """Return the process that created the socket pair.
+    """Return the process that created the socket pair; 0 where the system cannot tell.
 
     ``os.getppid()`` would name init if the launcher has died already.
     """
-    return peer_of(control)[0]
+    peer = peer_of(control)
+    return 0 if peer is None else peer[0]
 
 
 def receive(control: socket.socket) -> tuple[codec.Message | None, list[int]]:

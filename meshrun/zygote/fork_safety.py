@@ -132,10 +132,11 @@ def other_threads(process: Path = Path("/proc/self")) -> list[str]:
     A thread that was not named has the name of the first, here "".
     """
     names: dict[str, str] = {}
-    for thread in os.listdir(process / "task"):
-        with suppress(OSError):  # it has ended
-            comm = (process / "task" / thread / "comm").read_text("utf-8", "replace")
-            names[thread] = one_line(comm.strip())
+    with suppress(OSError):  # where the system does not show threads (macOS)
+        for thread in os.listdir(process / "task"):
+            with suppress(OSError):  # it has ended
+                comm = (process / "task" / thread / "comm").read_text("utf-8", "replace")
+                names[thread] = one_line(comm.strip())
     own = names.pop(process.resolve().name, "")
     others = [name for name in names.values() if name not in _SAFE_THREADS]
     return ["" if name == own else name for name in others]

@@ -17,6 +17,7 @@ from typing import NoReturn
 from meshrun.host.leftovers import remove_if_stale
 from meshrun.host.processes import (
     become_guard,
+    become_subreaper,
     die_with_parent,
     frees_memory,
     has_ended,
@@ -66,6 +67,11 @@ class Guard:
         finish(killing_marked(self._mark))
         self.remove_scratch()
         os._exit(0)
+
+    def kill_orphans(self) -> None:
+        """Kill what ranks left behind, if the system has not made them children of the zygote."""
+        if self._mark and not become_subreaper():
+            finish(killing_marked(self._mark))
 
     def remove_scratch(self) -> None:
         """Remove the launcher's temporary folder once the launcher is dead."""

@@ -121,7 +121,12 @@ class ZygoteServer:
         return self._in_child
 
     def _check_launcher(self, launcher: int) -> None:
-        """Stop ranks while the launcher is stopped: nothing else reports a SIGSTOP to it."""
+        """Stop ranks while the launcher is stopped: nothing else reports a SIGSTOP to it.
+
+        On macOS, nothing else reports its death either.
+        """
+        if sys.platform == "darwin" and os.getppid() != self._parent:
+            self._end(0.0, launcher_is_gone=True)
         if not self._pids:
             return
         if is_stopped(launcher):
@@ -340,6 +345,7 @@ class ZygoteServer:
         self._end_negotiation()
         ended = self._end_children(grace_s)
         if launcher_is_gone or is_hung_up(self._control):  # that may have been killed meanwhile
+            self._guard.kill_orphans()
             self._guard.remove_scratch()
             if os.getppid() == self._parent:  # a keeper, which waits for our end and may be stopped
                 send_signal(self._parent, signal.SIGCONT)
