@@ -72,8 +72,7 @@ def group_label(layout: Layout, ranks: Iterable[int], description: str) -> str:
         return f"the {description.removeprefix('mesh_')} group {numbers}"
     if len(members) == layout.world_size:
         return "the group of all ranks"
-    names = (layout.mesh_dim_names or ()) if layout.mesh else ()
-    for dim, name in enumerate(names):
+    for dim, name in enumerate(layout.mesh_dim_names or ()):
         if members == list(layout.group(dim, members[0])):
             return f"the {name} group {numbers}"
     return f"the group {numbers}"

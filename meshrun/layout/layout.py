@@ -256,7 +256,7 @@ class Layout:
             Coordinate(dp=1, tp=1)
         """
         rank = self._known(rank)
-        kind = coordinate_type(self.mesh.mesh_dim_names if self.mesh else None)
+        kind = coordinate_type(self.mesh_dim_names)
         return kind([rank // axis.stride % axis.size for axis in self._own])
 
     def rank(self, coordinate: Sequence[int] | None = None, /, **indices: int) -> int:
