@@ -188,7 +188,7 @@ def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path, full
     (program := folder / "a.py").write_text("print('hello')")
     hide(sshd, 1, folder)
     if full:
-        hide(sshd, 1, tempfile.gettempdir(), "-o", "nr_inodes=2")
+        hide(sshd, 1, tempfile.gettempdir(), "-o", "nr_inodes=3")
     run = launch(sshd, "--nproc-per-node", "1", program)
 
     assert run.end() == 2, run.text
@@ -210,16 +210,29 @@ def test_a_program_that_is_nowhere(make_sshd: MakeSshd) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("fake_torch")
-@pytest.mark.parametrize(("inodes", "code"), [(2, 0), (4, 71)])
-def test_a_full_disk_on_a_host_is_named(make_sshd: MakeSshd, inodes: int, code: int) -> None:
-    """With room for the agent's folder only, its launcher uses another temporary folder."""
+@pytest.mark.parametrize("inodes", [2, 4])
+def test_a_host_needs_no_room_for_temporary_files(make_sshd: MakeSshd, inodes: int) -> None:
+    """With room for the agent's folder only, its launcher uses another one, or makes no files."""
     sshd = make_sshd(2)
     hide(sshd, 1, tempfile.gettempdir(), "-o", f"nr_inodes={inodes}")
     run = launch(sshd, "--nproc-per-node", "1", "--no-python", "echo", "done")
 
-    assert run.end() == code, run.text
-    if code:
-        last = run.text.splitlines()[-1]
-        assert "error: on node1, cannot create" in last, run.text
-        assert last.endswith("No space left on device"), run.text
+    assert run.end() == 0, run.text
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("fake_torch")
+def test_a_host_without_room_for_logs_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """As the cause, although other hosts have room."""
+    sshd = make_sshd(2)
+    (logs := tmp_path / "logs").mkdir()
+    hide(sshd, 1, str(logs), "-o", "nr_inodes=3")
+    words = ("--nproc-per-node", "1", "--log-dir", str(logs), "--redirects", "1")
+    run = launch(sshd, *words, "--no-python", "echo", "done")
+
+    assert run.end() == 71, run.text
+    last = run.text.splitlines()[-1]
+    assert "error: on node1, cannot create" in last, run.text
+    assert last.endswith("No space left on device"), run.text
     all_gone(sshd)

@@ -29,6 +29,7 @@ import os, sys
 into = (os.POSIX_SPAWN_OPEN, 0, sys.argv[-1], os.O_RDONLY, 0)
 os.posix_spawn("/bin/true", ["true"], {}, file_actions=[into])  # waits as the child does: vfork(2)
 """
+OPENS = "import sys\nopen(sys.argv[-1]).close()  # waits until it is open for writing\n"
 WORDS = ("--nproc-per-node", "2", "--hang-timeout", str(LIMIT_S))
 
 
@@ -185,7 +186,7 @@ def test_a_process_that_asks_to_be_traced_runs_on(
 def test_a_zygote_that_cannot_run_is_noted(state: str, fake_torch: object, tmp_path: Path) -> None:
     """Nothing else says what the launch waits for."""
     os.mkfifo(pipe := tmp_path / "pipe")
-    (tmp_path / "held.py").write_text(HELD if state == "D" else "")
+    (tmp_path / "held.py").write_text(HELD if state == "D" else OPENS)
     env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
     (program := tmp_path / "runs.py").write_text("print('up')\n")
     with start_meshrun("--preload", "held", program, pipe, env=env, folder=tmp_path) as running:
@@ -197,8 +198,7 @@ def test_a_zygote_that_cannot_run_is_noted(state: str, fake_torch: object, tmp_p
         wait_until(lambda: f"(process {zygote})" in running.stderr, lambda: running.stderr)
         if state == "T":
             os.kill(zygote, signal.SIGCONT)
-        else:
-            os.close(os.open(pipe, os.O_WRONLY))
+        os.close(os.open(pipe, os.O_WRONLY))
         assert running.wait() == 0
 
     what = {"T": f"is stopped; the launch waits for it until `kill -CONT {zygote}`"}.get(
