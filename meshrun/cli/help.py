@@ -135,11 +135,15 @@ def _default(row: Option[Any]) -> str:
 
 
 def _find(table: type[ParsedOptions], topic: str) -> Option[Any]:
-    """Return the option of that name, with or without leading dashes."""
+    """Return the option that a name, or its beginning, means, with or without leading dashes."""
     names = {name.lstrip("-"): row for row in table.rows() for name in row.flags}
     name = topic.lstrip("-").replace("_", "-")
     if name not in names:
-        near = get_close_matches(name, [*TOPICS, *names], n=2, cutoff=0.7)
+        known: dict[str, object] = {**TOPICS, **names}
+        near = [word for word in known if word.startswith(name)]
+        if len(near) == 1 and near[0] in names:
+            return names[near[0]]
+        near = near or get_close_matches(name, known, n=2, cutoff=0.7)
         meant = " or ".join(f"`{word}`" for word in near)
         raise UsageError(
             f"no help topic or option `{topic}`",

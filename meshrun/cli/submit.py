@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.parsers import text_of_file
+from meshrun.cli.words import as_words
 from meshrun.errors import HostError, UsageError
 from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.machine import UNKNOWN_HOST
@@ -292,7 +293,7 @@ def option_words(options: Options) -> tuple[tuple[str, ...], ...]:
         if row in _SUBMISSION_OPTIONS or given is False:
             continue
         texts = given if row.repeats else [given]
-        words += [(row.flag,) if text is True else (row.flag, text) for text in texts]
+        words += [as_words(row.flag, None if text is True else text) for text in texts]
     return tuple(words)
 
 

@@ -29,7 +29,8 @@ _OTHER_LAUNCHERS = {
 }
 """Names that other launchers and torch use for an option."""
 _SYNONYMS = {name: option for option, names in _OTHER_LAUNCHERS.items() for name in names.split()}
-_TOPIC = re.compile(r"[a-z][a-z_-]*")
+_HELP = ("-h", "--help")
+_TOPIC = re.compile(r"-{0,2}[a-z][a-z_-]*")
 """A word after ``--help`` that is not a program."""
 _FORMATS, _TIMES = re.compile("text|json|svg"), re.compile(r"[\d.]+\w*")
 _SWITCH_VALUES = {
@@ -57,8 +58,7 @@ class CommandLine(Struct, frozen=True):
     def words(self, *, without: Collection[str] = ()) -> list[str]:
         """Return all words except some options and their values."""
         kept = [pair for pair in self.options if pair[0] not in without]
-        words = [word for pair in kept for word in pair if word is not None]
-        return [*words, *self.program_words]
+        return [*(word for pair in kept for word in as_words(*pair)), *self.program_words]
 
     @property
     def program_words(self) -> list[str]:
@@ -66,6 +66,13 @@ class CommandLine(Struct, frozen=True):
         is_like_option = self.program[:1] and self.program[0].startswith("-")
         needs_dashes = is_like_option or self.program[1:2] == ("--",)
         return ["--", *self.program] if needs_dashes else [*self.program]
+
+
+def as_words(flag: str, value: str | None) -> tuple[str, ...]:
+    """Return an option as words that are read as it, whatever its value."""
+    if value is None:
+        return (flag,)
+    return (f"{flag}={value}",) if value.startswith("-") else (flag, value)
 
 
 def spell_out(
@@ -77,7 +84,9 @@ def spell_out(
     option starts with it, as argparse reads them for torchrun; ``-mt=3`` means ``-m -t 3``. As
     there, a ``--`` directly after the program is left out, unless one precedes it; the program's
     arguments are not changed. A word after an unknown option may be its value and is left out, too.
-    An abbreviation of only one of ``torchrun_flags`` means that one.
+    An abbreviation of only one of ``torchrun_flags`` means that one. An option is no value of the
+    one before it, whose value an unset variable was probably meant to be, and none follows a
+    request for help.
     """
     options: list[tuple[str, str | None]] = []
     error, rest = None, list(words)
@@ -88,15 +97,16 @@ def spell_out(
         error = error or wrong
         rest[:0] = following
         pairs: list[tuple[str, str | None]] = [(flag, None) for flag in flags]
-        if flags and takes_value[flags[-1]] and rest:
-            pairs[-1] = flags[-1], rest.pop(0)
-        elif flags and takes_value[flags[-1]]:
+        if flags and takes_value[flags[-1]]:
             del pairs[-1]
-            lacks = f"option '{flags[-1]}' requires an argument"
-            error = error or UsageError(lacks, hint="see `meshrun --help`")
+            lacks = None if following else _lacks_value(flags[-1], rest, takes_value)
+            pairs += [] if lacks else [(flags[-1], rest.pop(0))]
+            error = error or lacks
         elif not flags and "=" not in word and rest and not rest[0].startswith("-"):
             del rest[0]
         options += pairs
+        if flags and flags[-1] in _HELP:
+            break
     if rest[:1] == ["--"]:
         del rest[0]
     elif rest[1:2] == ["--"]:
@@ -107,7 +117,7 @@ def spell_out(
 def requested_help(line: CommandLine) -> str:
     """Return the help that a command line requests: ``-h``, ``--help`` or its topic."""
     flags = [flag for flag, _ in line.options]
-    asked = next(flag for flag in flags if flag in ("-h", "--help"))
+    asked = next(flag for flag in flags if flag in _HELP)
     is_last, topic = flags[-1] == asked, line.program[:1]
     return topic[0] if is_last and topic and _TOPIC.fullmatch(topic[0]) else asked
 
@@ -175,6 +185,21 @@ def _needless(name: str, value: str) -> UsageError:
     if pattern is not None and pattern.fullmatch(value):
         hint = instead.format(value)
     return UsageError(f"{name} takes no value, found `{value}`", hint=hint)
+
+
+def _lacks_value(
+    flag: str, rest: Sequence[str], takes_value: Mapping[str, bool]
+) -> UsageError | None:
+    """Return an error if no value follows an option, but nothing or another option."""
+    message = f"{flag} requires a value"
+    if not rest:
+        return UsageError(message, hint=f"see `meshrun --help {flag}`")
+    word = rest[0]
+    name = word.partition("=")[0].replace("_", "-") if word.startswith("-") else ""
+    if name != "--" and name not in takes_value:
+        return None
+    hint = f"a variable may be empty; to pass `{word}` itself, write {flag}={word}"
+    return UsageError(f"{message}, found `{word}`", hint=hint)
 
 
 def nearest(

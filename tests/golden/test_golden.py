@@ -19,6 +19,8 @@ ERRORS: dict[str, list[str]] = {
     "help on an unknown topic, with no close match": ["--nproc-per-node", "2", "-h", "training"],
     "a misspelled option": ["--mehs", "2x4", "train.py"],
     "an option without its value": ["--mesh"],
+    "an option in place of a value": ["--log-dir", "--tee", "3", "train.py"],
+    "help on an abbreviation": ["--help", "--log"],
     "a number of workers that is not a number": ["--nproc-per-node", "many", "train.py"],
     "an empty mesh": ["--mesh", "", "train.py"],
     "a colon": ["--mesh", "dp:2", "train.py"],

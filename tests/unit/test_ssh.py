@@ -63,12 +63,11 @@ def test_the_first_line_is_understood_by_an_agent_of_another_version() -> None:
 
 def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
     """The program's own arguments stay as they are."""
-    options = ["--hosts", "a,b", "--mesh", "--hosts", "--report=x", "--status", "--ssh=ssh -v"]
+    options = ["--hosts", "a,b", "--mesh=--hosts", "--report=x", "--status", "--ssh=ssh -v"]
     line, _ = spell_out([*options, "a.py", "--hosts", "c"], TAKES_VALUE)
 
     assert line.words(without=CONTROLLER_OPTIONS) == [
-        "--mesh",
-        "--hosts",
+        "--mesh=--hosts",
         "--status",
         "a.py",
         "--hosts",

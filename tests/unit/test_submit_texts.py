@@ -322,7 +322,7 @@ def test_options_are_repeated_wherever_they_came_from() -> None:
     sources = dict.fromkeys(values, "command line") | {"tee": "PET_TEE", "timings": "X"}
 
     assert option_words(Options(values, sources, {})) == (
-        ("--mesh", "-1"), ("--flatten", "a=b+c"), ("--flatten", "d+e"), ("--verbose",),
+        ("--mesh=-1",), ("--flatten", "a=b+c"), ("--flatten", "d+e"), ("--verbose",),
         ("--tee", "3"),
     )  # fmt: skip
 
