@@ -61,9 +61,8 @@ def _add_variables(table: type[_Table], line: CommandLine, *, is_partial: bool =
             values[row.name] = text if row.takes_value else True
     sources = dict.fromkeys(values, COMMAND_LINE)
     for row in table.rows():
-        name = row.variable or ""
-        text = os.environ.get(name)
-        if not text or row.name in values:
+        name = row.variable
+        if row.name in values or name is None or not (text := os.environ.get(name)):
             continue
         if not row.takes_value:
             values[row.name] = is_on(text) if is_partial else parse_flag(text, name)

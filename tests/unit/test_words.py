@@ -1,5 +1,6 @@
 """How a command line is split into options and the program, and how options are spelled."""
 
+import os
 from argparse import REMAINDER, ArgumentParser
 
 import pytest
@@ -230,3 +231,10 @@ def test_a_word_after_help_is_its_topic(options: str, program: str, asked: str) 
     line, _ = spell_out([*options.split(), *program.split()], {**OPTIONS, "-h": False})
 
     assert requested_help(line) == asked
+
+
+def test_a_variable_without_a_name_sets_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment may contain one, and some options have no variable."""
+    monkeypatch.setattr(os, "environ", {"": "x"})
+
+    assert read_options(Options, ["a.py"]).values == {}
