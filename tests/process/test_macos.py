@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,23 @@ def test_nothing_is_left_behind(
         running.wait_for("up", 2)
         os.kill(running.zygote() if victim == "zygote" else running.process.pid, signum)
         assert running.wait() == 128 + signum
+
+
+@pytest.mark.nightly
+@pytest.mark.torch
+def test_two_nodes_build_a_mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Over gloo, which is told the name that the loopback interface has here."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    words = ("--nnodes", "2", "--mesh", "tp=2", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    folders = [tmp_path / name for name in "01"]
+    with ExitStack() as stack:
+        running = []
+        for number, folder in enumerate(folders):
+            folder.mkdir()
+            node = ("--node-rank", str(number), PROGRAMS / "ask_mesh.py")
+            running.append(stack.enter_context(start_meshrun(*words, *node, folder=folder)))
+        codes = [each.wait() for each in running]
+
+    assert codes == [0, 0], [each.stderr for each in running]
