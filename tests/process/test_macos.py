@@ -54,7 +54,7 @@ def test_two_nodes_build_a_mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-    words = ("--nnodes", "2", "--mesh", "tp=2", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    words = ("--nnodes", "2", "--mesh", "dp=1,tp=2", "--rdzv-endpoint", f"127.0.0.1:{port}")
     folders = [tmp_path / name for name in "01"]
     with ExitStack() as stack:
         running = []
