@@ -168,7 +168,7 @@ def launch(
     from meshrun.worker.function import PROGRAM
 
     environ = without_variables(KINDS_OF_PROGRAM, environ)
-    flags += ["--module", "--allow-different-programs"]  # the folder differs on each node
+    flags[:0] = ["--module", "--allow-different-programs"]  # the folder differs on each node
     with private_folder() as folder:
         with writing_to(folder):
             write_call(folder, program, args, kwargs or {})
@@ -241,9 +241,19 @@ _TEXT_OF: Mapping[str, Callable[[Any], str]] = {
 
 
 def to_flags(parameters: Mapping[str, Any], options: AnyWords) -> list[str]:
-    """Return the words for values of options by name, ``None`` if not given, and for others."""
-    from meshrun.cli.options import Options
+    """Return the words for values of options by name, ``None`` if not given, and for others.
 
+    Raises:
+        UsageError: If the others contain a word that is no option.
+    """
+    from meshrun.cli.options import Options
+    from meshrun.cli.words import spell_out
+
+    others = _listed(options)
+    takes_value = {flag: row.takes_value for row in Options.rows() for flag in row.flags}
+    line, wrong = spell_out([*others, "--", ""], takes_value)
+    if wrong is None and line.program != ("",):
+        raise UsageError(f"options: `{line.program[0]}` is neither an option nor the value of one")
     flags: list[str] = []
     for name, value in parameters.items():
         row = getattr(Options, name)
@@ -253,7 +263,7 @@ def to_flags(parameters: Mapping[str, Any], options: AnyWords) -> list[str]:
             flags += [f"{row.flag}={each}" for each in _listed(value)]
         elif value is not None:
             flags.append(f"{row.flag}={_TEXT_OF.get(name, str)(value)}")
-    return flags + _listed(options)
+    return flags + others
 
 
 def without_variables(rows: Iterable[Option[Any]], env: Mapping[str, str]) -> dict[str, str]:
