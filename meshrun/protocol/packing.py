@@ -84,7 +84,10 @@ def convert(kind: Any, value: Any, ahead_ns: int = 0) -> Any:
         ValueError: If it is not of that type.
     """
     check = partial(_checked, ahead_ns=ahead_ns)
-    return msgspec.convert(value, kind, str_keys=True, dec_hook=check)
+    try:
+        return msgspec.convert(value, kind, str_keys=True, dec_hook=check)
+    except msgspec.ValidationError as error:  # a ValueError since msgspec 0.21
+        raise ValueError(str(error)) from error
 
 
 def _checked(kind: Any, value: Any, ahead_ns: int) -> object:

@@ -27,6 +27,7 @@ from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.checked import Line, Time
 from meshrun.protocol.events import Event, LaunchOver, NextBegins, NodesEvent
 from meshrun.protocol.generation import NodeOutcome
+from meshrun.protocol.packing import convert
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import Timings
 from meshrun.rendezvous.connection import Connection
@@ -246,6 +247,13 @@ def test_an_impossible_value_is_refused(
     decode(json.dumps([kind, values]).encode())
     with pytest.raises(MessageError):
         decode(json.dumps([kind, {**values, **wrong}]).encode())
+
+
+def test_the_error_of_a_wrong_value_is_a_value_error() -> None:
+    """That of msgspec is one only since 0.21, and older versions are supported too."""
+    with pytest.raises(ValueError, match="Expected `int`, got `str`") as raised:
+        convert(int, "1")
+    assert type(raised.value) is ValueError
 
 
 def test_text_of_other_launchers_moves_no_cursor() -> None:
