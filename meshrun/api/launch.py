@@ -253,7 +253,11 @@ def to_flags(parameters: Mapping[str, Any], options: AnyWords) -> list[str]:
     takes_value = {flag: row.takes_value for row in Options.rows() for flag in row.flags}
     line, wrong = spell_out([*others, "--", ""], takes_value)
     if wrong is None and line.program != ("",):
-        raise UsageError(f"options: `{line.program[0]}` is neither an option nor the value of one")
+        word = line.program[0]
+        raise UsageError(
+            f"options: `{word}` is neither an option nor the value of one",
+            hint="separate dims with commas: dp=2,tp=4" if "=" in word else None,
+        )
     flags: list[str] = []
     for name, value in parameters.items():
         row = getattr(Options, name)
@@ -329,7 +333,7 @@ def check_options(flags: Sequence[str]) -> None:
     """
     began_ns = time.monotonic_ns()
     with private_folder() as folder:
-        words = ["--standalone", *flags, "--dry-run"]
+        words = ["--standalone", *to_flags({}, flags), "--dry-run"]
         command, variables = launcher_command(folder, words, ["-"])
         env, null = {**os.environ, **variables}, subprocess.DEVNULL
         code = subprocess.call(command, env=env, stdin=null, stdout=null, stderr=null)

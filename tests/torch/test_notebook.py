@@ -46,6 +46,7 @@ run("%%mesh\\nif dist.get_rank(): f(0)\\ndist.barrier()")
 run("%%mesh\\n'x' in globals()")
 run("%%mesh dp=2 --devise cpu\\n1")
 run("%%mesh dp=2 \'\\n1")
+run("%%mesh dp=2 tp=1\\n1")
 run("%mesh")
 run("%%mesh dp=2 --device cpu --collapse\\n'dist' in globals()")
 run("%mesh stop")
@@ -100,7 +101,8 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert fresh == ["[all] False", "ran"]
     assert "did you mean `--device`" in "\n".join(slips[0])
     assert slips[1][0].startswith("error: %%mesh cannot read `dp=2 '`")
-    assert slips[2] == known, "a typo must not lose the ranks"
+    assert slips[2][0] == "error: options: `tp=1` is neither an option nor the value of one"
+    assert slips[3] == known, "a typo must not lose the ranks"
     assert others == ["[all] False", "ran"]
     message = "meshrun: `dp=2 --device cpu --collapse` needs other ranks than `dp=2 --device cpu`; "
     assert message in ran.stderr
