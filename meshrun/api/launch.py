@@ -244,15 +244,17 @@ def to_flags(parameters: Mapping[str, Any], options: AnyWords) -> list[str]:
     """Return the words for values of options by name, ``None`` if not given, and for others.
 
     Raises:
-        UsageError: If the others contain a word that is no option.
+        UsageError: If the others contain a word that is no option, or end without a value.
     """
     from meshrun.cli.options import Options
     from meshrun.cli.words import spell_out
 
     others = _listed(options)
     takes_value = {flag: row.takes_value for row in Options.rows() for flag in row.flags}
-    line, wrong = spell_out([*others, "--", ""], takes_value)
-    if wrong is None and line.program != ("",):
+    line, wrong = spell_out(others, takes_value)
+    if wrong is not None and spell_out([*others, ""], takes_value)[1] is None:
+        raise wrong  # before a flag of ours follows the last option, which lacks its value
+    if wrong is None and line.program:
         word = line.program[0]
         raise UsageError(
             f"options: `{word}` is neither an option nor the value of one",
