@@ -38,7 +38,7 @@ def read_options(table: type[_Table], args: Sequence[str]) -> _Table:
             switch is neither true nor false.
     """
     takes_value = {flag: row.takes_value for row in table.rows() for flag in row.flags}
-    torchruns = {flag for row in table.rows() if row.family == PET for flag in row.flags}
+    torchruns = {row.flag for row in table.rows() if row.family == PET or row is table.help}
     line, wrong = spell_out(args, takes_value, torchruns)
     try:
         if wrong is not None:

@@ -99,6 +99,7 @@ def test_torchruns_abbreviations_keep_their_meaning() -> None:
     _, error = spell_out(["--ti", "x.py"], options, {"--tee"})
     assert error is not None
     assert error.message.endswith("`--timeout` or `--timings`")
+    assert read(["--h"]).options == (("--help", None),)
 
 
 PROGRAMS = [
