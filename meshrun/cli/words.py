@@ -195,8 +195,8 @@ def _lacks_value(
     if not rest:
         return UsageError(message, hint=f"see `meshrun --help {flag}`")
     word = rest[0]
-    name = word.partition("=")[0].replace("_", "-") if word.startswith("-") else ""
-    if name != "--" and name not in takes_value:
+    name = word.partition("=")[0].replace("_", "-")
+    if word[:1] != "-" or " " in word or (name != "--" and name not in takes_value):
         return None
     hint = f"a variable may be empty; to pass `{word}` itself, write {flag}={word}"
     return UsageError(f"{message}, found `{word}`", hint=hint)

@@ -35,6 +35,7 @@ OPTIONS = {
         ("--mesh --nproc a.py", "--mesh=--nproc a.py"),
         ("-m --nproc 2 pkg --mesh_size", "-m --nproc-per-node 2 pkg --mesh_size"),
         ("-r 3 a.py --no_prefix", "-r 3 a.py --no_prefix"),
+        ("-r _m a.py", "-r _m a.py"),
         ("-r=3 a.py -r=1", "-r 3 a.py -r=1"),
         ("--help=mesh a.py", "--help mesh a.py"),
         ("--hel=mesh", "--help mesh"),
@@ -96,6 +97,8 @@ def test_torchruns_abbreviations_keep_their_meaning() -> None:
     assert line.words() == ["--tee", "3", "x.py"]
     line, _ = spell_out(["--timi", "x.py"], options, {"--tee"})
     assert line.words() == ["--timings", "x.py"]
+    line, _ = spell_out(["--tee", "--timings -x", "x.py"], options, {"--tee"})
+    assert line.words() == ["--tee=--timings -x", "x.py"]
     _, error = spell_out(["--ti", "x.py"], options, {"--tee"})
     assert error is not None
     assert error.message.endswith("`--timeout` or `--timings`")
