@@ -97,8 +97,8 @@ def test_torchruns_abbreviations_keep_their_meaning() -> None:
     assert line.words() == ["--tee", "3", "x.py"]
     line, _ = spell_out(["--timi", "x.py"], options, {"--tee"})
     assert line.words() == ["--timings", "x.py"]
-    line, _ = spell_out(["--tee", "--timings -x", "x.py"], options, {"--tee"})
-    assert line.words() == ["--tee=--timings -x", "x.py"]
+    line, _ = spell_out(["--tee", "--timings=3 -x", "x.py"], options, {"--tee"})
+    assert line.words() == ["--tee=--timings=3 -x", "x.py"]
     _, error = spell_out(["--ti", "x.py"], options, {"--tee"})
     assert error is not None
     assert error.message.endswith("`--timeout` or `--timings`")
