@@ -111,8 +111,15 @@ def facts_of_node(
 ) -> ClusterFacts:
     """Return the facts of a node, or of a task on it, with a port if the job has an id.
 
-    ``hosts`` are in node order. By default, ``nnodes`` is their number, and ``head``, from which
-    empty names are left out, the first of them.
+    Args:
+        system: Name of the system.
+        evidence: How it was recognized.
+        job_id: An id of the job, the same on every node.
+        node_rank: Index of this node.
+        nnodes: Number of nodes; by default that of ``hosts``, if any.
+        hosts: The hosts in node order.
+        head: Names or addresses of node 0, without those that are empty; by default the first host.
+        port: The system's own port, if it chooses one.
     """
     return ClusterFacts(
         system=system,

@@ -77,8 +77,14 @@ def place(
 ) -> Placement:
     """Place a mesh so that each group of given dims lies within one node or domain.
 
-    The parameters are those of :func:`meshrun.layout.solve_layout`; ``slots`` and
-    ``nodes_per_domain`` have a number for each node or domain.
+    Args:
+        mesh: The spec; one size may be open.
+        slots: Maximum number of workers on each node.
+        in_node: Dims whose groups must each lie within one node: their names, or their indices
+            as strings if dims have no names.
+        in_domain: Dims whose groups must each lie within one domain.
+        nodes_per_domain: Number of nodes in each domain, in node order.
+        renumber: Whether ranks may take slots in another order of dims.
 
     Raises:
         LayoutError: If the numbers disagree, or if a dim crosses nodes or domains, with a remedy.
