@@ -29,14 +29,13 @@ def count_usable_cores() -> int:
 
 def count_cores() -> tuple[int, int]:
     """Return (number of cores this process may run on, number of cores of the machine)."""
-    return len(allowed_cpus()), os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    return len(allowed_cpus()) or cores, cores
 
 
 def allowed_cpus() -> Collection[int]:
-    """Return the logical CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)  # macOS has no affinity mask
+    """Return the logical CPUs that this process may run on; none without a mask, as on macOS."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
 
 
 def _quota_of(folder: Path) -> float:

@@ -469,15 +469,14 @@ def marked_processes(entry: str) -> list[int]:
 
     A fork shows the environment with which its parent's program was started (proc(5)).
     """
-    found = []
     if not _ON_LINUX:
         import psutil
 
-        name, _, value = entry.partition("=")
-        for process in psutil.process_iter(["environ"]):
-            if (process.info["environ"] or {}).get(name) == value and process.pid != os.getpid():
-                found.append(process.pid)
-        return found
+        variable, _, value = entry.partition("=")
+        processes = psutil.process_iter(["environ"])
+        marked = [each for each in processes if (each.info["environ"] or {}).get(variable) == value]
+        return [each.pid for each in marked if each.pid != os.getpid()]
+    found = []
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != os.getpid():
             # It may have ended, or belong to another user.

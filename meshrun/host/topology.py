@@ -5,7 +5,6 @@ Unreadable facts are replaced by those of the simplest machine that fits: nothin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -31,8 +30,7 @@ def read_topology(
         sysfs-devices-node.
     """
     if allowed is None:
-        # macOS does not bind processes to cores.
-        allowed = allowed_cpus() if hasattr(os, "sched_setaffinity") else ()
+        allowed = allowed_cpus()
     nodes = _read_nodes(sysfs)
     node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
     first_node = min(nodes, default=0)

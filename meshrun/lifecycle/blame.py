@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 
 from msgspec import Struct
@@ -67,9 +68,9 @@ def judge(state: State) -> list[Verdict]:
     return [cause, *(verdict for verdict in verdicts if verdict.rank != cause.rank)]
 
 
-def has_culprit(state: State) -> bool:
-    """Return whether a rank is known to have failed by itself."""
-    return any(not verdict.is_consequence for verdict in judge(state))
+def has_culprit(state: State, before_ns: float = math.inf) -> bool:
+    """Return whether a rank is known to have failed by itself, before a time if one is given."""
+    return any(each.at_ns < before_ns and not each.is_consequence for each in judge(state))
 
 
 def _first_to_leave(state: State, before_ns: int) -> Verdict | None:

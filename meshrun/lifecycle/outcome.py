@@ -26,6 +26,7 @@ from meshrun.lifecycle.blame import (
     describe_lost_process,
     describe_start_error,
     describe_verdict,
+    has_culprit,
     judge,
 )
 from meshrun.lifecycle.state import State
@@ -209,7 +210,7 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
     for outcome in state.outcomes:
         if outcome.trouble is not None:
             return outcome.trouble.as_error()
-    if (lost := nodes.lost) is None or _has_failed_before(state, lost.heard_ns):
+    if (lost := nodes.lost) is None or has_culprit(state, before_ns=lost.heard_ns):
         return None
     if nodes.is_coordinator or nodes.over is None:
         # After a third signal, node 0 does not wait for the others.
@@ -217,11 +218,6 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
         before = f"another node was stopped by {signal_name(signum)}; then " if signum else ""
         return NodeLostError(f"{before}{lost}", hint=_hint_of_loss(lost))
     return None
-
-
-def _has_failed_before(state: State, at_ns: int) -> bool:
-    """Return whether a rank had failed by itself before this time."""
-    return any(each.at_ns < at_ns and not each.is_consequence for each in judge(state))
 
 
 def _hint_of_loss(lost: NodeLost) -> str:

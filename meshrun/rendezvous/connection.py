@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from meshrun.host.interfaces import address_of
 from meshrun.host.reactor import Reactor
 from meshrun.host.write_buffer import WriteBuffer
+from meshrun.protocol.events import NodeLost
 from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
 from meshrun.rendezvous.handshake import (
     LONGEST_LINE,
@@ -225,6 +226,17 @@ class Connection:
         if self.is_open:
             self.send(Parting(why=why))
         return why
+
+    def loss(self, node_rank: int, host: str, why: str) -> NodeLost:
+        """Return the event that the node at the other end is lost."""
+        return NodeLost(
+            node_rank=node_rank,
+            host=host,
+            why=why,
+            at_ns=time.monotonic_ns(),
+            heard_ns=self.received_ns,
+            is_silent=self.is_silent,
+        )
 
     def beat(self, *, idle_s: float | None = None) -> None:
         """Send a heartbeat, if one is due.

@@ -16,7 +16,7 @@ from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.layout import Layout
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins, NodeLost
+from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
@@ -307,14 +307,7 @@ class Coordinator:
         if node_rank is None:
             self._hub.note(f"lost spare node {host}: {why}")
             return
-        lost = NodeLost(
-            node_rank=node_rank,
-            host=host,
-            why=why,
-            at_ns=time.monotonic_ns(),
-            heard_ns=connection.received_ns,
-            is_silent=connection.is_silent,
-        )
+        lost = connection.loss(node_rank, host, why)
         self._round.loss = self._round.loss or str(lost)
         if not self._config.is_elastic:
             self._end_for(str(lost))

@@ -13,7 +13,6 @@ from meshrun.protocol.events import (
     GenerationAborted,
     LaunchOver,
     NextBegins,
-    NodeLost,
     OthersFinished,
     Where,
 )
@@ -199,16 +198,7 @@ class Participant:
             self._attempts.retry(why)
             return
         if self._phase in _TAKES_PART:
-            self._hub.events.append(
-                NodeLost(
-                    node_rank=0,
-                    host=self._host,
-                    why=why,
-                    at_ns=time.monotonic_ns(),
-                    heard_ns=connection.received_ns,
-                    is_silent=connection.is_silent,
-                )
-            )
+            self._hub.events.append(connection.loss(0, self._host, why))
         if not self._config.is_elastic:
             self._enter(Participation.OVER)
         elif self._phase is Participation.RUNNING:

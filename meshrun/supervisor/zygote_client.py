@@ -15,13 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
-from meshrun.host.processes import (
-    Ended,
-    become_subreaper,
-    marked_processes,
-    send_signal,
-    signals_blocked,
-)
+from meshrun.host.processes import Ended, marked_processes, send_signal, signals_blocked
 from meshrun.host.shortage import HINTS, TOO_FEW_PROCESSES
 from meshrun.host.sockets import packet_pair
 from meshrun.host.steps import Steps
@@ -32,7 +26,7 @@ from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote, 
 from meshrun.protocol.to_zygote import Prepare, StartStore, ToZygote
 from meshrun.start import own_command
 from meshrun.zygote.control import LEFT_TO_LAUNCHER
-from meshrun.zygote.guard import LAUNCH_MARK, killing_marked
+from meshrun.zygote.guard import LAUNCH_MARK, killing_orphans
 
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun, WarmZygote
@@ -143,7 +137,7 @@ class ZygoteClient:
 
     def notice_end(self) -> None:
         """Have :meth:`receive` report the zygote's end on macOS, whose packet sockets do not."""
-        if sys.platform == "darwin" and self.process.has_ended and self.control.fileno() >= 0:
+        if sys.platform == "darwin" and self.process.has_ended:
             with suppress(OSError):
                 self.control.shutdown(socket.SHUT_RD)
 
@@ -212,6 +206,5 @@ class _NewZygote:
             if now_s > kill_at_s:  # such as where a module in it executed another program
                 self.kill()
             yield _BETWEEN_LOOKS_S
-        if not become_subreaper():  # else this process has adopted its orphans
-            yield from killing_marked(self._mark)
+        yield from killing_orphans(self._mark)
         return (-code if code < 0 else code << 8), Ended(0)

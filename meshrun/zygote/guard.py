@@ -69,9 +69,8 @@ class Guard:
         os._exit(0)
 
     def kill_orphans(self) -> None:
-        """Kill what ranks left behind, if the system has not made them children of the zygote."""
-        if self._mark and not become_subreaper():
-            finish(killing_marked(self._mark))
+        """Kill what ranks left behind, if the zygote has not adopted it."""
+        finish(killing_orphans(self._mark))
 
     def remove_scratch(self) -> None:
         """Remove the launcher's temporary folder once the launcher is dead."""
@@ -96,6 +95,12 @@ def _pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # an old kernel, or a Python that was built on one
         return -1
+
+
+def killing_orphans(mark: str) -> Steps[None]:
+    """Kill all processes with a launch's mark where none adopts orphans (gVisor, macOS)."""
+    if mark and not become_subreaper():
+        yield from killing_marked(mark)
 
 
 def killing_marked(mark: str) -> Steps[None]:
