@@ -54,3 +54,16 @@ def test_a_failure_is_reported(tmp_path: Path) -> None:
 
     assert ours.returncode == 7
     assert "exited with code 7" in ours.stderr
+
+
+def test_no_process_is_left_behind(tmp_path: Path) -> None:
+    """Not even one in a session of its own, which no process adopts in gVisor."""
+    program, init = tmp_path / "leaves.py", tmp_path / "then"
+    program.write_text(
+        "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    )
+    init.write_text('"$@"\necho exit $?\ncat /proc/[0-9]*/cmdline | tr "\\0" " "\n')
+    ours = run_meshrun(*MESH, program, around=[*inside(tmp_path), "sh", str(init)])
+
+    assert "exit 0\n" in ours.stdout
+    assert "sleep 600" not in ours.stdout
