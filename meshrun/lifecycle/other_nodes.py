@@ -70,7 +70,7 @@ def _node_lost(state: State, event: NodeLost) -> State:
         alone = state.with_nodes(link=Link.RETURNING)
         return finish(stop(alone, event.at_ns, others_know=True), event.at_ns)
     if known.is_coordinator and may_restart(state):  # the lost node may be started again
-        lost = GenerationAborted(why=str(event), signum=0, at_ns=event.at_ns)
+        lost = GenerationAborted(why=str(event), signum=0, at_ns=event.heard_ns)
         state = state.with_nodes(change=known.change or lost)
         return finish(stop(state, event.at_ns, others_know=True), event.at_ns)
     link = Link.CUT_OFF if event.node_rank == 0 else known.link

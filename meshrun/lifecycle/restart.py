@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from meshrun.lifecycle.blame import describe_failure, describe_verdict, judge
+from meshrun.lifecycle.blame import describe_failure, describe_verdict, has_culprit, judge
 from meshrun.lifecycle.state import State, furthest
 from meshrun.protocol.events import GenerationAborted
 from meshrun.protocol.generation import Cause
@@ -71,8 +71,10 @@ def _find_cause(state: State, at_ns: int) -> Cause:
 def cause_of_change(state: State, event: GenerationAborted) -> Cause:
     """Return the cause of a generation's end by a change of its nodes.
 
-    It is a failure unless the launch is elastic.
+    It is a failure unless the launch is elastic, and that of a rank if one failed before.
     """
+    if not state.nodes.is_elastic and has_culprit(state, before_ns=event.at_ns):
+        return _find_cause(state, event.at_ns)
     return Cause(
         description=event.why,
         at_ns=event.at_ns,

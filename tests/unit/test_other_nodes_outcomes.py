@@ -95,6 +95,15 @@ def test_a_lost_node_costs_a_restart() -> None:
     )
 
 
+def test_a_rank_that_failed_before_its_node_was_lost_is_the_cause_of_a_restart() -> None:
+    lost = replace(NODE_LOST, at_ns=8 * S, heard_ns=7 * S)
+    events = [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, ENDED, lost, all_cleared(TWO_DIED)]
+    cause = decided(events, max_restarts=1).next_after
+
+    assert cause is not None
+    assert (cause.rank, cause.description) == (2, "exited with code 7")
+
+
 @pytest.mark.parametrize(
     ("events", "outcome", "restarts"),
     [
