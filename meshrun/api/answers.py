@@ -5,17 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
+from meshrun.api.lent_terminal import Lender
 from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor, Timer
 from meshrun.worker.call_channel import Begun, CallDone, Channel, TimeLimit, packed
-
-if TYPE_CHECKING:
-    from meshrun.api.lent_terminal import Lender
 
 GRACE_S = 2.0
 """How long the other ranks may take once one has failed, as they may wait for it forever."""
@@ -110,7 +108,7 @@ class Exchange:
                 self._limit_rank(member.rank, answer.seconds)
                 return
             received_ns = self._reactor.now_ns()
-            if self._lender.handle(member, answer):
+            if self._lender.handle(answer, member.pid, member.channel):
                 self._reactor.skip(self._reactor.now_ns() - received_ns)
                 return
         except EOFError:

@@ -9,13 +9,10 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING
 
 from meshrun.host.processes import is_foreground, send_signal
 from meshrun.worker.borrowed_terminal import Debugged, MayDebug
-
-if TYPE_CHECKING:
-    from meshrun.api.answers import Member
+from meshrun.worker.call_channel import Channel
 
 
 class Lender:
@@ -30,18 +27,18 @@ class Lender:
         self.has_quit = False
         """Whether the user has quit the debugger."""
 
-    def handle(self, member: Member, message: object) -> bool:
+    def handle(self, message: object, pid: int, channel: Channel) -> bool:
         """Reply to a request, and wait for the terminal's return; ``False`` for other messages."""
         if not isinstance(message, MayDebug):
             return False
         if self._has_lent:
-            member.channel.send(None)
+            channel.send(None)
             return True
         self._has_lent = True
-        with self._around(), lend_terminal(member.pid) as terminal:
-            member.channel.send(terminal)
+        with self._around(), lend_terminal(pid) as terminal:
+            channel.send(terminal)
             if terminal is not None:
-                done: Debugged = member.channel.receive()
+                done: Debugged = channel.receive()
                 self.has_quit = done.quits
         return True
 
