@@ -44,32 +44,38 @@ def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
     words = options.line.words(without=CONTROLLER_OPTIONS)
     losses: list[float] = []
     excluded: dict[str, str] = {}
-    while returncode is None:
+    while True:
         controller = Controller(request, words, version=__version__, excluded=excluded)
-        lost, signum = None, 0
         try:
-            returncode = controller.run()
-        except Stopped as error:
-            signum = error.signum
-            note(describe_stop(signum))
-            returncode = -signum
-        except HostLost as error:
-            lost = error
-            if not isinstance(error, FirstLost):
-                raise
+            return end_as(_run(controller, options.report))
+        except FirstLost:
             now_s = time.monotonic()
             losses = [at_s for at_s in (*losses, now_s) if now_s - at_s < _LOSS_WINDOW_S]
             if len(losses) > _MAX_LOSSES:
                 raise
             note("restarting with the remaining hosts")
-        finally:
-            result = controller.result
-            now = Timings(began_ns=time.monotonic_ns(), ended_ns=time.monotonic_ns())
-            if signum and not result:
-                result = LaunchResult(exit_code=128 + signum, signum=signum, timings=now)
-            if lost is not None:
-                found = result or LaunchResult(exit_code=lost.exit_code, timings=now)
-                result = replace(found, exit_code=lost.exit_code, signum=None, trouble=lost)
-            if options.report is not None and result:
-                leave_report(result, options.report)
-    return end_as(returncode)
+
+
+def _run(controller: Controller, report: str | None) -> int:
+    """Launch once and write the report; return the exit code, or -n for signal n."""
+    result = None
+    try:
+        return controller.run()
+    except Stopped as error:
+        note(describe_stop(error.signum))
+        result = controller.result or _ended_now(128 + error.signum, error.signum)
+        return -error.signum
+    except HostLost as error:
+        found = controller.result or _ended_now(error.exit_code)
+        result = replace(found, exit_code=error.exit_code, signum=None, trouble=error)
+        raise
+    finally:
+        if report is not None and (known := result or controller.result):
+            leave_report(known, report)
+
+
+def _ended_now(exit_code: int, signum: int | None = None) -> LaunchResult:
+    """Return the result of a launch of which no launcher has reported one."""
+    now_ns = time.monotonic_ns()
+    timings = Timings(began_ns=now_ns, ended_ns=now_ns)
+    return LaunchResult(exit_code=exit_code, signum=signum, timings=timings)
