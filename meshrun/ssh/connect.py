@@ -33,7 +33,7 @@ class Stopped(Exception):
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
-        self.signum = signum
+        self.signum, self.at_s = signum, time.monotonic()
 
 
 class Connector:

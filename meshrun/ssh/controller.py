@@ -76,8 +76,8 @@ class Controller:
         self._pause = Pause(
             self._pool.reactor,
             None if claims_sigtstp else partial(is_stopped, os.getppid()),
-            stop=partial(self._suspend_ranks, is_on=True),
-            resume=partial(self._suspend_ranks, is_on=False),
+            stop=self._suspend_ranks,
+            resume=self._resume_ranks,
         )
         self._present = 0
         """On how many hosts ranks run at first."""
@@ -88,8 +88,8 @@ class Controller:
         self._lost: list[Refusal] = []
         self._lost_s = 0.0
         """When the first host was lost."""
-        self._stop: tuple[float, int] | None = None
-        """When a signal first stopped the launch, and which one."""
+        self._stopped: Stopped | None = None
+        """By the first signal that stopped the launch."""
         self._may_restart = False
         """Whether the first host was lost, and an elastic launch can restart without it."""
         self._ending = False
@@ -118,25 +118,30 @@ class Controller:
         finally:
             before = frozenset(self._forwarded)
             self._pool.close(self._forward_signals)
-        if self._lost:
-            # At the same moment, every process here received it, so ssh did too.
-            if self._stop is not None and self._stop[0] < self._lost_s + _SAME_MOMENT_S:
-                raise Stopped(self._stop[1])
-            may_restart = self._may_restart and not self._forwarded
-            raise lost_error(self._lost, may_restart=may_restart)
-        reporting = self._sessions if not self._is_elastic else [self._first]
-        if errors := [session for session in reporting if session and session.error]:
-            raise self._launch_error(errors)
+        if (error := self._error()) is not None:
+            raise error
         if self._console.reader_is_gone:
             return -signal.SIGPIPE
         end = self._first.ended if self._first is not None else None
-        ended = end.code if end is not None else 0
-        if ended and self.result is None and self._stop is not None:
-            raise Stopped(self._stop[1])  # it had not begun, or its agent killed it
-        if not ended and (late := (self._forwarded - before) & {*self._request.stop_signals}):
+        code = end.code if end is not None else 0
+        if code and self.result is None and self._stopped is not None:
+            raise self._stopped  # it had not begun, or its agent killed it
+        if not code and (late := (self._forwarded - before) & {*self._request.stop_signals}):
             return -min(late)  # the ranks had finished, but not the readers of their output
         # A launcher that a forwarded signal stopped exits with 128 + n.
-        return 128 - ended if ended - 128 in self._forwarded else ended
+        return 128 - code if code - 128 in self._forwarded else code
+
+    def _error(self) -> MeshrunError | Stopped | None:
+        """Return the loss of a host, or why no launcher could launch."""
+        stopped = self._stopped
+        if self._lost:
+            # At the same moment, every process here received it, so ssh did too.
+            if stopped is not None and stopped.at_s < self._lost_s + _SAME_MOMENT_S:
+                return stopped
+            return lost_error(self._lost, may_restart=self._may_restart and not self._forwarded)
+        reporting = self._sessions if not self._is_elastic else [self._first]
+        errors = [session for session in reporting if session and session.error]
+        return self._launch_error(errors) if errors else None
 
     @property
     def result(self) -> LaunchResult | None:
@@ -197,8 +202,8 @@ class Controller:
                 continue
             self._forwarded.add(signum)
             if signum in self._request.stop_signals:
-                if self._stop is None:
-                    self._stop = time.monotonic(), signum
+                if self._stopped is None:
+                    self._stopped = Stopped(signum)
                     # The first host passes it on to the others, unless it cannot.
                     limit_s = self._most_s_to_end
                     self._pool.reactor.call_later(limit_s, partial(self._end_others, at_once=True))
@@ -209,13 +214,14 @@ class Controller:
                 for_itself = session is self._first or signum in self._request.forwarded_signals
                 session.send(SignalLauncher(signum=signum, even_if_met=for_itself))
 
-    def _suspend_ranks(self, *, is_on: bool) -> None:
+    def _suspend_ranks(self) -> None:
         """Suspend the ranks for as long as the shell's process is suspended."""
-        if is_on:
-            self._pause.begin(until_sigcont=False)
-        else:
-            self._pause.end()
-        self._signal_all(signal.SIGTSTP if is_on else signal.SIGCONT)
+        self._pause.begin(until_sigcont=False)
+        self._signal_all(signal.SIGTSTP)
+
+    def _resume_ranks(self) -> None:
+        self._pause.end()
+        self._signal_all(signal.SIGCONT)
 
     def _signal_all(self, signum: int) -> None:
         for session in self._sessions:
@@ -274,7 +280,7 @@ class Controller:
         """Return why a host is lost, if its launcher did not exit normally."""
         if (ended := session.ended) is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
-            others_know = ended.has_met or self._stop is not None
+            others_know = ended.has_met or self._stopped is not None
             is_stopped = -ended.code in own and others_know
             if ended.code < 0 and not is_stopped and not self._ending:
                 return f"its launcher was killed by {signal_name(-ended.code)}"
