@@ -56,6 +56,11 @@ class Timer:
         """The time of the call; ``None`` if it has been made or cancelled."""
         self.move(at_ns)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether the call is still to be made: its time is set, and has not come."""
+        return self.at_ns is not None
+
     def move(self, at_ns: int | None) -> None:
         """Move the call to another time; ``None`` cancels it until it is moved again."""
         if at_ns is not None and at_ns != self.at_ns:
@@ -322,7 +327,7 @@ class Reactor:
         end = self.call_at(None, lambda: None)
         if timeout_s is not None:
             end.restart(timeout_s)
-        while not done() and (timeout_s is None or end.at_ns is not None):
+        while not done() and (timeout_s is None or end.is_pending):
             self.turn()
         end.cancel()
 

@@ -253,7 +253,7 @@ class Controller:
             return
         if code or self._is_elastic:
             self._end_others(at_once=False)
-        if session.error is not None and self._end.at_ns is None:
+        if session.error is not None and not self._end.is_pending:
             self._end.restart(_OTHERS_REPORT_S)
 
     def _exclude(self, session: HostSession, unfit: str) -> bool:
@@ -289,7 +289,7 @@ class Controller:
             return session.finish().why
         if (silent_s := self._pool.listened - session.received) > self._request.node_timeout_s:
             return f"no message from it for {silent_s:.0f} s"
-        if self._closing is not None and self._closing.at_ns is None:
+        if self._closing is not None and not self._closing.is_pending:
             return "it did not exit with the other hosts"
         return None
 

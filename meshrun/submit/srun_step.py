@@ -175,7 +175,7 @@ class _Step:
         )
 
     def _check_for_end(self) -> None:
-        if self._ends.is_over and self._overdue.at_ns is None and not self._has_noted_wait:
+        if self._ends.is_over and not (self._overdue.is_pending or self._has_noted_wait):
             self._overdue.restart(_NOTE_AFTER_S)
 
     def _on_overdue(self) -> None:

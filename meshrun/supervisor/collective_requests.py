@@ -66,7 +66,7 @@ class CollectiveRequests:
     @property
     def is_under_way(self) -> bool:
         """Whether answers are awaited."""
-        return self._deadline.at_ns is not None
+        return self._deadline.is_pending
 
     def _complete(self) -> None:
         self._reset()

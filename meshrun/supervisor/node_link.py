@@ -46,7 +46,7 @@ class Linger:
     @property
     def is_over(self) -> bool:
         """Whether all others have been notified, or time has run out."""
-        return self._peers.all_notified or self._until.at_ns is None
+        return self._peers.all_notified or not self._until.is_pending
 
     def _explain(self) -> None:
         if not self.is_over:

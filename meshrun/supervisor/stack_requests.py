@@ -207,7 +207,7 @@ class StackRequests:
     @property
     def awaits_answers(self) -> bool:
         """Whether ranks have been asked, and some may still answer."""
-        return self._next_check.at_ns is not None
+        return self._next_check.is_pending
 
     @property
     def is_under_way(self) -> bool:

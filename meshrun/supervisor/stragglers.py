@@ -87,7 +87,7 @@ class Stragglers:
         if not state.alive or state.stopping:
             self._timer.cancel()
             self._deadline.cancel()
-        elif self._is_coordinator and self._timer.at_ns is None and self._deadline.at_ns is None:
+        elif self._is_coordinator and not (self._timer.is_pending or self._deadline.is_pending):
             self._timer.restart(self._every_s)
 
     @property
@@ -98,7 +98,7 @@ class Stragglers:
     def receive(self, answer: RankTimes) -> None:
         """Take a rank's answer."""
         self._answers[answer.rank] = answer
-        if self._deadline.at_ns is not None and self._expected <= self._answers.keys():
+        if self._deadline.is_pending and self._expected <= self._answers.keys():
             self._deadline.cancel()
             self._end_round()
 
