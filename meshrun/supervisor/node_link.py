@@ -18,7 +18,7 @@ from meshrun.lifecycle.state import State
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.events import LaunchOver, NextBegins
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.protocol.generation import Evidence
+from meshrun.protocol.generation import Cause, Evidence
 from meshrun.rendezvous.messages import Cleared, Failed, Finished, Leave
 from meshrun.rendezvous.peers import Peers
 
@@ -84,23 +84,22 @@ class NodeLink:
         calls: Mapping[int, RankCalled],
     ) -> None:
         """Report to the coordinator; or, as the coordinator, tell all nodes what comes next."""
-        generation = state.generation
-        known, now_ns = (state, layout, self.hosts, self._host), time.monotonic_ns()
-        if isinstance(action, Decide) and action.next_after is not None:
-            self.peers.send(
-                NextBegins(generation=generation + 1, cause=action.next_after, at_ns=now_ns)
-            )
-        elif isinstance(action, Decide):
-            self.peers.send(LaunchOver(**asdict(describe_end(*known)), at_ns=now_ns))
-        elif action.what == "finished":
-            self.peers.send(Finished(generation=generation))
-        elif action.what == "leaves":
-            self.peers.send(Leave(generation=generation, why=_why_leaving(state)))
-        elif action.what == "failed":
-            self.peers.send(Failed(generation=generation, outcome=node_outcome(*known)))
-        else:
-            outcome = replace(node_outcome(*known, gather()), calls=calls)
-            self.peers.send(Cleared(generation=generation, outcome=outcome))
+        generation, now_ns = state.generation, time.monotonic_ns()
+        known = (state, layout, self.hosts, self._host)
+        match action:
+            case Decide(next_after=Cause() as cause):
+                self.peers.send(NextBegins(generation=generation + 1, cause=cause, at_ns=now_ns))
+            case Decide():
+                self.peers.send(LaunchOver(**asdict(describe_end(*known)), at_ns=now_ns))
+            case Report(what="finished"):
+                self.peers.send(Finished(generation=generation))
+            case Report(what="leaves"):
+                self.peers.send(Leave(generation=generation, why=_why_leaving(state)))
+            case Report(what="failed"):
+                self.peers.send(Failed(generation=generation, outcome=node_outcome(*known)))
+            case Report(what="cleared"):
+                outcome = replace(node_outcome(*known, gather()), calls=calls)
+                self.peers.send(Cleared(generation=generation, outcome=outcome))
 
     def lingers(self, state: State, layout: Layout) -> bool:
         """Return whether to wait until the others know how or why this launch ended."""
