@@ -36,14 +36,8 @@ def read_layout(env: Mapping[str, str]) -> Layout:
         MeshError: If the variables contradict each other.
     """
     try:
-        text = env.get("MESHRUN_MESH")
-        mesh = parse_mesh(text) if text else None
         counts = _workers(env)
-        if mesh is not None and mesh.is_inferred:
-            size, rest = divmod(sum(counts), mesh.known_size)
-            mesh = mesh.with_size(mesh.sizes.index(-1), size if not rest else 0)
-        if mesh is not None and mesh.known_size != sum(counts):
-            raise _misfit(parse_mesh(text or ""), sum(counts))
+        mesh = _mesh(env, sum(counts))
         flattens, views = parse_derived(
             [env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEW", "")]
         )
@@ -75,6 +69,20 @@ def not_a_launch(error: Exception) -> MeshError:
     if isinstance(error, SpecError):
         error.option = ""  # the spec is in a variable
     return MeshError(f"the environment does not describe a launch: {error}")
+
+
+def _mesh(env: Mapping[str, str], ranks: int) -> MeshSpec | None:
+    """Return the mesh over a number of ranks, if there is one."""
+    text = env.get("MESHRUN_MESH")
+    if not text:
+        return None
+    mesh = given = parse_mesh(text)
+    if given.is_inferred:
+        size, rest = divmod(ranks, given.known_size)
+        mesh = given.with_size(given.sizes.index(-1), size if not rest else 0)
+    if mesh.known_size != ranks:
+        raise _misfit(given, ranks)
+    return mesh
 
 
 def _domains(env: Mapping[str, str], nnodes: int) -> tuple[int, ...]:
