@@ -101,19 +101,18 @@ def parse_dump(text: str) -> Dump | None:
     the thread that crashed counts as the main thread.
     """
     fatal, threads = _threads(_ANSWER.sub("", text))
-    main = next((frames for is_current, frames in threads if is_current and fatal), None)
-    if main is None and threads:
-        main = threads[-1][1]
-    others = [frames for _, frames in threads if frames is not main]
-    answers = _ANSWER.findall(text)
+    crashed = [at for at, (is_current, _) in enumerate(threads) if is_current and fatal]
+    if crashed:
+        threads.append(threads.pop(crashed[0]))
+    stacks = [frames for _, frames in threads]
     has_more = fatal is None and lacks_main_thread(text)
-    if answers and fatal is None:
+    if fatal is None and (answers := _ANSWER.findall(text)):
         # CPython lists the main thread last, unless there are too many (``Python/traceback.c``).
-        others = [frames for _, frames in _threads(answers[-1])[1]]
-        if others and (main is None or not has_more):
-            main = others.pop()
-    if main is None:
+        answer = [frames for _, frames in _threads(answers[-1])[1]]
+        stacks = [*answer, *stacks[-1:]] if has_more or not answer else answer
+    if not stacks:
         return None
+    *others, main = stacks
     others = [frames for frames in others if not all(map(_is_ours, frames))]
     return Dump(_without_ours(main), tuple(map(_without_ours, others)), fatal, has_more)
 
