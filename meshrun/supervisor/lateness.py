@@ -9,7 +9,7 @@ may differ, but not their peers in other dims.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median
 
 from msgspec import Struct
@@ -48,36 +48,31 @@ def find_late(
         since_ns: The wall-clock time before which calls do not count.
         unsure_ns: The error of the difference between the nodes' clocks.
     """
-    began: dict[Call, dict[int, int]] = {}
-    calls_of: dict[int, list[tuple[int, Call]]] = {}
-    members: dict[str, tuple[tuple[int, ...], str]] = {}
-    for rank, answer in answers.items():
-        for named in answer.groups:
-            members[named.name] = tuple(named.ranks), named.description
-        for group, number, at_ns in answer.calls:
-            if at_ns < since_ns:
-                continue
-            call = answer.groups[group].name, number
-            began.setdefault(call, {})[rank] = at_ns
-            calls_of.setdefault(rank, []).append((at_ns, call))
-    last = {call: max(times.values()) for call, times in began.items()}
-    work, elapsed_ns = _own_times(calls_of, last)
+    members = {each.name: each for answer in answers.values() for each in answer.groups}
+    calls_of = {
+        rank: [
+            (at_ns, (answer.groups[group].name, number))
+            for group, number, at_ns in answer.calls
+            if at_ns >= since_ns
+        ]
+        for rank, answer in answers.items()
+    }
+    work, elapsed_ns = _own_times(calls_of)
     totals = {rank: sum(own.total_ns for own in groups.values()) for rank, groups in work.items()}
     found = []
     for rank, groups in work.items():
-        own_ns, calls = totals[rank], sum(own.calls for own in groups.values())
         peers_by_group = (
-            [totals[peer] for peer in ranks if peer != rank and peer in totals]
-            for ranks, _ in members.values()
-            if rank in ranks
+            [totals[peer] for peer in group.ranks if peer != rank and peer in totals]
+            for group in members.values()
+            if rank in group.ranks
         )
-        excess = (own_ns - median(peers) for peers in peers_by_group if peers)
-        late_ns = min(excess, default=0.0)
-        if not elapsed_ns or late_ns < share * elapsed_ns + unsure_ns * calls:
-            continue
-        name = max(groups, key=lambda name: groups[name].total_ns)
-        per_call_s = late_ns / groups[name].calls / 1e9
-        found.append(Late(rank, late_ns / elapsed_ns, per_call_s, *members[name]))
+        excess = (totals[rank] - median(peers) for peers in peers_by_group if peers)
+        late_ns, calls = min(excess, default=0.0), sum(own.calls for own in groups.values())
+        if elapsed_ns and late_ns >= share * elapsed_ns + unsure_ns * calls:
+            name, own = max(groups.items(), key=lambda item: item[1].total_ns)
+            group, per_call_s = members[name], late_ns / own.calls / 1e9
+            ranks = tuple(group.ranks)
+            found.append(Late(rank, late_ns / elapsed_ns, per_call_s, ranks, group.description))
     return sorted(found, key=lambda late: -late.share)
 
 
@@ -89,9 +84,12 @@ class _OwnTime(Struct):
 
 
 def _own_times(
-    calls_of: Mapping[int, list[tuple[int, Call]]], last: Mapping[Call, int]
+    calls_of: Mapping[int, list[tuple[int, Call]]],
 ) -> tuple[dict[int, dict[str, _OwnTime]], int]:
     """Return each rank's own time by group, in the period that all ranks cover, and its length."""
+    last: dict[Call, int] = {}
+    for at_ns, call in chain.from_iterable(calls_of.values()):
+        last[call] = max(at_ns, last.get(call, at_ns))
     ordered = {rank: sorted(calls) for rank, calls in calls_of.items() if len(calls) > _LEAST_CALLS}
     if len(ordered) < 2:
         return {}, 0
