@@ -22,7 +22,8 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.error_record import render_record
 from meshrun.protocol.events import AllCleared, Event, Met, NextBegins
 from meshrun.protocol.from_zygote import RankStarted
-from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
+from meshrun.protocol.generation import RankState
+from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.supervisor.watcher import Watcher
 
 ENTRY_POINTS = "torchrun.event_log_handlers"
@@ -79,25 +80,25 @@ class ElasticEvents(Watcher):
             self._record("RENDEZVOUS", state, duration_ms=waited_ms)
         failed = {failure.rank for failure in result.failures}
         for rank, known in state.ranks.items():
-            if known.pid is None:
-                continue
-            code, signum = split_wait_status(known.exited.wait_status if known.exited else 0)
-            exit_code = None if rank not in failed else -signum if signum is not None else code
-            was_stopped = known.told_to_end_ns is not None
-            how, error = "TERMINATED" if was_stopped else "FAILED", None
-            if rank not in failed:
-                how = "SUCCEEDED"
-            elif known.raised is not None:
-                error = render_record(known.raised, exit_code or 1)
-            elif not was_stopped:
-                error = json.dumps({"message": "<NONE>"})
-            self._record(how, state, rank=rank, exit_code=exit_code, raw_error=error)
+            if rank in failed and known.pid is not None:
+                self._record_failure(rank, known, state)
+            elif known.pid is not None:
+                self._record("SUCCEEDED", state, rank=rank)
         if result.exit_code:
             why = str(result.trouble) if result.trouble else None
             stopped = result.signum and f"received {signal_name(result.signum)}"
             self._record("FAILED", state, raw_error=why or stopped or None)
         else:
             self._record("SUCCEEDED", state)
+
+    def _record_failure(self, rank: int, known: RankState, state: State) -> None:
+        exit_code = os.waitstatus_to_exitcode(known.exited.wait_status if known.exited else 0)
+        was_stopped = known.told_to_end_ns is not None
+        how = "TERMINATED" if was_stopped else "FAILED"
+        error = None if was_stopped else json.dumps({"message": "<NONE>"})
+        if known.raised is not None:
+            error = render_record(known.raised, exit_code or 1)
+        self._record(how, state, rank=rank, exit_code=exit_code, raw_error=error)
 
     def _record(
         self,
