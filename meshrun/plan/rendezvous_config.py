@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -129,11 +130,8 @@ def plan_rendezvous(
             hint="pass --rdzv-endpoint HOST:PORT, as node 0 prints it",
         )
     settings = dict(rendezvous.conf)
-    named = "join_timeout" if settings.get("join_timeout") else "timeout"
-    timeout = settings.get(named)
-    timeout_s = parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0
-    last = settings.get("last_call_timeout")
-    last_call_s = parse_seconds(last, "--rdzv-conf last_call_timeout") if last else _LAST_CALL_S
+    timeout_s = _seconds(settings, "join_timeout", "timeout", unset=600.0)
+    last_call_s = _seconds(settings, "last_call_timeout", unset=_LAST_CALL_S)
     if (is_host := settings.get("is_host")) is not None and rendezvous.backend == "c10d":
         parse_flag(is_host, "--rdzv-conf is_host")
     same: dict[str, Any] = {
@@ -149,6 +147,13 @@ def plan_rendezvous(
         return_s=timeout_s if is_elastic else node_timeout_s,
         node_timeout_s=node_timeout_s,
     )
+
+
+def _seconds(settings: Mapping[str, str], *names: str, unset: float) -> float:
+    """Return the first of these settings that is set."""
+    given = ((name, settings[name]) for name in names if settings.get(name))
+    name, text = next(given, ("", ""))
+    return parse_seconds(text, f"--rdzv-conf {name}") if text else unset
 
 
 def check_backend(backend: str) -> None:
