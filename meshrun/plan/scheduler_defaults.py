@@ -13,6 +13,15 @@ from meshrun.plan.parse import format_nnodes
 from meshrun.plan.request import LaunchRequest, Remote, Rendezvous
 from meshrun.wording import count
 
+_FOUND = {
+    "--rdzv-backend": "backend",
+    "--node-rank": "node_rank",
+    "--rdzv-id": "run_id",
+    "--master-addr": "master_addr",
+    "--master-port": "master_port",
+}
+"""The options that a scheduler may stand for, by their names in a :class:`Rendezvous`."""
+
 
 def fit_to_cluster(
     request: LaunchRequest, facts: ClusterFacts | None, *, may_step: bool = False
@@ -126,46 +135,43 @@ def _slots(hosts: Sequence[Host]) -> int | tuple[int, ...] | None:
 
 
 def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> LaunchRequest:
-    rendezvous = request.rendezvous
-    node_rank = rendezvous.node_rank
-    if node_rank is None and facts.node_rank is not None and facts.node_rank >= nnodes:
+    given = request.rendezvous
+    if given.node_rank is None and facts.node_rank is not None and facts.node_rank >= nnodes:
         raise UsageError(
             f"--nnodes {nnodes}, but {facts.system} numbers this node {facts.node_rank},"
             f" counting from 0 ({facts.evidence})",
             hint=f"start meshrun on {nnodes} nodes, or remove --nnodes",
         )
-    found: list[tuple[str, str]] = []
-    if request.nnodes is None:
-        found.append(("--nnodes", str(nnodes)))
-    changes: dict[str, object] = {"hosts": facts.hosts[:nnodes], "domain": facts.domain}
-    changes["backend"] = backend = _backend(rendezvous)
-    if backend != rendezvous.backend:
-        found.append(("--rdzv-backend", backend))
-    if facts.secret is not None:
-        changes["secret"] = facts.secret
-    if node_rank is None and facts.node_rank is not None:
-        changes["node_rank"] = node_rank = facts.node_rank
-        found.append(("--node-rank", str(node_rank)))
-    if rendezvous.run_id is None and facts.job_id is not None:
-        changes["run_id"] = facts.job_id
-        found.append(("--rdzv-id", facts.job_id))
-    port = rendezvous.master_port or facts.port
-    if not rendezvous.has_address and facts.head:
-        changes.update(master_addr=facts.head[0], coordinators=facts.head, master_port=port)
-        found.append(("--master-addr", facts.head[0]))
-        if rendezvous.master_port is None and port is not None:
-            found.append(("--master-port", str(port)))
-    elif not rendezvous.has_address and backend == "static":
-        _check_address_known(facts, node_rank)
-        changes["master_port"] = port  # only this node listens
-    place = "" if node_rank is None else f"node {node_rank} of "
-    notes = "".join(f"; ignored: {note}" for note in facts.notes)
-    changes["notes"] = (f"{facts.system}, {facts.evidence}: {place}{count(nnodes, 'node')}{notes}",)
+    meets = replace(
+        given,
+        hosts=facts.hosts[:nnodes],
+        domain=facts.domain,
+        backend=_backend(given),
+        secret=given.secret if facts.secret is None else facts.secret,
+        node_rank=facts.node_rank if given.node_rank is None else given.node_rank,
+        run_id=facts.job_id if given.run_id is None else given.run_id,
+    )
+    port = given.master_port or facts.port
+    if facts.head and not given.has_address:
+        first = facts.head[0]
+        meets = replace(meets, master_addr=first, coordinators=facts.head, master_port=port)
+    found = [("--nnodes", nnodes)] if request.nnodes is None else []
+    found += [
+        (option, now)
+        for option, name in _FOUND.items()
+        if (now := getattr(meets, name)) != getattr(given, name)
+    ]
+    if meets.backend == "static" and not meets.has_address:
+        _check_address_known(facts, meets.node_rank)
+        meets = replace(meets, master_port=port)  # only this node listens
+    place = "" if meets.node_rank is None else f"node {meets.node_rank} of "
+    ignored = "".join(f"; ignored: {note}" for note in facts.notes)
+    note = f"{facts.system}, {facts.evidence}: {place}{count(nnodes, 'node')}{ignored}"
     return replace(
         request,
         nnodes=nnodes,
-        rendezvous=replace(rendezvous, **changes),
-        sources=(*request.sources, *((name, value, facts.system) for name, value in found)),
+        rendezvous=replace(meets, notes=(note,)),
+        sources=(*request.sources, *((name, str(value), facts.system) for name, value in found)),
     )
 
 
