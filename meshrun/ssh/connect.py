@@ -49,7 +49,7 @@ class Connector:
         self._version = version
         self._start = find_starter(self._remote)
         self._busy: dict[int, Refusal] = {}
-        """The first refusal of each host that is retried."""
+        """The last refusal of each host that is retried."""
 
     def connect(self) -> dict[int, Refusal]:
         """Start an agent on each host; return the refusals of hosts that are not needed.
@@ -70,16 +70,8 @@ class Connector:
         ]:
             self._pool.turn()
             for session in open_ones:
-                if session.ready is not None or session.is_done:
-                    continue
-                refusal = self.refusal(session)
-                if refusal is None:
-                    continue
-                if self._schedule_retry(session):
-                    self._busy[session.number] = refusal
-                else:  # the last attempt may have been too late for an answer
-                    busy = None if session.output else self._busy.get(session.number)
-                    refusals[session.number] = busy or refusal
+                if (refusal := self._final_refusal(session)) is not None:
+                    refusals[session.number] = refusal
             self._stop_early()
         self._pool.console.set_status("")
         total = len(self._pool.sessions)
@@ -91,13 +83,23 @@ class Connector:
             self._check_distinct()
         return refusals
 
-    def _schedule_retry(self, session: HostSession) -> bool:
+    def _final_refusal(self, session: HostSession) -> Refusal | None:
+        """Return why a host cannot be used, unless it is retried."""
+        is_open = session.ready is None and not session.is_done
+        refusal = self.refusal(session) if is_open else None
+        if refusal is None or self._schedule_retry(session, refusal):
+            return None
+        # The last attempt may have been too late for an answer.
+        return refusal if session.output else self._busy.get(session.number, refusal)
+
+    def _schedule_retry(self, session: HostSession, why: Refusal) -> bool:
         """Retry a host later if it, or one on the way, may be busy; return whether it does."""
         wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads the retries
         left_s = session.began + self._remote.reach.connect_timeout_s - time.monotonic()
         if _BUSY not in session.output or left_s < wait_s:
             return False
         session.close()
+        self._busy[session.number] = why
         self._pool.reactor.call_later(wait_s, partial(self._reopen, session))
         return True
 
