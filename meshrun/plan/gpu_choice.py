@@ -95,12 +95,12 @@ def choose_gpus(
             gpus=tuple(Gpu(entry=entry) for entry in requested),
         )
     chosen = [(entry, *_find(entry, facts)) for entry in requested]
-    for place, (entry, _, gpu) in enumerate(chosen):
-        for other, _, same in chosen[:place]:
-            if (gpu.entry, gpu.uuid) == (same.entry, same.uuid):
-                raise UsageError(
-                    f"--gpus: `{other}` and `{entry}` are the same GPU", hint="name each GPU once"
-                )
+    entries: dict[tuple[str, str], str] = {}
+    for entry, _, gpu in chosen:
+        if (other := entries.setdefault((gpu.entry, gpu.uuid), entry)) != entry:
+            raise UsageError(
+                f"--gpus: `{other}` and `{entry}` are the same GPU", hint="name each GPU once"
+            )
     for entry, _, gpu in chosen:
         if gpu.mig_uuids and len(chosen) > 1:
             raise UsageError(
@@ -123,23 +123,27 @@ def choose_gpus(
 
 def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
     """Return (index among the visible GPUs, GPU) for an entry."""
-    visible = facts.gpus
     number, _, tile = entry.partition(".")
-    if number.isdecimal():
-        if int(number) >= len(visible):
-            hint = "number the visible GPUs from 0; --nproc-per-node sets the number of workers"
-            raise _not_here(entry, facts, hint)
-        gpu = visible[int(number)]
-        if tile:
-            return int(number), replace(gpu, entry=f"{gpu.entry}.{tile}")
-        if not _needs_uuid(facts):
-            return int(number), gpu
+    if not number.isdecimal():
+        return _find_uuid(entry, facts)
+    if int(number) >= len(facts.gpus):
+        hint = "number the visible GPUs from 0; --nproc-per-node sets the number of workers"
+        raise _not_here(entry, facts, hint)
+    gpu = facts.gpus[int(number)]
+    if tile:
+        gpu = replace(gpu, entry=f"{gpu.entry}.{tile}")
+    elif _needs_uuid(facts):
         if not gpu.uuid:
             raise UsageError(
                 f"--gpus {entry}: the driver cannot reach this GPU",
                 hint="leave it out; see `nvidia-smi` and the kernel log",
             )
-        return int(number), replace(gpu, entry=gpu.uuid)
+        gpu = replace(gpu, entry=gpu.uuid)
+    return int(number), gpu
+
+
+def _find_uuid(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
+    visible = facts.gpus
     found = [(place, each) for place, gpu in enumerate(visible) for each in match_uuid(gpu, entry)]
     if not found and any(not gpu.uuid for gpu in visible):
         if facts.visibility[0] != CUDA:
