@@ -169,17 +169,17 @@ class Ended(Struct, frozen=True):
 
 
 def end_children(
-    *, grace_s: float, deadline_s: float = 0.0, spare: frozenset[int] = frozenset()
+    *, grace_s: float, delay_s: float = 0.0, spare: frozenset[int] = frozenset()
 ) -> Ended:
     """End and reap every descendant of this subreaper: SIGTERM, the grace period, SIGKILL.
 
     Args:
         grace_s: Seconds between the two signals; 0 for SIGKILL at once.
-        deadline_s: Seconds before the first signal, for helpers that exit with their parent.
+        delay_s: Seconds before the first signal, for helpers that exit with their parent.
         spare: Children that existed before us, and are not ours to end.
     """
     with signals_blocked({signal.SIGCHLD}):  # for sigtimedwait()
-        return finish(_ending_children(grace_s, deadline_s, lambda: spare), _wait_for_child)
+        return finish(_ending_children(grace_s, delay_s, lambda: spare), _wait_for_child)
 
 
 def killing_children(spares: Callable[[], frozenset[int]]) -> Steps[Ended]:
@@ -188,34 +188,35 @@ def killing_children(spares: Callable[[], frozenset[int]]) -> Steps[Ended]:
 
 
 def _ending_children(
-    grace_s: float, deadline_s: float, spares: Callable[[], frozenset[int]]
+    grace_s: float, delay_s: float, spares: Callable[[], frozenset[int]]
 ) -> Steps[Ended]:
     seen: set[int] = set()
-    begin = time.monotonic() + deadline_s
-    deadline = begin + grace_s
-    turn = _Turn.FIRST
+    term_at = time.monotonic() + delay_s
+    kill_at = term_at + grace_s
+    has_waited = False
     while children := _reap(spares()):
         now = time.monotonic()
-        ours = {pid: _turn(pid) for pid in children if _may_signal(pid)}
-        if turn is _Turn.FIRST and min(ours.values(), default=turn) is _Turn.FREES_MEMORY:
-            turn, begin = _Turn.FREES_MEMORY, max(begin, now + _FREEING_TAKES_S)
-            deadline = begin + grace_s
-        if now >= (deadline + _KILL_TAKES_S if ours else begin):
-            for pid in ours.keys() - seen:  # whose turn has not come, such as a guard's
+        turns = {pid: _turn(pid) for pid in children if _may_signal(pid)}
+        turn = min(turns.values(), default=_Turn.FIRST)
+        if turn is _Turn.FREES_MEMORY and not has_waited:
+            has_waited, term_at = True, max(term_at, now + _FREEING_TAKES_S)
+            kill_at = term_at + grace_s
+        if now >= (kill_at + _KILL_TAKES_S if turns else term_at):
+            for pid in turns.keys() - seen:  # whose turn has not come, such as a guard's
                 send_signal(pid, signal.SIGKILL)
-            survivors = tuple(pid for pid in ours if pid in seen)
-            return Ended(len(seen), survivors, tuple({*children} - {*ours}))
-        if now < begin:
-            yield begin - now
+            survivors = tuple(pid for pid in turns if pid in seen)
+            return Ended(len(seen), survivors, tuple({*children} - {*turns}))
+        if now < term_at:
+            yield term_at - now
             continue
-        for pid in [pid for pid, its_turn in ours.items() if its_turn is min(ours.values())]:
-            if now >= deadline:
+        for pid in [pid for pid, its_turn in turns.items() if its_turn is turn]:
+            if now >= kill_at:
                 send_signal(pid, signal.SIGKILL)
             elif pid not in seen:
                 send_signal(pid, signal.SIGTERM)
                 send_signal(pid, signal.SIGCONT)
             seen.add(pid)
-        yield 0.02 if now >= deadline else deadline - now
+        yield 0.02 if now >= kill_at else kill_at - now
     return Ended(len(seen))
 
 

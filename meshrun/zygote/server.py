@@ -364,9 +364,7 @@ class ZygoteServer:
     def _end_children(self, grace_s: float) -> Ended:
         """End what ranks left behind, but not the store process, which guards the launch."""
         spare = frozenset() if self._store_pid is None else frozenset({self._store_pid})
-        return end_children(
-            grace_s=grace_s, deadline_s=_EXIT_TAKES_S if grace_s else 0.0, spare=spare
-        )
+        return end_children(grace_s=grace_s, delay_s=_EXIT_TAKES_S if grace_s else 0.0, spare=spare)
 
     def _end_store(self) -> None:
         _kill_child(self._store_pid)
