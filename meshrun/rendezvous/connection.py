@@ -27,6 +27,7 @@ from meshrun.rendezvous.handshake import (
 )
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import Beat, Message, MessageError, Parting, decode, encode
+from meshrun.rendezvous.peer_clock import PeerClock
 
 BEAT_S = 1.0
 """How often each side sends a heartbeat, in a launch of up to 500 nodes."""
@@ -44,10 +45,6 @@ _SEGMENT = 500
 _GOODBYE_S = 2.0
 _RESUME_S = 5.0
 """How long the participant may take to resume a connection that was reset."""
-_DRIFT = 1e-4
-"""How fast two clocks may drift apart, so a later round trip may count although it is longer."""
-_TRIPS = 2
-"""How many round trips suffice to know the peer's clock."""
 _SILENT_BEATS = 3
 """After this many missing heartbeats, another launcher may replace one on the same host."""
 
@@ -102,10 +99,7 @@ class Connection:
         self._idle_ns: int | None = None
         self._idle_at_ns = self.received_ns
         """How long the peer's ranks had been idle at which time."""
-        self.ahead_ns = 0
-        """How far the peer's monotonic clock is ahead of ours, once known."""
-        self._shortest_trip_ns: int | None = None
-        self._shortest_at_ns = self._trips = 0
+        self.clock = PeerClock()
         self._interval_ns = int(beat_s * 1e9)
         self._silent_ns = 2 * self._interval_ns
         """The silence after which the peer's state is unknown."""
@@ -252,7 +246,7 @@ class Connection:
             if now_ns < self._next_beat_ns:
                 return
             self._next_beat_ns = now_ns + self._interval_ns
-            if self._trips >= _TRIPS and isinstance(self._handshake, ParticipantHandshake):
+            if self.clock.is_known and isinstance(self._handshake, ParticipantHandshake):
                 return
         self.send(Beat(at_ns=now_ns, idle_s=idle_s, received=self.received))
 
@@ -270,20 +264,8 @@ class Connection:
                     received=self.received,
                 )
             )
-            return
-        self._trips += 1
-        trip_ns = now_ns - beat.echo_ns
-        if self._shortest_trip_ns is None or trip_ns <= self._shortest_trip_ns + int(
-            _DRIFT * (now_ns - self._shortest_at_ns)
-        ):
-            self._shortest_trip_ns, self._shortest_at_ns = trip_ns, now_ns
-            self.ahead_ns = beat.at_ns - (beat.echo_ns + now_ns) // 2
-
-    @property
-    def unsure_ns(self) -> int:
-        """The error of :attr:`ahead_ns`."""
-        age_ns = time.monotonic_ns() - self._shortest_at_ns
-        return (self._shortest_trip_ns or 0) // 2 + int(_DRIFT * age_ns)
+        else:
+            self.clock.measure(beat.echo_ns, beat.at_ns, now_ns)
 
     # ---- interruptions ---------------------------------------------------------------------
 
@@ -363,7 +345,7 @@ class Connection:
             self._continue_handshake(bytes(line))
         messages: list[Message] = []
         for text in self._reader.feed(received):
-            messages.append(message := decode(text, self.ahead_ns))
+            messages.append(message := decode(text, self.clock.ahead_ns))
             if isinstance(message, Beat):
                 self._take_beat(message)
                 continue

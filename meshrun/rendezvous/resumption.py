@@ -56,7 +56,7 @@ class Resumption:
         self._other = other = Connection(
             connected, handshake, self._node.hub, beat_s=self._node.beat_s
         )
-        other.ahead_ns = self._connection.ahead_ns
+        other.clock = self._connection.clock
         other.send(Resume(launcher=self._node.info.launcher, received=self._connection.received))
         other.watch(self._on_ready)
 

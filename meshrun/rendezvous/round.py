@@ -93,9 +93,11 @@ class Round:
             case Leave():
                 connection.close(message.why)
             case Times():
-                answers = [answer.shifted(-connection.ahead_ns) for answer in message.answers]
+                clock = connection.clock
+                answers = [answer.shifted(-clock.ahead_ns) for answer in message.answers]
+                unsure_ns = clock.unsure_ns(time.monotonic_ns())
                 self._hub.events.append(
-                    TimesReported(answers=answers, unsure_ns=connection.unsure_ns, why=message.why)
+                    TimesReported(answers=answers, unsure_ns=unsure_ns, why=message.why)
                 )
 
     def _fail(self, number: int, outcome: NodeOutcome) -> None:
