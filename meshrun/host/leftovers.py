@@ -142,6 +142,9 @@ def _is_stale(folder: Folder) -> bool:
     except OSError:
         return _was_never_held(folder)
     try:
+        # Others may have renamed a folder of this user's that they can write to, and added a lock.
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.read(descriptor, 1024) == os.uname().nodename.encode()
     except OSError:

@@ -46,18 +46,15 @@ def open_own(path: str) -> BinaryIO:
     """Open a file that determines what this process runs.
 
     Raises:
-        PermissionError: If it is not this user's. Others can replace a folder in a ``TMPDIR`` that
-            they can write to, but not create a file that this user owns.
+        PermissionError: If it, or its folder, is not this user's. Others can replace a folder in a
+            ``TMPDIR`` that they can write to, and move a file of this user's into their own, but
+            not create either as this user's.
     """
-    file = open(path, "rb", opener=_without_links)  # noqa: SIM115 - the caller closes it
+    file = open(path, "rb", opener=open_private)  # noqa: SIM115 - the caller closes it
     if os.fstat(file.fileno()).st_uid != os.geteuid():
         file.close()
         raise PermissionError(f"`{path}` belongs to another user")
     return file
-
-
-def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def run(folder: str) -> None:

@@ -207,17 +207,34 @@ def test_files_of_another_user_are_not_written(tmp_path: Path) -> None:
 
 @as_root
 def test_only_this_user_s_files_are_unpickled(tmp_path: Path) -> None:
-    """Others can replace a folder, but cannot create a file that this user owns."""
+    """Others can replace a folder and move files, but can create neither as this user's."""
     (mine := tmp_path / "mine").write_bytes(b"a call")
     (link := tmp_path / "link").symlink_to(mine)
     (theirs := tmp_path / "theirs").write_bytes(b"a call")
     os.chown(theirs, OTHER, OTHER)
+    (folder := tmp_path / "folder").mkdir()
+    os.chown(folder, OTHER, OTHER)
+    (moved := folder / "moved").write_bytes(b"a call")
     with open_own(str(mine)) as file:
         assert file.read() == b"a call"
-    with pytest.raises(PermissionError, match="belongs to another user"):
-        open_own(str(theirs))
+    for path in (theirs, moved):
+        with pytest.raises(PermissionError, match="belongs to another user"):
+            open_own(str(path))
     with pytest.raises(OSError, match="Too many levels"):
         open_own(str(link))
+
+
+@as_root
+def test_a_folder_with_a_lock_of_another_user_is_kept(tmp_path: Path) -> None:
+    """Whoever may write to it and rename it must not have it removed."""
+    (open_to_all := tmp_path / "meshrun_renamed").mkdir()
+    (lock := open_to_all / "held").write_text(os.uname().nodename)
+    os.chown(lock, OTHER, OTHER)
+    remove_if_stale(str(open_to_all))
+    assert lock.exists()
+    os.chown(lock, 0, 0)
+    remove_if_stale(str(open_to_all))
+    assert not open_to_all.exists()
 
 
 @as_root
