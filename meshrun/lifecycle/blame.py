@@ -80,11 +80,10 @@ def _first_to_leave(state: State, before_ns: int) -> Verdict | None:
     """
     left = []
     for rank, known in state.ranks.items():
-        ended = known.exited
         if known.finished_ns is not None:
             left.append((known.finished_ns, rank))
-        elif ended is not None and ended.wait_status == 0 and ended.unasked:
-            left.append((ended.at_ns - _NOTICED_WITHIN_NS, rank))
+        elif known.exited is not None and known.exited_well and known.exited.unasked:
+            left.append((known.exited.at_ns - _NOTICED_WITHIN_NS, rank))
     at_ns, rank = min(left, default=(before_ns, 0))
     return Verdict(rank=rank, at_ns=at_ns, exit_code=0) if at_ns < before_ns else None
 
@@ -98,8 +97,7 @@ def _first_to_hide_its_error(state: State) -> Verdict | None:
         Verdict(rank=rank, at_ns=known.raised.at_ns, exit_code=1, raised=known.raised)
         for rank, known in state.ranks.items()
         if known.raised is not None
-        and known.exited is not None
-        and known.exited.wait_status == 0
+        and known.exited_well
         and (known.told_to_end_ns is None or known.raised.at_ns < known.told_to_end_ns)
     ]
     return min(found, key=lambda verdict: verdict.at_ns, default=None)
@@ -149,24 +147,20 @@ def describe_start_error(failed: StartFailed) -> str:
 
 def _has_failed(state: State, rank: int) -> bool:
     known = state.ranks[rank]
-    ended_badly = known.exited is not None and known.exited.wait_status != 0
-    return ended_badly or (known.raised is not None and known.exited is None)
+    return not known.exited_well and (known.exited is not None or known.raised is not None)
 
 
 def _judge_rank(state: State, rank: int) -> Verdict:
     known = state.ranks[rank]
-    exit_code: int | None = 1
-    signum: int | None = None
-    asked_ns = known.told_to_end_ns
-    if known.exited is not None:
-        exit_code, signum = split_wait_status(known.exited.wait_status)
-        if known.raised is not None and asked_ns is not None and _is_ours(state, signum):
-            exit_code, signum = 1, None  # our signal came while its exception was ending it
-    ended_ns = known.exited.at_ns if known.exited else 0
+    exited, asked_ns = known.exited, known.told_to_end_ns
+    exit_code, signum = split_wait_status(exited.wait_status) if exited else (1, None)
+    if known.raised is not None and asked_ns is not None and _is_ours(state, signum):
+        exit_code, signum = 1, None  # our signal came while its exception was ending it
+    ended_ns = exited.at_ns if exited else 0
     if known.left_ns is not None and signum is None:
         ended_ns = known.left_ns  # before that, its peers cannot have missed it
     at_ns = known.raised.at_ns if known.raised else ended_ns
-    unasked = known.exited is not None and known.exited.unasked
+    unasked = exited is not None and exited.unasked
     asked_to_end = asked_ns is not None and asked_ns <= at_ns and not unasked
     verdict = Verdict(
         rank=rank,
@@ -174,7 +168,7 @@ def _judge_rank(state: State, rank: int) -> Verdict:
         exit_code=exit_code,
         signum=signum,
         raised=known.raised,
-        error=known.exited.error if known.exited else "",
+        error=exited.error if exited else "",
         asked_to_end=asked_to_end,
     )
     return replace(verdict, distance=_distance(state, verdict))

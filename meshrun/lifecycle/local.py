@@ -332,9 +332,9 @@ def _zygote_gone(state: State, event: ZygoteGone) -> State:
 
     If another zygote is not started, ``advance`` ends the launch once nothing is to be decided.
     """
-    nodes, was_over = state.nodes, state.over
+    nodes = state.nodes
     state = replace(state, zygote_gone=event)
-    if was_over or (nodes.is_met and not nodes.awaits_decision):
+    if state.over or (nodes.is_met and not nodes.awaits_decision):
         return state
     was_ending = state.phase is Phase.ENDING or state.broken is not None
     if (state.phase is Phase.CLEARING or nodes.is_cleared) and not was_ending:

@@ -132,8 +132,8 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
     exit_code, headline = 0, ""
     if signum is not None:
         exit_code = PREEMPTED if preempted else 128 + signum
-        headline = f"a node was stopped by {signal_name(signum)}"
-        headline = next((each.headline for each in state.outcomes if each.headline), headline)
+        headlines = (each.headline for each in state.outcomes if each.headline)
+        headline = next(headlines, f"a node was stopped by {signal_name(signum)}")
         if state.signals:
             headline = f"{host} was {why_stopped(state)}"
     elif state.broken is not None:
@@ -165,8 +165,7 @@ def _stop_signal(state: State) -> int | None:
 
 def _all_succeeded(state: State) -> bool:
     """Return whether every rank of this node exited with 0."""
-    ranks = state.ranks.values()
-    return all(known.exited is not None and known.exited.wait_status == 0 for known in ranks)
+    return all(known.exited_well for known in state.ranks.values())
 
 
 def _failure(

@@ -45,6 +45,11 @@ class RankState(Struct, frozen=True, kw_only=True):
         """Whether its program has succeeded; it may have exited since."""
         return self.finished_ns is not None
 
+    @property
+    def exited_well(self) -> bool:
+        """Whether it has exited with code 0."""
+        return self.exited is not None and self.exited.wait_status == 0
+
 
 class Cause(Struct, frozen=True, kw_only=True):
     """Why a generation of ranks ended."""

@@ -39,7 +39,7 @@ def phase_of(known: RankState, state: State, *, has_mesh: bool) -> RankPhase:
     phase: RankPhase = "running"
     if known.exited is not None:
         was_asked = known.told_to_end_ns is not None
-        phase = "ended" if known.exited.wait_status == 0 or was_asked else "failed"
+        phase = "ended" if known.exited_well or was_asked else "failed"
     elif known.raised is not None:
         phase = "failed"
     elif state.hung is not None:
