@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from meshrun.errors import LayoutError
@@ -124,7 +124,7 @@ def _mismatch(mesh: MeshSpec, needs: str, slots: Sequence[int], *, least: int = 
 def _hint(mesh: MeshSpec, slots: Sequence[int], needed: int) -> str:
     """Return the nearest choices: first meshes that use all workers, then counts that fit."""
     total, nodes = sum(slots), len(slots)
-    meshes = list(_meshes_that_fill(mesh, total))[:3]
+    meshes = _meshes_that_fill(mesh, total)[:3]
     fits = " or ".join(f"`{format_mesh(choice)}`" for choice in meshes)
     choices = [f"{fits} for {count(total, 'worker')}"]
     if len(set(slots)) == 1:
@@ -145,22 +145,22 @@ def _hint_for_nodes(needed: int, nodes: int) -> str:
     return f"use {' or '.join(f'--nnodes {n}' for n in counts)}"
 
 
-def _meshes_that_fill(mesh: MeshSpec, world_size: int) -> Iterator[MeshSpec]:
-    """Yield meshes of exactly ``world_size`` ranks, those with the fewest changes first."""
-    found = False
-    for dim, size in enumerate(mesh.sizes):
-        rest = mesh.known_size // (size if size != INFERRED else 1)
-        inferred_elsewhere = mesh.is_inferred and size != INFERRED
-        if not inferred_elsewhere and world_size % rest == 0:
-            found = True
-            yield mesh.with_size(dim, world_size // rest)
-    if not found:
-        fixed = [math.gcd(size, world_size) if size > 0 else size for size in mesh.sizes]
-        for dim in range(mesh.ndim - 1, -1, -1):
-            rest = math.prod(size for index, size in enumerate(fixed) if index != dim and size > 0)
-            if world_size % rest == 0 and (fixed[dim] == INFERRED or not mesh.is_inferred):
-                sizes = (*fixed[:dim], world_size // rest, *fixed[dim + 1 :])
-                yield MeshSpec(sizes=sizes, mesh_dim_names=mesh.mesh_dim_names)
-                return
-        sizes = (world_size, *(1 for _ in mesh.sizes[1:]))
-        yield MeshSpec(sizes=sizes, mesh_dim_names=mesh.mesh_dim_names)
+def _meshes_that_fill(mesh: MeshSpec, world_size: int) -> list[MeshSpec]:
+    """Return meshes of exactly ``world_size`` ranks, those with the fewest changes first."""
+    is_open = [size == INFERRED or not mesh.is_inferred for size in mesh.sizes]
+    dims = [dim for dim, may_change in enumerate(is_open) if may_change]
+    sizes = mesh.sizes
+    if found := [dim for dim in dims if world_size % _others(sizes, dim) == 0]:
+        return [mesh.with_size(dim, world_size // _others(sizes, dim)) for dim in found]
+    shared = [math.gcd(size, world_size) if size > 0 else size for size in sizes]
+    fits = [dim for dim in dims if world_size % _others(shared, dim) == 0]
+    sizes = (world_size, *(1 for _ in sizes[1:]))
+    if fits:
+        last = fits[-1]
+        sizes = (*shared[:last], world_size // _others(shared, last), *shared[last + 1 :])
+    return [MeshSpec(sizes=sizes, mesh_dim_names=mesh.mesh_dim_names)]
+
+
+def _others(sizes: Sequence[int], dim: int) -> int:
+    """Return the product of the known sizes of the other dims."""
+    return math.prod(size for index, size in enumerate(sizes) if index != dim and size > 0)
