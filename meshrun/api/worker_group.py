@@ -282,20 +282,19 @@ class WorkerGroup:
                             exchange.interrupt()
         finally:
             self._calling_thread = None
-        if exchange.is_interrupted:
-            if not exchange.missing:
-                raise raised
+        if exchange.missing:
             try:
-                self._stderr.keep()  # the launcher would report a signal that the user did not send
+                if exchange.is_interrupted:
+                    self._stderr.keep()  # the launcher would report a signal, which no user sent
                 if not exchange.is_rank_gone:
                     exchange.stacks = self._collect_stacks()
             finally:
-                self._end(0.0)
-            raise raised from GroupLost("\n".join(describe_missing(exchange)))
-        if exchange.missing:
-            if not exchange.is_rank_gone:
-                exchange.stacks = self._collect_stacks()
-            exchange.trouble = self._end(_CLOSE_S if exchange.is_rank_gone else 0.0)
+                may_end = exchange.is_rank_gone and not exchange.is_interrupted
+                exchange.trouble = self._end(_CLOSE_S if may_end else 0.0)
+            if exchange.is_interrupted:
+                raise raised from GroupLost("\n".join(describe_missing(exchange)))
+        elif exchange.is_interrupted:
+            raise raised
         return exchange
 
     # ---- the launch ------------------------------------------------------------------------
