@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
-import select
 import signal
 import sys
 import time
@@ -495,13 +494,6 @@ def started_at(pid: int) -> str | None:
     """
     state, *fields = read_stat(pid)
     return fields[18] if state not in ("", "Z", "X") else None
-
-
-def has_ended(pidfd: int, *, within_s: int | None = 0) -> bool:
-    """Return whether a process has ended; wait for that, without a limit for ``None``."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(None if within_s is None else within_s * 1000))
 
 
 def parent_of(pid: int) -> int:

@@ -16,7 +16,9 @@ from contextlib import contextmanager, suppress
 from msgspec import Struct
 
 from meshrun.host.absolute import absolute
-from meshrun.host.processes import Ended, has_ended, is_stopped
+from meshrun.host.descriptors import unnamed_file
+from meshrun.host.pidfd import has_ended, send_signal_to
+from meshrun.host.processes import Ended, is_stopped
 from meshrun.host.steps import Steps, finish
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
@@ -24,7 +26,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
 from meshrun.warm.identity import BASE, Mismatch, Requirements, Server, find_mismatch
-from meshrun.warm.inherited import is_supported, leader_of_session, read_inherited
+from meshrun.warm.inherited import leader_of_session, read_inherited, why_unsupported
 from meshrun.warm.place import Place, stop_server, usual_place
 from meshrun.warm.warm_messages import Assignment, ZygoteEnded, ZygoteForked, ZygoteSpec
 from meshrun.wording import duration
@@ -109,8 +111,8 @@ class WarmRun:
         self._settings = EarlySettings()
         self._used = 0
         """The process id of the server that this run was started from; 0 for none."""
-        if not is_supported():
-            note("--warm needs Linux; starting without it")
+        if (reason := why_unsupported()) is not None:
+            note(f"--warm needs {reason}; starting without it")
             return
         try:
             self._place = Place(usual_place())
@@ -193,7 +195,7 @@ class WarmRun:
             idle_s=self._idle_s,
             session=leader_of_session(os.getpid()),
         )
-        with _in_memory(pack(assignment)) as text:
+        with _in_file(pack(assignment)) as text:
             process = subprocess.Popen(
                 own_command("warm-server", str(text), _TITLE, unbuffered=True),
                 stdin=subprocess.DEVNULL,
@@ -289,7 +291,7 @@ class WarmRun:
         connection = self._place.connect(server.pid, _ANSWERS_WITHIN_S)
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with _in_memory(pack(spec)) as text:
+            with _in_file(pack(spec)) as text:
                 socket.send_fds(connection, [b"\0"], [text, folder, *fds])
             mismatch = self._place.changed_library(server)
             forked, pidfds = _receive(connection)
@@ -314,7 +316,7 @@ class WarmRun:
 
 def _send_signal(pidfd: int, signum: int) -> None:
     with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signum)
+        send_signal_to(pidfd, signum)
 
 
 def _receive(connection: socket.socket) -> tuple[_FromKeeper | None, list[int]]:
@@ -333,9 +335,9 @@ def _absolute(environment: dict[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def _in_memory(text: bytes) -> Iterator[int]:
-    """Yield a descriptor of a file in memory that contains a text."""
-    with open(os.memfd_create("meshrun"), "wb") as file:
+def _in_file(text: bytes) -> Iterator[int]:
+    """Yield a descriptor of a file without a path that contains a text."""
+    with open(unnamed_file("meshrun"), "wb") as file:
         file.write(text)
         file.flush()
         file.seek(0)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from meshrun.host.pidfd import open_pidfd
 from meshrun.host.processes import parent_of, read_status
 
 _OF_STATUS = (
@@ -125,9 +126,15 @@ def process_namespace() -> str:
     return ""
 
 
-def is_supported() -> bool:
-    """Return whether all of this can be read on this system."""
-    return sys.platform == "linux" and os.path.exists("/proc/self/ns")
+def why_unsupported() -> str | None:
+    """Return what this system lacks to compare processes and refer to them; ``None`` if nothing."""
+    if sys.platform != "linux" or not os.path.exists("/proc/self/ns"):
+        return "Linux"
+    try:
+        os.close(open_pidfd(os.getpid()))
+    except OSError as error:  # an older kernel, or a sandbox
+        return f"pidfd_open(2) of Linux 5.3 ({error.strerror})"
+    return None
 
 
 def leader_of_session(pid: int) -> int:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 
 from meshrun.host.environ_variable import EnvironVariable
+from meshrun.host.pidfd import open_pidfd
 from meshrun.host.processes import (
     SignalState,
     become_subreaper,
@@ -75,9 +76,9 @@ def serve_connection(
     for fd in fds:
         os.close(fd)
     os.chdir("/")
-    zygote_pidfd = os.pidfd_open(pid)
+    zygote_pidfd = open_pidfd(pid)
     connection.settimeout(None)
-    keeper_pidfd = os.pidfd_open(keeper)
+    keeper_pidfd = open_pidfd(keeper)
     _send(connection, ZygoteForked(pid=pid), zygote_pidfd, keeper_pidfd)
     os.close(keeper_pidfd)
     _keep(connection, pid, zygote_pidfd)

@@ -19,7 +19,8 @@ from msgspec import Struct
 
 from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, who_else_may_write
-from meshrun.host.processes import has_ended, started_at
+from meshrun.host.pidfd import has_ended, open_pidfd, send_signal_to
+from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.plan.rank_program import Program
@@ -272,7 +273,7 @@ def _peer_pidfd(connection: socket.socket, pid: int) -> int:
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise
-        return os.pidfd_open(pid)
+        return open_pidfd(pid)
 
 
 def usual_place() -> str:
@@ -290,14 +291,14 @@ def stop_server(place: Place, pid: int) -> bool:
         Whether it has ended.
     """
     try:
-        pidfd = os.pidfd_open(pid)
+        pidfd = open_pidfd(pid)
     except ProcessLookupError:
         place.forget(pid)
         return True
     try:
         if not place.has(pid):  # it has ended, and the pidfd may refer to another process
             return True
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        send_signal_to(pidfd, signal.SIGKILL)
         return has_ended(pidfd, within_s=_ENDS_WITHIN_S)
     finally:
         os.close(pidfd)

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from meshrun.host.environ_variable import EnvironVariable
+from meshrun.host.pidfd import open_pidfd
 from meshrun.host.processes import signals_blocked, started_at
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import peer_of
@@ -209,7 +210,7 @@ class WarmServer:
         if not leader or leader in self._sessions.values():
             return
         try:
-            pidfd = os.pidfd_open(leader)
+            pidfd = open_pidfd(leader)
         except OSError:  # it has ended meanwhile
             self._has_lost_session = True
             return

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import time
-from contextlib import suppress
 from typing import NoReturn
 
 from meshrun.host.leftovers import remove_if_stale
@@ -20,9 +19,9 @@ from meshrun.host.processes import (
     become_subreaper,
     die_with_parent,
     frees_memory,
-    has_ended,
     marked_processes,
     send_signal,
+    started_at,
 )
 from meshrun.host.steps import Steps, finish
 from meshrun.zygote.control import is_hung_up, launcher_pid
@@ -30,6 +29,7 @@ from meshrun.zygote.control import is_hung_up, launcher_pid
 LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
 """A variable with a random value, set for everything that a launch starts, to find leftovers."""
 
+_CHECK_LAUNCHER_EVERY_S = 1.0
 _SWEEP_TAKES_S = 10.0
 _BETWEEN_SCANS_S = 0.02
 _CLEAN_SCANS = 12
@@ -42,28 +42,35 @@ class Guard:
     def __init__(self, scratch_dir: str, control: socket.socket) -> None:
         self._scratch_dir = scratch_dir
         self._mark = os.environ.get(LAUNCH_MARK, "")
-        self._launcher_fd = _launcher_pidfd(control)
-        self._zygote_fd = -1
+        self._launcher = launcher_pid(control)
+        self._launcher_born = started_at(self._launcher)
+        if is_hung_up(control):  # it is dead, and another process may have the id by now
+            self._launcher_born = None
+        self._zygote = 0
 
     def begin(self, zygote: int) -> None:
         """Have the kernel wake this process when the zygote ends, or kill it if it cannot guard."""
         become_guard()
-        if self._launcher_fd >= 0 and self._mark:
-            self._zygote_fd = _pidfd(zygote)
-        die_with_parent(zygote, signal.SIGKILL if self._zygote_fd < 0 else signal.SIGCONT)
+        if self._launcher_born is None or not self._mark:
+            die_with_parent(zygote)
+            return
+        self._zygote = zygote
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})  # for sigtimedwait()
+        die_with_parent(zygote, signal.SIGCONT)
 
     def run(self) -> NoReturn:
         """Wait until launcher and zygote are dead, then kill what is left.
 
         In an ordinary launch, the zygote kills this process first.
         """
-        if self._zygote_fd < 0:
+        if not self._zygote:
             while True:
                 signal.pause()
-        has_ended(self._launcher_fd, within_s=None)
-        with suppress(OSError):  # wake it even if its parent is a keeper, stopped as well
-            signal.pidfd_send_signal(self._zygote_fd, signal.SIGCONT)
-        has_ended(self._zygote_fd, within_s=None)
+        while os.getppid() == self._zygote:
+            if not self._launcher_lives():  # wake it even if its parent is a keeper, stopped too
+                send_signal(self._zygote, signal.SIGCONT)
+            signal.sigtimedwait({signal.SIGCONT}, _CHECK_LAUNCHER_EVERY_S)
+        self._wait_for_launcher()
         finish(killing_marked(self._mark))
         self.remove_scratch()
         os._exit(0)
@@ -75,26 +82,17 @@ class Guard:
     def remove_scratch(self) -> None:
         """Remove the launcher's temporary folder once the launcher is dead."""
         if self._scratch_dir:
-            if self._launcher_fd >= 0:
-                has_ended(self._launcher_fd, within_s=None)
+            self._wait_for_launcher()
             remove_if_stale(self._scratch_dir)
 
+    def _wait_for_launcher(self) -> None:
+        while self._launcher_lives():
+            time.sleep(_BETWEEN_SCANS_S)
 
-def _launcher_pidfd(control: socket.socket) -> int:
-    """Return a pidfd of the launcher, which created the socket pair; -1 if it is dead."""
-    pidfd = _pidfd(launcher_pid(control))
-    if pidfd >= 0 and is_hung_up(control):  # so another process may have the id by now
-        os.close(pidfd)
-        return -1
-    return pidfd
-
-
-def _pidfd(pid: int) -> int:
-    """Return a descriptor that becomes readable when a process ends; -1 if unavailable."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # an old kernel, or a Python that was built on one
-        return -1
+    def _launcher_lives(self) -> bool:
+        return self._launcher_born is not None and (
+            started_at(self._launcher) == self._launcher_born
+        )
 
 
 def killing_orphans(mark: str) -> Steps[None]:

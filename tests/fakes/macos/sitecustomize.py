@@ -17,8 +17,8 @@ from types import ModuleType
 _MESHRUN = str(Path(__file__).parents[3] / "meshrun") + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _MISSING = {
-    os: "memfd_create pidfd_open prlimit sched_getaffinity sched_setaffinity waitid",
-    signal: "pidfd_send_signal sigtimedwait SIGRTMAX SIGRTMIN",
+    os: "memfd_create prlimit sched_getaffinity sched_setaffinity waitid",
+    signal: "sigtimedwait SIGRTMAX SIGRTMIN",
     socket: "SO_PEERCRED TCP_USER_TIMEOUT",
     fcntl: "F_NOTIFY F_SETPIPE_SZ",
     resource: "prlimit",
