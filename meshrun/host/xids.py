@@ -19,11 +19,13 @@ _RECORD_BYTES = 8192
 _JOURNAL = ("journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--output=cat")
 _JOURNAL_TAKES_S = 10.0
 _XID = re.compile(
-    r"NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-f:]+)[^)]*\): (?P<number>\d+)"
+    r"(?:\d+,[^;]*;)?NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-f:]+)[^)]*\): (?P<number>\d+)"
     r"(?:, pid=[^,]*)?(?:, name=[^,]*)?(?:, (?:Ch|channel) [0-9a-fx]+)?(?:, intr [0-9a-f]+\.?)?"
     r"(?:,? (?P<text>.*))?",
     re.IGNORECASE,
 )
+"""A record of /dev/kmsg, or a message of the journal. Within other messages, the same text may be a
+name that any user has chosen, such as that of a control group that ran out of memory."""
 _LONGEST = 160
 _FATAL = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 140})
 """XIDs after which a GPU must be reset or replaced before anything can run on it.
@@ -102,13 +104,12 @@ def _read_journal() -> list[Xid] | None:
             capture_output=True,
             timeout=_JOURNAL_TAKES_S,
             check=False,
-            encoding="utf-8",
-            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    is_readable = found.returncode == 0 and found.stdout != ""  # empty without permission
-    return list(_find_xids(found.stdout.splitlines())) if is_readable else None
+    if found.returncode or not found.stdout:  # it is empty without permission
+        return None
+    return list(_find_xids(found.stdout.decode(errors="replace").split("\n")))
 
 
 def _read_records(fd: int) -> Iterator[str]:
@@ -123,11 +124,11 @@ def _read_records(fd: int) -> Iterator[str]:
             return
         if not record:
             return
-        yield from record.decode(errors="replace").splitlines()
+        yield from record.decode(errors="replace").split("\n")
 
 
 def _find_xids(lines: Iterable[str]) -> Iterator[Xid]:
     for line in lines:
-        if found := _XID.search(line):
+        if found := _XID.match(line):
             text = first_words((found["text"] or "").strip(), _LONGEST)
             yield Xid(found["address"].lower(), int(found["number"]), one_line(text))

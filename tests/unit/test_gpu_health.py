@@ -44,6 +44,7 @@ LOG = """6,339,5140900,-;nvidia: loading out-of-tree module taints kernel.
 4,900,99231,-;NVRM: Xid (PCI:0000:01:00): 13, pid=4711, name=python, Graphics SM Warp Exception
 4,900,99231,-;NVRM: Xid (PCI:0000:01:00): 13, pid=4711, name=python, Graphics Exception: ESR 0x5=0x1
 4,901,99232,-;NVRM: Xid (0000:99:00): 48
+6,902,99233,-;Memory cgroup stats for /user/;NVRM: Xid (PCI:0000:02:00): 48, chosen by a user
 """
 
 
@@ -228,6 +229,7 @@ def test_xids_are_read(tmp_path: Path) -> None:
             [Xid("0000:02:00", 43, "")],
         ),
         ("echo 'usb 1-1: new device'", []),
+        (r"printf 'oom in /a\rNVRM: Xid (PCI:0000:02:00): 79, chosen by a user\n'", []),
         ("exit 0", None),
         ("echo no access; exit 1", None),
     ],
