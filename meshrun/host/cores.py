@@ -9,6 +9,8 @@ from pathlib import Path
 
 from meshrun.host.sysfs import cgroup_folders, read_text
 
+_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+
 
 def bind_to_cpus(cpus: Collection[int]) -> None:
     """Bind this process to logical CPUs; do nothing without CPUs."""
@@ -22,8 +24,9 @@ def count_usable_cores() -> int:
     Source:
         ``cpu.max`` of cgroup v2 (kernel, Documentation/admin-guide/cgroup-v2.rst): quota and
         period in microseconds, or ``max``; the lowest of the own cgroup and its parents applies.
+        ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` of version 1 (scheduler/sched-bwc.rst).
     """
-    quotas = map(_quota_of, cgroup_folders())
+    quotas = map(_quota_of, (*cgroup_folders("cpu"), *cgroup_folders()))
     return max(1, math.ceil(min([count_cores()[0], *quotas])))
 
 
@@ -39,8 +42,9 @@ def allowed_cpus() -> Collection[int]:
 
 
 def _quota_of(folder: Path) -> float:
+    words = read_text(folder / "cpu.max").split() or [read_text(folder / name) for name in _V1]
     try:
-        limit, period = read_text(folder / "cpu.max").split()
-        return math.inf if limit == "max" else int(limit) / int(period)
-    except (ValueError, ZeroDivisionError):
+        limit, period = map(int, words)
+    except ValueError:  # `max`, or no quotas
         return math.inf
+    return limit / period if limit > 0 and period > 0 else math.inf

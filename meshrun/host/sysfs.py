@@ -34,7 +34,7 @@ def cgroup_folders(
     root = sysfs / "fs/cgroup" / controller
     for line in read_text(proc / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == controller:
+        if controller in controllers.split(","):
             folder = root / path.lstrip("/")
             yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 

@@ -16,6 +16,7 @@ from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.interfaces import interface_variables
 from meshrun.host.processes import is_stopped, read_status, started_at, wait_until_stopped
 from meshrun.host.sockets import listen_on
+from meshrun.host.sysfs import cgroup_folders
 from meshrun.plan.parse import parse_streams
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.run_folder import RunFolder
@@ -33,9 +34,37 @@ def test_without_cgroups_only_the_affinity_mask_limits_the_cores(
 ) -> None:
     """As on macOS, or if /proc is not mounted."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5})
-    monkeypatch.setattr("meshrun.host.cores.cgroup_folders", lambda: iter(()))
+    monkeypatch.setattr("meshrun.host.cores.cgroup_folders", lambda *_: iter(()))
 
     assert count_usable_cores() == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "250000 100000"}, 3),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, 8),
+    ],
+)
+def test_a_quota_of_a_cgroup_limits_the_cores(
+    files: dict[str, str], cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Version 2 or 1, whose controllers may share a folder."""
+    (proc := tmp_path / "proc/self").mkdir(parents=True)
+    is_v1 = "cpu.max" not in files
+    (proc / "cgroup").write_text("4:cpu,cpuacct:/job/step\n0::/\n" if is_v1 else "0::/job/step\n")
+    (job := tmp_path / "sys/fs/cgroup" / ("cpu/job" if is_v1 else "job")).mkdir(parents=True)
+    for name, text in files.items():
+        (job / name).write_text(text)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(
+        "meshrun.host.cores.cgroup_folders",
+        lambda controller="": cgroup_folders(controller, tmp_path / "proc", tmp_path / "sys"),
+    )
+
+    assert count_usable_cores() == cores
 
 
 def test_the_accelerator_of_torch_is_read_without_importing_it() -> None:
