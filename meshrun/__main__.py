@@ -26,16 +26,17 @@ def main(_known_at_start: object = None) -> None:
     atexit.register(gc.freeze)  # at exit, the interpreter collects garbage once more
     from meshrun.cli.command import run_command_line
     from meshrun.protocol.caller import HOSTS_PRESENT, PARENT_PID, Invocation
+    from meshrun.protocol.step_task import join_step
 
     present, _, quiet = os.environ.pop(HOSTS_PRESENT, "").partition(" ")
-    step, is_first_task = os.environ.pop("MESHRUN_STEP", ""), os.environ.get("SLURM_PROCID") == "0"
+    task = join_step()
     caller = None
     if PARENT_PID in os.environ:
         from meshrun.api.launch import serve_caller
 
         caller = serve_caller()
     if caller is None:
-        run_command_line(Invocation(_BEGAN_NS, step=step, is_first_task=is_first_task))
+        run_command_line(Invocation(_BEGAN_NS, task=task))
     known, report_error = caller
     invocation = Invocation(
         _BEGAN_NS, hosts_present=int(present or 0), is_quiet=bool(quiet), caller=known

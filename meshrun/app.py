@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from meshrun.console.console import Console
     from meshrun.protocol.caller import Caller
     from meshrun.protocol.result import LaunchResult
+    from meshrun.protocol.step_task import StepTask
     from meshrun.supervisor.watcher import Watcher
 
 
@@ -155,6 +156,7 @@ def launch(
     began_ns: int | None = None,
     join_command: str | None = None,
     caller: Caller | None = None,
+    task: StepTask | None = None,
 ) -> LaunchResult:
     """Carry out a plan, and wait until all processes have ended.
 
@@ -165,6 +167,7 @@ def launch(
         began_ns: Monotonic time at which the user's wait began; now if ``None``.
         join_command: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
         caller: The program that started this launcher and controls it, if any.
+        task: This launcher as a task of a Slurm step that a meshrun process waits for, if it is.
 
     Raises:
         ProgramError: If the program cannot be opened.
@@ -210,6 +213,7 @@ def launch(
             began_ns=began_ns,
             meeting=meeting,
             caller=caller,
+            task=task,
         )
         remove_stale_folders()  # while the zygote imports torch
         result = loop.run()

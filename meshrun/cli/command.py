@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from meshrun import __version__
@@ -21,7 +22,6 @@ from meshrun.host.shortage import describe_shortage
 from meshrun.host.stderr import discard_output, patient, say
 from meshrun.plan.parse import is_on, parse_flag
 from meshrun.protocol.caller import Invocation
-from meshrun.protocol.step_end import report_end
 
 _Table = TypeVar("_Table", bound=Options)
 _LAYOUT_VARIABLES = ("MESHRUN_SLOT_ORDER", "MESHRUN_NODES_PER_DOMAIN")
@@ -130,9 +130,8 @@ def run_command_line(
 ) -> NoReturn:
     """Run the command line of this process and exit with its code."""
     _open_streams()
-    step = invocation.step
-    if step and invocation.is_first_task:
-        call_at_end(lambda code: report_end(step, code, is_first=True, is_over=True))
+    if (task := invocation.task) is not None and task.is_first:
+        call_at_end(partial(task.report_end, is_over=True))
     foreign: list[str | None] = []
     if invocation.caller is None:
         foreign += BETWEEN_LAUNCHERS  # left over from another launch

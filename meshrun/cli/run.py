@@ -28,7 +28,6 @@ from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult
-from meshrun.protocol.step_end import report_end
 from meshrun.report.failure import render_failure
 from meshrun.report.result_json import leave_report
 from meshrun.report.timings import render_timings
@@ -234,6 +233,7 @@ def _launch_here(
         began_ns=invocation.began_ns,
         join_command=None if all_are_started else command_for_others(options.line),
         caller=invocation.caller,
+        task=invocation.task,
     )
     _report(options, invocation, plan, result, progress)
     if plan.is_elastic and _is_later_task(cluster):
@@ -260,9 +260,8 @@ def _report(
         unseen, bare = progress.without_shown_lines(result), plan.request.console.prefix != "mesh"
         if text := render_failure(unseen, reported_lost=progress.reported_lost, bare=bare):
             say(text)
-    if invocation.step and not invocation.is_first_task:
-        code, is_over = _code_for_shell(plan.request, result), bool(result.elsewhere)
-        report_end(invocation.step, code, is_first=False, is_over=is_over)
+    if (task := invocation.task) is not None and not task.is_first:
+        task.report_end(_code_for_shell(plan.request, result), is_over=bool(result.elsewhere))
 
 
 def _is_reported_elsewhere(result: LaunchResult, plan: LaunchPlan, invocation: Invocation) -> bool:

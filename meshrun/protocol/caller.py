@@ -9,6 +9,7 @@ import re
 from msgspec import Struct
 
 from meshrun.host.folder import open_private, read_private
+from meshrun.protocol.step_task import StepTask
 
 PARENT_PID = "MESHRUN_PARENT_PID"
 """The process id of the ``launch()`` or the agent whose child a launcher is."""
@@ -62,10 +63,8 @@ class Invocation(Struct, frozen=True):
     """Whether another host of that launch prints what concerns all of them."""
     caller: Caller | None = None
     """The program that started this process and waits for it, if any."""
-    step: str = ""
-    """The Slurm step that this process is a task of, if a meshrun process waits for its end."""
-    is_first_task: bool = False
-    """Whether it is the first task of that step."""
+    task: StepTask | None = None
+    """This process as a task of a Slurm step, if a meshrun process waits for its end."""
 
 
 def end_of_call(number: int) -> bytes:

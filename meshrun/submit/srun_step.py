@@ -7,11 +7,9 @@ import os
 import secrets
 import signal
 import subprocess
-import tempfile
-import time
-from collections import deque
-from collections.abc import Generator, Sequence
-from typing import IO, Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO
 
 from meshrun.cluster.read_variables import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
@@ -25,29 +23,20 @@ from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.rank_env import SECRET_VARIABLES
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
-from meshrun.protocol.step_end import STEP, StepEnds
+from meshrun.protocol.step_task import SILENT, STEP, StepReports
 from meshrun.start import own_command
 from meshrun.submit.slurm_options import end_options
 from meshrun.supervisor.program_file import check_program
 from meshrun.supervisor.signals import SignalQueue
 
-_ANSWER_TAKES_S = 10.0
-"""How long Slurm may take to pass on a signal; a busy controller takes seconds."""
 _NOTE_AFTER_S = 5.0
 """How long after the first launcher's end to print a note if srun still runs."""
 _OTHERS_TAKE_S = 60.0
 """The least time that the other launchers get to end."""
 _MARGIN_S = 30.0
 """How long launchers may take beyond the time that their ranks have to exit."""
-_PATIENCE_S = 2.0
-"""The age from which the next Ctrl-C does not wait for a command of Slurm's."""
-_GONE = (b"Invalid job id", b"already complet")
-"""Parts of Slurm's errors about a job or a step that has ended."""
-_ENDING = "COMPLETING"
-"""The state of a job that has ended or been cancelled, while processes of it may still run."""
 _MOST_INTERRUPTS = 3
 """On the third, launchers kill their ranks."""
-_Commands = Generator[list[str], Any, None]
 _READ_BYTES = 1 << 16
 _OTHER_STDERR = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO")
 """Variables that make srun write the tasks' stderr to a file, or to stdout."""
@@ -74,6 +63,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         *("srun", f"--job-name={name}", *nodes),
         *("--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL"),
         "--disable-status",  # so that srun passes on the first SIGINT
+        "--input=all",
         *end_options(is_elastic=request.rendezvous.least_nodes is not None),
     ]
     signals = SignalQueue(
@@ -82,13 +72,13 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         always=(signal.SIGQUIT, signal.SIGCHLD, *request.forwarded_signals),
     )
     own_pid = os.getpid()
-    # Launchers report their end on stderr, unless that goes elsewhere.
-    reports_end = not any(map(os.environ.get, _OTHER_STDERR))
+    # Launchers report on stderr, unless that goes elsewhere.
+    reports = not any(map(os.environ.get, _OTHER_STDERR))
     with subprocess.Popen(
         [*srun, *own_command("launcher", *words)],
-        env={**_environment(), **({STEP: name} if reports_end else {})},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE if reports_end else None,
+        env={**_environment(), STEP: name if reports else f"{name} {SILENT}"},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE if reports else None,
         start_new_session=True,  # so that Ctrl-C reaches only this process
         preexec_fn=lambda: die_with_parent(own_pid, signal.SIGTERM),  # noqa: PLW1509 - one thread
     ) as process:
@@ -111,22 +101,17 @@ class _Step:
     ) -> None:
         self._request, self._srun, self._job, self._name = request, srun, job, name
         self._signals = signals
-        self._waiting: deque[int] = deque()
-        """Signals to pass on after the current one."""
-        self._signum = 0
-        """The signal that is being passed on."""
-        self._commands: _Commands | None = None
-        """The commands that pass it on."""
-        self._command: _Command | None = None
-        """The one that is running."""
+        assert srun.stdin is not None  # noqa: S101 - a pipe
+        self._orders = srun.stdin.fileno()
+        os.set_blocking(self._orders, False)
+        self._commands: list[subprocess.Popen[bytes]] = []
         self._reactor = Reactor()
-        self._late = self._reactor.call_at(None, self._pass_on_without_slurm)
-        self._ends = StepEnds(name)
+        self._reports = StepReports(name)
         self._errors: _Errors | None = None
         if srun.stderr is not None:
-            self._errors = _Errors(srun.stderr, self._ends, self._reactor)
+            self._errors = _Errors(srun.stderr, self._reports, self._reactor)
         self._interrupts = 0
-        self._force = _Force.ASK_SLURM
+        self._force = _Force.ASK
         self._stopped_by = 0
         self._overdue = self._reactor.call_at(None, self._on_overdue)
         self._has_noted_wait = False
@@ -143,26 +128,30 @@ class _Step:
             self._reactor.run_until(
                 lambda: self._srun.poll() is not None or self._force is _Force.LEAVE
             )
-            self._drop_command()
             if (errors := self._errors) is not None:
                 self._reactor.run_until(lambda: self._force is _Force.LEAVE or errors.is_done())
-        is_forced = self._force in (_Force.END_SRUN, _Force.LEAVE)
+        is_forced = self._force is not _Force.ASK or (self._stopped_by and not self._has_begun)
         if self._force is _Force.LEAVE:
             self._srun.kill()
         code = self._srun.wait()
-        if is_forced and not self._ends.is_over:  # srun may exit with 0 though it has lost tasks
+        if is_forced and not self._reports.is_over:  # srun may exit with 0 though it has lost tasks
             return 128 + self._stopped_by
-        if code < 0 and not self._ends.is_over:
+        if code < 0 and not self._reports.is_over:
             raise self._killed(-code)
         if self._errors is None:
             return code
-        reported = self._ends.code(max(code, 0))
+        reported = self._reports.code(max(code, 0))
         if reported is None and not self._errors.is_cut:
             raise NodeLostError(
                 "srun exited with 0, but no launcher has reported the end of the launch",
                 hint=f"`scontrol show job {self._job}` may show which node was lost",
             )
         return code if reported is None else reported
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether a launcher is there to read signals, as far as is known."""
+        return self._errors is None or self._reports.step_id is not None
 
     def _killed(self, signum: int) -> HostError:
         """Return the error for a srun that was killed, which ends the launch."""
@@ -175,7 +164,7 @@ class _Step:
         )
 
     def _check_for_end(self) -> None:
-        if self._ends.is_over and not (self._overdue.is_pending or self._has_noted_wait):
+        if self._reports.is_over and not (self._overdue.is_pending or self._has_noted_wait):
             self._overdue.restart(_NOTE_AFTER_S)
 
     def _on_overdue(self) -> None:
@@ -208,116 +197,47 @@ class _Step:
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():
-            if signum == signal.SIGCHLD:
-                if self._command is not None and self._command.process.poll() is not None:
-                    self._on_output(self._command.output())
-            elif signum in self._request.stop_signals and signum != signal.SIGTERM:
+            if signum in self._request.stop_signals:
+                self._stopped_by = signum
+            if signum == self._stopped_by != signal.SIGTERM:
                 self._stop(signum)
-            elif signum not in (self._signum, *self._waiting):
-                self._waiting.append(signum)
-                self._pass_next()
+            elif signum != signal.SIGCHLD:
+                self._pass_on(signum)
 
     def _stop(self, signum: int) -> None:
-        """Pass on a stop signal, with more force each time that the last one had no effect.
+        """Pass on a stop signal, but have srun kill launchers that several have not ended.
 
         On the third, launchers kill their ranks. SIGTERM is left out, as Slurm repeats it.
         """
         self._interrupts += 1
-        self._stopped_by = signum
         again = signal_name(signum) + " again" * (self._interrupts > 1)
-        may_pass = self._interrupts <= _MOST_INTERRUPTS and not self._ends.is_over
-        if self._force is _Force.ASK_SLURM and may_pass:
-            stopping = self._command if self._signum in self._request.stop_signals else None
-            if stopping is not None and time.monotonic() - stopping.began_s > _PATIENCE_S:
-                self._pass_on_without_slurm()
-            else:
-                self._waiting.append(signum)
-                self._pass_next()
+        may_pass = self._interrupts <= _MOST_INTERRUPTS and not self._reports.is_over
+        if self._force is _Force.ASK and may_pass:
+            self._pass_on(signum)
         elif self._force is not _Force.END_SRUN:
             self._end_srun(again)
         else:
             self._leave(again)
 
-    def _pass_next(self) -> None:
-        if self._commands is None and self._waiting:
-            self._signum = self._waiting.popleft()
-            self._commands = self._pass_on(self._signum)
-            self._late.restart(_ANSWER_TAKES_S)
-            self._run_next(None)
-
-    def _pass_on(self, signum: int) -> _Commands:
-        """Yield the commands that send a signal to the launchers, and receive their output.
-
-        srun itself would kill the launchers on SIGTERM.
-        """
-        job = f"--jobs={self._job}"
-        states = (yield ["squeue", "--noheader", job, "--format=%A %T"]).splitlines()
-        # Other tasks of an array and other components of a heterogeneous job may be listed, too.
-        if {_ENDING, f"{self._job} {_ENDING}"}.intersection(states):
-            return  # Slurm has signaled the launchers of a cancelled job
-        jobs = f"--jobs={','.join(_jobs_of_components() or [self._job])}"
-        listed = yield ["squeue", "--noheader", "--steps", jobs, "--format=%i %j"]
-        steps = [
-            line.split()[0] for line in listed.splitlines() if line.split()[1:] == [self._name]
-        ]
-        if steps:
-            yield ["scancel", f"--signal={signal_name(signum).removeprefix('SIG')}", *steps]
-        else:
-            self._srun.send_signal(signum)  # it still waits for nodes
-
-    def _on_output(self, output: str | None) -> None:
-        self._command = None
-        if output is None:
-            self._pass_on_without_slurm()
-        else:
-            self._run_next(output)
-
-    def _run_next(self, output: str | None) -> None:
-        """Run the command after one with this output; after the last, pass on the next signal."""
-        assert self._commands is not None  # noqa: S101 - a signal is being passed on
-        try:
-            self._command = _Command(self._commands.send(output))
-        except StopIteration:
-            self._finish_signal()
-            self._pass_next()
-        except OSError:
-            self._pass_on_without_slurm()
-
-    def _pass_on_without_slurm(self) -> None:
-        """Make srun itself pass on a signal, as Slurm's controller does not answer.
-
-        Of the signals that stop a launch, srun passes on only SIGINT.
-        """
-        signum = self._signum
-        self._finish_signal()
-        name = f"{signal_name(signum)}: Slurm's controller does not answer;"
-        if signum in self._request.stop_signals:
-            if self._force is _Force.ASK_SLURM:
-                self._force, self._stopped_by = _Force.ASK_SRUN, signum
-                note(f"{name} srun sends SIGINT to the launchers")
-                self._srun.send_signal(signal.SIGINT)
-        elif signum in (signal.SIGUSR1, signal.SIGUSR2):
+    def _pass_on(self, signum: int) -> None:
+        """Send a signal to the launchers, or to srun before any of them reads signals."""
+        if not self._has_begun:
             self._srun.send_signal(signum)
+        elif jobs := _jobs_of_components():
+            # Each component of a heterogeneous job reads a part of srun's stdin.
+            signal_word = f"--signal={signal_name(signum).removeprefix('SIG')}"
+            command = ["scancel", signal_word, *(f"{job}.{self._reports.step_id}" for job in jobs)]
+            self._commands.append(subprocess.Popen(command, start_new_session=True))
         else:
-            note(f"{name} the launchers do not get it")
-        self._pass_next()
-
-    def _finish_signal(self) -> None:
-        self._drop_command()
-        self._late.cancel()
-        self._commands, self._signum = None, 0
-
-    def _drop_command(self) -> None:
-        if self._command is not None:
-            self._command.kill()
-            self._command = None
+            with suppress(OSError):  # srun has exited, or its tasks have not read for long
+                os.write(self._orders, bytes([signum]))
 
 
 class _Errors:
     """Passes on srun's stderr, without the launchers' reports to this process."""
 
-    def __init__(self, pipe: IO[bytes], ends: StepEnds, reactor: Reactor) -> None:
-        self._pipe, self._ends, self._reactor = pipe, ends, reactor
+    def __init__(self, pipe: IO[bytes], reports: StepReports, reactor: Reactor) -> None:
+        self._pipe, self._reports, self._reactor = pipe, reports, reactor
         self._outlet = Outlet(2)
         self.is_cut = False
         """Whether the reader of our stderr closed it before the end."""
@@ -338,7 +258,7 @@ class _Errors:
             data = os.read(self._pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
             return False
-        self._outlet.write(self._ends.feed(data))
+        self._outlet.write(self._reports.feed(data))
         error = self._outlet.error
         self.is_cut = error is not None and is_reader_gone(error)
         if not data or self.is_cut:  # if cut, srun must notice
@@ -360,47 +280,9 @@ class _Errors:
 class _Force(enum.Enum):
     """How the launchers are stopped, from the gentlest way on."""
 
-    ASK_SLURM = enum.auto()
-    ASK_SRUN = enum.auto()
+    ASK = enum.auto()
     END_SRUN = enum.auto()
     LEAVE = enum.auto()
-
-
-class _Command:
-    """A running command of Slurm's, which may take long.
-
-    Raises:
-        OSError: If it cannot be started.
-    """
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self.began_s = time.monotonic()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
-        self.process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._errors,
-            start_new_session=True,
-        )
-
-    def output(self) -> str | None:
-        """Return its output; ``None`` if it failed, but a job's state if the job has ended."""
-        with self._output, self._errors:
-            for file in (self._output, self._errors):
-                file.seek(0)
-            output, errors = self._output.read(), self._errors.read()
-        if self.process.returncode == 0:
-            return output.decode(errors="replace").strip()
-        return _ENDING if any(part in errors for part in _GONE) else None
-
-    def kill(self) -> None:
-        """End it and discard its output."""
-        self._output.close()
-        self._errors.close()
-        self.process.kill()
-        self.process.wait()
 
 
 def _node_options(nnodes: int) -> list[str]:

@@ -78,6 +78,7 @@ from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.raised import why_aborted
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
+from meshrun.protocol.step_task import StepTask
 from meshrun.protocol.to_zygote import EndGeneration, ResumeRanks, SignalRanks, SuspendRanks
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
@@ -118,6 +119,7 @@ class Loop:
         began_ns: Monotonic time at which the user's wait began.
         meeting: Where this node meets the others, if there are any.
         caller: The program that started this launcher and controls it, if any.
+        task: This launcher as a task of a Slurm step that a meshrun process waits for, if it is.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Loop:
         began_ns: int,
         meeting: Meeting | None,
         caller: Caller | None,
+        task: StepTask | None,
     ) -> None:
         self._caller, self._console, self._folder = caller, console, folder
         self._stopwatch = Stopwatch(began_ns)
@@ -170,6 +173,8 @@ class Loop:
         become_subreaper()
         self._signals = self._catch_signals()  # before the first process is started
         self._reactor.add_reader(self._signals, self._on_signals)
+        if task is not None:
+            task.raise_signals(self._reactor)
         if process_name(parent := os.getppid()) == _STEP_DAEMON:
             self._reactor.every(_CHECK_PARENT_S, partial(self._check_parent, parent))
         self._processes = NodeProcesses(

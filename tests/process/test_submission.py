@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,6 +44,12 @@ def make_command(folder: Path, name: str, answers: dict[str, tuple[str, int]]) -
     """Create a command that records each call, and answers by its first word."""
     text = COMMAND.replace("ANSWERS", repr(answers))
     (folder / name).write_text(f"#!{sys.executable}\n{text}")
+    (folder / name).chmod(0o755)
+
+
+def make_script(folder: Path, name: str, *lines: str) -> None:
+    """Create a command that is a shell script."""
+    (folder / name).write_text("\n".join(("#!/bin/sh", *lines, "")))
     (folder / name).chmod(0o755)
 
 
@@ -215,18 +220,18 @@ def test_launch_cannot_submit(folder: Path) -> None:
 
 def test_only_the_command_line_starts_srun_in_a_shell_of_a_job(folder: Path) -> None:
     """launch() waits for a process of its own, so it raises an error that says what to run."""
-    make_command(folder, "srun", {})
+    make_script(folder, "srun", 'echo "$@" > srun.words')
     job = {"SLURM_JOB_ID": "7"}
     words = ["--nnodes", "2", "--nproc-per-node", "1", "train.py"]
     with pytest.raises(UsageError, match="--nnodes 2 in a Slurm shell") as refused:
         launch("train.py", nnodes=2, nproc_per_node=1, env=job)
-    assert not (folder / "srun.json").exists()
+    assert not (folder / "srun.words").exists()
     ours = run_meshrun(*words, env=job)
 
     assert refused.value.hint == (
         "start one launcher per node: srun --ntasks-per-node=1 meshrun ..."
     )
-    assert calls(folder, "srun")[0][0][-len(words) :] == words
+    assert (folder / "srun.words").read_text().endswith(f" launcher {' '.join(words)}\n")
     # srun's exit code 0 does not prove that the launchers ran, and this srun started none.
     assert ours.returncode == 69, ours.stderr
     assert "srun exited with 0, but no launcher has reported" in ours.stderr
@@ -234,7 +239,7 @@ def test_only_the_command_line_starts_srun_in_a_shell_of_a_job(folder: Path) -> 
     # Where the launchers' stderr does not come here, srun's exit code is all that is known.
     moved = run_meshrun(*words, env={**job, "SLURM_STDOUTMODE": "none"})
     os.mkfifo(folder / "unread")
-    (folder / "srun").write_text("#!/bin/sh\ncat unread >&2\n")
+    make_script(folder, "srun", "cat unread >&2")
     with subprocess.Popen(
         command(*words), env={**os.environ, **job}, stderr=subprocess.PIPE
     ) as process:
@@ -246,35 +251,33 @@ def test_only_the_command_line_starts_srun_in_a_shell_of_a_job(folder: Path) -> 
     assert (moved.returncode, process.returncode) == (0, 0), moved.stderr
 
 
-def test_a_cancelled_job_is_not_signaled_twice(folder: Path) -> None:
-    """Even if Slurm lists other tasks of its array or components of it, too.
+def test_srun_gets_signals_until_launchers_have_begun(folder: Path) -> None:
+    """It passes on SIGINT; then they go to its stdin, which it copies to launchers.
 
     A signal to forward counts although the script ignores it: ``trap '' USR1``.
     """
-    for name, does in (
-        ("srun", "touch runs; until [ -e go ]; do sleep 0.05; done"),
-        ("squeue", 'echo "$@" >> asked; printf "8 RUNNING\\n7 COMPLETING\\n"'),
-        ("scancel", 'echo scancel "$@" >> asked'),
-    ):
-        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
-        (folder / name).chmod(0o755)
+    line = r"printf '\036%s {}\036\n' $MESHRUN_STEP >&2"
+    make_script(
+        folder,
+        "srun",
+        "trap 'touch passed' INT; touch runs; until [ -e passed ]; do sleep 0.05; done",
+        line.format("begun 0"),
+        "head -c 2 > orders",
+        line.format("11 7"),
+    )
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
-    asked = folder / "asked"
     words = ("--nnodes", "2", "--forward", "USR1", "train.py")
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with start_meshrun(*words, env=env, folder=folder) as run:
             wait_until((folder / "runs").exists, lambda: run.stderr)
-            for count, signum in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1), 1):
+            run.signal(signal.SIGINT)
+            wait_until((folder / "orders").exists, lambda: run.stderr)
+            for signum in (signal.SIGTERM, signal.SIGUSR1):
                 run.signal(signum)
-                wait_until(partial(_has_asked, asked, count), lambda: run.stderr)
-            (folder / "go").touch()
-            run.wait()
+            code = run.wait()
     finally:
         signal.signal(signal.SIGUSR1, before)
 
-    assert asked.read_text() == "--noheader --jobs=7 --format=%A %T\n" * 3
-
-
-def _has_asked(asked: Path, count: int) -> bool:
-    return asked.exists() and asked.read_text().count("%T") == count
+    assert code == 7, run.stderr
+    assert sorted((folder / "orders").read_bytes()) == [signal.SIGUSR1, signal.SIGTERM]
