@@ -97,6 +97,7 @@ class Output:
         """The end of each rank's stderr, if it is read here."""
         self._error_files: dict[int, str] = {}
         self._reading = True
+        self._noted_unreadable = False
         self._calls: dict[int, int] = {}
         """The last call that each rank has finished, for ranks that serve calls."""
         self._collapsing = Collapsing(plan, console) if plan.request.console.collapse else None
@@ -279,9 +280,8 @@ class Output:
 
     def _catch_up(self, source: _Source) -> None:
         """Read what has been written and no more, as a thread of the rank may continue to print."""
-        left = source.count_unread()
-        while left > 0 and (data := os.read(source.fd, min(left, self._read_size))):
-            self._take(source, data)
+        left = self._count_unread(source)
+        while left > 0 and (data := self._read(source, min(left, self._read_size))):
             left -= len(data)
 
     def end_generation(self) -> None:
@@ -326,21 +326,40 @@ class Output:
     def _read_size(self) -> int:
         return _READ_BYTES if self._collapsing is None else _READ_BYTES_COLLAPSING
 
-    def _read(self, source: _Source) -> bytes | None:
+    def _read(self, source: _Source, size: int | None = None) -> bytes | None:
         """Print the next piece of a stream; return it, or ``None`` if a pipe is empty for now.
 
-        It is ``b""`` at the end of a pipe, and if a file has nothing new.
+        It is ``b""`` at the end of a pipe, and if a file has nothing new or cannot be read now.
         """
+        size = size or self._read_size
         try:
-            data = os.read(source.fd, self._read_size)
+            data = os.read(source.fd, size)
+            if not data and source.count_unread() < 0:
+                os.lseek(source.fd, 0, os.SEEK_SET)  # it was truncated
+                data = os.read(source.fd, size)
         except BlockingIOError:
             return None
-        if not data and source.count_unread() < 0:
-            os.lseek(source.fd, 0, os.SEEK_SET)  # it was truncated
-            data = os.read(source.fd, self._read_size)
+        except OSError as error:  # of a broken disk, or a network file system
+            self._note_unreadable(source, error)
+            return b""
         if data:
             self._take(source, data)
         return data
+
+    def _count_unread(self, source: _Source) -> int:
+        try:
+            return source.count_unread()
+        except OSError as error:
+            self._note_unreadable(source, error)
+            return 0
+
+    def _note_unreadable(self, source: _Source, error: OSError) -> None:
+        if not self._noted_unreadable:
+            self._noted_unreadable = True
+            self._console.note(
+                f"cannot read {source.path} ({error.strerror}), so what ranks write to log files"
+                " may not be printed"
+            )
 
     def _end(self, source: _Source) -> None:
         """Print what is left of a stream that has ended, and close it."""
@@ -389,7 +408,7 @@ class Output:
     def last_lines(self, rank: int) -> list[str]:
         """Return the last whole lines that a rank has written to stderr, in order."""
         own = (each for each in self._sources if each.rank == rank and each.to_stderr)
-        behind = [source for source in own if source.count_unread()]
+        behind = [source for source in own if self._count_unread(source)]
         for source in behind:
             if source.is_pipe:
                 self._catch_up(source)

@@ -40,8 +40,11 @@ class Folder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has been removed, so that nothing can be created in it."""
-        return os.fstat(self._fd).st_nlink == 0
+        """Whether it has been removed, so that nothing can be created in it, or is out of reach."""
+        try:
+            return os.fstat(self._fd).st_nlink == 0
+        except OSError:  # of a network file system
+            return True
 
     def make(self, name: str) -> None:
         """Create a private folder in it, unless it exists."""

@@ -12,9 +12,16 @@ from meshrun.console.output import Output
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.reactor import Reactor
 from meshrun.plan.log_files import RankFiles, StreamFile
-from meshrun.plan.plan import build_plan
+from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
+
+
+def _plan() -> LaunchPlan:
+    return build_plan(
+        LaunchRequest(program=Program(kind="script", target="train.py"), nproc_per_node=1),
+        UNKNOWN_HOST,
+    )
 
 
 @pytest.mark.parametrize("to_file", [False, True], ids=["pipe", "file"])
@@ -24,10 +31,7 @@ def test_what_a_rank_has_just_written_is_read(to_file: bool, printed: bool, tmp_
 
     Of a file that is far ahead of a slow reader of our own output, only the end is.
     """
-    plan = build_plan(
-        LaunchRequest(program=Program(kind="script", target="train.py"), nproc_per_node=1),
-        UNKNOWN_HOST,
-    )
+    plan = _plan()
     path = str(tmp_path / "stderr.log") if to_file else None
     files = RankFiles(
         stdout=StreamFile(path=None, printed=False),
@@ -48,3 +52,38 @@ def test_what_a_rank_has_just_written_is_read(to_file: bool, printed: bool, tmp_
         for end in (*ends, unread, printed_to):
             os.close(end)
         output.close()
+
+
+def test_a_log_file_that_cannot_be_read_is_noted_once(tmp_path: Path) -> None:
+    """As on a broken disk or network file system; the launch continues."""
+    files = RankFiles(
+        stdout=StreamFile(path=str(tmp_path / "stdout.log"), printed=True),
+        stderr=StreamFile(path=str(tmp_path / "stderr.log"), printed=True),
+        error_file="",
+    )
+    printed, printed_to = os.pipe()
+    with Reactor() as reactor:
+        output = Output(
+            plan := _plan(),
+            Console(printed_to, printed_to),
+            reactor,
+            lambda _: None,
+            lambda path, flags: os.open(path, flags | os.O_WRONLY),
+        )
+        ends = output.open(plan.rank(0), files)
+        for end in ends:
+            os.write(end, b"a line\n")
+            os.close(end)
+        output.read_files()
+        output.read_files()
+
+        assert output.last_lines(0) == []
+        assert output.finish(lambda: None) == 0
+        output.close()
+    note = (
+        f"meshrun: cannot read {tmp_path}/stdout.log (Bad file descriptor), so what ranks write to"
+        " log files may not be printed\n"
+    )
+    assert os.read(printed, 1 << 16) == note.encode()
+    for end in (printed, printed_to):
+        os.close(end)
