@@ -44,6 +44,7 @@ class Metrics(Watcher):
         console.note(f"metrics are at http://{place}/metrics")
         self._driver = Driver(console.note)
         self.replan(plan)
+        self._version = version("meshrun")  # from a file, which may be on a slow disk
         self._began_s = time.monotonic()
         self._restarts: Counter[str] = Counter()
         self._lost_nodes = 0
@@ -115,7 +116,7 @@ class Metrics(Watcher):
     def _families(self) -> Iterator[Family]:
         state, layout, now_s = self._state, self.plan.layout, time.monotonic()
         mesh = str(layout.mesh) if layout.mesh else ""
-        info = {"version": version("meshrun"), "mesh": mesh, "node_rank": self.plan.node_rank}
+        info = {"version": self._version, "mesh": mesh, "node_rank": self.plan.node_rank}
         yield Family("meshrun_info", "The launch; the value is always 1.", ((info, 1),))
         yield Family(
             "meshrun_uptime_seconds", "Time since the launch began.", now_s - self._began_s
