@@ -9,6 +9,12 @@ LAST_WORDS_TAKE_S = 2.0
 """How long readers may take to read the rest of the output after a launch was stopped."""
 
 
+def last_read_s(stopped_s: float, ended_s: float, shutdown_timeout_s: float) -> float:
+    """Return until when readers of a stopped launch may read, whose ranks have ended."""
+    last_words_s = min(shutdown_timeout_s, LAST_WORDS_TAKE_S)
+    return max(stopped_s + shutdown_timeout_s, ended_s + last_words_s)
+
+
 def dropped_note(count: int) -> str:
     """Return the note about discarded bytes."""
     return f"dropped {count:,} bytes of output: its reader does not keep up"

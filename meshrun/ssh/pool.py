@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshrun.console.console import Console
-from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
+from meshrun.console.slow_readers import SlowReaders, dropped_note, last_read_s
 from meshrun.host.reactor import Reactor
 from meshrun.ssh.agent_messages import Alive
 from meshrun.ssh.framing import BEAT_S
@@ -90,10 +90,8 @@ class HostPool:
         for session in self.sessions:
             session.close()
         self.console.close()
-        last_words = time.monotonic() + min(self._shutdown_timeout_s, LAST_WORDS_TAKE_S)
-        while self.console.waiting and (
-            left_s := self._left_s(max(self._stopped + self._shutdown_timeout_s, last_words))
-        ):
+        until = last_read_s(self._stopped, time.monotonic(), self._shutdown_timeout_s)
+        while self.console.waiting and (left_s := self._left_s(until)):
             self._slow_readers.wait(None if left_s == math.inf else left_s)
             on_signals()
         self._dropped += self.console.drop_waiting()

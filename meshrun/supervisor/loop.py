@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from meshrun.console.console import Console
 from meshrun.console.output import Output
-from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, dropped_note
+from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, dropped_note, last_read_s
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.forked_call import ForkedCall
@@ -165,7 +165,7 @@ class Loop:
         """The next time at which the state machine decides something."""
         self._was_continued = False
         """Whether this process was stopped and continued since the last turn."""
-        self._signalled_ns = self._ended_ns = 0
+        self._signalled_s = self._ended_s = 0.0
         """When the first signal stopped the launch, and when its ranks had ended; 0 before."""
         self._noted_malformed_report = False
         self._earlier_children = frozenset(list_children())
@@ -284,7 +284,7 @@ class Loop:
 
     def _finish_output(self) -> None:
         """Write the ranks' remaining output; in a stopped launch, only as long as it is read."""
-        self._ended_ns = time.monotonic_ns()
+        self._ended_s = time.monotonic()
         if left := self._output.finish(self.reader_timeout_s):
             self._console.note(dropped_note(left))
 
@@ -294,11 +294,9 @@ class Loop:
             return 0.0
         if not was_stopped(self.state):
             return None
-        shutdown_ns = int(self.plan.request.shutdown_timeout_s * 1e9)
-        last_words_ns = min(shutdown_ns, int(LAST_WORDS_TAKE_S * 1e9))
-        stopped_ns = self._signalled_ns or self._ended_ns
-        until_ns = max(stopped_ns + shutdown_ns, self._ended_ns + last_words_ns)
-        return max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
+        stopped_s = self._signalled_s or self._ended_s
+        until_s = last_read_s(stopped_s, self._ended_s, self.plan.request.shutdown_timeout_s)
+        return max(0.0, until_s - time.monotonic())
 
     # ---- events ----------------------------------------------------------------------------
 
@@ -485,9 +483,8 @@ class Loop:
             self._nodes.peers.send(Where(why=why))
 
     def _on_stop_signal(self, signum: int, why: str) -> None:
-        now_ns = time.monotonic_ns()
-        self._signalled_ns = self._signalled_ns or now_ns
-        self._handle(SignalArrived(signum=signum, at_ns=now_ns, why=why))
+        self._signalled_s = self._signalled_s or time.monotonic()
+        self._handle(SignalArrived(signum=signum, at_ns=time.monotonic_ns(), why=why))
 
     def _check_parent(self, daemon: int) -> None:
         """End if Slurm has lost this task: nobody reads its output, waits for it or can stop it."""
