@@ -16,7 +16,7 @@ from meshrun.host.folder import read_private, write_private
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_stale, writing_to
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh, mesh_text
-from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, Caller
+from meshrun.protocol.caller import ERROR, PARENT_FOLDER, PARENT_PID, REPORT, Caller, as_caller
 from meshrun.protocol.result import LaunchResult, Timings, describe_exit
 from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.start import own_command
@@ -30,7 +30,6 @@ AnyText = str | Sequence[str]
 """One text or several."""
 AnyWords = str | Sequence[str | os.PathLike[str]]
 """One text, or several texts and paths."""
-_REPORT = "report.json"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -282,9 +281,9 @@ def launcher_command(
     folder: str, flags: Sequence[str], words: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return a launcher's command line, and the variables that make this process its caller."""
-    report = f"--report={os.path.join(folder, _REPORT)}"
+    report = f"--report={os.path.join(folder, REPORT)}"
     command = own_command("launcher", *flags, report, "--", *words)
-    return command, {PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder}
+    return command, as_caller(folder)
 
 
 def _run(
@@ -315,7 +314,7 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
     """
     if (error := read_error(folder)) is not None:
         raise error
-    if (result := _read(os.path.join(folder, _REPORT), parse_result_json)) is not None:
+    if (result := _read(os.path.join(folder, REPORT), parse_result_json)) is not None:
         return result
     return _unreported(code, Timings(began_ns=began_ns, ended_ns=time.monotonic_ns()))
 
@@ -388,4 +387,4 @@ def read_error(folder: str) -> MeshrunError | None:
 
 
 def _error_file(folder: str) -> str:
-    return os.path.join(folder, "error.json")
+    return os.path.join(folder, ERROR)

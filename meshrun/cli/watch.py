@@ -22,7 +22,7 @@ from meshrun.host.stderr import note, say
 from meshrun.host.title import set_title
 from meshrun.host.watched_files import WatchedFiles
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, WHY, Invocation
+from meshrun.protocol.caller import WHY, Invocation, as_caller
 from meshrun.protocol.result import signal_name
 from meshrun.protocol.stacks import current_folder
 from meshrun.report.message import render_error
@@ -99,7 +99,7 @@ class _Watch:
         """
         with private_folder() as folder:
             noted, is_stopping = _NotedFiles(os.path.join(folder, "files")), False
-            own = {PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder, WATCH: noted.path}
+            own = {**as_caller(folder), WATCH: noted.path}
             self._files.changed()  # forget earlier changes
             with interrupts_delayed():
                 process = subprocess.Popen(

@@ -14,7 +14,11 @@ from meshrun.protocol.step_task import StepTask
 PARENT_PID = "MESHRUN_PARENT_PID"
 """The process id of the ``launch()`` or the agent whose child a launcher is."""
 PARENT_FOLDER = "MESHRUN_PARENT_FOLDER"
-"""The parent's private folder, where a launcher that cannot launch writes its error."""
+"""The parent's private folder, for the files below."""
+ERROR = "error.json"
+"""What a launcher that cannot launch writes there: its error."""
+REPORT = "report.json"
+"""The report of a launcher that was told to write it there."""
 MET = "met"
 """A file in that folder once all nodes have joined: node 0 then passes signals on to the others."""
 WHY = "why"
@@ -65,6 +69,11 @@ class Invocation(Struct, frozen=True):
     """The program that started this process and waits for it, if any."""
     task: StepTask | None = None
     """This process as a task of a Slurm step, if a meshrun process waits for its end."""
+
+
+def as_caller(folder: str) -> dict[str, str]:
+    """Return the variables that make this process the caller of a launcher."""
+    return {PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder}
 
 
 def end_of_call(number: int) -> bytes:

@@ -25,7 +25,7 @@ from meshrun.host.sockets import listen_on
 from meshrun.host.sysfs import boot_id
 from meshrun.host.title import set_title
 from meshrun.host.write_buffer import WriteBuffer
-from meshrun.protocol.caller import MET, PARENT_FOLDER, PARENT_PID, WHY
+from meshrun.protocol.caller import ERROR, MET, REPORT, WHY, as_caller
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.agent_messages import (
@@ -225,17 +225,12 @@ class Agent:
 
     def _start(self, order: StartLauncher) -> None:
         self._folder = self._holder.enter_context(private_folder())
-        whole = {
-            **without_own(os.environ),
-            **order.env,
-            PARENT_PID: str(os.getpid()),
-            PARENT_FOLDER: self._folder,
-        }
+        whole = {**without_own(os.environ), **order.env, **as_caller(self._folder)}
         passed: tuple[int, ...] = ()
         if order.listens and self._listener is not None:
             passed = (self._listener.fileno(),)
             whole["MESHRUN_LISTENER"] = str(self._listener.fileno())
-        report = os.path.join(self._folder, "report.json")
+        report = os.path.join(self._folder, REPORT)
         with interrupts_delayed():
             self._launcher = subprocess.Popen(
                 own_command("launcher", f"--report={report}", *order.words),
@@ -275,9 +270,9 @@ class Agent:
             for fd in list(self._pipes):
                 while self._forward(fd):
                     pass
-            if (error := self._read("error.json")) is not None:
+            if (error := self._read(ERROR)) is not None:
                 self._send(LauncherError(text=error))
-            if (report := self._read("report.json")) is not None:
+            if (report := self._read(REPORT)) is not None:
                 self._send(LauncherReport(text=report))
             code, has_met = self._launcher.returncode, self._has_met()
             self._holder.close()
