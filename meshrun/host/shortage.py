@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 from meshrun.errors import HostError
 
-TOO_FEW_PROCESSES = "check `ulimit -u` and `free -h`: the machine may be out of processes or memory"
+TOO_FEW_PROCESSES = (
+    "check `ulimit -u`, pids.max of the cgroup, and `free -h`: processes or memory may have run out"
+)
 """What to try if no process can be started."""
 _MEMORY = "check `free -h`, `ulimit -v`, and the memory limit of the cgroup"
 _DISK = "free some space, or set TMPDIR to a folder with free space"

@@ -73,9 +73,7 @@ def test_a_full_process_table(
     else:
         assert ours.returncode == 71, ours.stderr
         assert re.search("could not be started|cannot start", ours.stderr), ours.stderr
-        assert (
-            "hint: check `ulimit -u` and `free -h`: the machine may be out of processes or memory"
-        ) in ours.stderr
+        assert "hint: check `ulimit -u`, pids.max of the cgroup, and `free -h`: " in ours.stderr
     assert "Traceback" not in ours.stderr
     assert list(folder.iterdir()) == []
 
