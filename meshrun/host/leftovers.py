@@ -12,7 +12,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from meshrun.errors import HostError
 from meshrun.host.folder import Folder, make_folder
@@ -38,8 +38,10 @@ def hold(folder: Folder) -> None:
     """Lock a folder until it is closed, or this process has ended.
 
     Later launches remove folders with a lock that no process holds; on a file system without
-    locks, they keep it.
+    locks, they keep it. systemd-tmpfiles, which removes what is old, keeps all of a locked folder.
     """
+    with suppress(OSError):
+        fcntl.flock(folder.fileno(), fcntl.LOCK_SH)
     try:
         descriptor = folder.open(f"{folder.path}/{_UNFINISHED}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except OSError:

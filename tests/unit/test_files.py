@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -130,6 +131,10 @@ def test_only_leftover_folders_are_removed(tmp_path: Path) -> None:
         for path in [*map(str, tmp_path.iterdir()), held]:
             remove_if_stale(path)
         assert Path(held, "held").exists()
+        folder = os.open(held, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):  # so that systemd-tmpfiles keeps it
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(folder)
         (forgotten := Path(held).with_name("meshrun_forgotten")).mkdir()
         (forgotten / "held").write_text(os.uname().nodename)
         remove_if_stale(str(forgotten))
