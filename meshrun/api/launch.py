@@ -316,7 +316,7 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
         raise error
     if (result := _read(os.path.join(folder, REPORT), parse_result_json)) is not None:
         return result
-    return _unreported(code, Timings(began_ns=began_ns, ended_ns=time.monotonic_ns()))
+    return _unreported(folder, code, Timings(began_ns=began_ns, ended_ns=time.monotonic_ns()))
 
 
 def _read(path: str, parse: Callable[[str], _R]) -> _R | None:
@@ -342,15 +342,17 @@ def check_options(flags: Sequence[str]) -> None:
             read_result(folder, code, began_ns=began_ns)
 
 
-def _unreported(code: int, timings: Timings) -> LaunchResult:
+def _unreported(folder: str, code: int, timings: Timings) -> LaunchResult:
     """Return the result of a launcher that reported none, because it was killed or did nothing."""
     signum = -code if code < 0 else None
     trouble = None
     if code:
         end = describe_exit(code, signum)
+        why = "before it could report a result"
+        if not os.path.isdir(folder):
+            why = f"without a result: its temporary folder `{folder}` was removed during the launch"
         trouble = HostError(
-            f"the launcher {end} before it could report a result",
-            exit_code=code if signum is None else 128 + signum,
+            f"the launcher {end} {why}", exit_code=code if signum is None else 128 + signum
         )
     elif signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # wait() returns 0 then
         trouble = HostError(

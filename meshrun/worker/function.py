@@ -99,15 +99,19 @@ def _store(folder: str, rank: int, head: object, value: object) -> None:
     from meshrun.worker.pickling import dump
 
     path = answer_file(folder, rank)
-    with open(f"{path}.part", "wb", opener=open_private) as file:
-        pickle.dump(head, file)
-        try:
-            dump(value, file)
-        except OSError:  # a full disk
-            raise
-        except Exception as error:
-            raise unpicklable(value, rank, error) from None
-    os.replace(file.name, path)
+    try:
+        with open(f"{path}.part", "wb", opener=open_private) as file:
+            pickle.dump(head, file)
+            try:
+                dump(value, file)
+            except OSError:
+                raise
+            except Exception as error:
+                raise unpicklable(value, rank, error) from None
+        os.replace(file.name, path)
+    except OSError as error:  # a full disk
+        why = f"{error.strerror or error}, so what rank {rank} returned is lost"
+        raise OSError(error.errno, why, path) from None
 
 
 def unpicklable(value: object, rank: int, error: Exception) -> TypeError:

@@ -31,7 +31,7 @@ from meshrun.rendezvous.secret import read_secret
 from meshrun.report.node_history import record_failure
 from meshrun.supervisor.timers import Timers
 from meshrun.warm.place import Place
-from meshrun.worker.function import open_own
+from meshrun.worker.function import _store, open_own
 
 OTHER = 12345
 """The number of a user and of a group that no one has."""
@@ -227,6 +227,13 @@ def test_only_this_user_s_files_are_unpickled(tmp_path: Path) -> None:
             open_own(str(path))
     with pytest.raises(OSError, match="Too many levels"):
         open_own(str(link))
+
+
+def test_an_answer_that_cannot_be_stored_names_the_file(tmp_path: Path) -> None:
+    """As in a folder that was removed, or on a full disk."""
+    lost = "No such file or directory, so what rank 3 returned is lost: '{}/3.pkl'"
+    with pytest.raises(FileNotFoundError, match=lost.format(tmp_path / "gone")):
+        _store(str(tmp_path / "gone"), 3, (0, 4, None), "a value")
 
 
 @as_root

@@ -57,6 +57,13 @@ def test_a_launcher_that_reports_nothing(tmp_path: Path, code: int, end: str) ->
     assert result.trouble.message == f"the launcher {end} before it could report a result"
     assert result.exit_code == (code if code > 0 else 128 - code)
 
+    result = read_result(gone := str(tmp_path / "gone"), code, began_ns=0)
+    assert result.trouble is not None
+    assert result.trouble.message == (
+        f"the launcher {end} without a result: its temporary folder `{gone}` was removed during the"
+        " launch"
+    )
+
 
 def test_a_launcher_whose_exit_code_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
