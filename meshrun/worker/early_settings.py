@@ -130,7 +130,7 @@ def read_early_settings(
     reader = _Reader(env, folder, [path, *args])
     with suppress(Exception):  # including _End, and for programs not fully followed
         if package:
-            reader.read_module(package, _Names())
+            reader.read_module(package)
         reader.read_file(tree, path, "__main__")
     return reader.found()
 
@@ -181,6 +181,8 @@ class _Reader:
         self._left = _MOST_STATEMENTS
         self._modules: dict[str, _Names] = {}
         """The names of the program's own modules, by path."""
+        self._names = _Names()
+        """Those of the module or function that is being followed."""
 
     def found(self) -> EarlySettings:
         """Return what was read."""
@@ -194,31 +196,39 @@ class _Reader:
 
     def read_file(self, tree: ast.Module, path: str, name: str) -> None:
         self._modules[path] = names = _Names(__name__=name, __file__=path)
-        self._run(tree.body, names)
+        self._run_with(names, tree.body)
 
-    def _run(self, body: list[ast.stmt], names: _Names) -> None:
+    def _run_with(self, names: _Names, body: list[ast.stmt]) -> None:
+        outer, self._names = self._names, names
+        try:
+            self._run(body)
+        finally:
+            self._names = outer
+
+    def _run(self, body: list[ast.stmt]) -> None:
         for statement in body:
-            self._step(statement, names)
+            self._step(statement)
 
-    def _run_in_doubt(self, body: list[ast.stmt], names: _Names) -> None:
+    def _run_in_doubt(self, body: list[ast.stmt]) -> None:
         self._doubt += 1
         with suppress(_Returned):  # the doubt remains: the rest of the function may not run
-            self._run(body, names)
+            self._run(body)
             self._doubt -= 1
 
-    def _step(self, statement: ast.stmt, names: _Names) -> None:  # noqa: C901, PLR0912, PLR0915
+    def _step(self, statement: ast.stmt) -> None:  # noqa: C901, PLR0912, PLR0915
         self._left -= 1
         if self._left < 0:
             raise _End
-        self._follow_calls(statement, names)
+        self._follow_calls(statement)
+        names = self._names
         match statement:
             case ast.Import(names=aliases):
                 for alias in aliases:
-                    known = self.read_module(alias.name, names)
+                    known = self.read_module(alias.name)
                     top = alias.name if alias.asname else alias.name.partition(".")[0]
                     names[alias.asname or top] = known or _Named(top)
             case ast.ImportFrom(module=module, names=aliases, level=level):
-                known = self.read_module(f"{'.' * level}{module or ''}", names)
+                known = self.read_module(f"{'.' * level}{module or ''}")
                 for alias in aliases:
                     named = _Named(f"{module}.{alias.name}")
                     names[alias.asname or alias.name] = known.get(alias.name, named)
@@ -228,57 +238,57 @@ class _Reader:
                 names.pop(name, None)
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
-                    self._assign(target, value, names)
+                    self._assign(target, value)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._assign(target, value, names)
+                self._assign(target, value)
             case ast.AugAssign(target=target, value=value):
-                if self._full_name(target, names) == "os.environ":
-                    self._update([value], [], names, _place(statement, names))
+                if self._full_name(target) == "os.environ":
+                    self._update([value], [], self._place(statement))
                 elif isinstance(target, ast.Name):
                     names.pop(target.id, None)
                 else:
-                    self._assign(target, None, names)
+                    self._assign(target, None)
             case ast.Delete(targets=targets):
                 for target in targets:
-                    if (key := self._variable(target, names)) is not None:
-                        self._write(key, None, _place(target, names))
+                    if (key := self._variable(target)) is not None:
+                        self._write(key, None, self._place(target))
             case ast.If(test=test, body=body, orelse=orelse):
-                if (known := self._known(test, names)) is not _Unknown:
-                    self._run(body if known else orelse, names)
+                if (known := self._known(test)) is not _Unknown:
+                    self._run(body if known else orelse)
                 else:
-                    self._run_in_doubt(body, names)
-                    self._run_in_doubt(orelse, names)
+                    self._run_in_doubt(body)
+                    self._run_in_doubt(orelse)
             case ast.For(target=target, iter=iterable, body=body):
                 try:
-                    items = list(self._value(iterable, names))
+                    items = list(self._value(iterable))
                 except Exception:
-                    self._run_in_doubt(body, names)
+                    self._run_in_doubt(body)
                 else:
                     for item in items:
-                        _bind(target, item, names)
-                        self._run(body, names)
+                        self._bind(target, item)
+                        self._run(body)
             case ast.With(body=body):
-                self._run(body, names)
+                self._run(body)
             case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
-                self._run([*body, *orelse], names)
+                self._run([*body, *orelse])
                 for handler in handlers:
-                    self._run_in_doubt(handler.body, names)
-                self._run(finalbody, names)
+                    self._run_in_doubt(handler.body)
+                self._run(finalbody)
             case ast.While(body=body):
-                self._run_in_doubt(body, names)
+                self._run_in_doubt(body)
             case ast.Match(cases=cases):
                 for case in cases:
-                    self._run_in_doubt(case.body, names)
+                    self._run_in_doubt(case.body)
             case ast.Return():
                 raise _Returned
 
-    def read_module(self, module: str, names: _Names) -> _Names:
+    def read_module(self, module: str) -> _Names:
         """Stop if the module is torch's; return the names of one of the program's own modules."""
         words = module.lstrip(".").split(".")
         dots = len(module) - len(module.lstrip("."))
         if words[0] == "torch" and not dots:
             raise _End
-        folder = os.path.dirname(str(names.get("__file__", ""))) if dots else self._folder
+        folder = os.path.dirname(str(self._names.get("__file__", ""))) if dots else self._folder
         if folder is None:
             return _Names()
         for _ in range(dots - 1):
@@ -298,22 +308,22 @@ class _Reader:
 
     # ---- what changes the environment ------------------------------------------------------
 
-    def _assign(self, target: ast.expr, value: ast.expr | None, names: _Names) -> None:
-        known = _Unknown if value is None else self._known(value, names)
-        if known is _Unknown and value is not None and (name := self._full_name(value, names)):
+    def _assign(self, target: ast.expr, value: ast.expr | None) -> None:
+        known = _Unknown if value is None else self._known(value)
+        if known is _Unknown and value is not None and (name := self._full_name(value)):
             known = _Named(name)
-        if (key := self._variable(target, names)) is not None:
-            self._write(key, known, _place(target, names))
+        if (key := self._variable(target)) is not None:
+            self._write(key, known, self._place(target))
         else:
-            _bind(target, known if not self._doubt else _Unknown, names)
+            self._bind(target, known if not self._doubt else _Unknown)
 
-    def _variable(self, target: ast.expr, names: _Names) -> str | None:
+    def _variable(self, target: ast.expr) -> str | None:
         """Return the variable's name if the target is ``os.environ[...]``."""
         if not isinstance(target, ast.Subscript):
             return None
-        if self._full_name(target.value, names) != "os.environ":
+        if self._full_name(target.value) != "os.environ":
             return None
-        return self._text(target.slice, names)
+        return self._text(target.slice)
 
     def _write(self, name: str, value: Any, place: str) -> None:
         if self._doubt or not isinstance(value, str | None):
@@ -326,66 +336,90 @@ class _Reader:
         else:
             self._env[name] = value
 
-    def _update(
-        self, args: list[ast.expr], keywords: list[ast.keyword], names: _Names, place: str
-    ) -> None:
+    def _update(self, args: list[ast.expr], keywords: list[ast.keyword], place: str) -> None:
         pairs: list[tuple[Any, Any]] = []
         for arg in args:
             if isinstance(arg, ast.Dict):  # some of its values may be known, and others not
                 for key, value in zip(arg.keys, arg.values, strict=True):
-                    pairs.append((key and self._known(key, names), self._known(value, names)))
+                    pairs.append((key and self._known(key), self._known(value)))
             else:
                 with suppress(Exception):
-                    pairs.extend(dict(self._value(arg, names)).items())
-        pairs.extend((keyword.arg, self._known(keyword.value, names)) for keyword in keywords)
+                    pairs.extend(dict(self._value(arg)).items())
+        pairs.extend((keyword.arg, self._known(keyword.value)) for keyword in keywords)
         for name, setting in pairs:
             if isinstance(name, str):
                 self._write(name, setting, place)
 
+    # ---- names -----------------------------------------------------------------------------
+
+    def _bind(self, target: ast.expr, value: Any) -> None:
+        """Bind names to their values; names with unknown values are removed."""
+        match target:
+            case ast.Name(id=name):
+                if value is _Unknown:
+                    self._names.pop(name, None)
+                else:
+                    self._names[name] = value
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                fits = isinstance(value, list | tuple) and len(value) == len(targets)
+                for place, one in enumerate(targets):
+                    self._bind(one, value[place] if fits else _Unknown)
+            case ast.Subscript(value=ast.Name(id=name)):
+                self._forget_contents(name)
+
+    def _forget_contents(self, name: str) -> None:
+        """Forget a value that was modified in place."""
+        if _is_plain(self._names.get(name)):
+            self._names.pop(name, None)
+
+    def _place(self, node: ast.expr | ast.stmt) -> str:
+        return f"{os.path.basename(str(self._names.get('__file__', '')))}:{node.lineno}"
+
     # ---- calls -----------------------------------------------------------------------------
 
-    def _follow_calls(self, statement: ast.stmt, names: _Names) -> None:
+    def _follow_calls(self, statement: ast.stmt) -> None:
         """Follow the calls in a statement's own expressions, not in those of its body."""
         for part in ast.iter_child_nodes(statement):
             if isinstance(part, ast.expr | ast.withitem):
                 calls = [node for node in ast.walk(part) if isinstance(node, ast.Call)]
                 for call in reversed(calls):  # inner calls first
-                    self._call(call, names)
+                    self._call(call)
 
-    def _call(self, call: ast.Call, names: _Names) -> None:
-        function = self._function(call.func, names)
+    def _call(self, call: ast.Call) -> None:
+        function = self._function(call.func)
         if isinstance(function, _Function):
-            self._enter(function, call, names)
+            self._enter(function, call)
             return
-        key = self._text(call.args[0], names) if call.args else None
-        place = _place(call, names)
-        match self._full_name(call.func, names):
+        key = self._text(call.args[0]) if call.args else None
+        place = self._place(call)
+        match self._full_name(call.func):
             case "os.environ.update":
-                self._update(call.args, call.keywords, names, place)
+                self._update(call.args, call.keywords, place)
             case "os.environ.setdefault" if key is not None and len(call.args) > 1:
                 if key.startswith(_OF_A_RANK):
                     self._write(key, _Unknown, place)
                 elif key not in self._env or key in self._unclear:
-                    self._write(key, self._known(call.args[1], names), place)
+                    self._write(key, self._known(call.args[1]), place)
             case "os.putenv" | "os.environ.__setitem__" if key is not None and len(call.args) > 1:
-                self._write(key, self._known(call.args[1], names), place)
+                self._write(key, self._known(call.args[1]), place)
             case "os.unsetenv" | "os.environ.pop" if key is not None:
                 self._write(key, None, place)
             case "importlib.import_module" | "__import__" if key is not None:
-                self.read_module(key, names)
+                self.read_module(key)
 
-    def _function(self, func: ast.expr, names: _Names) -> object:
+    def _function(self, func: ast.expr) -> object:
         match func:
             case ast.Name(id=name):
-                return names.get(name)
+                return self._names.get(name)
             case ast.Attribute(value=ast.Name(id=owner), attr=attr):
-                if isinstance(names.get(owner), _Names):
-                    return names[owner].get(attr)
+                known = self._names.get(owner)
+                if isinstance(known, _Names):
+                    return known.get(attr)
                 if attr not in _READING:
-                    _forget_contents(owner, names)
+                    self._forget_contents(owner)
         return None
 
-    def _enter(self, function: _Function, call: ast.Call, names: _Names) -> None:
+    def _enter(self, function: _Function, call: ast.Call) -> None:
         node = function.node
         if node in self._entered:
             return
@@ -399,11 +433,11 @@ class _Reader:
         given.update({word.arg: word.value for word in call.keywords if word.arg is not None})
         for name, value in given.items():
             with suppress(Exception):
-                inner[name] = self._value(value, names)
+                inner[name] = self._value(value)
         self._entered.append(node)
         doubt = self._doubt
         try:
-            self._run(node.body, inner)
+            self._run_with(inner, node.body)
         except _Returned:
             pass
         finally:
@@ -412,94 +446,92 @@ class _Reader:
 
     # ---- values ----------------------------------------------------------------------------
 
-    def _known(self, node: ast.expr, names: _Names) -> Any:
+    def _known(self, node: ast.expr) -> Any:
         """Return the value of an expression, or ``_Unknown``."""
         try:
-            return self._value(node, names)
+            return self._value(node)
         except Exception:  # _Unknown, or what the program's values raise
             return _Unknown
 
-    def _text(self, node: ast.expr, names: _Names) -> str | None:
-        value = self._known(node, names)
+    def _text(self, node: ast.expr) -> str | None:
+        value = self._known(node)
         return value if isinstance(value, str) else None
 
-    def _full_name(self, node: ast.expr, names: _Names) -> str | None:
+    def _full_name(self, node: ast.expr) -> str | None:
         match node:
             case ast.Name(id=name):
-                found = names.get(name, _Named(name))
+                found = self._names.get(name, _Named(name))
                 return found.name if isinstance(found, _Named) else None
             case ast.Attribute(value=value, attr=attr):
-                base = self._full_name(value, names)
+                base = self._full_name(value)
                 return None if base is None else f"{base}.{attr}"
         return None
 
-    def _value(self, node: ast.expr, names: _Names) -> Any:  # noqa: C901, PLR0911, PLR0912
+    def _value(self, node: ast.expr) -> Any:  # noqa: C901, PLR0911, PLR0912
         match node:
             case ast.Constant(value=value):
                 return value
-            case ast.Name(id=name) if _is_plain(names.get(name, node)):
-                return names[name]
-            case ast.Name() | ast.Attribute() if self._full_name(node, names) in self._constants:
-                return self._constants[self._full_name(node, names) or ""]
+            case ast.Name(id=name) if _is_plain(self._names.get(name, node)):
+                return self._names[name]
+            case ast.Name() | ast.Attribute() if self._full_name(node) in self._constants:
+                return self._constants[self._full_name(node) or ""]
             case ast.JoinedStr(values=parts):
-                return "".join(str(self._value(part, names)) for part in parts)
+                return "".join(str(self._value(part)) for part in parts)
             case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
-                return self._value(value, names)
+                return self._value(value)
             case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-                return [self._value(item, names) for item in items]
+                return [self._value(item) for item in items]
             case ast.Dict(keys=keys, values=values) if all(keys):
                 pairs = zip(keys, values, strict=True)
-                return {self._value(k, names): self._value(v, names) for k, v in pairs if k}
+                return {self._value(k): self._value(v) for k, v in pairs if k}
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return self._value(left, names) + self._value(right, names)
+                return self._value(left) + self._value(right)
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-                return self._value(left, names) | self._value(right, names)
+                return self._value(left) | self._value(right)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not self._value(operand, names)
+                return not self._value(operand)
             case ast.BoolOp(op=op, values=values):
                 result: Any = None
                 for value in values:
-                    result = self._value(value, names)
+                    result = self._value(value)
                     if bool(result) is isinstance(op, ast.Or):
                         break
                 return result
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                return self._value(body if self._value(test, names) else orelse, names)
+                return self._value(body if self._value(test) else orelse)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self._compare(left, op, right, names)
+                return self._compare(left, op, right)
             case ast.Subscript(value=value, slice=key):
-                if self._full_name(value, names) == "os.environ":
-                    return self._looked_up(self._value(key, names))[0]
-                return self._value(value, names)[self._value(key, names)]
+                if self._full_name(value) == "os.environ":
+                    return self._looked_up(self._value(key))[0]
+                return self._value(value)[self._value(key)]
             case ast.Call(func=func, args=args, keywords=keywords):
-                return self._called(func, args, keywords, names)
+                return self._called(func, args, keywords)
         raise _Unknown
 
-    def _called(
-        self, func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword], names: _Names
-    ) -> Any:
-        name = self._full_name(func, names)
+    def _called(self, func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Any:
+        name = self._full_name(func)
         if name in ("os.environ.get", "os.getenv"):
-            values = self._looked_up(self._value(args[0], names))
+            values = self._looked_up(self._value(args[0]))
             if values:
                 return values[0]
-            return self._value(args[1], names) if len(args) > 1 else None
-        given = [self._value(arg, names) for arg in args]
-        words = {word.arg: self._value(word.value, names) for word in keywords if word.arg}
+            return self._value(args[1]) if len(args) > 1 else None
+        given = [self._value(arg) for arg in args]
+        words = {word.arg: self._value(word.value) for word in keywords if word.arg}
         if name in _PURE:
             return _PURE[name](*given, **words)
         if isinstance(func, ast.Attribute):
-            owner = self._value(func.value, names)
+            owner = self._value(func.value)
             if isinstance(owner, str) or (isinstance(owner, dict) and func.attr in _READING):
                 return getattr(owner, func.attr)(*given, **words)
         raise _Unknown
 
-    def _compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr, names: _Names) -> bool:
-        first = self._value(left, names)
-        if self._full_name(right, names) == "os.environ":
+    def _compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> bool:
+        first = self._value(left)
+        if self._full_name(right) == "os.environ":
             second: Any = [first] if self._looked_up(first) else []
         else:
-            second = self._value(right, names)
+            second = self._value(right)
         if type(op) not in _COMPARISONS:
             raise _Unknown
         return bool(_COMPARISONS[type(op)](first, second))
@@ -511,35 +543,9 @@ class _Reader:
         return [self._env[name]] if name in self._env else []
 
 
-def _bind(target: ast.expr, value: Any, names: _Names) -> None:
-    """Bind names to their values; names with unknown values are removed."""
-    match target:
-        case ast.Name(id=name):
-            if value is _Unknown:
-                names.pop(name, None)
-            else:
-                names[name] = value
-        case ast.Tuple(elts=targets) | ast.List(elts=targets):
-            fits = isinstance(value, list | tuple) and len(value) == len(targets)
-            for place, one in enumerate(targets):
-                _bind(one, value[place] if fits else _Unknown, names)
-        case ast.Subscript(value=ast.Name(id=name)):
-            _forget_contents(name, names)
-
-
 def _is_left_out(name: str) -> bool:
     return is_thread_count(name) or name.startswith(_BY_US)
 
 
-def _place(node: ast.expr | ast.stmt, names: _Names) -> str:
-    return f"{os.path.basename(str(names.get('__file__', '')))}:{node.lineno}"
-
-
 def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN) and not isinstance(value, _Names)
-
-
-def _forget_contents(name: str, names: _Names) -> None:
-    """Forget a value that was modified in place."""
-    if _is_plain(names.get(name)):
-        names.pop(name, None)
