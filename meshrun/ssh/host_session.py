@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, cast
+from typing import IO, Any
 
 from meshrun.console.console import Console, RankStream
 from meshrun.errors import MeshrunError, UsageError
@@ -81,16 +81,13 @@ class HostSession:
             start_new_session=True,  # so that Ctrl-C does not end the connection
             preexec_fn=lambda: die_with_parent(own, signal.SIGTERM),  # noqa: PLW1509 - one thread
         )
-        stdin, self._stdout, stderr = (
-            cast("IO[bytes]", pipe)
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
-        )
-        self._stdin, self._stdout_fd = stdin, self._stdout.fileno()
-        self.buffer = WriteBuffer(stdin.fileno(), reactor)
-        self._pipes: dict[int, IO[bytes]] = {}
-        for pipe in (self._stdout, stderr):
-            os.set_blocking(pipe.fileno(), False)
-            self._pipes[pipe.fileno()] = pipe
+        process: Any = self._process  # whose streams are not None
+        self._stdin: IO[bytes] = process.stdin
+        self._stdout: IO[bytes] = process.stdout
+        self.buffer = WriteBuffer(self._stdin.fileno(), reactor)
+        self._pipes = {pipe.fileno(): pipe for pipe in (self._stdout, process.stderr)}
+        for fd in self._pipes:
+            os.set_blocking(fd, False)
         self._stderr_tail = bytearray()
         self.began = self.received = time.monotonic()
         """Since when its agent's answer is awaited, and when the last data arrived."""
@@ -175,7 +172,7 @@ class HostSession:
             self._close(fd)
             return
         self.received = time.monotonic()
-        if fd != self._stdout_fd:
+        if self._pipes[fd] is not self._stdout:
             self._stderr_tail += data
             del self._stderr_tail[:-_MOST_OUTPUT]
             return
