@@ -200,18 +200,16 @@ def build_plan(
     if layout.mesh is not None:
         device = _device_of_mesh(request, workers, facts, check_host)
     _check_visible(request, workers, device.type, facts)
-    counts = request.nproc_per_node in ("auto", "gpu", "cuda") and facts.accelerator_count > 0
-    relies = device.type == "cuda" or (counts and facts.accelerator == "cuda")
-    if check_host and relies and not request.virtual_local_rank:
-        check_cuda_shows(facts, workers)
+    if check_host:
+        _check_cuda(request, workers, device.type, facts)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
-    address, port = _choose_store(request.rendezvous)
     rendezvous = plan_rendezvous(
         request.rendezvous, nnodes=layout.nnodes, node_timeout_s=request.node_timeout_s
     )
-    if rendezvous is not None:
-        address, port = LOOPBACK_ADDRESS, 0
+    address, port = LOOPBACK_ADDRESS, 0
+    if rendezvous is None:
+        address, port = _choose_store(request.rendezvous)
     if port or rendezvous is not None:  # without a port, the node rank is ignored
         _check_node_rank(request.rendezvous, layout.nnodes)
     return LaunchPlan(
@@ -385,6 +383,15 @@ def _check_visible(
             " process only one",
             hint="use --virtual-local-rank, which shows each rank only its own",
         )
+
+
+def _check_cuda(
+    request: LaunchRequest, workers: int, device_type: str | None, facts: HostFacts
+) -> None:
+    counts = request.nproc_per_node in ("auto", "gpu", "cuda") and facts.accelerator_count > 0
+    relies = device_type == "cuda" or (counts and facts.accelerator == "cuda")
+    if relies and not request.virtual_local_rank:
+        check_cuda_shows(facts, workers)
 
 
 def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
