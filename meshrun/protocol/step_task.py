@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,9 @@ class StepTask(Struct, frozen=True):
 def join_step() -> StepTask | None:
     """Return this process's task, and take its stdin away from ranks; ``None`` elsewhere."""
     if not (found := os.environ.pop(STEP, "")):
+        return None
+    mode = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):  # the variable is left over
         return None
     step, _, silent = found.partition(" ")
     orders = os.dup(0)
