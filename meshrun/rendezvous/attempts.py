@@ -90,19 +90,21 @@ class Attempts:
     def check(self) -> None:
         """Note how long the attempts take, and give up at the end; called at each heartbeat."""
         if self._deadline.is_over:
-            self._give_up(f" within {self._deadline.timeout_s:.0f} s", self._hint())
+            self._give_up(f" within {self._deadline.timeout_s:.0f} s")
         elif self._deadline.note_is_due():
             is_long = self._refused is not None and self._refused.is_over
             doubt = "; its launcher has not started yet or has exited" if is_long else ""
             place = self._config.endpoint
             self._hub.note(f"waiting for node 0 at {place}: {self._why}{doubt} ({self._deadline})")
 
-    def _give_up(self, when: str, hint: str) -> None:
+    def _give_up(self, when: str) -> None:
         text = f"cannot join node 0 at {self._config.endpoint}{when}: {self._why}"
-        self._failed(RendezvousError(text, hint=hint))
+        self._failed(RendezvousError(text, hint=self._hint()))
 
     def _hint(self) -> str:
-        """Return what may be wrong if node 0 was never reached."""
+        """Return what may be wrong."""
+        if self._foreign is not None or _SILENT in self._why:
+            return self._hint_of_foreign()
         if self._dialer.own:
             return (
                 f"{self._dialer.own} is an address of this machine, which is not node 0: set"
@@ -110,8 +112,8 @@ class Attempts:
             )
         if self._refused is not None:
             return (
-                "check that node 0's launcher is running, and that the name resolves to the same"
-                " machine on every node"
+                "check that node 0's launcher is running, that it waits at this address, as it"
+                " prints, and that the name resolves to the same machine on every node"
             )
         return (
             "check that meshrun was started there, that this node can reach the port, and that the"
@@ -136,7 +138,7 @@ class Attempts:
 
     def _try(self) -> None:
         if self._foreign is not None and self._foreign.is_over:
-            self._give_up("", self._hint_of_foreign())
+            self._give_up("")
             return
         self._uses_fallback = self._foreign is not None and not self._uses_fallback
         self._dialer.dial(self._port)
@@ -191,7 +193,9 @@ class Attempts:
         why = _SILENT if is_silent else f"its answer takes more than {_GREETING_S:g} s"
         if self._connection is not None:
             self._connection.close(why)
-        self._end_attempt(why, self._config.node_timeout_s if is_silent else None)
+        # A coordinator that was there before may only be suspended.
+        is_foreign = is_silent and self._lost is None
+        self._end_attempt(why, self._config.node_timeout_s if is_foreign else None)
 
     def _end_attempt(self, why: str, foreign_s: float | None = None) -> None:
         """Try again after a connection; for ``foreign_s``, something else may answer there."""

@@ -283,6 +283,23 @@ def test_what_answered_before_the_coordinator_is_forgotten(
         assert not participant.received(MeetingFailed)
 
 
+def test_a_suspended_coordinator_is_waited_for(parties: Parties, other: socket.socket) -> None:
+    """Its kernel accepts connections; a node that was in its launch does not give up meanwhile."""
+    participant = parties.participant(info("node1"), least_nodes=1, node_timeout_s=5.0)
+    coordinator = Connection(
+        accepted(parties, other), CoordinatorHandshake(SECRET), participant.hub
+    )
+    coordinator.send(SPARE)
+    parties.until(lambda: coordinator.receive() or SPARE.text in participant.notes)
+    for _ in range(2):
+        with closing(accepted(parties, other)):
+            parties.pass_s(4)
+    assert any("accepts connections but does not answer" in note for note in participant.notes)
+    with closing(accepted(parties, other)):
+        assert not participant.received(MeetingFailed)
+    coordinator.close("the test is over")
+
+
 @pytest.mark.parametrize("late", [welcome(), NEXT], ids=["Welcome", "NextBegins"])
 def test_a_node_that_leaves_takes_part_no_more(
     parties: Parties, other: socket.socket, late: Welcome | NextBegins
