@@ -443,8 +443,8 @@ class Options(ParsedOptions):
         details="If 29500 is taken and no other node was given it, a free port is used.")
     local_addr = Option(parse.as_written, None, "HOST", RENDEZVOUS,
         "Address of this node.", unset="the one that faces the other nodes", family=PET,
-        details="The first node listens there if it has no endpoint; on one node the ranks' store "
-        "does if no port is given.")
+        details="The first node listens there if it has no endpoint, or its name leads to no "
+        "single address of it; on one node the ranks' store does if no port is given.")
     allow_different_programs = Switch(RENDEZVOUS,
         "Allow nodes to run different programs.",
         details="Nodes with different `--role` always may. Without it, different arguments of the "

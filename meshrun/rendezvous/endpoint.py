@@ -25,6 +25,8 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     """Those of this machine that other nodes can reach; loopback only if requested."""
     is_ours: bool
     """Whether it is an address or the name of this machine."""
+    is_ambiguous: bool
+    """Whether other nodes may reach it at any of several IPv4 addresses."""
 
     @property
     def is_hidden(self) -> bool:
@@ -49,12 +51,16 @@ def classify_endpoint(
         facing = own
     is_elsewhere = not own and any(not is_loopback(each) for each in addresses)
     is_namesake = is_elsewhere and _has_other_domain(host, own_name)
+    is_ours = bool(own) or (is_same_name(host, own_name) and not is_namesake)
+    outward = [each for each in own_addresses if not is_loopback(each)]
+    possible = facing or (outward if is_ours else ())
     return Endpoint(
         host=host,
         addresses=tuple(addresses),
         own=own,
         facing=facing,
-        is_ours=bool(own) or (is_same_name(host, own_name) and not is_namesake),
+        is_ours=is_ours,
+        is_ambiguous=sum(":" not in each for each in possible) > 1,
     )
 
 

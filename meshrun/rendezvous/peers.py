@@ -229,6 +229,8 @@ class Peers:
     def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
         """Return the address on which node 0 listens; ``why`` is why a name does not resolve."""
         config, addresses = self._config, endpoint.addresses
+        if endpoint.is_ambiguous:
+            return config.local_addr or EVERYWHERE
         if endpoint.facing:
             return endpoint.facing[0]
         if endpoint.is_hidden:

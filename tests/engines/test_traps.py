@@ -162,12 +162,20 @@ def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, ho
 
 
 @pytest.mark.nightly
-def test_a_first_node_with_two_addresses_and_no_default_route(make_hosts: MakeHosts) -> None:
-    """Only the other nodes' addresses show which of the two they can reach."""
-    hosts = make_hosts(2, own_name="loopback")
-    added = hosts.run(0, ["ip", "addr", "add", "10.88.0.1/24", "dev", "eth0"])
-    assert added.returncode == 0, added.stderr
-    words = ["--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=20", *AT, SAYS]
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+@pytest.mark.parametrize("known_as", [[], ["10.88.0.1", "10.77.0.1"]], ids=["debian", "both"])
+def test_a_first_node_with_two_networks(
+    make_hosts: MakeHosts, known_as: list[str], backend: str
+) -> None:
+    """The other nodes reach it on one of them only, and its default route leads to the other."""
+    hosts = make_hosts(2, own_name="nothing" if known_as else "loopback")
+    for words in ("addr add 10.88.0.1/24 dev eth0", "route add default via 10.88.0.9"):
+        done = hosts.run(0, ["ip", *words.split()])
+        assert done.returncode == 0, done.stderr
+    for address in known_as:
+        for host in (0, 1):
+            hosts.add_name(host, "node0", address)
+    words = ["--rdzv-backend", backend, "--rdzv-conf", "join_timeout=20", *AT, SAYS]
     launches = [Launch(hosts, host, words) for host in (0, 1)]
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text

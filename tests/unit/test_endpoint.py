@@ -45,6 +45,26 @@ def test_an_endpoint_is_ours_or_not(
 
 
 @pytest.mark.parametrize(
+    ("host", "addresses", "is_ambiguous"),
+    [
+        ("here", ["127.0.1.1"], True),  # the other nodes may know it by another interface's address
+        ("here", ["10.0.0.1"], False),
+        ("here", ["10.0.0.1", "fd00::1"], False),
+        ("here", ["10.0.0.1", "172.17.0.1", "fd00::1"], True),  # as nss-myhostname answers
+        ("there", ["10.0.0.2"], False),
+    ],
+)
+def test_one_of_several_interfaces_is_not_guessed(
+    host: str, addresses: list[str], is_ambiguous: bool
+) -> None:
+    """A machine often has another interface for containers, with an address of its own."""
+    own = {*OWN, "172.17.0.1", "fd00::1"}
+    endpoint = classify_endpoint(host, addresses, own_addresses=own, own_name="here.cluster")
+
+    assert endpoint.is_ambiguous is is_ambiguous
+
+
+@pytest.mark.parametrize(
     ("host", "other", "same"),
     [("a", "a.b", True), ("a.c", "a.b", True), ("a", "ab", False), ("a.b", "c.b", False),
      ("Node0", "node0.lan", True), ("10.0.0.1", "10.0.0.2", False), ("fd00::1", "fd00::2", False)],
