@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.host.host_names import is_address
 from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import format_endpoint
@@ -133,8 +134,13 @@ class Lobby:
                 " node 0: on every node, pass --rdzv-endpoint HOST:PORT with an address of"
                 " node 0"
             )
+        if unheard := next(iter(self._unauthenticated.unheard.values()), ""):
+            return unheard
+        host = self._config.host or ""
+        is_name = host and not is_address(host)
+        name = f" that `{host}` resolves to an address of {self._info.host}," if is_name else ""
         return (
-            "on the missing nodes, check that meshrun was started, that it can reach"
+            f"on the missing nodes, check that meshrun was started,{name} that it can reach"
             f" {self._endpoint()} through firewalls and networks, and that --rdzv-id and"
             " MESHRUN_SECRET are the same"
         )
@@ -276,5 +282,5 @@ class Lobby:
         self._beats.cancel()
         self._stop_probing()
         self._fail(RendezvousError(f"{self._info.host} exited before all nodes had joined"))
-        self._unauthenticated.close("the launch has ended")
+        self._unauthenticated.close("the launch has ended", self._failure)
         close_gracefully(self._connections.values())

@@ -60,6 +60,8 @@ class Unauthenticated:
         """Rejected connections that were reported."""
         self._others: dict[str, tuple[int, int]] = {}
         """Origins of launchers without the secret: since when, and how many connections."""
+        self.unheard: dict[str, str] = {}
+        """What was reported of launchers whose first message never arrived, by their origins."""
         listener.setblocking(False)
         self._listen()
 
@@ -74,7 +76,9 @@ class Unauthenticated:
         for connection in list(self._connections):
             if _age_s(connection) > _PROOF_WITHIN_S:
                 if connection.is_open and not connection.received:
-                    self._report(connection.their_address, f"has connected, but {_NO_JOIN}")
+                    who, what = connection.their_address, f"has connected, but {_NO_JOIN}"
+                    self._report(who, what)
+                    self.unheard[_origin(connection)] = f"{who} {what}"
                     connection.send(Parting(why=_NO_JOIN))
                 self._drop(connection, "it did not identify itself")
         self._listen()
@@ -128,6 +132,7 @@ class Unauthenticated:
         ]
         if messages:
             self._remove(connection)
+            self.unheard.pop(_origin(connection), None)
             self._on_join(connection, messages)
         elif connection.closed is not None:
             self._drop(connection, connection.closed)
@@ -172,10 +177,12 @@ class Unauthenticated:
         is_last = len(self._reported) > _MOST_REPORTED
         self._hub.note("not reporting further rejected connections" if is_last else f"{who} {what}")
 
-    def close(self, why: str) -> None:
-        """Stop listening, and close unauthenticated connections."""
+    def close(self, why: str, error: MeshrunError | None = None) -> None:
+        """Stop listening, and close these connections; tell launchers of this launch the error."""
         self._pause()
         for connection in self._connections:
+            if error is not None and connection.is_open:
+                connection.send(Refused.of(error))
             connection.close(why)
         self._connections.clear()
         self._by_origin.clear()

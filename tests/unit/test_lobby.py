@@ -269,6 +269,20 @@ def test_a_first_message_that_does_not_arrive_is_reported(parties: Parties, begi
     assert why.encode() in connection.recv(4096)
 
 
+def test_a_first_message_that_never_arrives_is_the_hint(parties: Parties) -> None:
+    """At the end, its sender, whose next attempt is under way, is told that there is no launch."""
+    coordinator = parties.coordinator(2, timeout_s=15.0)
+    _authenticated(parties)
+    parties.pass_s(12)
+    connection, _ = _authenticated(parties)
+    parties.until(lambda: parties.pass_s(1) or coordinator.received(MeetingFailed))
+    parties.remove(coordinator)
+    error = coordinator.received(MeetingFailed)[0].error
+
+    assert "127.0.0.1 has connected, but its first long message" in str(error.hint)
+    assert error.message.encode() in connection.recv(4096)
+
+
 def test_a_crowd_of_participants_does_not_wait_for_a_heartbeat(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
