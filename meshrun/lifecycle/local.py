@@ -56,6 +56,9 @@ LEFTOVER_GRACE_S = 2.0
 ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 5.0
 """How long the zygote may take to answer before it and its ranks are killed."""
 SECOND_SIGNAL_GRACE_S = 2.0
+_CAUSE_FOLLOWS_NS = 500_000_000
+"""How long after a lost connection the rank at its other end may take to raise. On a timeout, gloo
+closes its connections one by one before, in up to 10 ms each."""
 _IMPATIENT = (signal.SIGINT, signal.SIGPIPE)
 """Signals by which somebody is waiting, or nobody reads the output."""
 _OF_ONE_NODE = (signal.SIGTERM, signal.SIGPIPE)
@@ -88,25 +91,37 @@ def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> State:
 
 
 def _raised(state: State, event: RankRaised) -> State:
+    waited = _waits_for_threads(state)
     state = _with_rank(state, event.rank, raised=event)
-    if state.deadline_ns is None and _waits_for_threads(state):
+    if _waits_for_threads(state) and not waited:
         state = replace(state, deadline_ns=event.at_ns + int(state.shutdown_timeout_s * _NS))
-    return _stop_after_threads(state, event)
+    return _stop_unless_waiting(state, event)
 
 
 def _leaves(state: State, event: RankLeaves) -> State:
     state = _with_rank(state, event.rank, left_ns=event.at_ns)
-    return state if state.ranks[event.rank].raised is None else _stop_after_threads(state, event)
+    return state if state.ranks[event.rank].raised is None else _stop_unless_waiting(state, event)
 
 
-def _stop_after_threads(state: State, event: RankRaised | RankLeaves | RankExited) -> State:
-    """Stop the ranks once those that raised have no thread left that may need the others.
+def _stop_unless_waiting(state: State, event: RankRaised | RankLeaves | RankExited) -> State:
+    """Stop the ranks once it is known why, and no rank that raised has a thread that needs others.
 
     Such a thread writes an asynchronous checkpoint, say.
     """
     if _waits_for_threads(state):
         return state
+    if _waits_for_cause(state):
+        return replace(state, deadline_ns=event.at_ns + _CAUSE_FOLLOWS_NS)
     return stop(state, event.at_ns, sparing=event.rank)
+
+
+def _waits_for_cause(state: State) -> bool:
+    """Return whether ranks have only lost connections, and another may be about to say why."""
+    may_follow = any(
+        known.pid is not None and known.raised is None and known.exited is None
+        for known in state.ranks.values()
+    )
+    return not state.stopping and may_follow and not has_culprit(state)
 
 
 def _waits_for_threads(state: State) -> bool:
@@ -208,7 +223,7 @@ def _open_gate_if_due(state: State) -> State:
 def _exited(state: State, event: RankExited) -> State:
     state = _with_rank(state, event.rank, pid=event.pid, exited=event)
     if state.ranks[event.rank].raised is not None:
-        state = _stop_after_threads(state, event)
+        state = _stop_unless_waiting(state, event)
     elif event.wait_status != 0:
         state = stop(state, event.at_ns)
     return finish(_open_gate_if_due(state), event.at_ns)
@@ -429,9 +444,10 @@ def _time_passed(state: State, event: TimePassed) -> State:
         return start_if_due(replace(state, begin_ns=None))
     if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
         return state
-    if _waits_for_threads(state):
+    is_ending = state.phase in (Phase.CLEARING, Phase.ENDING)
+    if not (state.stopping or is_ending):  # the threads or the cause took too long
         return stop(state, at_ns)
-    if state.killed or state.phase in (Phase.CLEARING, Phase.ENDING):
+    if state.killed or is_ending:
         # SIGKILL did not suffice, or the zygote does not answer: kill it, and so its ranks.
         state = replace(state, deadline_ns=None)
         if state.phase is Phase.CLEARING and state.nodes.is_alone:  # cancel the restart

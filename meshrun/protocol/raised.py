@@ -13,9 +13,9 @@ _LONGEST = 240
 _LOST_CONNECTION = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Connection refused|Broken pipe|Socket closed"
     r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
-    r"|ncclRemoteError|this error originated at tensorpipe/"
+    r"|ncclRemoteError|this error originated at tensorpipe/|reached monitoredBarrier, but received"
 )
-"""Messages of torch's backends when a peer is gone."""
+"""Messages of torch's backends when a peer is gone, or if rank 0 reports on a barrier."""
 _NCCLS = re.compile(r"^(nccl\w+): .*\n *Last error: *\n *(?!Exception raised )(\S.*)", re.MULTILINE)
 """NCCL's description of an error, last in the messages of torch's ``NCCLUtils``."""
 _IN_A_THREAD = re.compile(
@@ -28,6 +28,7 @@ _IN_A_THREAD = re.compile(
 for its own, and by its monitor, which logs a fatal error."""
 _GLOOS = "gloo/transport"
 """Part of the source path with which gloo's messages begin."""
+_GLOOS_PLACE = re.compile(rf"^\[\S*{_GLOOS}/\S+:\d+\] +")
 _TRANSPORTS = (_GLOOS, "tensorpipe/")
 """Parts of the source paths in the messages of gloo and of RPC's transport."""
 _TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
@@ -56,7 +57,7 @@ def headline(raised: RankRaised) -> str:
 
     An exception that was re-raised from a subprocess or thread is described as it was there.
     """
-    message = raised.message.strip()
+    message = _GLOOS_PLACE.sub("", raised.message.strip())
     below = next(filter(None, (words.match(message) for words in _BELOW)), None)
     if below and (there := _last_words(message)):
         return f"{_short(_first_line(there))}, in {below[1].replace('Process', 'process')}"
@@ -156,6 +157,15 @@ def timed_out(message: str, traceback: str) -> bool:
     said = message.partition(_STACK)[0]
     is_late = re.search(r"timed? ?out", said, re.IGNORECASE) is not None
     return is_late and is_of_collective(message, traceback)
+
+
+def ended_call(traceback: str) -> bool:
+    """Return whether an exception ended a call of a collective that torch has recorded.
+
+    ``monitored_barrier()`` is not recorded, nor a wait for torch's store, as in ``new_group()``.
+    """
+    is_recorded = _GLOOS in traceback or "DistBackendError" in traceback
+    return is_recorded and "monitoredBarrier" not in traceback
 
 
 def is_of_collective(message: str, traceback: str) -> bool:

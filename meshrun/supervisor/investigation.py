@@ -16,7 +16,7 @@ from meshrun.lifecycle.blame import Verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
-from meshrun.protocol.raised import killed_worker
+from meshrun.protocol.raised import killed_worker, timed_out
 from meshrun.protocol.stacks import CRASHES, current_folder, describe, headline
 from meshrun.supervisor.gpu_errors import GpuErrors, may_be_of_gpu
 from meshrun.supervisor.hung_collectives import describe_peers
@@ -57,12 +57,12 @@ class Investigation(Struct, frozen=True, kw_only=True):
         """Return the evidence about failed ranks, the cause first."""
         folder = current_folder()
         found = {}
-        for verdict in judge(self.state)[:_MOST_RANKS]:
+        for number, verdict in enumerate(judge(self.state)[:_MOST_RANKS]):
             # A process that the rank forked may have crashed, and written to the same file.
             has_crashed = verdict.signum in CRASHES
             crash = self.monitor.stacks.crash(verdict.rank) if has_crashed else None
             place = headline(crash.main, folder) if crash else ""
-            reasons = self._reasons(verdict, place)
+            reasons = self._reasons(verdict, place, is_first=number == 0)
             found[verdict.rank] = Evidence(
                 last_lines=tuple(self.output.last_lines(verdict.rank)[-_MOST_LINES:]),
                 stack=tuple(describe(crash.main, folder)) if crash else (),
@@ -71,7 +71,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
             )
         return found
 
-    def _reasons(self, verdict: Verdict, place: str) -> Iterator[str | None]:
+    def _reasons(self, verdict: Verdict, place: str, *, is_first: bool) -> Iterator[str | None]:
         """Yield why a rank failed, the most certain reason first."""
         known = self.state.ranks.get(verdict.rank)  # other nodes investigate their own ranks
         if self.timers is not None and known is not None:
@@ -79,7 +79,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
         yield self._why_raised(verdict)
         yield self._why_killed(verdict)
         yield self._why_mismatch(verdict, place)
-        if verdict.rank == self.monitor.explained_rank:
+        if is_first and _may_have_waited(verdict):
             yield self.monitor.why
         error = verdict.error if verdict.raised is None else ""
         errors = [error, self._why_asserted(verdict)]
@@ -135,6 +135,13 @@ class Investigation(Struct, frozen=True, kw_only=True):
         if verdict.signum != signal.SIGABRT:
             return ""
         return "\n".join(self.output.last_lines(verdict.rank))
+
+
+def _may_have_waited(verdict: Verdict) -> bool:
+    """Return whether a rank may have failed because of a collective: late, lost or aborted."""
+    raised = verdict.raised
+    is_late = raised is not None and timed_out(raised.message, raised.traceback)
+    return is_late or verdict.has_lost_peer or verdict.signum == signal.SIGABRT
 
 
 def _why_not_found() -> str | None:

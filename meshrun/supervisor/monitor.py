@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from enum import Enum, auto
+from enum import IntEnum, auto
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,10 +48,10 @@ _WATCHDOG = "Watchdog caught collective operation timeout"
 """The error for which torch aborts a rank whose NCCL collective takes too long."""
 
 
-class _Explain(Enum):
-    """What to print about the collectives in which ranks are, once they have answered."""
+class _Explain(IntEnum):
+    """How much to print about the collectives in which ranks are, once they have answered."""
 
-    NOTHING = auto()
+    NOTHING = 0
     CONFLICTS = auto()
     """Only calls that contradict each other."""
     ALL = auto()
@@ -94,12 +94,11 @@ class Monitor(Watcher):
         )
         reactor.on_skip(self.watchdog.skip)
         self._to_explain = _Explain.NOTHING
+        self._explained = _Explain.NOTHING
+        """What a failure in this generation was a reason to ask."""
         self._after_answers: list[Callable[[], None]] = []
         self.why = ""
         """Who waits in which collective in this generation, if ranks were asked."""
-        self.explained_rank: int | None = None
-        """The rank whose failure ``why`` may explain: the first to time out, lose a connection or
-        abort."""
         self._then: Hung | GenerationAborted | None = None
         """The event that ends the ranks, to emit after their places have been printed."""
 
@@ -117,7 +116,7 @@ class Monitor(Watcher):
     def begin_generation(self) -> None:
         """Prepare for a new generation of ranks."""
         self._then, self._to_explain = None, _Explain.NOTHING
-        self.why, self.explained_rank = "", None
+        self.why, self._explained = "", _Explain.NOTHING
         self._after_answers.clear()
         self.pipes.begin()
         self.collectives.begin()
@@ -139,11 +138,14 @@ class Monitor(Watcher):
         why: str,
         *,
         then: Hung | GenerationAborted | None = None,
-        except_rank: int | None = None,
+        pids: Mapping[int, int] | None = None,
     ) -> None:
-        """Print ``why``, print the ranks' stacks once all have answered, and then emit ``then``."""
+        """Print ``why``, print the ranks' stacks once all have answered, and then emit ``then``.
+
+        ``pids`` are the processes of the ranks to ask; all by default.
+        """
         self._then = self._then or then
-        pids = {rank: pid for rank, pid in self._state.alive.items() if rank != except_rank}
+        pids = self._state.alive if pids is None else pids
         is_starting = any(known.pid is None for known in self._state.ranks.values())
         self._console.note(why)
         self._to_explain = _Explain.ALL
@@ -169,31 +171,33 @@ class Monitor(Watcher):
         was_stopping = self._state.stopping
         if isinstance(event, RankRaised):
             self.update(state)
+            self.stacks.drop(event.rank)
             self._on_raised(event, was_stopping=was_stopping)
         elif isinstance(event, RankExited) and event.aborted and not was_stopping:
             self.update(state)
-            self._explain(event.rank, is_late=event.error.startswith(_WATCHDOG))
+            self._explain(is_late=event.error.startswith(_WATCHDOG))
 
     def _on_raised(self, event: RankRaised, *, was_stopping: bool) -> None:
         """Explain a timeout, or a lost connection: the peer may have timed out a moment before."""
         is_late = timed_out(event.message, event.traceback)
         if not was_stopping:
             if is_late or lost_connection(event):
-                self._explain(event.rank, is_late=is_late)
-        elif self.explained_rank is not None and not self.why and is_late:  # too late to ask
+                self._explain(is_late=is_late)
+        elif self._explained and not self.why and is_late:  # too late to ask
             self._to_explain = _Explain.ALL
             self._conclude()
 
-    def _explain(self, failed: int, *, is_late: bool) -> None:
+    def _explain(self, *, is_late: bool) -> None:
         """Ask the other ranks; unless one was late, print only calls that contradict each other."""
-        others = {rank: pid for rank, pid in self._state.alive.items() if rank != failed}
-        if not others or self._to_explain is not _Explain.NOTHING:
+        known, wanted = self._state.ranks, _Explain.ALL if is_late else _Explain.CONFLICTS
+        others = {rank: pid for rank, pid in self._state.alive.items() if not known[rank].raised}
+        if not others or wanted <= self._explained or self._to_explain is _Explain.ALL:
             return
-        self.explained_rank = failed
+        self._explained = wanted
         if is_late:
-            self.ask(_TIMED_OUT, except_rank=failed)
+            self.ask(_TIMED_OUT, pids=others)
         else:
-            self._to_explain = _Explain.CONFLICTS
+            self._to_explain = wanted
             self.collectives.ask(others, soon=True)
             self._conclude()
 

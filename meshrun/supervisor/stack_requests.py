@@ -204,6 +204,10 @@ class StackRequests:
         self._awaited = [*self._requests.values()]
         self._next_check.restart(_CHECK_EVERY_S)
 
+    def drop(self, rank: int) -> None:
+        """Do not show where a rank is that has raised since it was asked."""
+        self._requests.pop(rank, None)
+
     @property
     def awaits_answers(self) -> bool:
         """Whether ranks have been asked, and some may still answer."""

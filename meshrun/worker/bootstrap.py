@@ -29,7 +29,7 @@ from meshrun.protocol.from_zygote import (
     RankBeat,
     RankReady,
 )
-from meshrun.protocol.raised import is_of_collective
+from meshrun.protocol.raised import ended_call, is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
@@ -37,7 +37,7 @@ from meshrun.worker.answer_requests import AnswerRequests
 from meshrun.worker.debuggers import ask_at_breakpoints, leave_interrupts, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.exit import Ending
-from meshrun.worker.flight_recorder import report_failed_call
+from meshrun.worker.flight_recorder import report_calls
 from meshrun.worker.group_lifetime import guard_groups
 from meshrun.worker.late_variables import follow_environment
 from meshrun.worker.peer_connections import end_connections_with_rank
@@ -199,7 +199,7 @@ def _report(reporter: Reporter, error: BaseException, *, may_be_ours: bool = Fal
     elif printed := reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # may be a file
         _write_to_stderr(raised.traceback)
     if is_of_collective(raised.message, raised.traceback):
-        report_failed_call(reporter)
+        report_calls(reporter, last_failed=ended_call(raised.traceback))
     reported = reporter.report(RankRaised, **asdict(raised), shown=shown, threads=_threads_left())
     if not (reported or printed):
         _write_to_stderr(raised.traceback)

@@ -47,11 +47,11 @@ _TYPES = {
 }
 
 
-def report_failed_call(reporter: Reporter) -> None:
-    """Report the calls of this rank, the last one as not ended."""
+def report_calls(reporter: Reporter, *, last_failed: bool) -> None:
+    """Report the calls of this rank after an exception; if the last one failed, as not ended."""
     with suppress(Exception):  # an unknown recorder of another torch: the exception matters more
         if has_recorder():
-            reporter.report(RankCalled, groups=read_calls(last_failed=True), has_failed=True)
+            reporter.report(RankCalled, groups=read_calls(last_failed=last_failed), has_failed=True)
 
 
 def has_recorder() -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +77,30 @@ def test_shapes_that_gloo_aborts_for_are_named() -> None:
         error = ours.stderr.rpartition("error: ")[2]
         assert "rank 3 [dp1 tp1] was killed by SIGABRT (a peer sent " in error
         assert "rank 2 called all_reduce #2 (float32[1024], 4 KB) of the tp group {2-3})" in error
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "call", ["all_reduce(torch.ones(9))", "monitored_barrier(timeout=timedelta(seconds=2))"]
+)
+def test_peers_that_lose_their_connections_to_a_late_rank_are_not_blamed(
+    call: str, tmp_path: Path
+) -> None:
+    """gloo closes a rank's connections before the rank raises that it timed out."""
+    (program := tmp_path / "late.py").write_text(
+        "import time, torch, torch.distributed as dist\n"
+        "from datetime import timedelta\n"
+        "dist.barrier()\n"
+        "rank = dist.get_rank()\n"
+        "time.sleep(60 if rank == 1 else rank * 0.05)\n"
+        f"dist.{call}\n"
+    )
+    for _ in range(REPEATS):
+        words = ("--mesh", "dp=8", "--device", "cpu", "--timeout", "2", program)
+        ours = run_meshrun(*words, cwd=tmp_path)
+
+        error = ours.stderr.rpartition("error: ")[2]
+        assert error.startswith("rank 0 [dp0] raised RuntimeError: "), ours.stderr
+        assert "has not completed" not in ours.stderr
+        assert "ank 1 failed to pass" in error or "which rank 1 has not called" in error, error
+        assert "dp1: late.py:5 in <module>\n" in ours.stderr

@@ -6,6 +6,7 @@ import pytest
 
 from meshrun.protocol.raised import (
     aborted_for_lost_peer,
+    ended_call,
     headline,
     killed_worker,
     lost_connection,
@@ -82,6 +83,7 @@ def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> Ran
         (raised("no such operation.", "ValueError"), "ValueError: no such operation"),
         (raised("and so on...", "ValueError"), "ValueError: and so on..."),
         (raised("one\ntwo"), "RuntimeError: one"),
+        (raised("[/src/gloo/transport/tcp/pair.cc:5] Read error"), "RuntimeError: Read error"),
         (raised("\n=====\na.py FAILED\n-----\n", "E"), "E: a.py FAILED"),
         (raised("====="), "RuntimeError: ====="),
         (raised("a\x1b[31m"), "RuntimeError: a\\x1b[31m"),
@@ -145,11 +147,31 @@ def test_a_connection_lost_in_torch_is_recognized() -> None:
     assert not lost_connection(raised(said, traceback=here))
     by_gloo = f"[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] {said}"
     assert lost_connection(raised(by_gloo, traceback=here))  # from work.wait()
+    by_rank_1 = "[/g/gloo/transport/tcp/unbound_buffer.cc:78] Timed out"
+    reported = (
+        f"Rank 2 successfully reached monitoredBarrier, but received errors while {by_rank_1}"
+    )
+    assert lost_connection(raised(reported, traceback=theirs))
+    assert not lost_connection(raised(by_rank_1, traceback=theirs))
     by_rpc = "eof (this error originated at tensorpipe/transport/shm/connection_impl.cc:259)"
     assert lost_connection(raised(by_rpc, traceback=here))  # from the future of rpc_async()
     assert not lost_connection(raised(said, "ValueError"))
     assert not lost_connection(raised("out of memory"))
     assert lost_connection(raised(REMOTE, "DistBackendError", traceback=here))  # from work.wait()
+
+
+@pytest.mark.parametrize(
+    ("traceback", "has"),
+    [
+        ("RuntimeError: [/g/gloo/transport/tcp/pair.cc:5] Read error", True),
+        ("torch.distributed.DistBackendError: NCCL error", True),
+        ("torch.distributed.DistStoreError: wait timeout after 3000ms", False),
+        ("Rank 1 failed to pass monitoredBarrier [/g/gloo/transport/tcp/pair.cc:5]", False),
+    ],
+)
+def test_an_exception_that_ended_a_recorded_call(traceback: str, has: bool) -> None:
+    """Otherwise, the last recorded call is an earlier one, which has ended."""
+    assert ended_call(traceback) == has
 
 
 def test_a_stack_of_c_is_no_timeout() -> None:

@@ -51,10 +51,16 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
         1,
     ),
     "only lost connections: the first of them": (
-        [raised(0, 5.0, LOST_PEER), exited(0, 1 << 8, 5.1), exited(1, 15, 6), exited(2, 15, 6),
-         GONE],
+        [raised(0, 5.0, LOST_PEER), exited(0, 1 << 8, 5.1), passed(5.6), exited(1, 15, 6),
+         exited(2, 15, 6), GONE],
         1,
         0,
+    ),
+    "peers of a rank that closes its connections one by one, and then raises": (
+        [raised(0, 5.0, LOST_PEER), exited(0, 1 << 8, 5.1), raised(2, 5.4, LOST_PEER),
+         passed(5.6), raised(1, 5.7, "Timed out"), exited(1, 1 << 8, 6), exited(2, 15, 6), GONE],
+        1,
+        1,
     ),
     "death by meshrun's SIGKILL is not the cause": (
         [exited(1, 3 << 8, 5), passed(35), exited(0, 9, 36), exited(2, 9, 36), GONE],
@@ -68,8 +74,8 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
         1,
     ),
     "a late exit on request is not the cause": (
-        [raised(0, 5, LOST_PEER), exited(0, 1 << 8, 5.1), exited(1, 5 << 8, 6), exited(2, 15, 6),
-         GONE],
+        [raised(0, 5, LOST_PEER), exited(0, 1 << 8, 5.1), passed(5.6), exited(1, 5 << 8, 6),
+         exited(2, 15, 6), GONE],
         1,
         0,
     ),
@@ -83,8 +89,8 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
     ),
     "a rank that exited on request": (
         [
-            raised(0, 5, LOST_PEER), RankLeaves(rank=1, at_ns=6 * S), exited(1, 3 << 8, 6),
-            exited(0, 1 << 8, 6), exited(2, 15, 6), GONE,
+            raised(0, 5, LOST_PEER), passed(5.5), RankLeaves(rank=1, at_ns=6 * S),
+            exited(1, 3 << 8, 6), exited(0, 1 << 8, 6), exited(2, 15, 6), GONE,
         ],
         1,
         0,
