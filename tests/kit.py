@@ -267,7 +267,7 @@ def lines_of(text: str, labels: Sequence[str]) -> dict[str, list[str]]:
 
 def poison(folder: Path) -> None:
     """Fill a folder with modules that shadow those meshrun imports, and record their import."""
-    others = ("torch", "rich", "psutil", "msgspec", "numpy")
+    others = ("torch", "rich", "psutil", "msgspec", "numpy", "cloudpickle")
     names = {*sys.stdlib_module_names, *others}
     for name in names - {"__main__", "this", "antigravity"}:
         (folder / f"{name}.py").write_text(

@@ -27,6 +27,11 @@ from meshrun.wording import count
 from meshrun.worker.cells import complete
 from meshrun.worker.serve_calls import run_own_program
 
+try:  # here, as the working folder is searched later
+    import readline
+except ImportError:  # a Python without it
+    readline = None  # type: ignore[assignment]
+
 _CANNOT_COMPILE = (MemoryError, OverflowError, RecursionError, SyntaxError, ValueError)
 _HISTORY = "~/.meshrun_history"
 _MOST_LINES = 1000
@@ -216,9 +221,7 @@ def _exit_code(error: SystemExit) -> int:
 
 def _enable_line_editing(completer: Callable[[str, int], str | None]) -> None:
     """Edit and complete lines and keep a history, if this Python has readline."""
-    try:
-        import readline
-    except ImportError:
+    if readline is None:
         return
     is_editline = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if is_editline else "tab: complete")

@@ -170,8 +170,11 @@ def complete(text: str, rank: int) -> list[str]:
     """On ``rank``, return the completions of a name or an attribute; elsewhere, none."""
     if int(os.environ["RANK"]) != rank:
         return []
-    from rlcompleter import Completer
-
+    own, sys.path[:1] = sys.path[:1], []  # the folder of the program or the prompt
+    try:
+        from rlcompleter import Completer
+    finally:
+        sys.path[:0] = own
     completer, found = Completer(sys.modules["__main__"].__dict__), list[str]()
     while (match := completer.complete(text, len(found))) is not None:
         found.append(match)

@@ -41,6 +41,8 @@ def serve_instead(program: Callable[[], None]) -> None:
 
 def run(folder: str, module: str) -> None:
     """Serve calls with the caller's ``sys.path`` and a new ``__main__``."""
+    from meshrun.worker import cells, pickling  # noqa: F401 - while the library is searched first
+
     restore_path(folder)
     import builtins
     from types import ModuleType

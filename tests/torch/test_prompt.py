@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.kit import command, run_meshrun
-from tests.terminal import open_terminal
+from tests.kit import command, poison, run_meshrun
+from tests.terminal import Terminal, open_terminal
 
 pytestmark = pytest.mark.torch
 ON_TWO = ("--interactive", "--mesh", "dp=2", "--device", "cpu")
@@ -101,6 +104,31 @@ def test_piped_input_runs_as_a_script(fake_torch: Path) -> None:
 
     assert (ran.returncode, ran.stderr) == (3, "")
     assert sorted(ran.stdout.splitlines()) == ["[rank 0] rank 0", "[rank 1] rank 1"]
+
+
+@pytest.mark.nightly
+def test_the_prompt_itself_imports_nothing_of_the_working_folder(
+    fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others may have put modules; what is typed may, as at Python's own prompt."""
+    (shared := tmp_path / "shared").mkdir()
+    poison(shared)
+    (shared / "grades.py").write_text("number = 41\n")
+    monkeypatch.chdir(shared)
+    meshrun = os.path.join(os.path.dirname(sys.executable), "meshrun")  # unlike `python -m meshrun`
+    words = [meshrun, "--interactive", "--nproc-per-node", "2"]
+    with ExitStack() as ends:
+        terminal = Terminal(words, {}, 100, 30)
+        ends.callback(terminal.end)
+        terminal.wait_for("Ctrl-D ends them\n>>>")
+        terminal.type("from grades import number\nnum\t + 1\n")
+        terminal.wait_for("[all] 42")
+        terminal.type("1/0\n")
+        terminal.wait_for("ZeroDivisionError: division by zero\n>>>")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+
+    assert not (shared / "imported").exists(), (shared / "imported").read_text()
 
 
 def test_a_closed_stdin_is_empty(fake_torch: Path) -> None:
