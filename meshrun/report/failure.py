@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from meshrun.errors import RendezvousError
 from meshrun.protocol.raised import as_torch_prints, describe_raised, headline, lost_connection
@@ -42,13 +43,19 @@ def render_failure(
     The lost connections of ``reported_lost`` ranks are left out. If the lines of ranks are
     ``bare`` of prefixes, a traceback names its rank.
     """
-    return "\n".join(_lines(result, reported_lost, bare))
+    first = result.failures[:1]
+    others = [
+        failure
+        for failure in result.failures[1:]
+        if failure.rank not in reported_lost or _way(first[0], failure) != _LOST
+    ]
+    return "\n".join(_lines(replace(result, failures=(*first, *others)), bare=bare))
 
 
-def _lines(result: LaunchResult, reported_lost: Collection[int], bare: bool) -> Iterator[str]:
+def _lines(result: LaunchResult, *, bare: bool) -> Iterator[str]:
     if result.signum is not None:
         if stopped_by(result) is None:
-            yield from _failed(result, reported_lost, bare)
+            yield from _failed(result, bare=bare)
             yield ""
         well = "; every rank exited on its own with exit code 0" if result.preempted else ""
         yield f"meshrun: {describe_stop(result.signum)}{well}"
@@ -63,26 +70,19 @@ def _lines(result: LaunchResult, reported_lost: Collection[int], bare: bool) -> 
     if result.trouble is not None:
         is_cut_off = isinstance(result.trouble, RendezvousError)
         if is_cut_off and any(map(failed_by_itself, result.failures[:1])):  # no other reports it
-            yield from _failed(result, reported_lost, bare)
+            yield from _failed(result, bare=bare)
             yield ""
         yield render_error(result.trouble, is_end=True)
         if result.no_restart is not None:
             yield f"       not restarted: {result.no_restart}"
         return
     if result.failures:
-        yield from _failed(result, reported_lost, bare)
+        yield from _failed(result, bare=bare)
 
 
-def _failed(result: LaunchResult, reported_lost: Collection[int], bare: bool) -> Iterator[str]:
+def _failed(result: LaunchResult, *, bare: bool) -> Iterator[str]:
     first, *others = result.failures
-    yield from _others(
-        first,
-        [
-            failure
-            for failure in others
-            if failure.rank not in reported_lost or _way(first, failure) != _LOST
-        ],
-    )
+    yield from _others(first, others)
     yield ""
     if first.raised is not None and not first.raised.shown and not _was_quit(first):
         traceback = first.raised.traceback.rstrip("\n")
