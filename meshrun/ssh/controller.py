@@ -140,8 +140,13 @@ class Controller:
                 return stopped
             return lost_error(self._lost, may_restart=self._may_restart and not self._forwarded)
         reporting = self._sessions if not self._is_elastic else [self._first]
-        errors = [session for session in reporting if session and session.error]
-        return self._launch_error(errors) if errors else None
+        found = [(each.host.name, each.error) for each in reporting if each and each.error]
+        if not found:
+            return None
+        host, error = found[0]  # all launchers may report the same one
+        if len(found) < len(self._sessions):
+            error.message = f"host {host}: {error.message}"
+        return error
 
     @property
     def result(self) -> LaunchResult | None:
@@ -330,14 +335,6 @@ class Controller:
     @property
     def _most_s_to_end(self) -> float:
         return self._request.shutdown_timeout_s + self._request.node_timeout_s + _GRACE_S
-
-    def _launch_error(self, sessions: Sequence[HostSession]) -> MeshrunError:
-        """Return the error of the launch, once although every launcher may report it."""
-        error = sessions[0].error
-        assert error is not None  # noqa: S101 - the caller chose those that have one
-        if len(sessions) < len(self._sessions):
-            error.message = f"host {sessions[0].host.name}: {error.message}"
-        return error
 
 
 def _why_unfit(session: HostSession, code: int) -> str | None:
