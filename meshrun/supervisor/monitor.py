@@ -213,7 +213,7 @@ class Monitor(Watcher):
         self._nccl.close()
 
     def _check(self) -> None:
-        if self.watchdog.is_stalled(self._state):
+        if self.watchdog.must_report_stall(self._state):
             self.ask(self._describe_stall(self._state))
         if self.watchdog.must_ask_waits(self._state):
             self.pipes.send(WAITS, self._state.alive)

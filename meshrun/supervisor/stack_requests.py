@@ -100,31 +100,31 @@ class StackRequest:
             if self._look(STACKS_SIGNAL) not in (*_STOPPED, SignalState.UNHANDLED):
                 send_signal(pid, STACKS_SIGNAL)
 
-    def is_over(self) -> bool:
-        """Continue; return whether the rank has written all that it will write in time."""
+    def proceed(self) -> bool:
+        """Take the next step, if there is one; return whether the rank may write more in time."""
         text = self.read()
         if is_answered(text):
             self._has_thread = False  # no more of it follows
             if not lacks_main_thread(text):
                 self.state = SignalState.DONE
-                return True
+                return False
         took_s = time.monotonic() - self._began_s
         if took_s < _PYTHON_TAKES_S:
-            return False
+            return True
         self.state = self._look(MAIN_STACK_SIGNAL)
         most_s = _STOPPED_TAKES_S if self.state in _STOPPED else _TAKES_S
         if self.state is SignalState.GONE or took_s > most_s:
-            return True
+            return False
         if self._is_main_asked or self.state is SignalState.UNHANDLED:
             is_done = self.state in (SignalState.DONE, SignalState.UNHANDLED)
-            return is_done and not self._has_thread
+            return self._has_thread or not is_done
         blocking = threads_blocking(self.pid, MAIN_STACK_SIGNAL)
         if str(self.pid) in blocking:
             self.state = SignalState.PENDING
         elif self._sleeps() or took_s > _BUSY_PYTHON_TAKES_S:
             self._blocking, self._is_main_asked = blocking, True
             send_signal_to_main_thread(self.pid, MAIN_STACK_SIGNAL)
-        return False
+        return True
 
     def _sleeps(self) -> bool:
         """Return whether the main thread sleeps, in whose frames nothing changes then."""
@@ -221,7 +221,7 @@ class StackRequests:
     def _check(self) -> None:
         """Show the answers once all ranks have answered or time has run out."""
         began_s = time.monotonic()
-        self._awaited = [request for request in self._awaited if not request.is_over()]
+        self._awaited = [request for request in self._awaited if request.proceed()]
         if self._awaited:  # the ranks need the cores, too
             self._next_check.restart(max(_CHECK_EVERY_S, 4 * (time.monotonic() - began_s)))
             return

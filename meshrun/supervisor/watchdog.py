@@ -98,7 +98,7 @@ class Watchdog:
             return self._began_ns + self._start_timeout_ns if may_stall else None
         return self._checked_ns + self._every_ns if self._hang_timeout_ns else None
 
-    def is_stalled(self, state: State) -> bool:
+    def must_report_stall(self, state: State) -> bool:
         """Return whether to report now that the start is slow; once per generation."""
         if not self._is_due(state) or _all_began(state):
             return False

@@ -84,10 +84,10 @@ def test_skipped_time_counts_for_no_limit(world: World) -> None:
     for each in (watch, start):
         each.skip(100 * S)
 
-    assert not start.is_stalled(starting)
+    assert not start.must_report_stall(starting)
     assert world.pass_time(watch, 3) is None
     assert world.pass_time(watch, 4) == pytest.approx(10, abs=2)
-    assert start.is_stalled(starting)
+    assert start.must_report_stall(starting)
 
 
 def test_ranks_that_wait_for_the_user_do_not_hang(world: World) -> None:
@@ -159,14 +159,14 @@ def test_a_start_that_stalls_is_reported_once(world: World) -> None:
     watch = dog(world, start_s=5)
     world.state = replace(world.state, ranks={0: RankState(pid=10), 1: RankState()})
     world.now_ns = 4 * S
-    assert not watch.is_stalled(world.state)
+    assert not watch.must_report_stall(world.state)
     world.now_ns = 5 * S
-    assert watch.is_stalled(world.state)
-    assert not watch.is_stalled(world.state)
+    assert watch.must_report_stall(world.state)
+    assert not watch.must_report_stall(world.state)
     assert watch.next_check_ns(world.state) is None
     watch.begin()
     world.now_ns = 11 * S
-    assert watch.is_stalled(world.state)
+    assert watch.must_report_stall(world.state)
 
 
 def test_a_start_that_failed_does_not_stall(world: World) -> None:
@@ -178,7 +178,7 @@ def test_a_start_that_failed_does_not_stall(world: World) -> None:
     )
     world.now_ns = 9 * S
 
-    assert not watch.is_stalled(world.state)
+    assert not watch.must_report_stall(world.state)
 
 
 @pytest.mark.parametrize(("places", "hangs"), [(["a"], True), (["a", "b"], False), ([""], False)])
