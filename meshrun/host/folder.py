@@ -10,7 +10,12 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
+from meshrun.host.sysfs import read_number, read_text
+
+_MAP_OF_ALL = ["0", "0", str(2**32 - 1)]
+_USUAL_OVERFLOW = 65534
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -169,13 +174,14 @@ def who_else_may_write(path: str) -> str | None:
     ``/tmp``, and the owner of a link on the way there. The private group of this user does not
     count. For a folder that does not exist, only those above it count.
     """
+    trusted = {os.geteuid(), *_uids_of_root()}
     for place in led_through(path):
         try:
             found = os.lstat(place)
         except OSError:
             continue
         is_sticky = bool(found.st_mode & stat.S_ISVTX)
-        if found.st_uid not in (0, os.geteuid()):
+        if found.st_uid not in trusted:
             return f"`{place}` belongs to {_user(found.st_uid)}"
         if stat.S_ISLNK(found.st_mode):
             continue
@@ -200,6 +206,20 @@ def led_through(path: str) -> Iterator[str]:
             if os.path.islink(place):
                 left.append(os.path.join(folder, os.readlink(place)))
             place = folder
+
+
+def _uids_of_root() -> set[int]:
+    """Return the owners that files of root have here.
+
+    In a user namespace, as of Enroot, Apptainer or rootless Docker, that may be the overflow uid,
+    which files of all users without a mapping have, so that root's cannot be told apart.
+
+    Source:
+        user_namespaces(7).
+    """
+    if read_text(Path("/proc/self/uid_map")).split() in ([], _MAP_OF_ALL):
+        return {0}
+    return {0, read_number(Path("/proc/sys/fs/overflowuid")) or _USUAL_OVERFLOW}
 
 
 def _remove(name: str, folder: int) -> None:

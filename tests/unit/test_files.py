@@ -32,6 +32,7 @@ from meshrun.report.node_history import record_failure
 from meshrun.supervisor.timers import Timers
 from meshrun.warm.place import Place
 from meshrun.worker.function import _store, open_own
+from tests.kit import within
 
 OTHER = 12345
 """The number of a user and of a group that no one has."""
@@ -77,6 +78,20 @@ def test_the_owner_of_a_link_may_exchange_what_is_behind_it(tmp_path: Path) -> N
 
     for path in asked:
         assert str(who_else_may_write(str(path))).endswith(f"theirs` belongs to user {OTHER}")
+
+
+@as_root
+def test_files_of_root_in_a_user_namespace(tmp_path: Path) -> None:
+    """They belong to nobody there, like those of all users without a mapping."""
+    os.chown(tmp_path, OTHER, -1)
+    ask = "from meshrun.host.folder import who_else_may_write as ask; print(ask(sys.argv[1]))"
+    python = [sys.executable, "-c", f"import sys; {ask}", str(tmp_path)]
+
+    found = [
+        subprocess.run([*around, *python], capture_output=True, text=True, check=True).stdout
+        for around in ([], within("--user", "--map-root-user", prepare="true"))
+    ]
+    assert found == [f"`{tmp_path}` belongs to user {OTHER}\n", "None\n"]
 
 
 def test_a_file_that_takes_the_place_of_an_unfinished_one_keeps_its_mode(
