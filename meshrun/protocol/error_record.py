@@ -18,7 +18,7 @@ from meshrun.host.whole_file import write_whole
 from meshrun.protocol.codec import shorten
 from meshrun.protocol.packing import read_json
 from meshrun.protocol.rank_end import RankRaised
-from meshrun.protocol.result import LaunchResult
+from meshrun.protocol.result import LaunchResult, cause_of
 
 _MOST_BYTES = 4 * 1024 * 1024
 
@@ -80,7 +80,8 @@ def forward_error(result: LaunchResult) -> None:
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     is_worker = os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) == str(os.getpid())
-    if path and is_worker and result.failures and result.failures[0].raised is not None:
-        record = render_record(result.failures[0].raised, result.exit_code)
+    cause = cause_of(result)
+    if path and is_worker and cause is not None and cause.raised is not None:
+        record = render_record(cause.raised, result.exit_code)
         with suppress(MeshrunError):
             write_whole(path, record, "TORCHELASTIC_ERROR_FILE", is_private=True)

@@ -125,10 +125,12 @@ class RankFailed(MeshrunError):
     """A launch failed; ``result`` holds every failure, the cause first."""
 
     def __init__(self, result: LaunchResult) -> None:
-        first = result.failures[0] if result.failures else None
+        first = cause_of(result)
         where = f"rank {first.rank} failed" if first else "the launch was stopped"
         if (signum := stopped_by(result)) is not None:
             where = f"the launch was {describe_stop(signum)}"
+        elif result.trouble is not None:
+            where = result.trouble.message
         elif first and first.raised:
             where = f"rank {first.rank} {describe_raised(first.raised)}"
         elif first and first.signum is not None:
@@ -180,6 +182,12 @@ def stopped_by(result: LaunchResult) -> int | None:
         return result.signum
     interrupted = first.raised is not None and first.raised.kind == "KeyboardInterrupt"
     return result.signum if interrupted else None
+
+
+def cause_of(result: LaunchResult) -> RankFailure | None:
+    """Return the failure that ended the launch, if it was a rank's."""
+    is_other = result.trouble is not None or stopped_by(result) is not None
+    return None if is_other or not result.failures else result.failures[0]
 
 
 def signal_name(signum: int) -> str:

@@ -25,7 +25,7 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol import events, from_zygote
 from meshrun.protocol.rank_end import RankExited, RankRaised
-from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
+from meshrun.protocol.result import LaunchResult, cause_of, signal_name, split_wait_status
 from meshrun.supervisor.watcher import Watcher
 
 SCHEMA_NAME = "meshrun.event"
@@ -251,7 +251,8 @@ class EventLog(Watcher):
 
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
         """Write the last line."""
-        rank = result.failures[0].rank if result.failures else None
+        cause = cause_of(result)
+        rank = None if cause is None else cause.rank
         self._write(LaunchEnded(exit_code=result.exit_code, restarts=result.restarts, rank=rank))
 
     def _record(self, event: events.Event) -> Record | None:

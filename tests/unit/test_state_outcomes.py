@@ -9,9 +9,9 @@ from meshrun.errors import HostError
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.outcome import build_result
-from meshrun.protocol.events import Event
+from meshrun.protocol.events import Event, Hung
 from meshrun.protocol.from_zygote import ProgramBroken, RankLeaves, StartFailed, StoreEnded
-from meshrun.protocol.result import LaunchResult, Timings
+from meshrun.protocol.result import LaunchResult, RankFailed, Timings, cause_of
 from tests.histories import (
     GONE,
     KILLED_ZYGOTE,
@@ -127,6 +127,30 @@ def test_a_history_has_this_outcome(name: str) -> None:
 
     assert result.exit_code == exit_code
     assert (result.failures[0].rank if result.failures else None) == cause
+
+
+STOPPED = [*(exited(rank, 15, 6) for rank in range(3)), GONE]
+
+
+@pytest.mark.parametrize(
+    ("events", "rank", "text"),
+    [
+        ([raised(1, 5), *STOPPED], 1, "rank 1 raised RuntimeError: bad, exit code 1"),
+        ([signalled(15, 5), *STOPPED], None, "the launch was stopped by SIGTERM, exit code 143"),
+        ([signalled(2, 6), *STOPPED], None, "the launch was stopped by Ctrl-C, SIGINT, exit code"),
+        ([Hung(idle_s=5, at_ns=S), *STOPPED], None, "no rank made progress for 5.0 s: none used"),
+        ([LOST_STORE, *STOPPED], None, "the process that hosts the ranks' store was killed"),
+    ],
+)
+def test_no_rank_that_was_only_stopped_is_the_cause(
+    events: list[Event], rank: int | None, text: str
+) -> None:
+    result = result_of(*events)
+    cause = cause_of(result)
+
+    assert len(result.failures) == 3
+    assert (None if cause is None else cause.rank) == rank
+    assert str(RankFailed(result)).startswith(text)
 
 
 def test_a_broken_program_ends_with_its_own_code() -> None:
