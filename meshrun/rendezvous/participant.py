@@ -226,6 +226,10 @@ class Participant:
         self._attempts.begin_again(error, self._lost)
 
     def _fail(self, error: MeshrunError) -> None:
+        is_excluded = self._config.is_elastic and self._phase is Participation.CLEARED
+        if self._connection is not None and self._phase in _TAKES_PART and not is_excluded:
+            self._connection.close(error.message)  # no decision of this coordinator will follow
+            return
         self._enter(Participation.FAILED)
         self._attempts.close()
         self._hub.fail(error)

@@ -323,6 +323,24 @@ def test_a_node_that_leaves_takes_part_no_more(
     assert not participant.received(NodeLost)
 
 
+@pytest.mark.parametrize("wrong", [REFUSED, welcome(node_rank=0)], ids=["Refused", "Welcome"])
+def test_a_coordinator_that_breaks_off_is_lost(
+    parties: Parties, other: socket.socket, wrong: Refused | Welcome
+) -> None:
+    """While this node takes part, meshrun sends neither: no decision is waited for."""
+    participant = parties.participant(info("node1"), run_id="r")
+    coordinator = Connection(
+        accepted(parties, other), CoordinatorHandshake(SECRET), participant.hub
+    )
+    for message in (welcome(), wrong):
+        coordinator.send(message)
+    parties.until(lambda: coordinator.receive() or participant.received(NodeLost))
+    coordinator.close("the test is over")
+
+    assert participant.received(Met)
+    assert not participant.received(MeetingFailed)
+
+
 def test_what_answers_redirects_a_node_only_once(parties: Parties, other: socket.socket) -> None:
     """Two addresses that name each other would keep it connecting."""
     participant = parties.participant(info("node1"))
