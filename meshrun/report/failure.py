@@ -84,8 +84,7 @@ def _failed(result: LaunchResult, *, bare: bool) -> Iterator[str]:
     first, *others = result.failures
     yield from _others(first, others)
     yield ""
-    if first.raised is not None and not first.raised.shown and not _was_quit(first):
-        traceback = first.raised.traceback.rstrip("\n")
+    if traceback := _traceback(first):
         yield as_torch_prints(traceback, first.rank) if bare else traceback
         yield ""
     yield from _evidence(first)
@@ -97,6 +96,14 @@ def _failed(result: LaunchResult, *, bare: bool) -> Iterator[str]:
         yield f"       not restarted: {result.no_restart}"
     if result.log_folder is not None:
         yield f"       logs are in {result.log_folder}"
+
+
+def _traceback(first: RankFailure) -> str:
+    """Return a traceback, or a text given to ``sys.exit()``, unless other lines have all of it."""
+    if first.raised is None or first.raised.shown or _was_quit(first):
+        return ""
+    text = first.raised.traceback.rstrip("\n")
+    return "" if describe_end(first).endswith(f"exited with code 1: {text}") else text
 
 
 def _evidence(first: RankFailure) -> Iterator[str]:

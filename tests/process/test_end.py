@@ -59,6 +59,7 @@ def test_the_first_failure_decides_and_is_reported_last(
     at = f"{PROGRAMS / 'end.py'}{place}".removeprefix(f"{os.getcwd()}/") if place else ""
     assert where.startswith(f"       {at}on {os.uname().nodename}, pid ")
     assert "meshrun: 3 ranks stopped as requested (0, 2, 3)" in before
+    assert how != "text" or "the config is missing" not in before
 
 
 @pytest.mark.parametrize(("how", "raised"), [("raise", "ValueError"), ("chain", "KeyError: 'lr'")])
