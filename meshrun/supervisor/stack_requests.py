@@ -225,7 +225,7 @@ class StackRequests:
         if self._awaited:  # the ranks need the cores, too
             self._next_check.restart(max(_CHECK_EVERY_S, 4 * (time.monotonic() - began_s)))
             return
-        lines = list(self._describe_answers())
+        lines = list(self._take_answers())
         self._start_native()
         self._show(lines)
 
@@ -260,7 +260,8 @@ class StackRequests:
 
     # ---- text ------------------------------------------------------------------------------
 
-    def _describe_answers(self) -> Iterator[str]:
+    def _take_answers(self) -> Iterator[str]:
+        """Note where ranks are, or why they did not answer, and yield the lines that say so."""
         dumps: dict[int, Dump] = {}
         silent: dict[tuple[bool, str], list[int]] = {}
         for rank, request in self._requests.items():
