@@ -251,7 +251,8 @@ class Loop:
             while not self.state.over:
                 self._turn()
             if self._nodes is not None:
-                while self._nodes.lingers(self.state, self.plan.layout):
+                self._nodes.begin_to_linger(self.state, self.plan.layout)
+                while self._nodes.lingers(self.state):
                     self._turn()
                 self._nodes.peers.close()
             self._finish_output()

@@ -72,7 +72,7 @@ class NodeLink:
         self.hosts: tuple[str, ...] = (self._host,)
         """Host names in node order, once the nodes have met."""
         self._linger: Linger | None = None
-        self._signals_before: int | None = None
+        self._signals_before = 0
         """How many signals had arrived when it began to linger."""
 
     def carry_out(
@@ -101,23 +101,25 @@ class NodeLink:
                 outcome = replace(node_outcome(*known, gather()), calls=calls)
                 self.peers.send(Cleared(generation=generation, outcome=outcome))
 
-    def lingers(self, state: State, layout: Layout) -> bool:
+    def begin_to_linger(self, state: State, layout: Layout) -> None:
+        """Tell the others, once the launch is over here, if this node did not take part."""
+        known, self._signals_before = state.nodes, len(state.signals)
+        if known.is_met or known.over is not None:
+            return
+        ending = describe_end(state, layout, self.hosts, "it")
+        if known.failed is None:
+            code = ending.exit_code or RendezvousError.exit_code
+            self.peers.give_up(GaveUp(host=self._host, reason=ending.headline, exit_code=code))
+        stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
+        stay_s = max(stay_s, self.peers.least_stay_s)
+        self._linger = Linger(self.peers, ending.headline, stay_s, self._note, self._reactor)
+
+    def lingers(self, state: State) -> bool:
         """Return whether to wait until the others know how or why this launch ended."""
-        known = state.nodes
-        if self._signals_before is None:
-            self._signals_before = len(state.signals)
         if len(state.signals) != self._signals_before:
             return False
-        if known.is_met or known.over is not None:
+        if self._linger is None or state.nodes.is_met or state.nodes.over is not None:
             return not self.peers.all_delivered  # the network may be cut, and heal
-        if self._linger is None:
-            ending = describe_end(state, layout, self.hosts, "it")
-            if known.failed is None:
-                code = ending.exit_code or RendezvousError.exit_code
-                self.peers.give_up(GaveUp(host=self._host, reason=ending.headline, exit_code=code))
-            stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
-            stay_s = max(stay_s, self.peers.least_stay_s)
-            self._linger = Linger(self.peers, ending.headline, stay_s, self._note, self._reactor)
         return not self._linger.is_over
 
 
