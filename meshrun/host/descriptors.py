@@ -29,6 +29,16 @@ def open_standard_streams() -> None:
             os.set_inheritable(fd, True)
 
 
+def read_now(fd: int, most: int) -> bytes | None:
+    """Return what can be read without waiting; ``b""`` at the end, ``None`` for nothing yet."""
+    try:
+        return os.read(fd, most)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
 @contextmanager
 def without_output(*fds: int) -> Iterator[None]:
     """Discard what is written to descriptors during the block."""

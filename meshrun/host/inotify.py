@@ -8,6 +8,8 @@ import struct
 import sys
 from typing import Generic, TypeVar
 
+from meshrun.host.descriptors import read_now
+
 _IN_MODIFY = 0x002
 _IN_ONESHOT = 0x80000000
 _HEAD = struct.Struct("iIII")
@@ -48,11 +50,7 @@ class WriteNotices(Generic[_Key]):
 
     def written(self) -> list[_Key]:
         """Return the keys of files that have been written to since they were armed."""
-        try:
-            data = os.read(self._fd, 64 * 1024)
-        except BlockingIOError:
-            return []
-        keys = []
+        data, keys = read_now(self._fd, 64 * 1024) or b"", []
         position = 0
         while position < len(data):
             watch, _, _, length = _HEAD.unpack_from(data, position)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
+from meshrun.host.descriptors import read_now
 from meshrun.host.folder import read_private, write_private
 from meshrun.host.interfaces import interface_of, is_loopback, outward_address
 from meshrun.host.leftovers import private_folder
@@ -158,12 +159,9 @@ class Agent:
             self._lose_controller()
 
     def _receive(self) -> None:
-        try:
-            received = os.read(0, _CHUNK)
-        except BlockingIOError:
+        received = read_now(0, _CHUNK)
+        if received is None:
             return
-        except OSError:
-            received = b""
         if not received:
             self._lose_controller()
             return
@@ -254,13 +252,10 @@ class Agent:
     def _forward(self, fd: int) -> bool:
         """Forward available output of a stream; return whether there was any."""
         kind, pipe = self._pipes[fd]
-        try:
-            data = os.read(fd, _CHUNK)
-        except BlockingIOError:
-            return False
+        data = read_now(fd, _CHUNK)
         if data:
             self._out.write(frame(kind, data))
-        else:
+        elif data is not None:
             del self._pipes[fd]
             self._reactor.drop(pipe)
         return bool(data)

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from meshrun.console.console import Console, RankStream
 from meshrun.errors import MeshrunError, UsageError
+from meshrun.host.descriptors import read_now
 from meshrun.host.interfaces import own_addresses
 from meshrun.host.printable import one_line
 from meshrun.host.processes import die_with_parent
@@ -162,12 +163,9 @@ class HostSession:
         """Read a descriptor, and show the launcher's output."""
         if fd not in self._pipes:
             return
-        try:
-            data = os.read(fd, _CHUNK)
-        except BlockingIOError:
+        data = read_now(fd, _CHUNK)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self._close(fd)
             return

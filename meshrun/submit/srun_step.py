@@ -14,6 +14,7 @@ from typing import IO
 from meshrun.cluster.read_variables import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
 from meshrun.errors import HostError, NodeLostError, UsageError
+from meshrun.host.descriptors import read_now
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import die_with_parent
@@ -254,9 +255,8 @@ class _Errors:
         """Pass on the next data; return whether there was any."""
         if self._pipe.closed:
             return False
-        try:
-            data = os.read(self._pipe.fileno(), _READ_BYTES)
-        except BlockingIOError:
+        data = read_now(self._pipe.fileno(), _READ_BYTES)
+        if data is None:
             return False
         self._outlet.write(self._reports.feed(data))
         error = self._outlet.error

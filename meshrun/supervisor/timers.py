@@ -20,6 +20,7 @@ from functools import partial
 from msgspec import Struct
 
 from meshrun.errors import HostError
+from meshrun.host.descriptors import read_now
 from meshrun.host.printable import one_line
 from meshrun.host.processes import is_below, send_signal
 from meshrun.host.reactor import Reactor
@@ -82,11 +83,8 @@ class Timers:
         reactor.add_reader(self._fd, self._read)
 
     def _read(self) -> None:
-        try:
-            data = self._rest + os.read(self._fd, _READ_BYTES)
-        except BlockingIOError:
-            return
-        *lines, rest = data.split(b"\n")
+        data = read_now(self._fd, _READ_BYTES) or b""
+        *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[:_READ_BYTES]  # longer than any request
         for line in lines:
             self._take(line)
