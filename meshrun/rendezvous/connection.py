@@ -248,7 +248,11 @@ class Connection:
             self._next_beat_ns = now_ns + self._interval_ns
             if self.clock.is_known and isinstance(self._handshake, ParticipantHandshake):
                 return
-        self.send(Beat(at_ns=now_ns, idle_s=idle_s, received=self.received))
+        self._send_beat(now_ns)
+
+    def _send_beat(self, now_ns: int, echo_ns: int | None = None) -> None:
+        idle_s, received = self._own_idle_s, self.received
+        self.send(Beat(at_ns=now_ns, echo_ns=echo_ns, idle_s=idle_s, received=received))
 
     def _take_beat(self, beat: Beat) -> None:
         now_ns = time.monotonic_ns()
@@ -256,14 +260,7 @@ class Connection:
         if beat.idle_s is not None:
             self._idle_ns, self._idle_at_ns = int(beat.idle_s * 1e9), now_ns
         if beat.echo_ns is None:
-            self.send(
-                Beat(
-                    at_ns=now_ns,
-                    echo_ns=beat.at_ns,
-                    idle_s=self._own_idle_s,
-                    received=self.received,
-                )
-            )
+            self._send_beat(now_ns, beat.at_ns)
         else:
             self.clock.measure(beat.echo_ns, beat.at_ns, now_ns)
 
