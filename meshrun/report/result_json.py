@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from meshrun.errors import HostError, MeshrunError, SpecError, UsageError
 from meshrun.host.folder import write_private
 from meshrun.host.leftovers import is_in_private
 from meshrun.host.printable import lines
-from meshrun.host.stderr import note
+from meshrun.host.stderr import discard_output, note
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.checked import ExitCode
 from meshrun.protocol.packing import convert, read_json
@@ -46,6 +47,7 @@ def leave_report(result: LaunchResult, path: str) -> None:
         if isinstance(error, HostError):
             note(error.message)
         else:
+            discard_output(sys.stdout)  # whose end would fail with what it has buffered
             note(f"cannot write the report: {error.strerror}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from meshrun.api.worker_group import GroupLost
 from meshrun.errors import MeshError, MeshrunError, ProgramError, SpecError
 from meshrun.protocol.result import LaunchResult, RankFailed, RankFailure, Resize, Timings
 from meshrun.report.failure import render_failure
-from meshrun.report.result_json import parse_result_json, render_result_json
+from meshrun.report.result_json import leave_report, parse_result_json, render_result_json
 
 
 def test_changes_of_nodes_are_parsed_as_they_were_rendered() -> None:
@@ -63,6 +64,21 @@ def test_a_launcher_that_reports_nothing(tmp_path: Path, code: int, end: str) ->
         f"the launcher {end} without a result: its temporary folder `{gone}` was removed during the"
         " launch"
     )
+
+
+def test_a_failed_launch_keeps_its_code_if_stdout_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left in a buffer that would be written, and fail, at the end."""
+    result = LaunchResult(
+        exit_code=3,
+        signum=None,
+        failures=(),
+        broken_program=None,
+        trouble=None,
+        timings=Timings(began_ns=1),
+    )
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        leave_report(result, "-")
 
 
 def test_a_launcher_whose_exit_code_is_unknown(
