@@ -23,6 +23,7 @@ from meshrun.console.line_copy import LineCopy
 from meshrun.console.prefix import line_prefix
 from meshrun.console.repeats import Repeats
 from meshrun.console.slow_readers import SlowReaders
+from meshrun.host.descriptors import close_file
 from meshrun.host.inotify import WriteNotices
 from meshrun.host.log_file import Opener, append_to_log, nonblocking, open_log
 from meshrun.host.reactor import Reactor
@@ -485,7 +486,7 @@ class Output:
         self._unwatched.discard(source)
         self._ahead.discard(source)
         self._reactor.remove(source.fd)
-        os.close(source.fd)
+        close_file(source.fd)
         if source.path is not None and source.final_text:
             append_to_log(source.path, source.final_text, self._opener)
 

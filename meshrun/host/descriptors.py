@@ -6,7 +6,7 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeGuard
 
 from meshrun.errors import HostError
@@ -64,6 +64,12 @@ def unnamed_file(name: str) -> int:
 
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
+
+
+def close_file(fd: int) -> None:
+    """Close a file, whatever a network file system reports of what was written to it before."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 class LostOutputError(OSError):

@@ -101,7 +101,8 @@ class Folder:
         """Close the descriptor, and release the lock."""
         for fd in (self._fd, self.lock):
             if fd >= 0:
-                os.close(fd)
+                with contextlib.suppress(OSError):  # of what was written to it, over a network
+                    os.close(fd)
         self._fd = self.lock = -1
 
 

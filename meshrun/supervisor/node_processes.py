@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from meshrun.console.output import Output
 from meshrun.errors import HostError
-from meshrun.host.descriptors import allow_descriptors
+from meshrun.host.descriptors import allow_descriptors, close_file
 from meshrun.host.interfaces import interface_of
 from meshrun.host.processes import Ended, handles_signal, killing_children, read_stat
 from meshrun.host.reactor import Reactor
@@ -243,7 +243,7 @@ class NodeProcesses:
         ]
         self.zygote.send(order, descriptors)
         for descriptor in descriptors:
-            os.close(descriptor)
+            close_file(descriptor)
 
     def _whole_environment(self, rank: RankPlan, error_file: str) -> dict[str, str]:
         """Return the variables of a rank that differ from the zygote's own."""
