@@ -20,7 +20,7 @@ from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
 from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
 from meshrun.ssh.pool import HostPool
-from meshrun.ssh.remote_command import BOOT_FOLDER, agent_command, boot_command, without_own
+from meshrun.ssh.remote_command import agent_command, boot_command
 from meshrun.ssh.starters import find_starter
 
 _BUSY = "exchange_identification: "
@@ -123,19 +123,16 @@ class Connector:
             RendezvousError: If ssh cannot be run.
         """
         host = self._remote.hosts[number]
-        env = without_own(os.environ)
-        cwd: str | None = BOOT_FOLDER
         starter = self._remote.reach.starter or "ssh"
         if not self._remote.start_command and is_this_machine(host):
             command, starter = boot_command(sys.executable), ""
         else:
-            env, cwd = dict(os.environ), None
             command = self._start(host, agent_command(sys.executable))
+        reactor, console = self._pool.reactor, self._pool.console
         try:
             session = HostSession(
-                number, host, command, env, cwd=cwd,
-                reactor=self._pool.reactor, console=self._pool.console, starter=starter,
-            )  # fmt: skip
+                number, host, command, starter=starter, reactor=reactor, console=console
+            )
         except OSError as error:
             raise RendezvousError(
                 f"cannot run `{command[0]}`: {error.strerror}",

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 from meshrun.console.console import Console, RankStream
@@ -37,6 +37,7 @@ from meshrun.ssh.agent_messages import (
 )
 from meshrun.ssh.framing import MESSAGE, OUT, FrameSplitter
 from meshrun.ssh.host_failure import Refusal, describe_end
+from meshrun.ssh.remote_command import BOOT_FOLDER, without_own
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CHUNK = 64 * 1024
@@ -48,10 +49,9 @@ class HostSession:
     """A host and the command that connects to it.
 
     Args:
-        cwd: Its folder; ``None`` for the current one.
+        starter: The name of the command, such as ``ssh``; ``""`` if it is the agent itself.
         reactor: Waits until more can be sent.
         console: Shows whole lines of its launcher's output.
-        starter: The name of the command, such as ``ssh``; ``""`` if it is the agent itself.
     """
 
     def __init__(
@@ -59,12 +59,10 @@ class HostSession:
         number: int,
         host: Host,
         command: Sequence[str],
-        env: Mapping[str, str],
         *,
-        cwd: str | None,
+        starter: str,
         reactor: Reactor,
         console: Console,
-        starter: str,
     ) -> None:
         self.number, self.host, self.starter = number, host, starter
         self._reactor, self._console = reactor, console
@@ -74,8 +72,8 @@ class HostSession:
         own = os.getpid()
         self._process = subprocess.Popen(
             list(command),
-            env=dict(env),
-            cwd=cwd,
+            env=None if starter else without_own(os.environ),
+            cwd=None if starter else BOOT_FOLDER,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
