@@ -144,9 +144,7 @@ class Output:
         shown = self._plan.shown is None or rank.rank in self._plan.shown
         ends = []
         for to_stderr, file in ((False, files.stdout), (True, files.stderr)):
-            copy_path = files.filtered_stderr if to_stderr else files.filtered_stdout
-            teed = file.path is not None and file.printed
-            copy = self._copy(rank, to_stderr, copy_path) if teed else None
+            copy = self._copy(rank, to_stderr, file.filtered)
             if to_stderr:
                 self._tail.pop(rank.rank, None)
                 self._error_files[rank.rank] = file.path or ""

@@ -27,6 +27,8 @@ class StreamFile(Struct, frozen=True, kw_only=True):
     """The file it is written to, or ``None``."""
     printed: bool
     """Whether it goes to the console."""
+    filtered: str = ""
+    """The file to which filtered lines of all ranks are copied; "" for none."""
 
 
 class RankFiles(Struct, frozen=True, kw_only=True):
@@ -36,9 +38,6 @@ class RankFiles(Struct, frozen=True, kw_only=True):
     stderr: StreamFile
     error_file: str
     """The file to which torch-elastic's ``record`` writes an exception; "" for none."""
-    filtered_stdout: str = ""
-    """The file to which filtered lines of all ranks' stdout are copied; "" for none."""
-    filtered_stderr: str = ""
 
 
 def attempt_folder(run_folder: str, generation: int) -> str:
@@ -61,14 +60,13 @@ def rank_files(logs: LogRequest, run_folder: str, generation: int, local_rank: i
         teed = bool(logs.tee.of(local_rank) & bit)
         to_file = teed or bool(logs.redirects.of(local_rank) & bit)
         path = os.path.join(folder, name) if to_file else None
-        return StreamFile(path=path, printed=teed or not to_file)
+        filtered = os.path.join(attempt, f"filtered_{name}") if teed else ""
+        return StreamFile(path=path, printed=teed or not to_file, filtered=filtered)
 
     return RankFiles(
         stdout=stream(_OUT, "stdout.log"),
         stderr=stream(_ERR, "stderr.log"),
         error_file=os.path.join(folder, "error.json"),
-        filtered_stdout=os.path.join(attempt, "filtered_stdout.log"),
-        filtered_stderr=os.path.join(attempt, "filtered_stderr.log"),
     )
 
 

@@ -86,12 +86,12 @@ def _choice(streams: Streams, nproc: int) -> dict[str, int]:
 def _files(chosen: Mapping[str, Any], rank: str) -> RankFiles:
     def stream(name: str) -> StreamFile:
         path = chosen[f"{name}s"].get(rank) or None
-        return StreamFile(path=path, printed=path is None or rank in chosen[f"tee_{name}s"])
+        teed = path is not None and rank in chosen[f"tee_{name}s"]
+        filtered = chosen[f"filtered_{name}"] if teed else ""
+        return StreamFile(path=path, printed=teed or path is None, filtered=filtered)
 
     return RankFiles(
         stdout=stream("stdout"),
         stderr=stream("stderr"),
         error_file=chosen["error_files"].get(rank, ""),
-        filtered_stdout=chosen["filtered_stdout"],
-        filtered_stderr=chosen["filtered_stderr"],
     )
