@@ -25,7 +25,7 @@ class WriteBuffer:
         self.is_broken = False
         """Whether the other end is closed."""
         self.is_reset = False
-        """Whether a connection was reset: the kernel tells either the writer or the reader."""
+        """Whether a connection was reset or aborted: the kernel tells the writer or the reader."""
         os.set_blocking(fd, False)
 
     @property
@@ -58,7 +58,7 @@ class WriteBuffer:
         except BlockingIOError:
             self._reactor.add_writer(self._fd, self._flush)
         except OSError as error:
-            self.is_reset = isinstance(error, ConnectionResetError)
+            self.is_reset = not isinstance(error, BrokenPipeError)
             self.close()
             self._done()
         else:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from meshrun.errors import HostError
 from meshrun.host.reactor import Reactor, Timer
+from meshrun.host.write_buffer import WriteBuffer
 
 S = 1_000_000_000
 
@@ -328,3 +329,25 @@ def test_a_signal_starts_a_turn() -> None:
         signal.signal(signal.SIGUSR1, before)
     assert signal.set_wakeup_fd(-1) == -1
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_reset"),
+    [("ECONNRESET", True), ("ECONNABORTED", True), ("ETIMEDOUT", True), ("EPIPE", False)],
+)
+def test_an_ended_connection_was_reset_unless_its_other_end_was_closed(
+    monkeypatch: pytest.MonkeyPatch, code: str, is_reset: bool
+) -> None:
+    """`ss -K` and a firewall abort a connection; the reader may be told only that it ended."""
+
+    def write(*_: object) -> int:
+        raise OSError(getattr(errno, code), code)
+
+    with socket.socket() as connection, Reactor() as reactor:
+        buffer = WriteBuffer(connection.fileno(), reactor)
+        monkeypatch.setattr("os.write", write)
+        buffer.write(b"x")
+        monkeypatch.undo()
+
+    assert buffer.is_broken
+    assert buffer.is_reset is is_reset
