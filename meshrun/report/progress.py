@@ -404,8 +404,12 @@ def _begins_generation(event: Event, state: State) -> bool:
 
 def describe_resize(resize: Resize, *, verb: str = "runs") -> str:
     """Return which nodes left and joined, and how the mesh changed."""
-    who = [f"without {', '.join(resize.left)}"] if resize.left else []
-    who += [f"with {', '.join(resize.joined)}"] if resize.joined else []
+    left = [host for host in resize.left if host not in resize.joined]
+    joined = [host for host in resize.joined if host not in resize.left]
+    again = [host for host in resize.joined if host in resize.left]
+    who = [f"without {', '.join(left)}"] if left else []
+    who += [f"with {', '.join(joined)}"] if joined else []
+    who += [f"with {', '.join(again)} again"] if again else []
     return f"generation {resize.generation} {verb} {' and '.join(who)}: {resize.shapes}"
 
 

@@ -20,7 +20,7 @@ from meshrun.protocol.generation import Cause, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
 from meshrun.report import progress
-from meshrun.report.progress import StartProgress
+from meshrun.report.progress import StartProgress, describe_resize
 from tests.plans import plan_of
 
 NOT_YET = {0: RankState()}
@@ -167,6 +167,23 @@ def met(*causes: Cause) -> Met:
         node_rank=0, hosts=("node0",), nproc_per_node=(1,), run_id="j", store_address="node0",
         store_port=1, own_address="node0", at_ns=1, causes=tuple({} for _ in causes),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("left", "joined", "who"),
+    [
+        (("a", "b"), ("c",), "without a, b and with c"),
+        (("a", "b"), ("b", "a"), "with b, a again"),  # cut off for a moment
+        (("a", "b"), ("b", "c"), "without a and with c and with b again"),
+    ],
+)
+def test_a_node_that_has_left_and_joined_is_back(
+    left: tuple[str, ...], joined: tuple[str, ...], who: str
+) -> None:
+    """It is not named twice."""
+    resize = Resize(generation=1, left=left, joined=joined, shapes="dp 3", mesh="", hosts=())
+
+    assert describe_resize(resize) == f"generation 1 runs {who}: dp 3"
 
 
 @pytest.mark.parametrize("has_run", [False, True])
