@@ -9,6 +9,7 @@ from dataclasses import replace
 from meshrun import __version__
 from meshrun.cli.end import end_as
 from meshrun.cli.options import Options
+from meshrun.errors import HostError
 from meshrun.host.detect_host import detect_host
 from meshrun.host.stderr import note
 from meshrun.host.title import set_title
@@ -57,10 +58,17 @@ def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
 
 
 def _run(controller: Controller, report: str | None) -> int:
-    """Launch once and write the report; return the exit code, or -n for signal n."""
+    """Launch once and write the report; return the exit code, or -n for signal n.
+
+    Raises:
+        HostError: If the launch succeeded, but its result is not known.
+    """
     result = None
     try:
-        return controller.run()
+        code = controller.run()
+        if report is not None and not code and controller.result is None:
+            raise HostError(f"cannot write `{report}`: the first host could not send the result")
+        return code
     except Stopped as error:
         note(describe_stop(error.signum))
         result = controller.result or _ended_now(128 + error.signum, error.signum)

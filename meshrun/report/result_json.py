@@ -35,6 +35,8 @@ _OF_A_SPEC = tuple(_ATTRIBUTES)
 def leave_report(result: LaunchResult, path: str) -> None:
     """Write the report of a launch; if the launch failed, an error in writing is only a message.
 
+    So it is if the report is not the user's but for the process that started this launcher.
+
     Raises:
         HostError: If the launch succeeded and the report cannot be written.
         OSError: If the launch succeeded and the report was to go to stdout, which failed.
@@ -42,7 +44,7 @@ def leave_report(result: LaunchResult, path: str) -> None:
     try:
         _write_report(result, path)
     except (HostError, OSError) as error:
-        if result.exit_code == 0:
+        if result.exit_code == 0 and not is_in_private(path):
             raise
         if isinstance(error, HostError):
             note(error.message)

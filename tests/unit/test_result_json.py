@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,19 +67,19 @@ def test_a_launcher_that_reports_nothing(tmp_path: Path, code: int, end: str) ->
     )
 
 
-def test_a_failed_launch_keeps_its_code_if_stdout_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left in a buffer that would be written, and fail, at the end."""
-    result = LaunchResult(
-        exit_code=3,
-        signum=None,
-        failures=(),
-        broken_program=None,
-        trouble=None,
-        timings=Timings(began_ns=1),
-    )
+def test_a_launch_keeps_its_code_without_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If it failed, or if the report is not the user's."""
+    result = LaunchResult(exit_code=0, signum=None, timings=Timings(began_ns=1))
+    leave_report(result, path := str(tmp_path / f"meshrun_{0:016x}" / "report.json"))
+
+    why = "No such file or directory"
+    assert capsys.readouterr().err == f"meshrun: cannot write `{path}`: {why}\n"
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        leave_report(result, "-")
+        leave_report(replace(result, exit_code=3), "-")
+        # Nothing is left in its buffer that would be written, and fail, at the end.
 
 
 def test_a_launcher_whose_exit_code_is_unknown(

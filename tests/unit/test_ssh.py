@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.cli.on_hosts import CONTROLLER_OPTIONS
+from meshrun.cli.on_hosts import CONTROLLER_OPTIONS, _run
 from meshrun.cli.words import spell_out
-from meshrun.errors import UsageError
+from meshrun.errors import HostError, UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.ssh.agent_messages import Hello, format_hello, read_hello
 from meshrun.ssh.framing import ERR, OUT, FrameSplitter, frame, greeting
@@ -154,3 +156,12 @@ def test_an_agent_on_this_machine_needs_no_ssh() -> None:
     refusal = describe_end(Host("a"), -9, "", "/p", starter="")
 
     assert refusal.why == "its agent was killed by SIGKILL"
+
+
+def test_a_result_that_no_host_sends_is_missed_only_by_a_report() -> None:
+    """As if the disk of the first host is full at the end."""
+    controller: Any = SimpleNamespace(run=lambda: 0, result=None)
+    with pytest.raises(HostError, match="`FILE`: the first host could not send the result"):
+        _run(controller, "FILE")
+
+    assert _run(controller, None) == 0
