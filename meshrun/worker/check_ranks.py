@@ -325,7 +325,10 @@ def _facts(device: torch.device) -> dict[str, str]:
         found["GPU"] = torch.cuda.get_device_name()
         with suppress(Exception):
             found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-        with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+        with (
+            suppress(OSError, IndexError),
+            open("/proc/driver/nvidia/version", encoding="utf-8") as file,
+        ):
             found["NVIDIA driver"] = file.readline().split("  ")[1].strip()
     for name, limit in (("ulimit -n", "RLIMIT_NOFILE"), ("ulimit -l", "RLIMIT_MEMLOCK")):
         hard = resource.getrlimit(getattr(resource, limit))[1]
