@@ -90,10 +90,13 @@ def build_result(
     log_folder: str | None = None,
     evidence: Mapping[int, Evidence] = MappingProxyType({}),
 ) -> LaunchResult:
-    """Return the result of a launch whose last state is ``state``."""
+    """Return the result of a launch whose last state is ``state``.
+
+    What another node found out about its ranks takes precedence over ``evidence`` from here.
+    """
     nodes = state.nodes
     for outcome in state.outcomes:
-        evidence = {**outcome.evidence, **evidence}
+        evidence = {**evidence, **outcome.evidence}
     ending = describe_end(state, layout, hosts, "")
     # A spare at the end still has its ranks that were stopped when it was cut off.
     verdicts = judge(state) if ending.exit_code else []

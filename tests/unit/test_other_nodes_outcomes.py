@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 from msgspec.structs import replace
 
@@ -125,8 +128,11 @@ def test_the_coordinator_ends_the_launch(
     assert decided([*COORDINATOR, *events, ENDED, cleared], restarts) == THE_END
 
 
-def result(events: list[Event]) -> LaunchResult:
-    return build_result(play(events)[0], LAYOUT, hosts=HOSTS, timings=Timings(began_ns=0))
+def result(
+    events: list[Event], evidence: Mapping[int, Evidence] = MappingProxyType({})
+) -> LaunchResult:
+    state, timings = play(events)[0], Timings(began_ns=0)
+    return build_result(state, LAYOUT, hosts=HOSTS, timings=timings, evidence=evidence)
 
 
 CODES: dict[str, tuple[list[Event], int]] = {
@@ -216,9 +222,10 @@ def test_a_failure_here_is_reported_here_if_the_coordinator_is_lost() -> None:
 
 
 def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
-    """Like a failure of this node."""
+    """Like a failure of this node, which knows nothing of that rank's output and memory."""
     state, _ = play([*PARTICIPANT, *DIES])
     evidence = {2: Evidence(last_lines=("bad",), place="work at train.py:4")}
+    known_here = {2: Evidence(why="a process was killed here")}
     outcome = node_outcome(state, LAYOUT, HOSTS, "node1", evidence)
     events = [
         *COORDINATOR,
@@ -229,10 +236,10 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
         over(7),
         GONE,
     ]
-    (first, *_) = result(events).failures
+    (first, *_) = result(events, known_here).failures
 
     assert (first.rank, first.host, first.pid, first.exit_code) == (2, "node1", 102, 7)
-    assert (first.last_lines, first.place) == (("bad",), "work at train.py:4")
+    assert (first.last_lines, first.place, first.why) == (("bad",), "work at train.py:4", "")
 
 
 def test_an_error_names_its_host() -> None:
