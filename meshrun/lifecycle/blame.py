@@ -11,7 +11,12 @@ from msgspec.structs import replace
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import ZygoteGone
 from meshrun.protocol.from_zygote import STORE, StartFailed
-from meshrun.protocol.raised import aborted_for_lost_peer, describe_raised, lost_connection
+from meshrun.protocol.raised import (
+    LOST_PEER,
+    aborted_for_lost_peer,
+    describe_raised,
+    lost_connection,
+)
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LEFT_EARLY, describe_exit, split_wait_status
 
@@ -106,7 +111,7 @@ def _first_to_hide_its_error(state: State) -> Verdict | None:
 def describe_verdict(verdict: Verdict) -> str:
     """Return a short description of how a rank ended."""
     if verdict.raised is not None and verdict.raised.kind != "SystemExit":
-        return describe_raised(verdict.raised)
+        return LOST_PEER if lost_connection(verdict.raised) else describe_raised(verdict.raised)
     if verdict.exit_code == 0:  # it succeeded, but while others still needed it
         return LEFT_EARLY
     return describe_exit(verdict.exit_code, verdict.signum, verdict.error)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from meshrun.host.printable import first_words, one_line
 from meshrun.protocol.rank_end import RankRaised
 
+LOST_PEER = "lost a connection to a peer"
 _LONGEST = 240
 _LOST_CONNECTION = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Connection refused|Broken pipe|Socket closed"

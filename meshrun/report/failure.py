@@ -8,7 +8,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from meshrun.errors import RendezvousError
-from meshrun.protocol.raised import as_torch_prints, describe_raised, headline, lost_connection
+from meshrun.protocol.raised import (
+    LOST_PEER,
+    as_torch_prints,
+    describe_raised,
+    headline,
+    lost_connection,
+)
 from meshrun.protocol.result import (
     LEFT_EARLY,
     LaunchResult,
@@ -21,7 +27,7 @@ from meshrun.protocol.result import (
 from meshrun.report.message import render_error
 from meshrun.wording import count
 
-_LOST = "lost a connection to a peer as a consequence"
+_LOST = f"{LOST_PEER} as a consequence"
 _STOP_EXCEPTIONS = ("KeyboardInterrupt", "SystemExit")
 _SIGNAL_HINTS = {
     signal.SIGKILL: "killed from outside; the kernel logged no out-of-memory kill",

@@ -38,7 +38,7 @@ from meshrun.protocol.from_zygote import (
     StoreEnded,
     ZygoteUnsafe,
 )
-from meshrun.protocol.raised import describe_raised, headline, lost_connection
+from meshrun.protocol.raised import LOST_PEER, describe_raised, headline, lost_connection
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import (
     LaunchResult,
@@ -365,7 +365,7 @@ class StartProgress(Watcher):
         if event.kind == "SystemExit":
             what = f"exited: {headline(event).removeprefix('SystemExit: ')}"
         elif lost_connection(event):
-            what = "lost a connection to a peer"
+            what = LOST_PEER
         return f"{rank_name(self.plan.layout, event.rank)} {what}"
 
     def _alive(self, state: State) -> str:
