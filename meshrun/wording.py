@@ -46,6 +46,11 @@ def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> li
     ]
 
 
+def listed(values: Sequence[object], *, most: int = 8, rest: str = ", ...") -> str:
+    """Return the first values, and ``rest`` if there are others: ``8, 8, 4, ...``."""
+    return ", ".join(map(str, values[:most])) + rest * (len(values) > most)
+
+
 def plural(number: int, ending: str = "s") -> str:
     """Return the ending of a noun after ``number``."""
     return "" if number == 1 else ending

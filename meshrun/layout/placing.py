@@ -17,7 +17,7 @@ from meshrun.layout.parts import Parts
 from meshrun.layout.slot_map import SlotMap
 from meshrun.layout.solving import fill, solve_sizes
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
-from meshrun.wording import count
+from meshrun.wording import count, listed
 
 
 class Placement(Struct, frozen=True, kw_only=True):
@@ -234,7 +234,7 @@ def _crosses(
             for group in axis.groups(mesh.known_size)
             if len(domains := sorted({parts.place(rank)[0] for rank in group})) > 1
         )
-        where = f"domains {', '.join(map(str, at[:4]))}{', ..' if len(at) > 4 else ''}"
+        where = f"domains {listed(at, most=4, rest=', ..')}"
         message = (
             f"--intra-domain: {message} domains ({_size_of(locality)}); the first one,"
             f" {shortened_group(first)}, is in {where}"
@@ -253,7 +253,7 @@ def _size_of(locality: Locality) -> str:
     if isinstance(size, int):
         last = f", the last {sizes[-1]}" if sizes[-1] < size else ""
         return f"{count(size, 'node')} each{last}"
-    return f"of {', '.join(map(str, sizes[:4]))}{', ..' if len(sizes) > 4 else ''} nodes"
+    return f"of {listed(sizes, most=4, rest=', ..')} nodes"
 
 
 def _does_not_fit(mesh: MeshSpec, locality: Locality) -> LayoutError:

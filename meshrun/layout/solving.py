@@ -8,7 +8,7 @@ from itertools import islice
 
 from meshrun.errors import LayoutError
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
-from meshrun.wording import count
+from meshrun.wording import count, listed
 
 MAX_RANKS = 10_000_000
 _MOST_LISTED = 4
@@ -108,7 +108,7 @@ def _slots_in_words(slots: Sequence[int]) -> str:
     if len(set(slots)) == 1:
         verb = "gives" if len(slots) == 1 else "give"
         return f"{count(len(slots), 'node')} x {count(slots[0], 'worker')} {verb} {total:,}"
-    few = ", ".join(map(str, slots[:4])) + (", .." if len(slots) > 4 else "")
+    few = listed(slots, most=4, rest=", ..")
     return f"{count(len(slots), 'node')} with {few} workers give {total:,}"
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun.errors import UsageError
+from meshrun.wording import listed
 
 _USER = r"(?:(?P<user>[\w.][\w.\\-]*)@)?"
 _NAME = re.compile(_USER + r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|\w[\w.-]*)")
@@ -157,8 +158,7 @@ def _named(
         if name not in known:
             raise UsageError(
                 f"{what}: unknown host `{name}`",
-                hint="the hosts are"
-                f" {', '.join(list(known)[:8])}{(', ...' if len(known) > 8 else '')}",
+                hint=f"the hosts are {listed([*known])}",
             )
         if name in seen:
             raise UsageError(f"{what}: {name} is listed twice", hint=f"{name}:0,1")

@@ -11,7 +11,7 @@ from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host, is_host
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.request import LaunchRequest, Remote, Rendezvous
-from meshrun.wording import count
+from meshrun.wording import count, listed
 
 _FOUND = {
     "--rdzv-backend": "backend",
@@ -98,10 +98,9 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
             )
     least, nnodes = rendezvous.least_nodes, request.nnodes or len(hosts)
     if nnodes > len(hosts) or (least is None and nnodes < len(hosts)):
-        names = ", ".join(host.name for host in hosts[:8])
         raise UsageError(
             f"--nnodes {format_nnodes(least, nnodes)} does not match {count(len(hosts), 'host')}:"
-            f" {names}{(', ...' if len(hosts) > 8 else '')}",
+            f" {listed([host.name for host in hosts])}",
             hint="remove --nnodes, or choose hosts with --include",
         )
     found = [("--nnodes", str(nnodes), "the hosts")] if least is None else []
@@ -295,8 +294,7 @@ def _check_launchers(facts: ClusterFacts) -> None:
     elif not task.per_node or len({*task.per_node}) == 1:
         found = f"{total} times on {nnodes} nodes"
     else:
-        counts = ", ".join(map(str, task.per_node[:8])) + (", ..." if nnodes > 8 else "")
-        found = f"{total} times on {nnodes} nodes ({counts})"
+        found = f"{total} times on {nnodes} nodes ({listed(task.per_node)})"
     raise UsageError(
         f"{facts.system} started meshrun {found}, but one launcher starts all workers of a node"
         f" ({facts.evidence})",

@@ -21,7 +21,7 @@ from meshrun.report.findings import (
     find_problems,
 )
 from meshrun.report.page import Page, new_table
-from meshrun.wording import count, number_ranges
+from meshrun.wording import count, listed, number_ranges
 
 MOST_ROWS = 64
 """A plan of more ranks is summarized unless ``--all`` is given."""
@@ -90,8 +90,8 @@ def _workers_of_nodes(layout: Layout) -> str:
     counts = layout.nproc_per_node
     if len({*counts}) == 1:
         return f"x {count(counts[0], 'worker')}"
-    few = ", ".join(f"{number:,}" for number in counts[:_MAX_COLUMNS])
-    return f"with {few}{', ..' if len(counts) > _MAX_COLUMNS else ''} workers"
+    few = listed([f"{number:,}" for number in counts], most=_MAX_COLUMNS, rest=", ..")
+    return f"with {few} workers"
 
 
 def _grid(layout: Layout) -> Table | None:

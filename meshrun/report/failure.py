@@ -25,7 +25,7 @@ from meshrun.protocol.result import (
     stopped_by,
 )
 from meshrun.report.message import render_error
-from meshrun.wording import count
+from meshrun.wording import count, listed
 
 _LOST = f"{LOST_PEER} as a consequence"
 _STOP_EXCEPTIONS = ("KeyboardInterrupt", "SystemExit")
@@ -161,7 +161,7 @@ def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
     for failure in others:
         ways.setdefault(_way(first, failure), []).append(failure.rank)
     for way, ranks in ways.items():
-        named = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
+        named = listed(sorted(ranks))
         yield (
             f"meshrun: rank {named} {way}"
             if len(ranks) == 1
