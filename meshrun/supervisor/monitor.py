@@ -90,7 +90,7 @@ class Monitor(Watcher):
             start_timeout_s=plan.request.start_timeout_s,
             hang_timeout_s=plan.request.hang_timeout_s,
             cpu_seconds=cpu_seconds_of_trees,
-            asks_user=lambda: console.is_typed_on() or console.is_read(),
+            is_held_up=lambda: console.is_full or console.is_read(),
         )
         reactor.on_skip(self.watchdog.skip)
         self._to_explain = _Explain.NOTHING

@@ -23,7 +23,7 @@ class Watchdog:
         start_timeout_s: How long all ranks may take to start the program; 0 for no limit.
         hang_timeout_s: How long all ranks may make no progress; 0 for no limit.
         cpu_seconds: Returns the CPU time of each process, including its descendants.
-        asks_user: Returns whether a rank waits for what the user types.
+        is_held_up: Returns whether ranks may wait for the user, or for a slow reader of our output.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class Watchdog:
         start_timeout_s: float,
         hang_timeout_s: float,
         cpu_seconds: Callable[[Iterable[int]], dict[int, float]],
-        asks_user: Callable[[], bool],
+        is_held_up: Callable[[], bool],
     ) -> None:
         self._start_timeout_ns = int(start_timeout_s * _NS)
         self._hang_timeout_ns = int(hang_timeout_s * _NS)
         self._every_ns = min(max(self._hang_timeout_ns // 8, _NS // 20), 10 * _NS)
-        self._cpu_seconds, self._asks_user = cpu_seconds, asks_user
+        self._cpu_seconds, self._is_held_up = cpu_seconds, is_held_up
         self.activity = Activity()
         """Shared with the other nodes, if there are any."""
         self.begin()
@@ -132,7 +132,7 @@ class Watchdog:
         )
         if worked:
             self._spent = spent
-        return worked or self._asks_user() or any(map(is_traced, state.alive.values()))
+        return worked or self._is_held_up() or any(map(is_traced, state.alive.values()))
 
 
 def _all_began(state: State) -> bool:

@@ -16,7 +16,16 @@ import pyte
 import pytest
 
 from meshrun.console.console import Console
-from tests.kit import PROGRAMS, command, is_full, lines_of, run_meshrun, wait_until, within
+from tests.kit import (
+    PROGRAMS,
+    command,
+    is_full,
+    let_pass,
+    lines_of,
+    run_meshrun,
+    wait_until,
+    within,
+)
 from tests.terminal import Terminal, open_terminal
 
 
@@ -590,21 +599,32 @@ def test_an_error_shows_what_it_found_without_control_characters() -> None:
     assert ran.stderr.startswith(r"error: --hosts: `a\x1b]0;b\x07` is not a host" + "\n\nhint: ")
 
 
-@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("both", "limit_s"),
+    [
+        (False, 0),
+        pytest.param(True, 0, marks=pytest.mark.nightly),
+        pytest.param(False, 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_stopped_reader_does_not_keep_a_stopped_launch_alive(
-    both: bool, fake_torch: object
+    both: bool, limit_s: int, fake_torch: object
 ) -> None:
-    """One SIGTERM is enough; stderr, if it is read, says how much output was dropped."""
+    """One SIGTERM is enough; stderr, if it is read, says how much output was dropped.
+
+    Ranks that wait for the reader do not hang.
+    """
     reader, writer = os.pipe()
     with subprocess.Popen(
         command(
-            *("--nproc-per-node", "2", "--shutdown-timeout", "1"),
+            *("--nproc-per-node", "2", "--shutdown-timeout", "1", "--hang-timeout", str(limit_s)),
             *(PROGRAMS / "print_much.py", "100000000"),
         ),
         stdout=writer,
         stderr=writer if both else subprocess.PIPE,
     ) as process:
         wait_until(lambda: is_full(writer), lambda: "a full pipe")
+        let_pass(2 * limit_s)
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate()
     os.close(reader)
@@ -614,3 +634,4 @@ def test_a_stopped_reader_does_not_keep_a_stopped_launch_alive(
     if not both:
         assert re.search(r"\nmeshrun: dropped [1-9][0-9,]* bytes of output", stderr.decode())
         assert stderr.endswith(b"meshrun: stopped by SIGTERM\n")
+        assert b"no rank has made progress" not in stderr

@@ -31,7 +31,7 @@ class World:
         self.now_ns = 0
         self.cpu = {10: 0.0, 11: 0.0}
         self.checks = 0
-        self.asks_user = False
+        self.is_held_up = False
         ranks = {rank: RankState(pid=10 + rank, ready_ns=0) for rank in (0, 1)}
         self.state = State(shutdown_timeout_s=1, ranks=ranks)
 
@@ -90,12 +90,12 @@ def test_skipped_time_counts_for_no_limit(world: World) -> None:
     assert start.must_report_stall(starting)
 
 
-def test_ranks_that_wait_for_the_user_do_not_hang(world: World) -> None:
+def test_ranks_that_are_held_up_do_not_hang(world: World) -> None:
     """The others may wait for the one that asks."""
     watch = dog(world, hang_s=10)
-    world.asks_user = True
+    world.is_held_up = True
     assert world.pass_time(watch, 60) is None
-    world.asks_user = False
+    world.is_held_up = False
     assert world.pass_time(watch, 60) == pytest.approx(10, abs=2)
 
 
@@ -104,7 +104,7 @@ def dog(world: World, *, hang_s: float = 0.0, start_s: float = 0.0) -> Watchdog:
         start_timeout_s=start_s,
         hang_timeout_s=hang_s,
         cpu_seconds=world.seconds,
-        asks_user=lambda: world.asks_user,
+        is_held_up=lambda: world.is_held_up,
     )
 
 
