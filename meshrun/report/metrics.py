@@ -46,7 +46,6 @@ class Metrics(Watcher):
         self.replan(plan)
         self._version = version("meshrun")  # from a file, which may be on a slow disk
         self._began_s = time.monotonic()
-        self._version = version("meshrun")  # read once, from a file system that may be slow
         self._restarts: Counter[str] = Counter()
         self._lost_nodes = 0
         self._steps: dict[int, int] = {}
