@@ -207,31 +207,31 @@ def note_few_cores(
 def _in_shell(
     request: LaunchRequest, facts: ClusterFacts, command: str, may_step: bool
 ) -> LaunchRequest:
-    rendezvous = request.rendezvous
-    is_one_of_several = rendezvous.has_address or rendezvous.node_rank is not None
+    rendezvous, nnodes = request.rendezvous, request.nnodes
+    if rendezvous.has_address or rendezvous.node_rank is not None:  # one of several launchers
+        return request
     if facts.starter and facts.hosts:
         command = f"meshrun --nnodes {len(facts.hosts)} ..."
-    if (request.nnodes or 1) > 1 and not is_one_of_several:
-        if facts.starter and facts.hosts and may_step:
-            return _on_hosts_of_job(request, facts)
-        if may_step and not facts.starter:
-            return _in_a_step(request, facts)
-        why = "; ".join(facts.notes) or facts.evidence
-        raise UsageError(
-            f"--nnodes {request.nnodes} in a {facts.system} shell, which starts nothing on"
-            f" other nodes ({why})",
-            hint="name the hosts with --hosts, or start one launcher per node"
-            if facts.starter
-            else f"start one launcher per node: {command}",
-        )
-    if request.nnodes is None and not is_one_of_several and (facts.nnodes or 1) > 1:
+    if nnodes is None and (facts.nnodes or 1) > 1:
         on_all = f"--nnodes {facts.nnodes}" if may_step or facts.starter else command
         note = (
             f"{facts.system}, {facts.evidence}: launching on one of {facts.nnodes} nodes;"
             f" to use all: {on_all}"
         )
         return replace(request, rendezvous=replace(rendezvous, notes=(note,)))
-    return request
+    if nnodes in (None, 1):
+        return request
+    if facts.starter and facts.hosts and may_step:
+        return _on_hosts_of_job(request, facts)
+    if may_step and not facts.starter:
+        return _in_a_step(request, facts)
+    why = "; ".join(facts.notes) or facts.evidence
+    raise UsageError(
+        f"--nnodes {nnodes} in a {facts.system} shell, which starts nothing on other nodes ({why})",
+        hint="name the hosts with --hosts, or start one launcher per node"
+        if facts.starter
+        else f"start one launcher per node: {command}",
+    )
 
 
 def _in_a_step(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
