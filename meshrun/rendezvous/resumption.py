@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from meshrun.host.interfaces import address_of, interface_of
 from meshrun.host.outgoing import Connecting
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import ParticipantHandshake
@@ -20,7 +21,8 @@ class Resumption:
     """Connects to the coordinator again, until it resumes the connection or refuses.
 
     Args:
-        connection: The interrupted connection; it is closed if the coordinator refuses.
+        connection: The interrupted connection; it is closed if the coordinator refuses, or if this
+            machine has another address now.
         ended: Called then with it, and with the messages that have arrived since.
     """
 
@@ -51,6 +53,16 @@ class Resumption:
         self._attempt = None
         if connected is None:
             self._next_try.restart(_RETRY_S)
+            return
+        own, before = address_of(connected.getsockname()), self._connection.own_address
+        if own != before and interface_of(before) is None:
+            connected.close()
+            self._connection.is_silent = True
+            self._connection.close(
+                f"this node's address changed from {before} to {own}, which ends the connections of"
+                " its ranks"
+            )
+            self._end([])
             return
         handshake = ParticipantHandshake(self._node.secret)
         self._other = other = Connection(

@@ -463,6 +463,20 @@ def test_a_reset_connection_is_resumed(parties: Parties) -> None:
     assert participant.notes == ["the connection to node 0 was reset and resumed"] * 3
 
 
+def test_a_node_whose_address_changed_is_lost(parties: Parties) -> None:
+    """The connections of its ranks end with the address, after many minutes of silence."""
+    coordinator, participant = met(parties)
+    connection = cast("Participant", participant.side)._connection
+    assert connection is not None
+    connection.own_address = "192.0.2.7"
+    reset(participant)
+    parties.pass_s(8)
+
+    (lost,) = participant.received(NodeLost)
+    assert lost.why.startswith("this node's address changed from 192.0.2.7 to 127.0.0.1")
+    assert coordinator.received(NodeLost)
+
+
 def test_a_launch_that_ends_while_a_connection_is_reset(parties: Parties) -> None:
     """Its end arrives once the connection is resumed, even if both launchers are suspended."""
     coordinator, participant = met(parties)
