@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import TextIOBase
 from typing import IO, Any, TextIO
 
 from meshrun.api.held_handlers import handlers_held
+from meshrun.host.descriptors import is_lost_output
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import reporting_shortages
@@ -123,12 +124,25 @@ def _leads_to(stream: TextIO | None, descriptor: int) -> bool:
 
 
 def copy_output(pairs: Sequence[tuple[IO[bytes], AnyStream]]) -> None:
-    """Copy each pipe to its stream until all are closed at the other end."""
+    """Copy each pipe to its stream until all are closed at the other end.
+
+    On a full disk, what a stream does not take is lost.
+    """
+    lost: list[AnyStream] = []
     with Reactor() as reactor:
 
         def copy(pipe: IO[bytes], stream: AnyStream, decoder: codecs.IncrementalDecoder) -> None:
             data = os.read(pipe.fileno(), _READ_BYTES)
-            write_text(stream, decoder.decode(data, final=not data))
+            try:
+                write_text(stream, decoder.decode(data, final=not data))
+            except OSError as error:
+                if not is_lost_output(error):
+                    raise
+                if stream not in lost:
+                    lost.append(stream)
+                    with suppress(Exception):  # stderr may be on the same disk
+                        why = f"meshrun: cannot write what ranks print ({error.strerror})"
+                        write_text(sys.stderr, f"{why}; it is lost\n")
             if not data:
                 reactor.remove(pipe)
 

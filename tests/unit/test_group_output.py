@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import pickle
 import signal
 import sys
@@ -10,6 +12,7 @@ import tracemalloc
 
 import pytest
 
+from meshrun.api.child_launcher import copy_output
 from meshrun.api.rank_output import RankOutput
 from meshrun.protocol.caller import end_of_call, ended_call
 from meshrun.worker.call_channel import Begun, CallDone
@@ -97,3 +100,27 @@ def test_lines_that_do_not_end_a_call(line: str) -> None:
     """A rank may print them."""
     assert ended_call(line) is None
     assert ended_call(end_of_call(7).decode().removesuffix("\n")) == 7
+
+
+def test_a_full_disk_costs_a_launch_only_what_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is said once."""
+
+    class Full(io.StringIO):
+        def write(self, _: str, /) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    pairs, full = [], Full()
+    for _ in range(2):
+        reader, writer = os.pipe()
+        os.write(writer, b"a line\n")
+        os.close(writer)
+        pairs.append((open(reader, "rb"), full))  # noqa: SIM115 - closed below
+    copy_output(pairs)
+    for pipe, _ in pairs:
+        pipe.close()
+
+    assert capsys.readouterr().err == (
+        "meshrun: cannot write what ranks print (No space left on device); it is lost\n"
+    )
