@@ -123,8 +123,8 @@ class GenerationAborted(Struct, frozen=True, kw_only=True):
     """What happened on which node, as text."""
     signum: Signum
     at_ns: Time
-    is_hung: bool = False
-    """Whether no rank on any node makes progress, so that all nodes print stacks."""
+    title: Line = ""
+    """What all nodes print above the stacks of their ranks, if ranks wait for each other."""
     resizes: bool = False
     """Whether the reason is a change of the nodes; only set on the coordinator."""
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import ExitCode, Line, Rank, Seconds, Signum, Time
 from meshrun.protocol.collectives import RankCalled
+from meshrun.protocol.raised import aborted_for_timeout, timed_out
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
 
@@ -49,6 +50,13 @@ class RankState(Struct, frozen=True, kw_only=True):
     def exited_well(self) -> bool:
         """Whether it has exited with code 0."""
         return self.exited is not None and self.exited.wait_status == 0
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether it failed because a collective took longer than its group's timeout."""
+        if self.raised is not None:
+            return timed_out(self.raised.message, self.raised.traceback)
+        return self.exited is not None and aborted_for_timeout(self.exited.error)
 
 
 class Cause(Struct, frozen=True, kw_only=True):
@@ -124,7 +132,7 @@ class NodeOutcome(Struct, frozen=True, kw_only=True):
     """The ranks that failed, and the first that finished."""
     evidence: Mapping[Rank, Evidence] = {}
     calls: Mapping[Rank, RankCalled] = {}
-    """In a hang, the collectives of the ranks that answered."""
+    """In a hang, or after a timeout, the collectives of the ranks that answered."""
 
 
 class Ending(Struct, frozen=True, kw_only=True):

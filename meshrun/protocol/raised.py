@@ -153,6 +153,11 @@ def _short(line: str) -> str:
     return one_line(line)
 
 
+def aborted_for_timeout(error: str) -> bool:
+    """Return whether torch aborted a rank because an NCCL collective took too long."""
+    return error.startswith("Watchdog caught collective operation timeout")
+
+
 def timed_out(message: str, traceback: str) -> bool:
     """Return whether an exception means that a collective exceeded its group's timeout."""
     said = message.partition(_STACK)[0]

@@ -102,10 +102,15 @@ class Round:
 
     def _fail(self, number: int, outcome: NodeOutcome) -> None:
         """Stop the ranks of all other nodes, once, as one node failed."""
+        title = ""
+        if outcome.is_hung:  # without the reason: to that node, other ranks are "on another node"
+            title = outcome.headline.partition(": ")[0]
+        elif any(known.has_timed_out for known in outcome.ranks.values()):
+            title = "a collective timed out: showing where the ranks are"
         end = GenerationAborted(
             why=outcome.headline or "a rank failed",
             signum=outcome.signum,
-            is_hung=outcome.is_hung,
+            title=title,
             at_ns=time.monotonic_ns(),
         )
         if self.end(end, but=number) and number != OWN:

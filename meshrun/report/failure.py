@@ -176,4 +176,5 @@ def _way(first: RankFailure, failure: RankFailure) -> str:
         return "stopped as requested"
     if first.raised and failure.raised and first.raised.traceback == failure.raised.traceback:
         return "failed the same way"
-    return describe_end(failure)
+    has_same_reason = failure.raised is not None and failure.why == first.why
+    return describe_end(replace(failure, why="") if has_same_reason else failure)

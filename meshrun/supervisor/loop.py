@@ -342,12 +342,11 @@ class Loop:
         elif isinstance(event, AskTimes | TimesReported):
             if self._monitor.stragglers is not None:
                 self._monitor.stragglers.receive_from_node(event)
-        elif isinstance(event, GenerationAborted) and event.is_hung and not self.state.stopping:
-            # The reason is that node's, to which other ranks are "on another node".
-            self._monitor.ask(event.why.partition(": ")[0], then=event)
+        elif isinstance(event, GenerationAborted) and event.title and not self.state.stopping:
+            self._monitor.ask(event.title, then=event)
         else:
             if isinstance(event, AllCleared):
-                self.state, event = self._monitor.explain_hang(self.state, event)
+                self.state, event = self._monitor.explain_wait(self.state, event)
             self._handle(self._complete(event, nodes) if isinstance(event, Met) else event)
 
     def _handle(self, event: Event) -> None:

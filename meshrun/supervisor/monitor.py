@@ -26,8 +26,8 @@ from meshrun.protocol.collectives import (
     RankWaits,
 )
 from meshrun.protocol.events import AllCleared, Event, GenerationAborted, Hung, RankLate
-from meshrun.protocol.generation import Trouble
-from meshrun.protocol.raised import lost_connection, timed_out
+from meshrun.protocol.generation import NodeOutcome
+from meshrun.protocol.raised import aborted_for_timeout, lost_connection, timed_out
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 _MOST_GROUPS = 6
 _TIMED_OUT = "a collective timed out: showing where the other ranks are"
-_WATCHDOG = "Watchdog caught collective operation timeout"
-"""The error for which torch aborts a rank whose NCCL collective takes too long."""
 
 
 class _Explain(IntEnum):
@@ -175,7 +173,7 @@ class Monitor(Watcher):
             self._on_raised(event, was_stopping=was_stopping)
         elif isinstance(event, RankExited) and event.aborted and not was_stopping:
             self.update(state)
-            self._explain(is_late=event.error.startswith(_WATCHDOG))
+            self._explain(is_late=aborted_for_timeout(event.error))
 
     def _on_raised(self, event: RankRaised, *, was_stopping: bool) -> None:
         """Explain a timeout, or a lost connection: the peer may have timed out a moment before."""
@@ -265,24 +263,23 @@ class Monitor(Watcher):
             for rank, answer in self.collectives.called.items()
         }
 
-    def explain_hang(self, state: State, cleared: AllCleared) -> tuple[State, AllCleared]:
+    def explain_wait(self, state: State, cleared: AllCleared) -> tuple[State, AllCleared]:
         """Print who waits for whom once all nodes have answered, unless it has been printed."""
         calls = {rank: answer for each in cleared.outcomes for rank, answer in each.calls.items()}
+        failed = [state.ranks, *(each.ranks for each in cleared.outcomes)]
+        is_late = any(known.has_timed_out for ranks in failed for known in ranks.values())
         is_hung = state.hung is not None or any(each.is_hung for each in cleared.outcomes)
-        if not calls or not is_hung:
+        if not calls or not (is_hung or is_late):
             return state, cleared
-        found = self._find({**self.calls, **calls}, range(self.plan.layout.world_size))
+        # In a hang, all ranks were asked.
+        own = range(self.plan.layout.world_size) if is_hung else {*state.ranks, *calls}
+        found = self._find({**self.calls, **calls}, own)
         if not found or found[0].summary == self.why:
             return state, cleared
         self._print_findings(found)
-        why = found[0].summary
+        self.why = why = found[0].summary
         hung = None if state.hung is None else replace(state.hung, why=why)
-        outcomes = tuple(
-            replace(each, trouble=_with_reason(each.trouble, why))
-            if each.is_hung and each.trouble
-            else each
-            for each in cleared.outcomes
-        )
+        outcomes = tuple(_with_reason(each, why) for each in cleared.outcomes)
         return replace(state, hung=hung), replace(cleared, outcomes=outcomes)
 
     def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[Finding]:
@@ -332,9 +329,16 @@ def _describe_gone(event: RankExited) -> str:
     """Return why a rank that has exited is not in the collective in which others still wait."""
     if not event.wait_status:
         return "has exited with code 0"  # which NCCL does not notice on the same machine
-    return "has timed out" if event.error.startswith(_WATCHDOG) else "has failed"
+    return "has timed out" if aborted_for_timeout(event.error) else "has failed"
 
 
-def _with_reason(trouble: Trouble, why: str) -> Trouble:
-    """Return the trouble of a hang with another reason."""
-    return replace(trouble, message=f"{trouble.message.partition(': ')[0]}: {why}")
+def _with_reason(outcome: NodeOutcome, why: str) -> NodeOutcome:
+    """Return a node's report with another reason of its hang, or of its timeouts."""
+    evidence = {
+        rank: replace(known, why=why) if known.why and outcome.ranks[rank].has_timed_out else known
+        for rank, known in outcome.evidence.items()
+    }
+    trouble = outcome.trouble
+    if outcome.is_hung and trouble is not None:
+        trouble = replace(trouble, message=f"{trouble.message.partition(': ')[0]}: {why}")
+    return replace(outcome, evidence=evidence, trouble=trouble)

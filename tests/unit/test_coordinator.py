@@ -15,12 +15,17 @@ from meshrun.protocol.events import (
     Where,
 )
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.protocol.generation import NodeOutcome
+from meshrun.protocol.generation import NodeOutcome, RankState
+from meshrun.protocol.rank_end import RankRaised
 from meshrun.rendezvous.messages import Cleared, Failed, Finished
 from meshrun.rendezvous.participant import Participant
 from tests.parties import WHY, Parties, Party, info, names
 
 OVER = LaunchOver(exit_code=7, signum=None, preempted=False, headline="rank 1 failed", at_ns=0)
+TIMED_OUT = RankRaised(
+    rank=1, at_ns=0, kind="RuntimeError", message="[/gloo/transport/tcp/b.cc:1] Timed out",
+    traceback="", shown=False,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -61,6 +66,25 @@ def test_a_failure_ends_the_others(parties: Parties, three: list[Party], number:
     news = [party.received(GenerationAborted) for party in three]
     assert [len(each) for each in news] == [int(party in others) for party in three]
     assert {(each[0].why, each[0].signum) for each in news if each} == {("rank 1 failed", 15)}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "title"),
+    [
+        (NodeOutcome(headline="no progress for 3 s: rank 1 is elsewhere", is_hung=True), "no prog"),
+        (NodeOutcome(ranks={1: RankState(raised=TIMED_OUT)}), "a collective timed out: showing "),
+        (NodeOutcome(headline="rank 1 failed"), ""),
+    ],
+)
+def test_all_nodes_show_their_ranks_if_ranks_wait_for_each_other(
+    parties: Parties, three: list[Party], outcome: NodeOutcome, title: str
+) -> None:
+    three[1].send(Failed(generation=0, outcome=outcome))
+    parties.until(lambda: all(party.received(GenerationAborted) for party in three[::2]))
+    titles = [each.title for party in three for each in party.received(GenerationAborted)]
+
+    assert [bool(found) for found in titles] == [bool(title)] * 2
+    assert all(found.startswith(title) for found in titles)
 
 
 def test_a_failure_of_an_earlier_generation_is_ignored(

@@ -13,26 +13,32 @@ from meshrun.plan.plan import build_plan
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.collectives import Call, GroupCalls, RankCalled, RankListens
-from meshrun.protocol.generation import RankState
-from meshrun.protocol.rank_end import RankExited
+from meshrun.protocol.events import AllCleared
+from meshrun.protocol.generation import Evidence, NodeOutcome, RankState
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.supervisor.monitor import Monitor
 
 NO_PROCESS = 2**30
 
 
+def monitor_of(mesh: str, nnodes: int, printed: list[str], reactor: Reactor) -> Monitor:
+    """Return a monitor whose notes are appended to a list."""
+    program = Program(kind="script", target="train.py")
+    request = LaunchRequest(program=program, mesh=parse_mesh(mesh), nnodes=nnodes)
+    plan = build_plan(request, UNKNOWN_HOST, check_host=False)
+    console: Any = SimpleNamespace(note=printed.append, print_line=lambda *_, **__: None)
+    return Monitor(plan, console, reactor, emit=lambda _: None)
+
+
 def test_a_rank_that_has_left_is_named_when_nccl_times_out() -> None:
     """NCCL's ranks on the same machine do not notice; the flight recorder of one rank is read."""
-    program = Program(kind="script", target="train.py")
-    request = LaunchRequest(program=program, mesh=parse_mesh("dp=3"))
-    plan = build_plan(request, UNKNOWN_HOST, check_host=False)
     printed: list[str] = []
-    console: Any = SimpleNamespace(note=printed.append, print_line=lambda *_, **__: None)
     aborted = RankExited(
         rank=0, pid=1, wait_status=6, at_ns=2, error="Watchdog caught collective operation timeout"
     )
     left = RankExited(rank=2, pid=3, wait_status=0, at_ns=1)
     reactor = Reactor()
-    monitor = Monitor(plan, console, reactor, emit=lambda _: None)
+    monitor = monitor_of("dp=3", 1, printed, reactor)
     monitor.pipes.open(1)
     monitor.receive(RankListens(rank=1, at_ns=0, records=True))
     ranks = {
@@ -55,3 +61,39 @@ def test_a_rank_that_has_left_is_named_when_nccl_times_out() -> None:
     )
     monitor.close()
     reactor.close()
+
+
+def test_a_rank_of_another_node_that_is_missing_in_a_timeout_is_named() -> None:
+    """Once all nodes have reported the calls of their ranks; in what they found out, too."""
+    printed: list[str] = []
+    reactor = Reactor()
+    monitor = monitor_of("dp=4", 2, printed, reactor)
+    late = RankRaised(
+        rank=2, at_ns=5, kind="RuntimeError", message="[/gloo/transport/tcp/b.cc:1] Timed out",
+        traceback="", shown=False,
+    )  # fmt: skip
+    here = {rank: RankState(pid=NO_PROCESS) for rank in (0, 1)}
+    state = State(shutdown_timeout_s=1, ranks=here)
+    monitor.begin(reactor, state)
+    in_it, before = [Call(number=2, op="all_reduce")], [Call(number=1, op="barrier", is_done=True)]
+    calls = {
+        rank: RankCalled(
+            rank=rank,
+            at_ns=3,
+            groups=[GroupCalls(name="0", description="default", ranks=[0, 1, 2, 3], calls=made)],
+        )
+        for rank, made in enumerate([in_it, in_it, in_it, before])
+    }
+    for rank in here:
+        monitor.receive(calls.pop(rank))
+    why = "ranks 2-3 wait in all_reduce #2, and ranks 0-1 are on another node"
+    outcome = NodeOutcome(
+        ranks={2: RankState(raised=late)}, evidence={2: Evidence(why=why)}, calls=calls
+    )
+    _, cleared = monitor.explain_wait(state, AllCleared(outcomes=(outcome,), at_ns=9))
+    monitor.close()
+    reactor.close()
+
+    expected = "in the group of all ranks, ranks 0-2 wait in all_reduce #2, which rank 3 has not"
+    assert printed == [f"{expected} called"]
+    assert monitor.why == cleared.outcomes[0].evidence[2].why == printed[0]
