@@ -484,6 +484,7 @@ class Output:
         self._unwatched.discard(source)
         self._ahead.discard(source)
         self._reactor.remove(source.fd)
+        self._watch.disarm(source)
         close_file(source.fd)
         if source.path is not None and source.final_text:
             append_to_log(source.path, source.final_text, self._opener)

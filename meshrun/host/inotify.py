@@ -48,6 +48,13 @@ class WriteNotices(Generic[_Key]):
             self._keys[watch] = key
         return bool(watch >= 0)
 
+    def disarm(self, key: _Key) -> None:
+        """Withdraw the request for a notice, which would outlive the open file in the kernel."""
+        for watch in [watch for watch, armed in self._keys.items() if armed is key]:
+            del self._keys[watch]
+            if _LIBC is not None:
+                _LIBC.inotify_rm_watch(self._fd, watch)
+
     def written(self) -> list[_Key]:
         """Return the keys of files that have been written to since they were armed."""
         data, keys = read_now(self._fd, 64 * 1024) or b"", []

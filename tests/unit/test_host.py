@@ -13,6 +13,7 @@ import pytest
 from meshrun.errors import HostError, UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.detect_host import accelerator_of_torch
+from meshrun.host.inotify import WriteNotices
 from meshrun.host.interfaces import interface_variables
 from meshrun.host.processes import is_stopped, read_status, started_at, wait_until_stopped
 from meshrun.host.sockets import listen_on
@@ -193,3 +194,19 @@ def test_a_process_may_have_a_name_that_is_cut_within_a_letter() -> None:
         assert started_at(process.pid) is not None
         assert read_status(f"/proc/{process.pid}/status")["Pid"] == str(process.pid)
         process.communicate(b"\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
+def test_a_notice_that_is_withdrawn_leaves_nothing_in_the_kernel(tmp_path: Path) -> None:
+    """A launch with many restarts would reach the limit, also for the user's other programs."""
+    notices: WriteNotices[str] = WriteNotices()
+    with open(tmp_path / "log", "w") as file:
+        assert notices.arm(file.fileno(), "log")
+        info = Path(f"/proc/self/fdinfo/{notices.fileno()}")
+        assert "inotify" in info.read_text()
+        notices.disarm("log")
+
+        assert "inotify" not in info.read_text()
+        print("a line", file=file, flush=True)
+        assert notices.written() == []
+    notices.close()
