@@ -28,7 +28,7 @@ def main(_known_at_start: object = None) -> None:
     from meshrun.protocol.caller import HOSTS_PRESENT, PARENT_PID, Invocation
     from meshrun.protocol.step_task import join_step
 
-    present, _, quiet = os.environ.pop(HOSTS_PRESENT, "").partition(" ")
+    hosts, _, quiet = os.environ.pop(HOSTS_PRESENT, "").partition(" ")
     task = join_step()
     caller = None
     if PARENT_PID in os.environ:
@@ -38,9 +38,8 @@ def main(_known_at_start: object = None) -> None:
     if caller is None:
         run_command_line(Invocation(_BEGAN_NS, task=task))
     known, report_error = caller
-    invocation = Invocation(
-        _BEGAN_NS, hosts_present=int(present or 0), is_quiet=bool(quiet), caller=known
-    )
+    present = tuple(hosts.split(",")) if hosts else ()
+    invocation = Invocation(_BEGAN_NS, hosts_present=present, is_quiet=bool(quiet), caller=known)
     run_command_line(invocation, report_error=report_error)
 
 

@@ -214,7 +214,8 @@ def _launch_here(
     from meshrun.report.progress import StartProgress
 
     if invocation.hosts_present:
-        rendezvous = replace(request.rendezvous, present=invocation.hosts_present)
+        hosts = invocation.hosts_present
+        rendezvous = replace(request.rendezvous, present=len(hosts), hosts=hosts)
         # A warm server would end with the launch, as everything that a host's agent starts.
         request = replace(request, rendezvous=rendezvous, warm_idle_s=None)
     if request.rendezvous.step_of is not None:

@@ -24,7 +24,7 @@ MET = "met"
 WHY = "why"
 """A file in that folder with the reason for the parent's next signal to the launcher."""
 HOSTS_PRESENT = "MESHRUN_HOSTS_PRESENT"
-"""How many hosts of a ``--hosts`` launch run ranks at its start; then `` quiet`` on all but one."""
+"""The hosts of a ``--hosts`` launch that run ranks at its start; `` quiet`` on all but one."""
 
 _MARK = "\x1e"
 _END_OF_CALL = re.compile(f"{_MARK}([0-9]{{1,18}}){_MARK}")
@@ -61,8 +61,8 @@ class Invocation(Struct, frozen=True):
 
     began_ns: int
     """Monotonic time at which the user's wait began."""
-    hosts_present: int = 0
-    """Hosts of the ``--hosts`` launch that started this process, at its start; 0 without one."""
+    hosts_present: tuple[str, ...] = ()
+    """The hosts at the start of the ``--hosts`` launch that started this process, if one did."""
     is_quiet: bool = False
     """Whether another host of that launch prints what concerns all of them."""
     caller: Caller | None = None

@@ -79,8 +79,8 @@ class Controller:
             stop=self._suspend_ranks,
             resume=self._resume_ranks,
         )
-        self._present = 0
-        """On how many hosts ranks run at first."""
+        self._present: list[str] = []
+        """The hosts on which ranks run at first, in node order."""
         self._places: dict[int, int] = {}
         """The node ranks of these hosts, which they keep if they are lost before all have met."""
         self._rendezvous: Sequence[str] = ()
@@ -162,9 +162,9 @@ class Controller:
                 self._retry.give_up(session, Refusal(session.host.name, unfit))
         usable = [session for session in self._sessions if not session.is_done]
         self._rendezvous, self._first = self._connector.meet(usable), usable[0]
-        self._present = min(len(usable), self._request.nnodes or len(usable))
-        if self._present > 1:
-            placed = usable[: self._present]
+        placed = usable[: self._request.nnodes]
+        self._present = [session.host.name for session in placed]
+        if len(placed) > 1:
             self._places = {session.number: rank for rank, session in enumerate(placed)}
         for session in usable:
             self._start_on(session)
@@ -179,7 +179,7 @@ class Controller:
                 env={
                     **self._env,
                     **devices_of(session.host),
-                    HOSTS_PRESENT: f"{self._present}{quiet}",
+                    HOSTS_PRESENT: f"{','.join(self._present)}{quiet}",
                 },
                 listens=session.endpoint is not None,
             )

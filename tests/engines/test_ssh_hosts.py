@@ -219,6 +219,19 @@ def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
 
 
 @pytest.mark.nightly
+def test_a_host_that_does_not_reach_the_first_one_is_named(make_sshd: MakeSshd) -> None:
+    """Both are reached from here, so only their launchers can notice it."""
+    sshd = make_sshd(3)
+    sshd.hosts.lose_towards(1, 2)
+    timeout = ("--rdzv-conf", "join_timeout=5")
+    run = launch(sshd, *timeout, *MESH, SAYS, hosts="node1,node2")
+
+    assert run.end() == 69, run.text
+    assert "error: after 5 s 1 of 2 nodes joined; missing: node2" in run.text
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
 def test_sigquit_shows_where_every_rank_is(make_sshd: MakeSshd) -> None:
     """On all hosts, without ending the launch."""
     sshd = make_sshd(2)
