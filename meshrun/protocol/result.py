@@ -93,7 +93,7 @@ class LaunchResult:
     signum: int | None = None
     """The signal that stopped the launcher, or ``None``."""
     failures: tuple[RankFailure, ...] = ()
-    """Ranks that failed, the cause first."""
+    """Ranks that failed or were stopped; the cause first, if it was a rank."""
     broken_program: str | None = None
     """What ``python`` would have printed, if the program failed before any rank started."""
     trouble: MeshrunError | None = None
