@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
@@ -11,6 +12,7 @@ from typing import TypeGuard
 
 from meshrun.errors import HostError
 
+_MFD_CLOEXEC = 1
 _MANY = 65536
 _USUAL = 1024
 """The usual limit of open files in a shell."""
@@ -57,13 +59,14 @@ def without_output(*fds: int) -> Iterator[None]:
 
 def unnamed_file(name: str) -> int:
     """Return the descriptor of a new file without a path, in memory if possible."""
-    try:
-        return os.memfd_create(name)
-    except (AttributeError, OSError):  # conda's Python may lack it; a sandbox
-        import tempfile
+    # Unlike the C library, conda's Python has no such function.
+    create = getattr(ctypes.CDLL(None), "memfd_create", None)
+    if create is not None and (found := create(name.encode(), _MFD_CLOEXEC)) >= 0:
+        return int(found)
+    import tempfile  # on macOS, or in a sandbox
 
-        with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def close_file(fd: int) -> None:

@@ -1,12 +1,9 @@
-"""Launches on kernels, and with Pythons, that lack newer system calls."""
+"""Launches on kernels that lack newer system calls."""
 
 import os
 import signal
 from pathlib import Path
 
-import pytest
-
-from meshrun.warm.client import _in_file
 from tests.kit import FAKES, PROGRAMS, start_meshrun, wait_until
 
 
@@ -30,10 +27,3 @@ def test_nothing_is_left_behind_on_an_older_kernel(fake_torch: object, tmp_path:
         "meshrun: --warm needs pidfd_open(2) of Linux 5.3 (Function not implemented);"
         " starting without it\n"
     )
-
-
-def test_a_warm_server_gets_its_orders_without_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Pythons of conda and uv lack ``os.memfd_create()``."""
-    monkeypatch.delattr(os, "memfd_create")
-    with _in_file(b"order") as descriptor:
-        assert os.pread(descriptor, 10, 0) == b"order"

@@ -368,8 +368,10 @@ def test_a_process_killed_for_lack_of_memory(fake_torch: object, tmp_path: Path)
 def test_a_kernel_without_memfd_create(tmp_path: Path, fake_torch: object) -> None:
     """A sandbox may refuse it; stacks then go to a temporary file."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import os\ndef memfd_create(*_): raise OSError(38, 'Function not implemented')\n"
-        "os.memfd_create = memfd_create\n"
+        "import ctypes\n"
+        "class Refusing(ctypes.CDLL):\n"
+        "    def memfd_create(self, *_): return -1\n"
+        "ctypes.CDLL = Refusing\n"
     )
     path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
     ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHONPATH": path})

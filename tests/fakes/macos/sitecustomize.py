@@ -17,14 +17,17 @@ from types import ModuleType
 _MESHRUN = str(Path(__file__).parents[3] / "meshrun") + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _MISSING = {
-    os: "memfd_create prlimit sched_getaffinity sched_setaffinity waitid",
+    os: "prlimit sched_getaffinity sched_setaffinity waitid",
     signal: "sigtimedwait SIGRTMAX SIGRTMIN",
     socket: "SO_PEERCRED TCP_USER_TIMEOUT",
     fcntl: "F_NOTIFY F_SETPIPE_SZ",
     resource: "prlimit",
     select: "epoll",
 }
-_FUNCTIONS = {"prctl", "ptrace", "tgkill", "inotify_init1", "inotify_add_watch"}
+_FUNCTIONS = {
+    *("prctl", "ptrace", "tgkill", "memfd_create"),
+    *("inotify_init1", "inotify_add_watch"),
+}
 
 
 def _is_ours(frame) -> bool:
