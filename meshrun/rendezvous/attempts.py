@@ -105,6 +105,11 @@ class Attempts:
         """Return what may be wrong."""
         if self._foreign is not None or _SILENT in self._why:
             return self._hint_of_foreign()
+        if self._dialer.own and self._config.is_first is None:
+            return (
+                f"{self._dialer.own} is an address of this machine: start meshrun here again, as the"
+                " machine did not have the address yet or something else was using the port"
+            )
         if self._dialer.own:
             return (
                 f"{self._dialer.own} is an address of this machine, which is not node 0: set"

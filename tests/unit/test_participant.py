@@ -396,6 +396,21 @@ def test_a_note_says_that_no_coordinator_listens(parties: Parties) -> None:
     assert told[0].startswith(f"waiting for node 0 at 127.0.0.1:{parties.port}: ")
 
 
+def test_an_address_of_this_machine_that_came_late_is_reported(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher looks for node 0; only a new one on this machine would be it."""
+    monkeypatch.setattr("meshrun.rendezvous.dialer.is_loopback", lambda _: False)
+    with refused_port(parties):
+        participant = parties.participant(info("node1"), timeout_s=5.0)
+        parties.pass_s(7)
+    error = participant.received(MeetingFailed)[0].error
+
+    assert str(error.hint).startswith(
+        "127.0.0.1 is an address of this machine: start meshrun here again"
+    )
+
+
 def test_a_coordinator_that_never_starts_is_reported(parties: Parties) -> None:
     """With the last error, how long it has been the same, and what to check."""
     with refused_port(parties):
