@@ -107,8 +107,8 @@ class Attempts:
             return self._hint_of_foreign()
         if self._dialer.own and self._config.is_first is None:
             return (
-                f"{self._dialer.own} is an address of this machine: start meshrun here again, as the"
-                " machine did not have the address yet or something else was using the port"
+                f"{self._dialer.own} is an address of this machine: start meshrun here again, as"
+                " the machine did not have the address yet or something else was using the port"
             )
         if self._dialer.own:
             return (
