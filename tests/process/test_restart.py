@@ -305,3 +305,26 @@ def test_a_wait_for_memory_ends_with_the_launch(
         run.signal(signum)
         assert run.wait() == 128 + signum
     assert "generation 1" not in run.stdout
+
+
+@pytest.mark.nightly
+def test_a_slow_disk_for_our_own_output_cancels_no_restart(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Time limits count from when the launcher learns of an end, however late that is."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\nwrite = os.write\n"
+        "def slow(fd, data):\n"
+        "    time.sleep(3 * (fd in (1, 2)))\n    return write(fd, data)\n"
+        "os.write = slow\n"
+    )
+    (program := tmp_path / "program.py").write_text(
+        "import os\n"
+        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "for number in range(2):\n    print(number)\n"
+        "if first and os.environ['RANK'] == '1':\n    raise ValueError('first')\n"
+    )
+    env = {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tmp_path}"}
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", program)
+    with start_meshrun(*words, env=env, folder=tmp_path) as running:
+        assert running.wait() == 0, running.stderr
