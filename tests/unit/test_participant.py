@@ -402,19 +402,20 @@ def test_an_address_of_this_machine_that_came_late_is_reported(
     """The launcher looks for node 0; only a new one on this machine would be it."""
     monkeypatch.setattr("meshrun.rendezvous.dialer.is_loopback", lambda _: False)
     with refused_port(parties):
-        participant = parties.participant(info("node1"), timeout_s=5.0)
-        parties.pass_s(7)
+        participant = parties.participant(info("node1"), timeout_s=60.0)
+        parties.until(lambda: cast("Participant", participant.side)._attempts._dialer.own)
+        parties.pass_s(61)
     error = participant.received(MeetingFailed)[0].error
 
-    assert str(error.hint).startswith(
-        "127.0.0.1 is an address of this machine: start meshrun here again"
-    )
+    told = "127.0.0.1 is an address of this machine: start meshrun here again"
+    assert str(error.hint).startswith(told)
 
 
 def test_a_coordinator_that_never_starts_is_reported(parties: Parties) -> None:
     """With the last error, how long it has been the same, and what to check."""
     with refused_port(parties):
         participant = parties.participant(info("node1"), timeout_s=18.0)
+        parties.until(lambda: cast("Participant", participant.side)._attempts._refused)
         parties.pass_s(20)
     error = participant.received(MeetingFailed)[0].error
 
