@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,13 +40,17 @@ def hung(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], capture_output=True, check=False)
 
 
+def accessed(hung: Path) -> Callable[[], bool]:
+    """Return a function that tells whether a process has looked at the file."""
+    return hung.parent.with_name("accessed").exists
+
+
 def test_a_rank_that_survives_sigkill_costs_no_node(
     fake_torch: object, hung: Path, tmp_path: Path
 ) -> None:
     """Its launcher answers the other ones, even if they expect that sooner than a rank's end."""
     (program := tmp_path / "held.py").write_text(
         "import os, time\n"
-        "print('up', os.getpid(), flush=True)\n"
         f"os.stat({str(hung)!r}) if os.environ['RANK'] == '1' else time.sleep(600)\n"
     )
     words = ("--nnodes", "2", "--nproc-per-node", "1", "--node-timeout", "2", program)
@@ -57,7 +61,7 @@ def test_a_rank_that_survives_sigkill_costs_no_node(
         wait_until(lambda: "--rdzv-endpoint" in run.stderr, lambda: run.stderr)
         endpoint = run.stderr.partition("--rdzv-endpoint ")[2].split()[0]
         with start_meshrun("--rdzv-endpoint", endpoint, *words, folder=second) as other:
-            other.wait_for("up")
+            wait_until(accessed(hung), lambda: other.stderr)
             os.kill(other.zygote(), signal.SIGKILL)
 
             assert (run.wait(), other.wait()) == (137, 137), run.stderr
@@ -69,11 +73,11 @@ def test_a_zygote_that_survives_sigkill_is_left(
     fake_torch: object, hung: Path, tmp_path: Path
 ) -> None:
     """The launch says so and ends, as with a rank."""
-    (tmp_path / "looks.py").write_text(f"import os\nprint('up')\nos.stat({str(hung)!r})\n")
+    (tmp_path / "looks.py").write_text(f"import os\nos.stat({str(hung)!r})\n")
     env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
     words = ("--preload", "looks", PROGRAMS / "echo.py")
     with start_meshrun(*words, env=env, folder=tmp_path) as running:
-        running.wait_for("up")
+        wait_until(accessed(hung), lambda: running.stderr)
         zygote = running.zygote()
         running.signal(signal.SIGTERM)
 
