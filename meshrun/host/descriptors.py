@@ -31,6 +31,13 @@ def open_standard_streams() -> None:
             os.set_inheritable(fd, True)
 
 
+def empty_stdin() -> None:
+    """Have stdin end at once."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
 def read_now(fd: int, most: int) -> bytes | None:
     """Return what can be read without waiting; ``b""`` at the end, ``None`` for nothing yet."""
     try:

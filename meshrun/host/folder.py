@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from meshrun.host.descriptors import close_file
 from meshrun.host.sysfs import read_number, read_text
 
 _MAP_OF_ALL = ["0", "0", str(2**32 - 1)]
@@ -101,8 +102,7 @@ class Folder:
         """Close the descriptor, and release the lock."""
         for fd in (self._fd, self.lock):
             if fd >= 0:
-                with contextlib.suppress(OSError):  # of what was written to it, over a network
-                    os.close(fd)
+                close_file(fd)
         self._fd = self.lock = -1
 
 

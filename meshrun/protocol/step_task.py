@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from meshrun.host.descriptors import empty_stdin
+
 if TYPE_CHECKING:
     from meshrun.host.reactor import Reactor
 
@@ -78,9 +80,7 @@ def join_step() -> StepTask | None:
         return None
     step, _, silent = found.partition(" ")
     orders = os.dup(0)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    empty_stdin()
     task = StepTask("" if silent else step, os.environ.get("SLURM_PROCID") == "0", orders)
     task.report(f"begun {os.environ.get('SLURM_STEP_ID', '')}")
     return task
@@ -96,7 +96,7 @@ class StepReports:
         self._line = re.compile(line.encode())
         self._kept = b""
         self.step_id: str | None = None
-        """Slurm's number of the step, once a launcher reads signals."""
+        """Slurm's number of the step, once a launcher has begun."""
         self._first: int | None = None
         self._others: list[int] = []
         self.is_over = False

@@ -16,7 +16,7 @@ from meshrun.lifecycle.blame import Verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
-from meshrun.protocol.raised import killed_worker, timed_out
+from meshrun.protocol.raised import killed_worker
 from meshrun.protocol.stacks import CRASHES, current_folder, describe, headline
 from meshrun.supervisor.gpu_errors import GpuErrors, may_be_of_gpu
 from meshrun.supervisor.hung_collectives import describe_peers
@@ -79,7 +79,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
         yield self._why_raised(verdict)
         yield self._why_killed(verdict)
         yield self._why_mismatch(verdict, place)
-        if is_first and _may_have_waited(verdict):
+        if is_first and self._may_have_waited(verdict):
             yield self.monitor.why
         error = verdict.error if verdict.raised is None else ""
         errors = [error, self._why_asserted(verdict)]
@@ -130,18 +130,16 @@ class Investigation(Struct, frozen=True, kw_only=True):
         found = _ASSERTED.search(printed)
         return f"{found[1]}: {found[2]}" if found else None
 
+    def _may_have_waited(self, verdict: Verdict) -> bool:
+        """Return whether a rank may have failed because of a collective: late, lost or aborted."""
+        is_late = self.state.all_ranks[verdict.rank].has_timed_out
+        return is_late or verdict.has_lost_peer or verdict.signum == signal.SIGABRT
+
     def _output_of_abort(self, verdict: Verdict) -> str:
         """Return the last lines of a rank that SIGABRT killed."""
         if verdict.signum != signal.SIGABRT:
             return ""
         return "\n".join(self.output.last_lines(verdict.rank))
-
-
-def _may_have_waited(verdict: Verdict) -> bool:
-    """Return whether a rank may have failed because of a collective: late, lost or aborted."""
-    raised = verdict.raised
-    is_late = raised is not None and timed_out(raised.message, raised.traceback)
-    return is_late or verdict.has_lost_peer or verdict.signum == signal.SIGABRT
 
 
 def _why_not_found() -> str | None:

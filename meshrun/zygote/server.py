@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NoReturn, TextIO
 
 from meshrun.errors import HostError
+from meshrun.host.descriptors import empty_stdin
 from meshrun.host.processes import (
     Ended,
     die_with_parent,
@@ -211,7 +212,7 @@ class ZygoteServer:
         if order.debug:
             os.dup2(stdout, 0)
         elif not order.stdin:
-            _empty_stdin()
+            empty_stdin()
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         for fd in (stdout, stderr):
@@ -387,9 +388,3 @@ def _reopen(stream: TextIO | None) -> None:
             io.TextIOWrapper.__init__(
                 stream, file, stream.encoding, stream.errors, "\n", write_through=True
             )
-
-
-def _empty_stdin() -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
