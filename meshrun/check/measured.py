@@ -30,7 +30,7 @@ class Collective(Struct, frozen=True, kw_only=True):
     """Mean time of a call."""
 
 
-class Exchange(Struct, frozen=True, kw_only=True):
+class PeerExchange(Struct, frozen=True, kw_only=True):
     """A simultaneous exchange of ``bytes`` in each direction between this rank and a peer."""
 
     peer: int
@@ -60,7 +60,7 @@ class RankMeasures(Struct, frozen=True, kw_only=True):
     collectives: list[Collective]
     unsupported: list[str]
     """Operations that the backend does not have."""
-    exchanges: list[Exchange]
+    exchanges: list[PeerExchange]
 
 
 class Measured(Struct, frozen=True, kw_only=True):

@@ -25,14 +25,14 @@ _CHATTY = (
 """Dims that communicate in every layer, the most frequent first: a group should be on one node."""
 
 
-class Finding(Struct, frozen=True):
+class Problem(Struct, frozen=True):
     """A problem that will cost time, and how to fix it."""
 
     problem: str
     fix: str
 
 
-def find_problems(layout: Layout) -> Iterator[Finding]:
+def find_problems(layout: Layout) -> Iterator[Problem]:
     """Yield problems with the placement of ranks, the worst first.
 
     If domains are known, groups within one are fast enough.
@@ -51,9 +51,9 @@ def find_problems(layout: Layout) -> Iterator[Finding]:
         problem = f"{name}: {crossing:,} of {groups:,} groups cross {between}"
         if size > room:
             fix = f"its {size} ranks exceed the {room} workers of a {unit}; make {name} smaller"
-            yield Finding(problem, fix)
+            yield Problem(problem, fix)
         elif (better := _with_last(layout, name, between)) is not None:
-            yield Finding(problem, f"put {name} last: --mesh {better}")
+            yield Problem(problem, f"put {name} last: --mesh {better}")
         else:
             fix = f"a {unit}'s {room} workers are not a multiple of {size}; use "
             fix += (
@@ -61,7 +61,7 @@ def find_problems(layout: Layout) -> Iterator[Finding]:
                 if unit == "node"
                 else f"a size of {name} that divides the workers of every domain"
             )
-            yield Finding(problem, fix if room % size else f"--intra-{unit} {name} --place auto")
+            yield Problem(problem, fix if room % size else f"--intra-{unit} {name} --place auto")
 
 
 def _with_last(layout: Layout, name: str, between: Between) -> str | None:

@@ -93,7 +93,7 @@ class Cells(Struct):
         return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
 
 
-class Frame(Struct, frozen=True):
+class DomainFrame(Struct, frozen=True):
     """The place of a domain, around the boxes of its nodes."""
 
     domain: int
@@ -117,7 +117,7 @@ class Sheet(Struct, frozen=True, kw_only=True):
     arrangement: Arrangement
     cells: Cells
     boxes: tuple[Box, ...]
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[DomainFrame, ...] = ()
     lanes: tuple[Lane, ...] = ()
     """Lines between ranks: below the line of nodes, or below the cells of each row."""
     bundles: tuple[Lane, ...] = ()
@@ -162,7 +162,7 @@ def _first_nodes(layout: Layout) -> dict[int, int]:
     return {node: domain for domain, node in enumerate(starts) if layout.nodes_per_domain}
 
 
-def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[Frame, ...]:
+def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[DomainFrame, ...]:
     """Return a frame around the boxes of each domain, which are in one line or column."""
     groups: list[list[Box]] = []
     for box in boxes:
@@ -171,7 +171,7 @@ def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[Frame
         if groups:
             groups[-1].append(box)
     return tuple(
-        Frame(
+        DomainFrame(
             domains[group[0].node],
             group[0].x - _PAD,
             group[0].y - _LABEL,
@@ -315,7 +315,7 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
             cells.place(ranks_of[node], x + _PAD, y + _LABEL, per_row)
         if domain is not None:
             size = grid.frame(len(members))
-            frames.append(Frame(domain, MARGIN + left - _PAD, top + above - _LABEL, *size))
+            frames.append(DomainFrame(domain, MARGIN + left - _PAD, top + above - _LABEL, *size))
     around = _PAD if frames else 0
     return Sheet(
         arrangement="grid",

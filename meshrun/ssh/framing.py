@@ -19,10 +19,6 @@ _LONGEST = 256 * 1024 * 1024
 """Bytes of the longest frame; a report of thousands of failed ranks fits."""
 
 
-class FrameError(ValueError):
-    """The received data is not a frame from an agent."""
-
-
 def greeting(nonce: str) -> bytes:
     """Return the line that precedes the frames; anything before it is not from the agent."""
     return f"\nmeshrun agent {nonce}\n".encode()
@@ -46,7 +42,7 @@ class FrameSplitter:
         """Yield (kind, content) of each frame that ``received`` completes.
 
         Raises:
-            FrameError: If one is of no known kind, or too long; nothing more can be read then.
+            ValueError: If one is of no known kind, or too long; nothing more can be read then.
         """
         self._bytes += received
         if not self._greeted and not self._find_greeting():
@@ -54,7 +50,7 @@ class FrameSplitter:
         while len(self._bytes) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._bytes)
             if kind not in (OUT, ERR, MESSAGE) or length > _LONGEST:
-                raise FrameError(f"{length} bytes of kind {kind!r}")
+                raise ValueError(f"{length} bytes of kind {kind!r}")
             end = _HEAD.size + length
             if len(self._bytes) < end:
                 return

@@ -27,7 +27,7 @@ _SAME_OUTPUTS = frozenset({"all_gather", "scatter", "reduce_scatter"})
 _KIB = 1024
 
 
-class Finding(Struct, frozen=True):
+class HungGroup(Struct, frozen=True):
     """Why one group hangs."""
 
     severity: int
@@ -46,7 +46,7 @@ def find_hung(
     *,
     own: Container[int],
     why_silent: Mapping[int, str] = MappingProxyType({}),
-) -> list[Finding]:
+) -> list[HungGroup]:
     """Return what holds up each group in which a rank waits, the causes first.
 
     Args:
@@ -118,12 +118,12 @@ def _examine(
     waiting: Mapping[int, tuple[str, Call]],
     places: Mapping[int, str],
     describe_silent: Callable[[int], str],
-) -> Finding:
+) -> HungGroup:
     """Return why a group hangs, of whose ``ranks`` those in ``members`` have answered."""
     if (found := _contradiction(members)) is not None:
         text, number = found
         calls = {rank: call for rank, group in members.items() for call in _numbered(group, number)}
-        return Finding(0, f"in {name}, {text}", tuple(_at_calls(calls, places)))
+        return HungGroup(0, f"in {name}, {text}", tuple(_at_calls(calls, places)))
     under_way = {
         rank: call for rank, group in members.items() if (call := _under_way(group)) is not None
     }
@@ -135,7 +135,7 @@ def _examine(
     ]
     silent = _sets_by_size({rank: describe_silent(rank) for rank in ranks if rank not in members})
     is_elsewhere = any(rank in waiting for rank in absent)
-    return Finding(
+    return HungGroup(
         2 if is_elsewhere else 1,
         f"in {name}, {_describe_wait(latest, under_way, absent, silent)}",
         (

@@ -31,7 +31,7 @@ from meshrun.protocol.raised import aborted_for_timeout, lost_connection, timed_
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
-from meshrun.supervisor.hung_collectives import Finding, find_hung
+from meshrun.supervisor.hung_collectives import HungGroup, find_hung
 from meshrun.supervisor.nccl_ras import NcclRas
 from meshrun.supervisor.rank_pipes import RankPipes
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
@@ -282,7 +282,7 @@ class Monitor(Watcher):
         outcomes = tuple(_with_reason(each, why) for each in cleared.outcomes)
         return replace(state, hung=hung), replace(cleared, outcomes=outcomes)
 
-    def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[Finding]:
+    def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[HungGroup]:
         places = {rank: answer.place for rank, answer in calls.items() if answer.place}
         gone = {
             rank: _describe_gone(known.exited)
@@ -297,7 +297,7 @@ class Monitor(Watcher):
             why_silent={**self.stacks.why_silent, **gone},
         )
 
-    def _print_findings(self, found: Sequence[Finding]) -> None:
+    def _print_findings(self, found: Sequence[HungGroup]) -> None:
         for finding in found[:_MOST_GROUPS]:
             self._console.note(finding.summary)
             self._print(f"    {line}" for line in finding.details)

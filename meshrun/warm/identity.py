@@ -36,7 +36,7 @@ def this_interpreter() -> str:
     return f"{os.path.realpath(sys.executable)} {sys.prefix} {sys.version} {here}"
 
 
-class Source(Struct, frozen=True, kw_only=True):
+class FileParts(Struct, frozen=True, kw_only=True):
     """The parts of a program's file on which libraries may depend when they are imported."""
 
     stat: Stat | None
@@ -63,7 +63,7 @@ class Server(Struct, frozen=True, kw_only=True):
     """A digest of each variable that the imports may have read."""
     read: list[str]
     """Variables that Python code read while it was imported."""
-    sources: dict[str, Source]
+    sources: dict[str, FileParts]
     """The files of the program for which the further packages were imported."""
 
 

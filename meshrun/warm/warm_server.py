@@ -29,9 +29,9 @@ from meshrun.host.users_files import module_files
 from meshrun.protocol.packing import unpack
 from meshrun.warm.identity import (
     BASE,
+    FileParts,
     Requirements,
     Server,
-    Source,
     digests,
     find_mismatch,
     loaded_files,
@@ -44,7 +44,7 @@ from meshrun.warm.inherited import fixed_by_parent, leader_of_session
 from meshrun.warm.keeper import serve_connection
 from meshrun.warm.place import Place, is_as_privileged, stop_server
 from meshrun.warm.warm_messages import Assignment
-from meshrun.worker.exit import Ending
+from meshrun.worker.exit import ExitHandler
 from meshrun.worker.learnt import is_own, stat_of
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
 from meshrun.zygote.guard import LAUNCH_MARK
@@ -69,7 +69,7 @@ class WarmServer:
     """This process: imports modules, then forks keepers."""
 
     def __init__(self, assignment: Assignment, known_at_start: frozenset[str]) -> None:
-        self._ending = Ending()
+        self._ending = ExitHandler()
         self._run_zygote = partial(run_zygote, ending=self._ending, known_at_start=known_at_start)
         self._mark = EnvironVariable(LAUNCH_MARK)
         self._place = Place(assignment.place)
@@ -151,7 +151,7 @@ class WarmServer:
             environment=digests(required.environment, read),
             read=sorted(read),
             sources={
-                path: Source(stat=stat_of(path), words=words_of(path, read))
+                path: FileParts(stat=stat_of(path), words=words_of(path, read))
                 for path in required.own_files
             },
         )

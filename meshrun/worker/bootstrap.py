@@ -36,7 +36,7 @@ from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
 from meshrun.worker.answer_requests import AnswerRequests
 from meshrun.worker.debuggers import ask_at_breakpoints, leave_interrupts, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings
-from meshrun.worker.exit import Ending
+from meshrun.worker.exit import ExitHandler
 from meshrun.worker.flight_recorder import report_calls
 from meshrun.worker.group_lifetime import guard_groups
 from meshrun.worker.late_variables import follow_environment
@@ -55,7 +55,7 @@ def become_rank(
     program: Program,
     source: Source,
     reports: socket.socket,
-    ending: Ending,
+    ending: ExitHandler,
     gate_fd: int,
     stacks_fd: int,
     requests_fd: int,

@@ -40,7 +40,7 @@ _TIMEOUT_S = 120.0
 _VERDICT = "meshrun/check/verdict"
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class CheckOutcome(Struct, frozen=True, kw_only=True):
     """What the check found, the same on every rank."""
 
     findings: list[Finding]
@@ -63,7 +63,9 @@ def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -
     return failed.get(socket.gethostname(), "") if verdict.findings else None
 
 
-def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Verdict | Raised:
+def _in_fork(
+    order: StartRank, settings: EarlySettings, reporter: Reporter
+) -> CheckOutcome | Raised:
     """Return what a fork of this process found; if a signal killed it, end by the same signal."""
     receiver, sender = os.pipe()
     rank = os.getpid()
@@ -82,7 +84,7 @@ def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> V
             if os.WIFSIGNALED(status):
                 _end_by_signal(os.WTERMSIG(status))
             signal.signal(signal.SIGTERM, before)
-    found: Verdict | Raised = unpack(text, Verdict | Raised)
+    found: CheckOutcome | Raised = unpack(text, CheckOutcome | Raised)
     return found
 
 
@@ -111,7 +113,7 @@ def _run_fork(
         os._exit(0)  # this process must never run the program
 
 
-def _find(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Verdict | Raised:
+def _find(order: StartRank, settings: EarlySettings, reporter: Reporter) -> CheckOutcome | Raised:
     try:
         raise_thread_counts(os.environ)
         with settings.in_effect():
@@ -123,7 +125,7 @@ def _find(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Verd
         return format_raised(error, may_be_ours=True)
 
 
-def _check(order: StartRank, report: Callable[..., object]) -> Verdict:
+def _check(order: StartRank, report: Callable[..., object]) -> CheckOutcome:
     """Return rank 0's verdict, which is reported before other ranks can act on it."""
     began_s = time.monotonic()
     import torch.distributed as dist
@@ -143,12 +145,12 @@ def _check(order: StartRank, report: Callable[..., object]) -> Verdict:
         )
         store.set(_VERDICT, pack(verdict))
         return verdict
-    received: Verdict = unpack(store.get(_VERDICT), Verdict)
+    received: CheckOutcome = unpack(store.get(_VERDICT), CheckOutcome)
     return received
 
 
-def _judge(measured: Measured, require: str) -> Verdict:
+def _judge(measured: Measured, require: str) -> CheckOutcome:
     required = parse_requirements(require, "--require") if require else ()
     result = evaluate(measured, required)
     speeds = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best_bus(result.rows).items())
-    return Verdict(findings=result.findings, speeds=speeds)
+    return CheckOutcome(findings=result.findings, speeds=speeds)

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from meshrun.check.judge import compare_links, slow_ranks
-from meshrun.check.measured import RESULT_FILE, Collective, Exchange, Measured, RankMeasures
+from meshrun.check.measured import RESULT_FILE, Collective, Measured, PeerExchange, RankMeasures
 from meshrun.check.schedule import pairs_of
 from meshrun.errors import MeshError
 from meshrun.host.cores import count_usable_cores
@@ -212,7 +212,7 @@ class _Exchanges:
         self._sent = torch.zeros(_EXCHANGED[mode] // 4, device=device)
         self._received = torch.empty_like(self._sent)
 
-    def measure(self) -> list[Exchange]:
+    def measure(self) -> list[PeerExchange]:
         """Return the time of each exchange; collective.
 
         What seems slow is measured again while all others wait: a bad link stays slow, while a
@@ -230,7 +230,7 @@ class _Exchanges:
                 turn = peers.index(peer)
                 seconds[turn] = min(seconds[turn], self._measured(peer))
         return [
-            Exchange(peer=peer, bytes=_EXCHANGED[self._mode], seconds=each)
+            PeerExchange(peer=peer, bytes=_EXCHANGED[self._mode], seconds=each)
             for peer, each in zip(peers, seconds, strict=True)
             if peer is not None
         ]

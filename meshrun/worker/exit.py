@@ -41,7 +41,7 @@ file, gets it back from a busy thread after this time."""
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - only inspected
 
 
-class Ending:
+class ExitHandler:
     """The exit handler of a process; made before all imports, so that it runs last."""
 
     def __init__(self) -> None:

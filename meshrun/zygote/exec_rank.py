@@ -21,7 +21,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.bootstrap import become_rank
-from meshrun.worker.exit import Ending
+from meshrun.worker.exit import ExitHandler
 from meshrun.worker.program import read_program
 from meshrun.worker.sys_path import first_path, put_first
 
@@ -44,7 +44,7 @@ def main(known_at_start: frozenset[str]) -> None:
         program=program,
         source=read_program(program),
         reports=reports,
-        ending=Ending(),
+        ending=ExitHandler(),
         gate_fd=gate_fd,
         stacks_fd=stacks_fd,
         requests_fd=requests_fd,

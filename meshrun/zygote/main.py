@@ -28,7 +28,7 @@ from meshrun.mesh.build import check_registered
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.from_zygote import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.protocol.to_zygote import Prepare
-from meshrun.worker.exit import Ending
+from meshrun.worker.exit import ExitHandler
 from meshrun.worker.program import Source, format_raised, read_program
 from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.sys_path import first_path, holds, on_path, put_first
@@ -49,11 +49,11 @@ from meshrun.zygote.server import ZygoteServer
 def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     """Run the zygote; return only in a rank, with the function that it is to run."""
     fds, program = list(map(int, sys.argv[1:4])), Program.of_words(sys.argv[4:])
-    return run_zygote(fds, program, ending=Ending(), known_at_start=known_at_start)
+    return run_zygote(fds, program, ending=ExitHandler(), known_at_start=known_at_start)
 
 
 def run_zygote(
-    fds: Sequence[int], program: Program, *, ending: Ending, known_at_start: frozenset[str]
+    fds: Sequence[int], program: Program, *, ending: ExitHandler, known_at_start: frozenset[str]
 ) -> Callable[[], None]:
     """Run the zygote; return only in a rank, with the function that it is to run.
 

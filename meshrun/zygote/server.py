@@ -54,7 +54,7 @@ from meshrun.protocol.to_zygote import (
     SuspendRanks,
 )
 from meshrun.worker.bootstrap import become_rank
-from meshrun.worker.exit import Ending
+from meshrun.worker.exit import ExitHandler
 from meshrun.worker.program import Source
 from meshrun.zygote.control import LEFT_TO_LAUNCHER, is_hung_up, launcher_pid, receive, send
 from meshrun.zygote.guard import Guard
@@ -77,7 +77,7 @@ class ZygoteServer:
         program: Program,
         source: Source,
         fresh: bool,
-        ending: Ending,
+        ending: ExitHandler,
         dispositions: dict[int, Any],
         guard: Guard,
     ) -> None:

@@ -471,8 +471,8 @@ def test_alarms_of_a_program_do_not_go_off_while_its_rank_waits_for_peers() -> N
     program = (
         "import faulthandler, os, signal, threading\n"
         "from types import SimpleNamespace\n"
-        "from meshrun.worker.exit import Ending\n"
-        "ending = Ending()\n"
+        "from meshrun.worker.exit import ExitHandler\n"
+        "ending = ExitHandler()\n"
         "ending._reporter = SimpleNamespace(report=lambda _: None)\n"
         "ending._gate_fd, others = os.pipe()\n"
         "signal.setitimer(signal.ITIMER_REAL, 0.1)\n"

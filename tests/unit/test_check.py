@@ -17,7 +17,7 @@ from meshrun.check.judge import (
     format_rate,
     format_size,
 )
-from meshrun.check.measured import Collective, Exchange, Measured, RankMeasures
+from meshrun.check.measured import Collective, Measured, PeerExchange, RankMeasures
 from meshrun.check.requirements import check_dims, parse_requirements
 from meshrun.check.schedule import meetings, pairs_of
 from meshrun.errors import UsageError
@@ -61,7 +61,7 @@ def measured(layout: Layout, rates: dict[frozenset[int], float], usual: float = 
             if peer is not None:
                 ends = frozenset(layout.node_rank(each) if many else each for each in (rank, peer))
                 exchanges.append(
-                    Exchange(peer=peer, bytes=MIB, seconds=MIB / rates.get(ends, usual))
+                    PeerExchange(peer=peer, bytes=MIB, seconds=MIB / rates.get(ends, usual))
                 )
         ranks.append(
             RankMeasures(

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.identity import (
+    FileParts,
     Requirements,
     Server,
-    Source,
     changed_library,
     digests,
     find_mismatch,
@@ -47,7 +47,7 @@ def pair(tmp_path: Path) -> tuple[Server, Requirements, Path]:
         extra=["transformers"],
         environment=digests(ENVIRONMENT, READ),
         read=READ,
-        sources={str(program): Source(stat=stat_of(str(program)), words=["transformers"])},
+        sources={str(program): FileParts(stat=stat_of(str(program)), words=["transformers"])},
     )
     wanted = Requirements(
         interpreter="python",
