@@ -25,7 +25,7 @@ from meshrun.lifecycle.local import (
 )
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import cause_of_change, may_continue, may_restart, plan_restart
-from meshrun.lifecycle.state import State
+from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllCleared,
     GenerationAborted,
@@ -54,8 +54,11 @@ def _meeting_failed(state: State, event: MeetingFailed) -> State:
     known = state.nodes
     if known.failed is not None or state.over:
         return state
+    is_open = known.phase is not NodesPhase.OVER and known.link is not Link.CUT_OFF
+    if event.node_rank is not None and is_open:
+        known = NodesState(phase=NodesPhase.RUNNING, is_coordinator=event.node_rank == 0)
     link = Link.CUT_OFF if known.link is Link.RETURNING else known.link
-    state = state.with_nodes(failed=event, link=link)
+    state = replace(state, nodes=replace(known, failed=event, link=link))
     if not known.is_met:
         return mark_stopped(state, phase=Phase.ENDING).do(EndZygote(by_force=True))
     if known.is_cleared and known.may_end_alone:

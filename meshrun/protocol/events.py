@@ -98,6 +98,8 @@ class MeetingFailed(Struct, frozen=True, kw_only=True):
 
     error: MeshrunError
     at_ns: int
+    node_rank: int | None = None
+    """That of this node if all nodes have joined, but do not fit together here."""
 
 
 class NodeLost(Struct, frozen=True, kw_only=True):

@@ -40,7 +40,6 @@ from meshrun.lifecycle.actions import (
 )
 from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.outcome import build_result, describe_end
-from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import ALONE, NodesState, State, skip_time, was_stopped
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.caller import Caller
@@ -574,11 +573,7 @@ class Loop:
         try:
             self._processes.meet(self._initial_plan, met, nodes.peers.listener)
         except MeshrunError as error:
-            self.state = replace(
-                self.state,
-                nodes=NodesState(phase=NodesPhase.RUNNING, is_coordinator=not met.node_rank),
-            )
-            return MeetingFailed(error=error, at_ns=met.at_ns)
+            return MeetingFailed(error=error, at_ns=met.at_ns, node_rank=met.node_rank)
         nodes.hosts = met.hosts
         self._output.replan(self.plan)
         for watcher in self._watchers:

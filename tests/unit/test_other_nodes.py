@@ -74,6 +74,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "zygote first, nodes later": ([READY, met(0)], [START]),
     "nodes that do not meet end it at once": ([READY, NOT_MET], [BY_FORCE]),
     "once": ([READY, NOT_MET, NOT_MET], [BY_FORCE]),
+    "a node whom the nodes do not fit once they have met tells the others": (
+        [READY, replace(NOT_MET, node_rank=1)],
+        [FAILED, CLEAR],
+    ),
     "others fail while this node still imports": (
         [met(1), OTHERS_FAILED, KILLED_ZYGOTE],
         [BY_FORCE, CLEARED],

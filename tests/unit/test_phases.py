@@ -7,6 +7,7 @@ from enum import Enum
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from meshrun.lifecycle.actions import StartAll
 from meshrun.lifecycle.advance import advance
@@ -71,7 +72,9 @@ LOCAL: list[Callable[[int], st.SearchStrategy[Event]]] = [
     lambda at: st.just(TimePassed(at_ns=at)),
 ]  # fmt: skip
 ELSEWHERE: list[Callable[[int], st.SearchStrategy[Event]]] = [
-    lambda _: st.sampled_from([met(0), met(1), NOT_MET, NEXT, OTHERS_FINISHED, over(7)]),
+    lambda _: st.sampled_from(
+        [met(0), met(1), NOT_MET, replace(NOT_MET, node_rank=1), NEXT, OTHERS_FINISHED, over(7)]
+    ),
     lambda at: st.builds(
         NodeLost, node_rank=RANK, host=st.just("a"), why=st.just("gone"), at_ns=st.just(at)
     ),
