@@ -135,7 +135,7 @@ def _check_node(plan: LaunchPlan) -> None:
         check_own_history(path, most)
     if not request.check_gpus:
         return
-    from meshrun.supervisor.check_gpus import examine_gpus
+    from meshrun.plan.gpu_check import examine_gpus
 
     try:
         examine_gpus(plan, note)

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
+from meshrun.lifecycle import advance
 from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, SignalRanks
-from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
 from meshrun.lifecycle.state import ALONE, NodesState, State
 from meshrun.protocol.events import Event, SignalArrived, TimePassed, ZygoteGone

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from meshrun.errors import HostError
 from meshrun.host.printable import one_line
-from meshrun.host.steps import Steps, finish
+from meshrun.host.reactor import Steps, finish
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

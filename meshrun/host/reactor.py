@@ -14,19 +14,31 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Protocol, TypeVar
 
 from meshrun.errors import HostError
-from meshrun.host.steps import Steps
 
 T = TypeVar("T")
 Call = Callable[[], object]
+Steps = Generator[float, None, T]
+"""Work in steps, between which others can be done; yields how long to wait before the next step, in
+seconds, and returns the result."""
 _STEP_S = 0.02
 _LONGEST_WAIT_S = 1800.0
 """The kernel refuses to wait for months; a turn in which nothing is due does no harm."""
+
+
+def finish(steps: Steps[T], wait: Callable[[float], object] = time.sleep) -> T:
+    """Take all steps, one after the other, and return the result."""
+    while True:
+        try:
+            wait_s = next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        wait(wait_s)
 
 
 class HasFileno(Protocol):

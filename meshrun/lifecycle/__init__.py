@@ -4,3 +4,23 @@
 ``local`` handles events on this node, ``other_nodes`` those on other nodes. ``restart`` decides
 whether ranks restart, ``blame`` which failure was the cause, ``outcome`` the exit code.
 """
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from meshrun.lifecycle import local, other_nodes
+from meshrun.lifecycle.actions import Action
+from meshrun.lifecycle.phases import Phase
+from meshrun.lifecycle.state import State
+from meshrun.protocol.events import Event
+
+_HANDLERS = {**local.HANDLERS, **other_nodes.HANDLERS}
+
+
+def advance(state: State, event: Event) -> tuple[State, list[Action]]:
+    """Return the state after ``event``, and the actions to carry out; time comes in events."""
+    state = _HANDLERS[type(event)](state, event)
+    if state.zygote_gone is not None and not state.nodes.awaits_decision:
+        state = replace(state, phase=Phase.OVER)
+    return replace(state, actions=()), [*state.actions]

@@ -1,16 +1,21 @@
-"""Reasons not to start ranks on GPUs, derived from the GPUs' health. Pure."""
+"""``--check-gpus``: reasons not to start ranks on the GPUs of this node, from their health."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from msgspec import Struct
 
 from meshrun.errors import HostError
-from meshrun.host.gpu_health import GpuHealth
+from meshrun.host.ask_driver import ask_driver
+from meshrun.host.gpu_health import GpuHealth, read_health
 from meshrun.host.machine import Gpu
-from meshrun.host.xids import Xid
+from meshrun.host.nvml import why_no_nvml
+from meshrun.host.xids import Xid, read_xids
+from meshrun.plan.plan import LaunchPlan
 from meshrun.wording import count
 
 _THROTTLES = {
@@ -38,13 +43,48 @@ class GpuFinding(Struct, frozen=True):
         return f"GPU {self.gpu.label}: {self.problem}; {self.advice}"
 
 
-def find_gpu_problems(healths: Sequence[GpuHealth], xids: Sequence[Xid]) -> list[GpuFinding]:
+def examine_gpus(plan: LaunchPlan, note: Callable[[str], None]) -> None:
+    """Check the GPUs that ranks will use, and pass a line for each finding to ``note``.
+
+    Raises:
+        HostError: If one fails the check.
+    """
+    gpus = plan.used_gpus
+    where = f"{os.uname().nodename}: " if plan.layout.nnodes > 1 else ""
+    needs_none = plan.request.device == "cpu" and not gpus
+    health = [] if needs_none else ask_driver(partial(read_health, gpus=gpus))
+    if health is None:
+        why, is_severe = ask_driver(lambda _: why_no_nvml())
+        if is_severe:
+            raise HostError(
+                f"--check-gpus: the NVIDIA driver does not work: {why}",
+                hint="reload it, or reboot the machine",
+            )
+    if not gpus:
+        note(f"{where}--check-gpus: this launch uses no GPU of this machine")
+        return
+    if health is None:
+        note(f"{where}--check-gpus: {why}; no GPU was checked")
+        return
+    xids = read_xids()
+    if xids is None:
+        note(f"{where}no permission to read the kernel log, so it was not searched for XIDs")
+    findings = _find_problems(health, xids or ())
+    for finding in findings:
+        note(f"{where}{finding}")
+    if (unfit := _unfit(findings, gpus)) is not None:
+        raise unfit
+    if not findings:
+        note(f"{where}{count(len(gpus), 'GPU')} checked, nothing found")
+
+
+def _find_problems(healths: Sequence[GpuHealth], xids: Sequence[Xid]) -> list[GpuFinding]:
     """Return the problems of GPUs, severe ones first."""
     found = [finding for health in healths for finding in _problems(health, xids)]
     return sorted(found, key=lambda finding: not finding.is_severe)
 
 
-def unfit_gpus(findings: Sequence[GpuFinding], gpus: Sequence[Gpu]) -> HostError | None:
+def _unfit(findings: Sequence[GpuFinding], gpus: Sequence[Gpu]) -> HostError | None:
     """Return the error for a launch on GPUs some of which are unfit, ``None`` if none is."""
     unfit = list(dict.fromkeys(each.gpu.label for each in findings if each.is_severe))
     if not unfit:

@@ -204,4 +204,4 @@ Event = (
     | RankLate
     | TimePassed
 )
-"""The events that ``lifecycle.advance`` accepts."""
+"""The events that ``lifecycle.advance()`` accepts."""

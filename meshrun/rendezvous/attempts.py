@@ -12,9 +12,9 @@ from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.dialer import Dialer
 from meshrun.rendezvous.handshake import ParticipantHandshake, Translated
+from meshrun.rendezvous.hub import Deadline
 from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.this_node import ThisNode
 

@@ -21,12 +21,12 @@ from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
-from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import (
     check_settings,
     list_names,
     note_different_arguments,
 )
+from meshrun.rendezvous.hub import Deadline
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
     Join,

@@ -15,9 +15,9 @@ from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
 from meshrun.rendezvous.coordinator import Coordinator
-from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany, list_names
+from meshrun.rendezvous.hub import Deadline
 from meshrun.rendezvous.messages import Join, Message, Refused, Waiting, encode
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated

@@ -35,6 +35,7 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.expected_nodes import natural
+from meshrun.rendezvous.hub import FIRST_NOTE_S, NOTE_EVERY_S
 from meshrun.rendezvous.torch_decline import read, store_of, watch_for_declines
 from meshrun.rendezvous.torch_handler import make_handler
 
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
     from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 
-_NOTE_EVERY_S = 5.0
-_FIRST_NOTE_S = 3.0
 _ANSWERS_S = 3.0
 """How long the machine of node 0 may take to accept a connection."""
 
@@ -137,9 +136,9 @@ def _report(reports: socket.socket, event: Any) -> None:
 
 
 def _note_wait(order: Negotiate, done: threading.Event, note: Callable[[str], None]) -> None:
-    wait_s = _FIRST_NOTE_S
+    wait_s = FIRST_NOTE_S
     while not done.wait(wait_s):
-        wait_s = _NOTE_EVERY_S
+        wait_s = NOTE_EVERY_S
         place = format_endpoint(order.endpoint_host, order.endpoint_port)
         few = "" if order.least_nodes == order.nnodes else "at least "
         note(f"waiting for {few}{order.least_nodes} nodes through {order.backend} at {place}")

@@ -1,13 +1,20 @@
-"""Metrics for Prometheus, and probes: ``--metrics``."""
+"""Metrics for Prometheus, and probes: ``--metrics``.
+
+Source:
+    https://prometheus.io/docs/specs/om/open_metrics_spec/ for the text: OpenMetrics 1.0, or the
+    older format 0.0.4.
+"""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
-from typing import get_args
+from typing import Literal, get_args
+
+from msgspec import Struct
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError, UsageError
@@ -22,11 +29,26 @@ from meshrun.protocol.events import Event, NodeLost, RankLate
 from meshrun.protocol.from_zygote import RankBeat
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import LaunchResult
-from meshrun.report.open_metrics import OPEN_METRICS, PLAIN, Family, Sample, render_metrics
 from meshrun.report.rank_status import RankPhase, phase_of
 from meshrun.supervisor.watcher import Watcher
 
 _RATE_WINDOW_S = 60.0
+_OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+
+Sample = tuple[Mapping[str, object], float]
+"""Labels and a value."""
+
+
+class Family(Struct, frozen=True):
+    """One metric with all its samples."""
+
+    name: str
+    """For a counter, without ``_total``."""
+    help: str
+    value: float | tuple[Sample, ...]
+    """One value without labels, or samples."""
+    kind: Literal["gauge", "counter"] = "gauge"
 
 
 class Metrics(Watcher):
@@ -99,8 +121,8 @@ class Metrics(Watcher):
     def _respond(self, path: str, headers: Mapping[str, str]) -> Response:
         if path == "/metrics":
             is_open = "application/openmetrics-text" in headers.get("accept", "")
-            text = render_metrics(self._families(), is_open=is_open)
-            return Response(text, content_type=OPEN_METRICS if is_open else PLAIN)
+            text = _render(self._families(), is_open=is_open)
+            return Response(text, content_type=_OPEN_METRICS if is_open else _PLAIN)
         if path == "/healthz":
             if self._state.hung is not None:
                 return Response("no rank makes progress\n", "503 Service Unavailable")
@@ -187,3 +209,26 @@ def _reason(cause: Cause) -> str:
     if cause.raised is not None:
         return cause.raised.kind
     return "hang" if "no rank made progress" in cause.description else cause.description
+
+
+def _render(families: Iterable[Family], *, is_open: bool) -> str:
+    """Return the metrics as OpenMetrics if ``is_open``, else in the older format."""
+    return "".join(f"{line}\n" for line in _lines(families, is_open))
+
+
+def _lines(families: Iterable[Family], is_open: bool) -> Iterator[str]:
+    for family in families:
+        sample = f"{family.name}_total" if family.kind == "counter" else family.name
+        name = family.name if is_open else sample
+        yield f"# HELP {name} {_escaped(family.help)}"
+        yield f"# TYPE {name} {family.kind}"
+        samples = family.value if isinstance(family.value, tuple) else (({}, family.value),)
+        for labels, value in samples:
+            shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
+            yield f"{sample}{{{shown}}} {value:.12g}" if shown else f"{sample} {value:.12g}"
+    if is_open:
+        yield "# EOF"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

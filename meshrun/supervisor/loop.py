@@ -29,6 +29,7 @@ from meshrun.host.processes import (
 )
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import merged_label
+from meshrun.lifecycle import advance
 from meshrun.lifecycle.actions import (
     Action,
     Decide,
@@ -38,7 +39,6 @@ from meshrun.lifecycle.actions import (
     StartAll,
     StartZygote,
 )
-from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.outcome import build_result, describe_end
 from meshrun.lifecycle.state import ALONE, NodesState, State, skip_time, was_stopped
 from meshrun.plan.plan import LaunchPlan

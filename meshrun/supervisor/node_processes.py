@@ -17,9 +17,8 @@ from meshrun.errors import HostError
 from meshrun.host.descriptors import allow_descriptors, close_file
 from meshrun.host.interfaces import interface_of
 from meshrun.host.processes import Ended, handles_signal, killing_children, read_stat
-from meshrun.host.reactor import Reactor
+from meshrun.host.reactor import Reactor, Steps, finish
 from meshrun.host.sockets import LOOPBACK_INTERFACE
-from meshrun.host.steps import Steps, finish
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan, RankPlan, complete_plan

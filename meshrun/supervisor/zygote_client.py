@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
 from meshrun.host.processes import Ended, marked_processes, send_signal, signals_blocked
+from meshrun.host.reactor import Steps
 from meshrun.host.shortage import HINTS, TOO_FEW_PROCESSES
 from meshrun.host.sockets import packet_pair
-from meshrun.host.steps import Steps
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec

@@ -19,7 +19,7 @@ from meshrun.host.absolute import absolute
 from meshrun.host.descriptors import unnamed_file
 from meshrun.host.pidfd import has_ended, send_signal_to
 from meshrun.host.processes import Ended, is_stopped
-from meshrun.host.steps import Steps, finish
+from meshrun.host.reactor import Steps, finish
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from meshrun.host.environ_variable import EnvironVariable
 from meshrun.host.pidfd import open_pidfd
 from meshrun.host.processes import (
     SignalState,
@@ -26,7 +25,7 @@ from meshrun.host.processes import (
     send_signal,
     signal_state,
 )
-from meshrun.host.title import set_title
+from meshrun.host.title import EnvironVariable, set_title
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.warm_messages import FDS, ZygoteEnded, ZygoteForked, ZygoteSpec

@@ -19,12 +19,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
-from meshrun.host.environ_variable import EnvironVariable
 from meshrun.host.pidfd import open_pidfd
 from meshrun.host.processes import signals_blocked, started_at
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import peer_of
-from meshrun.host.title import set_title
+from meshrun.host.title import EnvironVariable, set_title
 from meshrun.host.users_files import module_files
 from meshrun.protocol.packing import unpack
 from meshrun.warm.identity import (

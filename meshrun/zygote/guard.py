@@ -23,7 +23,7 @@ from meshrun.host.processes import (
     send_signal,
     started_at,
 )
-from meshrun.host.steps import Steps, finish
+from meshrun.host.reactor import Steps, finish
 from meshrun.zygote.control import is_hung_up, launcher_pid
 
 LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"

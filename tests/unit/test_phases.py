@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from meshrun.lifecycle import advance
 from meshrun.lifecycle.actions import StartAll
-from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (

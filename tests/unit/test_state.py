@@ -9,6 +9,7 @@ import signal
 import pytest
 from msgspec.structs import replace
 
+from meshrun.lifecycle import advance
 from meshrun.lifecycle.actions import (
     Action,
     EndZygote,
@@ -17,7 +18,6 @@ from meshrun.lifecycle.actions import (
     StartAll,
     StartZygote,
 )
-from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.local import ZYGOTE_GRACE_S
 from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import NodesState

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from meshrun.lifecycle import advance
 from meshrun.lifecycle.actions import (
     EndGeneration,
     EndZygote,
@@ -17,7 +18,6 @@ from meshrun.lifecycle.actions import (
     StartAll,
     StartZygote,
 )
-from meshrun.lifecycle.advance import advance
 from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import ALONE, NodesState, State, skip_time
 from meshrun.protocol.events import (
