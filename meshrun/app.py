@@ -20,10 +20,11 @@ from msgspec.structs import replace
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import detect_here, is_rank, with_starter
 from meshrun.errors import HostError, MeshrunError, UsageError
-from meshrun.host.cores import count_cores
+from meshrun.host.cores import count_cores, may_bind
 from meshrun.host.detect_host import detect_host
 from meshrun.host.exclusion import node_name
 from meshrun.host.outside_devices import count_with_torch
+from meshrun.host.shortage import REFUSED
 from meshrun.host.stderr import note
 from meshrun.plan.nic_affinity import note_no_nics
 from meshrun.plan.plan import LaunchPlan, build_plan, depends_on_count, depends_on_gpus
@@ -133,6 +134,12 @@ def _check_node(plan: LaunchPlan) -> None:
         from meshrun.report.node_history import check_own_history
 
         check_own_history(path, most)
+    if request.numa_binding is not None and not may_bind():
+        raise HostError(
+            f"--numa-binding {request.numa_binding}: this machine does not let processes choose"
+            " their CPUs: sched_setaffinity(2) is not permitted",
+            hint=f"{REFUSED}; or remove --numa-binding",
+        )
     if not request.check_gpus:
         return
     from meshrun.plan.gpu_check import examine_gpus

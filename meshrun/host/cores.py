@@ -18,6 +18,15 @@ def bind_to_cpus(cpus: Collection[int]) -> None:
         os.sched_setaffinity(0, cpus)
 
 
+def may_bind() -> bool:
+    """Return whether this process may be bound to CPUs, which a seccomp profile can refuse."""
+    try:
+        bind_to_cpus(allowed_cpus())
+    except OSError:
+        return False
+    return True
+
+
 def count_usable_cores() -> int:
     """Return the number of cores this process may keep busy, at least 1.
 

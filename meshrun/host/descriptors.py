@@ -98,17 +98,19 @@ def allow_descriptors(count: int) -> None:
     """Raise this process's soft limit so that ``count`` descriptors can be open.
 
     Raises:
-        HostError: If the hard limit is lower.
+        HostError: If the hard limit is lower, or may not be changed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return
-    if hard != resource.RLIM_INFINITY and hard < count:
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    except ValueError as error:  # above the hard limit, or refused by a seccomp profile
+        limit = hard if hard != resource.RLIM_INFINITY and hard < count else soft
         raise HostError(
-            f"this launch needs {count} open files, but the limit is {hard}",
+            f"this launch needs {count} open files, but the limit is {limit}",
             hint=f"raise it with `ulimit -n {max(count, _USUAL)}`, or start fewer ranks",
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+        ) from error
 
 
 def allow_many_descriptors() -> None:
@@ -116,7 +118,8 @@ def allow_many_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MANY if hard == resource.RLIM_INFINITY else min(hard, _MANY)
     if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        with suppress(ValueError):  # refused by a seccomp profile
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def has_terminal() -> bool:

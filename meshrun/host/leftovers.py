@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from meshrun.errors import HostError
 from meshrun.host.folder import Folder, make_folder
-from meshrun.host.shortage import HINTS
+from meshrun.host.shortage import hint_for
 
 PREFIX = "meshrun_"
 _LOCK = "held"
@@ -87,7 +87,7 @@ def writing_to(folder: str) -> Iterator[None]:
     except OSError as error:
         raise HostError(
             f"cannot write to the temporary folder `{folder}`: {error.strerror}",
-            hint=HINTS.get(error.errno or 0, "set TMPDIR to a writable folder with free space"),
+            hint=hint_for(error.errno) or "set TMPDIR to a writable folder with free space",
         ) from error
 
 

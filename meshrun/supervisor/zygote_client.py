@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from meshrun.errors import HostError, InternalError
 from meshrun.host.processes import Ended, marked_processes, send_signal, signals_blocked
 from meshrun.host.reactor import Steps
-from meshrun.host.shortage import HINTS, TOO_FEW_PROCESSES
+from meshrun.host.shortage import TOO_FEW_PROCESSES, hint_for
 from meshrun.host.sockets import packet_pair
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import Program
@@ -178,9 +178,8 @@ class _NewZygote:
                     env={**zygote_environment(os.environ), LAUNCH_MARK: mark},
                 )
         except OSError as error:
-            hint = TOO_FEW_PROCESSES
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                hint = HINTS[error.errno]
+            is_full = error.errno in (errno.EMFILE, errno.ENFILE)
+            hint = hint_for(error.errno) if is_full else TOO_FEW_PROCESSES
             raise HostError(
                 f"cannot start `{sys.executable}`: {error.strerror}", hint=hint
             ) from error

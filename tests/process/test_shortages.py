@@ -267,7 +267,7 @@ def test_descriptors_that_a_parent_left_open(free: int, fake_torch: object) -> N
     error, empty, hint = ours.stderr.splitlines()
     assert error.startswith("error: ")
     assert error.endswith(": Too many open files")
-    assert (empty, hint) == ("", "hint: raise the limit with `ulimit -n`")
+    assert (empty, hint) == ("", "hint: raise the limit with `ulimit -n`, which is 256")
 
 
 @pytest.mark.parametrize("free", range(1, 6))

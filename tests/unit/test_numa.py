@@ -1,16 +1,20 @@
 """Which CPUs each rank is bound to, on invented machines."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.errors import UsageError
+from meshrun.app import plan, plan_or_decline
+from meshrun.errors import HostError, UsageError
 from meshrun.host.machine import Cpu, Topology, parse_cpus
 from meshrun.plan.numa import BINDING_MODES, BindingMode, choose_cpus
 from meshrun.wording import number_ranges
 from tests.machines import BIG, Machine, machines
+from tests.plans import plan_of
 
 
 @st.composite
@@ -226,3 +230,17 @@ def test_a_list_of_cpus_is_parsed_as_it_was_written(cpus: frozenset[int]) -> Non
 def test_text_that_is_not_a_list_of_cpus_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"range|invalid"):
         parse_cpus(text)
+
+
+def test_a_machine_that_refuses_binding_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a seccomp profile; a dry run does not ask."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr("os.sched_setaffinity", refuse)
+    request = plan_of(numa_binding="node").request
+
+    plan(request)
+    with pytest.raises(HostError, match=r"sched_setaffinity.*\nhint: see the seccomp"):
+        plan_or_decline(request, None)

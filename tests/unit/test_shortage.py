@@ -13,18 +13,22 @@ import pytest
 import meshrun
 from meshrun.errors import HostError
 from meshrun.host import folder as folders
+from meshrun.host.descriptors import allow_descriptors, allow_many_descriptors
 from meshrun.host.folder import Folder, make_folder
 from meshrun.host.leftovers import writing_to
 from meshrun.host.shortage import describe_shortage
 
+REFUSED = "the operating system refused what meshrun needs"
 FULL = OSError(errno.ENFILE, os.strerror(errno.ENFILE))
 
 
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (FULL, "the operating system refused what meshrun needs: Too many open files in system"),
+        (FULL, f"{REFUSED}: Too many open files in system"),
         (OSError(errno.EIO, "I/O", "/a/b"), "cannot use `/a/b`: Input/output error"),
+        (OSError(errno.EPERM, "no"), f"{REFUSED}: Operation not permitted"),
+        (OSError(errno.EPERM, "no", "/a/b"), None),
         (MemoryError(), "this machine is out of memory"),
         (
             ImportError("a.so: failed to map segment from shared object", path="/a.so"),
@@ -106,3 +110,16 @@ def test_why_a_temporary_folder_cannot_be_written(number: int, hint: str) -> Non
     """Another folder does not help a process that is out of descriptors."""
     with pytest.raises(HostError, match=hint), writing_to("/tmp/a"):
         raise OSError(number, os.strerror(number))
+
+
+def test_a_limit_that_may_not_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a seccomp profile: Python reports it as it reports a limit above the hard one."""
+
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr("resource.getrlimit", lambda _: (70, 4096))
+    monkeypatch.setattr("resource.setrlimit", refuse)
+    allow_many_descriptors()
+    with pytest.raises(HostError, match="this launch needs 80 open files, but the limit is 70"):
+        allow_descriptors(80)
