@@ -22,6 +22,9 @@ def main(_known_at_start: object = None) -> None:
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # As some daemons start programs; the exit codes of children would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    from meshrun.host.descriptors import open_standard_streams
+
+    open_standard_streams()  # before anything else opens a file
     gc.set_threshold(_FEW_COLLECTIONS)
     atexit.register(gc.freeze)  # at exit, the interpreter collects garbage once more
     from meshrun.cli.command import run_command_line

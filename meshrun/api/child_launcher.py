@@ -19,7 +19,6 @@ from io import TextIOBase
 from typing import IO, Any, TextIO
 
 from meshrun.api.held_handlers import handlers_held
-from meshrun.host.descriptors import is_lost_output
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import reporting_shortages
@@ -118,7 +117,7 @@ def _leads_to(stream: TextIO | None, descriptor: int) -> bool:
         direct = stream.fileno() == descriptor
         if direct:
             stream.flush()
-    except (AttributeError, OSError, ValueError):  # pytest's, a notebook's, or a closed one
+    except Exception:  # pytest's, a notebook's, or a closed one
         return False
     return direct
 
@@ -126,7 +125,10 @@ def _leads_to(stream: TextIO | None, descriptor: int) -> bool:
 def copy_output(pairs: Sequence[tuple[IO[bytes], AnyStream]]) -> None:
     """Copy each pipe to its stream until all are closed at the other end.
 
-    On a full disk, what a stream does not take is lost.
+    What a stream does not take, such as a closed one or a file on a full disk, is lost.
+
+    Raises:
+        ConnectionError: If nobody reads a stream any longer.
     """
     lost: list[AnyStream] = []
     with Reactor() as reactor:
@@ -135,14 +137,15 @@ def copy_output(pairs: Sequence[tuple[IO[bytes], AnyStream]]) -> None:
             data = os.read(pipe.fileno(), _READ_BYTES)
             try:
                 write_text(stream, decoder.decode(data, final=not data))
-            except OSError as error:
-                if not is_lost_output(error):
-                    raise
+            except ConnectionError:
+                raise
+            except Exception as error:
                 if stream not in lost:
                     lost.append(stream)
+                    why = getattr(error, "strerror", None) or error
                     with suppress(Exception):  # stderr may be on the same disk
-                        why = f"meshrun: cannot write what ranks print ({error.strerror})"
-                        write_text(sys.stderr, f"{why}; it is lost\n")
+                        text = f"meshrun: cannot write what ranks print ({why}); it is lost\n"
+                        write_text(sys.stderr, text)
             if not data:
                 reactor.remove(pipe)
 

@@ -17,7 +17,7 @@ from meshrun.cli.options import PET, Options
 from meshrun.cli.variables import BETWEEN_LAUNCHERS, IN_RANK
 from meshrun.cli.words import CommandLine, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
-from meshrun.host.descriptors import is_lost_output, open_standard_streams
+from meshrun.host.descriptors import is_lost_output
 from meshrun.host.shortage import describe_shortage
 from meshrun.host.stderr import discard_output, patient, say
 from meshrun.plan.parse import is_on, parse_flag
@@ -186,8 +186,7 @@ def _met_a_shadow(error: Exception) -> bool:
 
 
 def _open_streams() -> None:
-    """Open standard streams that are closed (``2>&-``) on the null device; lose no output."""
-    open_standard_streams()
+    """Make objects for standard streams that were closed (``2>&-``); lose no output."""
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
     sys.stdout = patient(sys.stdout or open(1, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     sys.stderr = patient(sys.stderr or open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115

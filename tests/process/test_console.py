@@ -235,7 +235,7 @@ def test_closed_streams_do_no_harm(fake_torch: object, tmp_path: Path) -> None:
     """``>&- 2>&-`` runs the launch without output."""
     program = tmp_path / "touch.py"
     program.write_text(f"print('x'); open(r'{tmp_path}/ran', 'w').close()")
-    script = '"$@" <&- >&- 2>&-'
+    script = 'MESHRUN_STEP=left "$@" <&- >&- 2>&-'
     result = subprocess.run(["sh", "-c", script, "sh", *command(program)], check=False)
 
     assert result.returncode == 0

@@ -102,14 +102,17 @@ def test_lines_that_do_not_end_a_call(line: str) -> None:
     assert ended_call(end_of_call(7).decode().removesuffix("\n")) == 7
 
 
-def test_a_full_disk_costs_a_launch_only_what_is_printed(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    "why", [OSError(errno.ENOSPC, "No space left on device"), ValueError("I/O on closed file")]
+)
+def test_a_stream_that_takes_nothing_costs_a_launch_only_what_is_printed(
+    why: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said once."""
+    """A full disk, or a closed stream; it is said once."""
 
     class Full(io.StringIO):
         def write(self, _: str, /) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise why
 
     pairs, full = [], Full()
     for _ in range(2):
@@ -121,6 +124,7 @@ def test_a_full_disk_costs_a_launch_only_what_is_printed(
     for pipe, _ in pairs:
         pipe.close()
 
+    text = getattr(why, "strerror", None) or why
     assert capsys.readouterr().err == (
-        "meshrun: cannot write what ranks print (No space left on device); it is lost\n"
+        f"meshrun: cannot write what ranks print ({text}); it is lost\n"
     )
