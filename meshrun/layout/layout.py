@@ -45,7 +45,7 @@ class Layout:
         mesh: The solved spec (no ``-1``), or ``None`` for a launch without a mesh.
         nproc_per_node: Number of workers on each node, in node order.
         nodes_per_domain: Number of nodes in each NVLink domain, in node order; empty if unknown.
-        generation: How often the ranks have been restarted.
+        generation: The number of the generation, from 0.
         slot_order: Dims of the mesh, slowest first, in the order in which ranks take the slots of
             the nodes; ``None`` for the mesh's own order, which numbers ranks node by node.
         own_rank: The rank of this process, or ``None`` if it is not a rank.

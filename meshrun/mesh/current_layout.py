@@ -18,8 +18,8 @@ def current_layout() -> Layout:
     """Return the place of every rank of this launch; needs no torch and no process group.
 
     It works in a rank, in any child of a rank, under torchrun, in a task of ``srun`` or ``mpirun``,
-    and in a plain ``python``, which is a launch of one rank. ``generation`` counts the restarts;
-    ``own_rank`` is the rank of this process, or of the rank that started it.
+    and in a plain ``python``, which is a launch of one rank. ``generation`` is the number of the
+    generation; ``own_rank`` is the rank of this process, or of the rank that started it.
 
     Raises:
         MeshError: If the environment contradicts itself.

@@ -145,7 +145,7 @@ class Metrics(Watcher):
         )
         yield Family("meshrun_nodes", "Nodes of the launch.", layout.nnodes)
         yield Family(
-            "meshrun_generation", "Number of times that the ranks were restarted.", state.generation
+            "meshrun_generation", "The number of the generation, from 0.", state.generation
         )
         reasons = tuple(({"reason": why}, n) for why, n in sorted(self._restarts.items()))
         yield Family("meshrun_restarts", "Restarts after failures.", reasons, kind="counter")

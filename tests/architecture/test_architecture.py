@@ -3,7 +3,11 @@
 import re
 import subprocess
 import sys
+<<<<<<< HEAD
 from collections import Counter
+=======
+from dataclasses import fields
+>>>>>>> 5e2a2e6c (Correct claims of the docs: spares, generations, temporary log folders, late nodes, and how many addresses the store's filter holds)
 from inspect import isfunction
 from pathlib import Path
 from typing import get_type_hints
@@ -11,6 +15,7 @@ from typing import get_type_hints
 import pytest
 
 import meshrun
+from meshrun.protocol.result import RankFailure
 from tests.kit import ROOT
 
 PUBLIC = [
@@ -52,6 +57,8 @@ def test_the_public_names_are_frozen() -> None:
     assert sorted(meshrun.__all__) == PUBLIC
     assert all(getattr(meshrun, name) is not None for name in PUBLIC)
     assert [name for name in PUBLIC if name not in reference] == []
+    kept = {field.name for held in (meshrun.LaunchResult, RankFailure) for field in fields(held)}
+    assert [name for name in sorted(kept) if f"`{name}`" not in reference] == []
 
 
 def test_the_hints_of_public_functions_can_be_read() -> None:

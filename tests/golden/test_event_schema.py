@@ -56,7 +56,7 @@ def render() -> str:
         "node_rank": {"type": "integer"},
         "generation": {
             "type": "integer",
-            "description": "How often the ranks were restarted.",
+            "description": "The number of the generation, from 0.",
         },
         "event": {"type": "string"},
     }
