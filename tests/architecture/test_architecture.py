@@ -3,11 +3,8 @@
 import re
 import subprocess
 import sys
-<<<<<<< HEAD
 from collections import Counter
-=======
 from dataclasses import fields
->>>>>>> 5e2a2e6c (Correct claims of the docs: spares, generations, temporary log folders, late nodes, and how many addresses the store's filter holds)
 from inspect import isfunction
 from pathlib import Path
 from typing import get_type_hints
