@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from meshrun import __version__
 from meshrun.cli.end import end_as
-from meshrun.cli.options import Options
+from meshrun.cli.options import HOST_OPTIONS, Options
 from meshrun.errors import HostError
 from meshrun.host.detect_host import detect_host
 from meshrun.host.stderr import note
@@ -22,13 +22,8 @@ from meshrun.ssh.controller import Controller
 from meshrun.ssh.foreground import fork_controller
 from meshrun.ssh.host_failure import FirstLost, HostLost
 
-CONTROLLER_OPTIONS = {
-    row.flag
-    for row in (
-        *(Options.hosts, Options.hostfile, Options.include, Options.exclude, Options.export),
-        *(Options.ssh, Options.connect_timeout, Options.launcher, Options.report, Options.nnodes),
-        *(Options.submit, Options.submit_arg),
-    )
+CONTROLLER_OPTIONS = {row.flag for row in HOST_OPTIONS} | {
+    row.flag for row in (Options.report, Options.nnodes, Options.submit, Options.submit_arg)
 }
 """Options that are not passed to the nodes' launchers: they select hosts, or concern all nodes."""
 _LOSS_WINDOW_S = 600.0

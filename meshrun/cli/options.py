@@ -482,5 +482,7 @@ class Options(ParsedOptions):
         )
 
 
+HOST_OPTIONS = tuple(row for row in Options.rows() if row.panel == HOSTS)
+"""Options that select hosts, or say how launchers are started there."""
 KINDS_OF_PROGRAM = (Options.module, Options.no_python, Options.run_path)
 """Options that determine what kind of program is run."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from msgspec.structs import replace
 
 from meshrun.cli.option import Option
-from meshrun.cli.options import Options
+from meshrun.cli.options import HOST_OPTIONS, Options
 from meshrun.cli.parsers import text_of_file, unknown_fields
 from meshrun.cli.variables import IN_RANK, check_variables, unknown_variables
 from meshrun.cli.words import CommandLine
@@ -47,13 +47,9 @@ _DEBUG_TIMEOUT_S = 30 * 86400.0
 """How long collectives wait for a rank that is being debugged."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*")
 _DIM = re.compile(r"[A-Za-z_]\w*=(-?\d+|auto|\d+:\d*)")
-_HOST_OPTIONS = (
-    *(Options.include, Options.exclude, Options.export, Options.ssh, Options.connect_timeout),
-    Options.launcher,
-)
 _FOR_PEOPLE: tuple[Option[Any], ...] = (
-    *(Options.collapse, Options.debug_rank, Options.status, Options.interactive),
-)
+    Options.collapse, Options.debug_rank, Options.status, Options.interactive,
+)  # fmt: skip
 _Number = TypeVar("_Number", int, float)
 
 
@@ -259,7 +255,7 @@ def check_hosts(request: LaunchRequest, options: Options) -> None:
             launchers on hosts does not exist.
     """
     if request.remote is None:
-        for row in _HOST_OPTIONS:
+        for row in HOST_OPTIONS:
             if options.is_typed(row) and (row is not Options.export or options.submit is None):
                 others = ", --hostfile or --submit" if row is Options.export else " or --hostfile"
                 raise UsageError(f"{row.flag} requires --hosts{others}")

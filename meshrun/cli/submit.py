@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from meshrun.cli.option import Option
-from meshrun.cli.options import Options
+from meshrun.cli.options import HOSTS, SUBMIT, Options
 from meshrun.cli.parsers import text_of_file
 from meshrun.cli.words import as_words
 from meshrun.errors import HostError, UsageError
@@ -44,22 +44,17 @@ _RESOURCES_HINT = (
     "request less, as with --submit-arg=--cpus-per-task=8; `sinfo -o '%P %c %G'` lists the nodes"
 )
 _SCHEDULERS = ("slurm", *KINDS, "ray")
-_SUBMISSION_OPTIONS = (
-    *(Options.submit, Options.submit_arg, Options.submit_patch, Options.image, Options.module),
-    *(Options.export, Options.rdzv_backend),  # the job expresses these in other ways
-    # These have no effect without hosts:
-    *(Options.include, Options.exclude, Options.ssh, Options.connect_timeout),
-)
-"""Options that are not passed on to the launchers of the job."""
 _APPLY = ("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
 """On the server side; kubectl itself would copy the objects, including secrets, to annotations."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """A variable that a pod can have, unlike the functions that bash exports."""
 _ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if not kind.why_fixed))
+_IN_OTHER_WAYS = (Options.module, Options.rdzv_backend)
+"""Options that a job expresses in other ways than its launchers' command lines."""
 _RENDEZVOUS: tuple[Option[Any], ...] = (
-    *(Options.node_rank, Options.rdzv_endpoint, Options.rdzv_backend),
-    *(Options.master_addr, Options.local_addr, Options.standalone),
-)
+    Options.node_rank, Options.rdzv_endpoint, Options.rdzv_backend,
+    Options.master_addr, Options.local_addr, Options.standalone,
+)  # fmt: skip
 _INCOMPATIBLE: Mapping[Option[Any], str] = {
     **dict.fromkeys(_RENDEZVOUS, "the nodes of a job find each other"),
     **dict.fromkeys((Options.hosts, Options.hostfile), "the scheduler chooses a job's hosts"),
@@ -290,7 +285,7 @@ def option_words(options: Options) -> tuple[tuple[str, ...], ...]:
     words: list[tuple[str, ...]] = []
     for row in options.given_for_launch():
         given = options.values[row.name]
-        if row in _SUBMISSION_OPTIONS or given is False:
+        if row.panel in (SUBMIT, HOSTS) or row in _IN_OTHER_WAYS or given is False:
             continue
         texts = given if row.repeats else [given]
         words += [as_words(row.flag, None if text is True else text) for text in texts]

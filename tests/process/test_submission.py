@@ -181,7 +181,8 @@ def test_variables_become_options_and_none_submits(folder: Path) -> None:
     plan = run_meshrun("-n", "train.py", env={"MESHRUN_SUBMIT": "slurm", "MESHRUN_IMAGE": "a"})
     node = run_meshrun("--submit", "slurm", "-n", "train.py", env={"PET_NODE_RANK": "1"})
     hosts = run_meshrun("--submit", "slurm", "-n", "train.py", env={"MESHRUN_HOSTS": "a,b"})
-    ssh = run_meshrun("--submit", "slurm", "-n", "train.py", env={"MESHRUN_SSH": "ssh -v"})
+    without_hosts = {"MESHRUN_SSH": "ssh -v", "MESHRUN_LAUNCHER": "ssh"}
+    ssh = run_meshrun("--submit", "slurm", "-n", "train.py", env=without_hosts)
 
     assert '- "--mesh"\n            - "dp=2,tp=2"\n            - "--nnodes"\n' in pod.stdout
     assert plan.stdout.startswith("no mesh: 1 rank"), plan.stderr
@@ -190,6 +191,7 @@ def test_variables_become_options_and_none_submits(folder: Path) -> None:
     assert "--submit cannot be used with --hosts in MESHRUN_HOSTS" in hosts.stderr
     assert ssh.returncode == 0, ssh.stderr
     assert "--ssh" not in ssh.stdout
+    assert "--launcher" not in ssh.stdout
 
 
 def test_a_secret_among_the_arguments_is_warned_of(folder: Path) -> None:
