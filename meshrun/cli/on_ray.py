@@ -23,9 +23,9 @@ from meshrun.supervisor.program_file import check_program
 from meshrun.worker.function import PROGRAM
 
 _INCOMPATIBLE = (
-    *(Options.image, Options.submit_patch, Options.ssh, Options.launcher),
-    *(Options.include, Options.exclude),
-)
+    Options.image, Options.submit_patch, Options.ssh, Options.launcher, Options.include,
+    Options.exclude,
+)  # fmt: skip
 _CONNECT_TIMEOUT_S = 60.0
 """How long a node may take to answer, as it first has to start an interpreter with Ray."""
 _DEVICES = (CUDA, HIP, ROCR, XPU, *OUTSIDE_TORCH)

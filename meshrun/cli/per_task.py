@@ -19,8 +19,8 @@ from meshrun.supervisor.program_file import check_program
 _ALLOWED = (Options.per_task, Options.nproc_per_node, Options.nnodes)
 """Options that are allowed in addition to those of the mesh and the program."""
 _NEEDS_LAUNCHER = (
-    *(Options.gpus, Options.place, Options.no_python, Options.preload, Options.start_method),
-)
+    Options.gpus, Options.place, Options.no_python, Options.preload, Options.start_method,
+)  # fmt: skip
 """Options of the mesh and the program that need a launcher."""
 
 

@@ -43,13 +43,10 @@ if TYPE_CHECKING:
 _MIN_DESCRIPTORS = 64
 """Descriptors that a launcher needs besides those for its hosts."""
 _DRY_RUN_OPTIONS = (Options.format, Options.output, Options.rank, Options.color_dim, Options.all)
-_NODE_OPTIONS = {
-    row.flag
-    for row in (
-        *(Options.node_rank, Options.rdzv_endpoint),
-        *(Options.master_addr, Options.master_port, Options.local_addr),
-    )
-}
+_NODE_OPTIONS = (
+    Options.node_rank.flag, Options.rdzv_endpoint.flag, Options.master_addr.flag,
+    Options.master_port.flag, Options.local_addr.flag,
+)  # fmt: skip
 """Options that differ between nodes."""
 
 

@@ -13,13 +13,11 @@ SWITCHES = ("MESHRUN_OPEN_STORE", "MESHRUN_NATIVE_STACKS", "MESHRUN_FULL_EXIT")
 """Variables without an option that are true or false."""
 USER_VARIABLES = (*SWITCHES, "MESHRUN_SECRET", "MESHRUN_SECRET_FILE", "MESHRUN_DATA_DIMS")
 """Variables without an option that users set."""
-BETWEEN_LAUNCHERS = frozenset(
-    f"MESHRUN_{name}"
-    for name in (
-        *("PARENT_PID", "PARENT_FOLDER", "HOSTS_PRESENT", "LISTENER", "NODE_ADDRESS"),
-        *("LAUNCH_MARK", "CALL_FOLDER", "SERVE", "WATCH_FILE", "CHECK_FILE", "STEP"),
-    )
-)
+BETWEEN_LAUNCHERS = frozenset({
+    "MESHRUN_PARENT_PID", "MESHRUN_PARENT_FOLDER", "MESHRUN_HOSTS_PRESENT", "MESHRUN_LISTENER",
+    "MESHRUN_NODE_ADDRESS", "MESHRUN_LAUNCH_MARK", "MESHRUN_CALL_FOLDER", "MESHRUN_SERVE",
+    "MESHRUN_WATCH_FILE", "MESHRUN_CHECK_FILE", "MESHRUN_STEP",
+})  # fmt: skip
 """Variables that one process of meshrun sets for another."""
 IN_RANK = "MESHRUN_GENERATION"
 """Set in a rank and everything that it starts."""

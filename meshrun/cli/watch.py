@@ -73,11 +73,7 @@ class _Watch:
         self._signals = SignalQueue(
             request.stop_signals,
             even_if_ignored=request.stop_even_if_ignored,
-            always=(
-                *(signal.SIGQUIT, signal.SIGCHLD),
-                *request.forwarded_signals,
-                *self._debuggers,
-            ),
+            always=(signal.SIGQUIT, signal.SIGCHLD, *request.forwarded_signals, *self._debuggers),
         )
 
     def run(self) -> int:

@@ -178,8 +178,8 @@ def detect_pals(here: Surroundings) -> ClusterFacts | None:
 
 
 _FLUX = (
-    *("FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
-)
+    "FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID",
+)  # fmt: skip
 
 
 def detect_flux(here: Surroundings) -> ClusterFacts | None:

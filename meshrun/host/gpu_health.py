@@ -47,14 +47,12 @@ def _read(nvml: Nvml, gpu: Gpu) -> GpuHealth:
         return GpuHealth(gpu=gpu, answers=False)
     rows = nvml.numbers("nvmlDeviceGetRemappedRows", handle, 4) or (0, 0, 0, 0)
     pages = nvml.number("nvmlDeviceGetRetiredPagesPendingStatus", handle) or 0
+    which = ("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_RESET)
+    errors = nvml.number(*which, kind=ctypes.c_ulonglong)
     links = [nvlink_state(nvml, handle, link) for link in range(MOST_NVLINKS)]
     return GpuHealth(
         gpu=gpu,
-        ecc_errors=nvml.number(
-            *("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_RESET),
-            kind=ctypes.c_ulonglong,
-        )
-        or 0,
+        ecc_errors=errors or 0,
         remap_pending=bool(rows[2] or pages),
         remap_failed=bool(rows[3]),
         throttle_reasons=_throttle_reasons(nvml, handle),

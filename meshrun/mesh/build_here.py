@@ -16,22 +16,12 @@ from meshrun.layout.spec import parse_mesh
 from meshrun.mesh.build import BuiltMesh, build_mesh, set_timeout, this_process
 from meshrun.mesh.current_layout import current_layout
 from meshrun.mesh.scheduler_task import join_task, launch_environment
-from meshrun.plan.group_options import GroupOptions, parse_group_options
+from meshrun.plan.group_options import GroupOptions, parse_group_options, read_group_options
 
 _WAYS_OUT = (
     "launch the program with `meshrun --mesh dp=2,tp=4 ...`, set MESHRUN_MESH=dp=2,tp=4 under"
     " torchrun, srun or mpirun, or call current_mesh(fallback='dp=-1')"
 )
-
-
-def read_group_options() -> GroupOptions:
-    """Return the group options from the environment.
-
-    Raises:
-        UsageError: If they cannot be parsed.
-    """
-    names = ("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT")
-    return parse_group_options(*(os.environ.get(name, "") for name in names))
 
 
 def build_from_environment(fallback: str | None) -> BuiltMesh:
@@ -45,7 +35,8 @@ def build_from_environment(fallback: str | None) -> BuiltMesh:
         if fallback is None:
             raise MeshError("there is no mesh in this process", hint=_WAYS_OUT)
         layout = layout_of(fallback, None)
-    return _build(layout, os.environ.get("MESHRUN_DEVICE"), read_group_options())
+    device, options = os.environ.get("MESHRUN_DEVICE"), read_group_options(os.environ)
+    return _build(layout, device, options)
 
 
 def build_here(

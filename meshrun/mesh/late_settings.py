@@ -10,11 +10,8 @@ from meshrun.host.visibility import CUDA, HIP
 
 _PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "RCCL_")
 _NAMES = (
-    *(CUDA, HIP),
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "TORCH_CPP_LOG_LEVEL",
-    "TORCH_DISTRIBUTED_DEBUG",
-)
+    CUDA, HIP, "CUDA_DEVICE_MAX_CONNECTIONS", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG",
+)  # fmt: skip
 
 
 class _Recorded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 
@@ -16,11 +16,9 @@ from meshrun.plan.parse import parse_seconds
 _SHORTEST_S, _LONGEST_S = 0.001, 1e9
 _ONLY_FOR = {"nccl": "cuda", "xccl": "xpu"}
 """Backends that support a single device type."""
-_BACKENDS = (
-    *("gloo", "mpi", "ucc", "fake", *_ONLY_FOR),
-    *("cncl", "smddp"),
-)
+_BACKENDS = ("gloo", "mpi", "ucc", "fake", *_ONLY_FOR, "cncl", "smddp")
 """torch's own backends, and some of those that packages add; most of the latter end in `ccl`."""
+_VARIABLES = ("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT")
 _BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
 
 
@@ -116,15 +114,23 @@ def parse_group_options(
 
 
 def format_group_options(options: GroupOptions) -> dict[str, str]:
-    """Return the options as variables, for :func:`parse_group_options` to parse again."""
-    texts = {
-        "MESHRUN_BACKEND": [_with_dim(dim, backend) for dim, backend in options.backends],
-        "MESHRUN_TIMEOUT": [
-            _with_dim(dim, f"{seconds}s".replace(".0s", "s")) for dim, seconds in options.timeouts_s
-        ],
-        "MESHRUN_PG_OPT": [f"{dim}:{name}={value}" for dim, name, value in options.settings],
-    }
-    return {name: ";".join(parts) for name, parts in texts.items() if parts}
+    """Return the options as variables, for :func:`read_group_options`."""
+    texts = (
+        [_with_dim(dim, backend) for dim, backend in options.backends],
+        [_with_dim(dim, f"{seconds}s".replace(".0s", "s")) for dim, seconds in options.timeouts_s],
+        [f"{dim}:{name}={value}" for dim, name, value in options.settings],
+    )
+    pairs = zip(_VARIABLES, texts, strict=True)
+    return {name: ";".join(parts) for name, parts in pairs if parts}
+
+
+def read_group_options(env: Mapping[str, str]) -> GroupOptions:
+    """Return the options that an environment describes.
+
+    Raises:
+        UsageError: If they cannot be parsed.
+    """
+    return parse_group_options(*(env.get(name, "") for name in _VARIABLES))
 
 
 def _with_dim(dim: str, text: str) -> str:

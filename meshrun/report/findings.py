@@ -18,10 +18,9 @@ from meshrun.wording import count
 _FEW = 4
 
 _CHATTY = (
-    *("tp", "tensor", "tensor_parallel", "model", "mp", "tp_size"),
-    *("sp", "sequence", "cp", "context", "context_parallel"),
-    *("ep", "expert", "etp"),
-)
+    "tp", "tensor", "tensor_parallel", "model", "mp", "tp_size",
+    "sp", "sequence", "cp", "context", "context_parallel", "ep", "expert", "etp",
+)  # fmt: skip
 """Dims that communicate in every layer, the most frequent first: a group should be on one node."""
 
 

@@ -12,25 +12,25 @@ from meshrun.plan.hostfile import Host
 from meshrun.protocol.caller import HOSTS_PRESENT
 
 EXPORTED = (
-    *("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "VIRTUAL_ENV", "CONDA_PREFIX"),
-    *("PYTHON*", "MESHRUN_*", "PET_*", "TORCH*", "PYTORCH*", "TRITON*"),
-    *("NCCL_*", "GLOO_*", "UCX_*", "UCC_*", "FI_*", "OMP_*", "MKL_*", "KMP_*"),
-    *("CUDA_*", "NVIDIA_*", "HIP_*", "HSA_*", "ROCR_*", "MIOPEN_*", "ZE_*"),
-)
+    "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "VIRTUAL_ENV", "CONDA_PREFIX",
+    "PYTHON*", "MESHRUN_*", "PET_*", "TORCH*", "PYTORCH*", "TRITON*",
+    "NCCL_*", "GLOO_*", "UCX_*", "UCC_*", "FI_*", "OMP_*", "MKL_*", "KMP_*",
+    "CUDA_*", "NVIDIA_*", "HIP_*", "HSA_*", "ROCR_*", "MIOPEN_*", "ZE_*",
+)  # fmt: skip
 """Names of variables that go to every host."""
 _OWN = (
-    *("MESHRUN_HOSTS", "MESHRUN_HOSTFILE", "MESHRUN_INCLUDE", "MESHRUN_EXCLUDE", "MESHRUN_SSH"),
-    *("MESHRUN_EXPORT", "MESHRUN_CONNECT_TIMEOUT", "MESHRUN_REPORT", "MESHRUN_PARENT_*"),
-    *("MESHRUN_SECRET_FILE", "MESHRUN_LISTENER", HOSTS_PRESENT),
-    *("PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE"),
-    *("SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*", "MPI_LOCAL*", "HYDRA_*", "MV2_*"),
-    *("PALS_*", "FLUX_*", "JSM_*", "LSB_*", "PBS_*", "PE_HOSTFILE"),
-)
+    "MESHRUN_HOSTS", "MESHRUN_HOSTFILE", "MESHRUN_INCLUDE", "MESHRUN_EXCLUDE", "MESHRUN_SSH",
+    "MESHRUN_EXPORT", "MESHRUN_CONNECT_TIMEOUT", "MESHRUN_REPORT", "MESHRUN_PARENT_*",
+    "MESHRUN_SECRET_FILE", "MESHRUN_LISTENER", HOSTS_PRESENT,
+    "PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE",
+    "SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*", "MPI_LOCAL*", "HYDRA_*", "MV2_*",
+    "PALS_*", "FLUX_*", "JSM_*", "LSB_*", "PBS_*", "PE_HOSTFILE",
+)  # fmt: skip
 """Names of variables that never do: they concern the controller or its host alone."""
 _OF_A_HOST = (
-    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "HOST", "TMPDIR", "TERM"),
-    *("SHLVL", "_", "DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "MAIL", "TTY", "TMUX*", "STY"),
-)
+    "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "HOST", "TMPDIR", "TERM",
+    "SHLVL", "_", "DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "MAIL", "TTY", "TMUX*", "STY",
+)  # fmt: skip
 """Names of variables that a pattern such as ``*`` does not match."""
 ADDRESS = "MESHRUN_NODE_ADDRESS"
 """The address at which others reach an agent's host, if known."""

@@ -17,9 +17,9 @@ _SHORT = {
     "-c": "--cpus-per-task", "-G": "--gpus", "-a": "--array", "-k": "--no-kill",
 }  # fmt: skip
 _SET_BY_PLAN = (
-    *("--nodes", "--ntasks", "--ntasks-per-node", "--tasks-per-node", "--ntasks-per-core"),
-    *("--ntasks-per-socket", "--ntasks-per-gpu"),
-)
+    "--nodes", "--ntasks", "--ntasks-per-node", "--tasks-per-node", "--ntasks-per-core",
+    "--ntasks-per-socket", "--ntasks-per-gpu",
+)  # fmt: skip
 _CONTAINER = ("--container", "--no-container")
 """Prefixes of srun's options about containers, including those of pyxis."""
 _CONTAINER_SWITCHES = ("mount-home", "remap-root", "entrypoint", "writable", "readonly")

@@ -61,12 +61,11 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
     # task to one core. What the job specifies about its tasks concerns other steps.
     name = f"meshrun-{secrets.token_hex(4)}"
     srun = [
-        *("srun", f"--job-name={name}", *nodes),
-        *("--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL"),
+        "srun", f"--job-name={name}", *nodes,
+        "--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL", "--input=all",
         "--disable-status",  # so that srun passes on the first SIGINT
-        "--input=all",
         *end_options(is_elastic=request.rendezvous.least_nodes is not None),
-    ]
+    ]  # fmt: skip
     signals = SignalQueue(
         request.stop_signals,
         even_if_ignored=request.stop_even_if_ignored,

@@ -15,8 +15,9 @@ from meshrun.host.descriptors import without_output
 from meshrun.host.name_service import names_from_files_only
 from meshrun.layout.environment import read_layout
 from meshrun.mesh.build import build_mesh, set_timeout, this_process
-from meshrun.mesh.build_here import read_group_options, select_device
+from meshrun.mesh.build_here import select_device
 from meshrun.mesh.late_settings import record_settings
+from meshrun.plan.group_options import read_group_options
 from meshrun.protocol.from_zygote import RankJoined
 from meshrun.worker.reporter import Reporter
 
@@ -47,7 +48,7 @@ def join_mesh(
     import torch.distributed as dist
 
     env = os.environ
-    options = read_group_options()
+    options = read_group_options(os.environ)
     if timeout_s is not None:
         options = replace(options, timeouts_s=(("", timeout_s),))
     device_type = env["MESHRUN_DEVICE"]

@@ -16,9 +16,9 @@ from meshrun.protocol.from_zygote import FromZygote, NegotiationFailed, RankRead
 
 _FDS_PER_PACKET = 4
 LEFT_TO_LAUNCHER = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),  # a scheduler's warnings; see --forward
-)
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
+    signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,  # a scheduler's warnings; see --forward
+)  # fmt: skip
 
 
 def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFailed) -> None:

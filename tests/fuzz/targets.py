@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from unittest import mock
 
 from meshrun.cli.options import Options
@@ -14,8 +15,9 @@ from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
 from meshrun.layout.selection import select_ranks
 from meshrun.layout.spec import parse_mesh
-from meshrun.mesh.build_here import layout_of, read_group_options
+from meshrun.mesh.build_here import layout_of
 from meshrun.mesh.current_layout import current_layout, data_shard
+from meshrun.plan.group_options import read_group_options
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.protocol.stacks import merge, parse_dump
@@ -86,7 +88,7 @@ def environment(data: bytes) -> None:
     """Read variables of a rank, and options."""
     values = _pairs(data, _VARIABLES)
     with mock.patch.dict(os.environ, values):
-        for read in (current_layout, read_group_options, data_shard):
+        for read in (current_layout, partial(read_group_options, os.environ), data_shard):
             _ask(read)
         _ask(lambda: layout_of("dp=-1", None))
     options = _pairs(data, _OPTIONS)

@@ -23,9 +23,9 @@ from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
 from meshrun.layout.selection import select_ranks
 from meshrun.layout.spec import parse_mesh
-from meshrun.mesh.build_here import layout_of, read_group_options
+from meshrun.mesh.build_here import layout_of
 from meshrun.mesh.current_layout import current_layout, data_shard
-from meshrun.plan.group_options import format_group_options, parse_group_options
+from meshrun.plan.group_options import format_group_options, parse_group_options, read_group_options
 from meshrun.protocol import codec
 from meshrun.protocol.caller import Invocation
 
@@ -158,7 +158,7 @@ def test_any_group_options_reach_the_ranks(timeout: str, backend: str, setting: 
         read = partial(parse_group_options, backends, timeouts, pairs)
         if is_answered(read):
             with mock.patch.dict(os.environ, format_group_options(read())):
-                assert read_group_options() == read()
+                assert read_group_options(os.environ) == read()
 
 
 @given(st.dictionaries(st.sampled_from(LAUNCH), texts, max_size=6))
@@ -169,7 +169,7 @@ def test_any_environment_is_a_launch_or_an_error(values: dict[str, str]) -> None
     with mock.patch.dict(os.environ, values):
         is_answered(current_layout)
         is_answered(lambda: layout_of("dp=-1", None))
-        is_answered(read_group_options)
+        is_answered(lambda: read_group_options(os.environ))
         is_answered(data_shard)
 
 
