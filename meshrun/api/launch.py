@@ -155,7 +155,7 @@ def launch(
     parameters["prefix"] = None if prefix is True else prefix or "none"
     flags = to_flags(parameters, options)
     environ = {**os.environ, **(env or {})}
-    check_folder(cwd)
+    check_cwd(cwd)
     place = None if cwd is None else os.fspath(cwd)
     if isinstance(program, str | os.PathLike):
         words = [os.fspath(program), *map(os.fspath, args)]
@@ -216,7 +216,7 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
     return Caller(int(caller), folder), report
 
 
-def check_folder(cwd: str | os.PathLike[str] | None) -> None:
+def check_cwd(cwd: str | os.PathLike[str] | None) -> None:
     """Check that ``cwd``, if given, is a folder.
 
     Raises:
@@ -326,7 +326,7 @@ def _read(path: str, parse: Callable[[str], _R]) -> _R | None:
     return None
 
 
-def check_options(flags: Sequence[str]) -> None:
+def check_by_dry_run(flags: Sequence[str]) -> None:
     """Check the options of a launch on this machine with a dry run.
 
     Raises:

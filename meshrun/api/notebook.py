@@ -101,7 +101,7 @@ class _Cells:
         self._group = None
 
     def _group_for(self, words: list[str], filters: Filters) -> WorkerGroup:
-        from meshrun.api.launch import check_options
+        from meshrun.api.launch import check_by_dry_run
         from meshrun.api.worker_group import WorkerGroup
 
         words = words or self._words
@@ -114,7 +114,7 @@ class _Cells:
         mesh, *options = words
         if group is not None:  # a typo must not cost the variables of the old ranks
             shown = [f"{flag}={where}" for flag in filters for where in filters[flag]]
-            check_options(["--mesh", mesh, *options, *shown])
+            check_by_dry_run(["--mesh", mesh, *options, *shown])
             if group.is_open:
                 note(
                     f"`{shlex.join(words)}` needs other ranks than `{shlex.join(self._words)}`; the"

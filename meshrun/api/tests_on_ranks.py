@@ -20,7 +20,7 @@ from meshrun.api.lent_terminal import Lender
 from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import UsageError
 from meshrun.protocol.result import RankFailed
-from meshrun.report.failure import describe_end, render_failure
+from meshrun.report.failure import describe_rank_end, render_failure
 from meshrun.worker.serve_tests import Begin, RunTest, TestDone, is_failure, without_capture
 
 _STARTS_IN_S = 300.0
@@ -318,7 +318,7 @@ def _all_outcomes(answers: Exchange) -> Iterator[str]:
     """Yield a line with the outcome of each rank, or how its process ended."""
     trouble = answers.trouble
     failures = trouble.result.failures if isinstance(trouble, RankFailed) else ()
-    ended = {each.rank: describe_end(each) for each in failures if not each.asked_to_end}
+    ended = {each.rank: describe_rank_end(each) for each in failures if not each.asked_to_end}
     outcomes = {member: ended.get(member.rank, _UNFINISHED) for member in answers.missing}
     for member, done in answers.by_member.items():
         of_phases = [data.get("outcome") for data in done.reports]

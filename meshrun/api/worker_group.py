@@ -22,7 +22,7 @@ from meshrun.api.held_handlers import handlers_held
 from meshrun.api.launch import (
     AnyText,
     AnyWords,
-    check_folder,
+    check_cwd,
     launcher_command,
     read_result,
     to_flags,
@@ -41,7 +41,7 @@ from meshrun.plan.parse import parse_seconds
 from meshrun.protocol.result import RankFailed
 from meshrun.worker.call_channel import CallDone, Channel, accept, listen_in
 from meshrun.worker.error_copy import unpickle_error
-from meshrun.worker.serve_calls import SERVE
+from meshrun.worker.serve_calls import PROGRAM, SERVE
 
 _R = TypeVar("_R")
 _STACKS_S, _QUIET_S = 10.0, 0.3
@@ -89,11 +89,11 @@ class WorkerGroup:
         options: AnyWords = (),
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
-        serve: str = "meshrun.worker.serve_calls",
+        serve: str = PROGRAM,
         program: Sequence[str] = (),
     ) -> None:
         check_parameters(WorkerGroup.__init__, locals())
-        check_folder(cwd)
+        check_cwd(cwd)
         parameters = {
             "mesh": mesh,
             "names": names,
@@ -351,7 +351,7 @@ class WorkerGroup:
         words, own = [*program], {SERVE: self._folder}
         if not program:
             unread |= {*KINDS_OF_PROGRAM}
-            words, own = ["meshrun.worker.serve_calls", self._folder, serve], {}
+            words, own = [PROGRAM, self._folder, serve], {}
             flags = [*flags, "--module"]
         command, variables = launcher_command(self._folder, flags, words)
         inherited = without_variables(unread, {**os.environ, **env})

@@ -39,8 +39,6 @@ from meshrun.plan.scheduler_defaults import fit_to_hosts
 from meshrun.wording import count
 
 _PRELOAD = ("torch", "torch.distributed.device_mesh")
-_SERVE_CALLS = "meshrun.worker.serve_calls"
-"""The module that ranks run for a prompt without a program."""
 _GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _DEBUG_TIMEOUT_S = 30 * 86400.0
@@ -79,7 +77,9 @@ def read_program(options: Options) -> Program:
     """
     words = options.line.program
     if options.interactive and words[:1] in ((), ("-",)):
-        return Program(kind="module", target=_SERVE_CALLS)
+        from meshrun.worker.serve_calls import PROGRAM
+
+        return Program(kind="module", target=PROGRAM)
     if not words:
         raise UsageError("no program given", hint=_hint_at_program(options.line))
     target, args = words[0], words[1:]

@@ -165,7 +165,7 @@ def timed_out(message: str, traceback: str) -> bool:
     return is_late and is_of_collective(message, traceback)
 
 
-def ended_call(traceback: str) -> bool:
+def ended_collective(traceback: str) -> bool:
     """Return whether an exception ended a call of a collective that torch has recorded.
 
     ``monitored_barrier()`` is not recorded, nor a wait for torch's store, as in ``new_group()``.

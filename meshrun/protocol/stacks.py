@@ -164,7 +164,7 @@ def merge(dumps: Mapping[int, Dump]) -> list[tuple[tuple[int, ...], Dump]]:
     return sorted(merged, key=lambda group: (-len(group[0]), group[0]))
 
 
-def headline(stack: tuple[Frame, ...], folder: str) -> str:
+def stack_place(stack: tuple[Frame, ...], folder: str) -> str:
     """Return where a stack is: ``all_reduce at train.py:41``."""
     place = next((at for at, frame in enumerate(stack) if frame.is_users), None)
     if not stack:
@@ -204,7 +204,7 @@ def user_place(traceback: str, folder: str) -> str:
     """
     own = _PARTS_OF_GROUP.split(traceback, maxsplit=1)[0]
     frames = [Frame(*found) for found in _TRACEBACK_FRAME.findall(own)]
-    return headline(tuple(reversed(frames)), folder) if any(f.is_users for f in frames) else ""
+    return stack_place(tuple(reversed(frames)), folder) if any(f.is_users for f in frames) else ""
 
 
 def current_folder() -> str:

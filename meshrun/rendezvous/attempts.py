@@ -14,11 +14,10 @@ from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.dialer import Dialer
 from meshrun.rendezvous.handshake import ParticipantHandshake, Translated
-from meshrun.rendezvous.hub import Deadline
+from meshrun.rendezvous.hub import RETRY_S, Deadline
 from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.this_node import ThisNode
 
-_RETRY_S = 0.5
 _FIRST_GREETING_S = 3.0
 _GREETING_S = 10.0
 """How long node 0 may take to send its greeting, the second one after an attempt without it, and
@@ -234,7 +233,7 @@ class Attempts:
     def _try_later(self, why: str) -> None:
         self._why = why
         self._end_of_wait.cancel()
-        self._next.restart(_RETRY_S)
+        self._next.restart(RETRY_S)
 
     def close(self) -> None:
         """Make no more attempts."""

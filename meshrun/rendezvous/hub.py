@@ -15,6 +15,8 @@ from meshrun.protocol.events import FromNodes, MeetingFailed
 if TYPE_CHECKING:
     from meshrun.rendezvous.connection import Connection
 
+RETRY_S = 0.5
+"""How long to wait after a failed attempt."""
 FIRST_NOTE_S, NOTE_EVERY_S = 3.0, 5.0
 """When the first note about a wait is printed, and how often after that."""
 

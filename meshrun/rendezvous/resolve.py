@@ -7,9 +7,7 @@ from collections.abc import Callable
 from meshrun.errors import RendezvousError
 from meshrun.host.outgoing import Lookup
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.rendezvous.hub import Hub
-
-_RETRY_S = 0.5
+from meshrun.rendezvous.hub import RETRY_S, Hub
 
 
 class NameResolver:
@@ -26,7 +24,7 @@ class NameResolver:
         self._deadline = self._hub.deadline(config.timeout_s)
         self._why = "the name service has not answered yet"
         self._lookup: Lookup | None = None
-        self._tries = hub.reactor.every(_RETRY_S, self._try)
+        self._tries = hub.reactor.every(RETRY_S, self._try)
 
     def _try(self) -> None:
         """Look the name up unless a lookup is still running, and note the wait; or give up."""

@@ -10,10 +10,10 @@ from meshrun.host.interfaces import address_of, interface_of
 from meshrun.host.outgoing import Connecting
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import ParticipantHandshake
+from meshrun.rendezvous.hub import RETRY_S
 from meshrun.rendezvous.messages import Message, Refused, Resume, Resumed
 from meshrun.rendezvous.this_node import ThisNode
 
-_RETRY_S = 0.5
 _ATTEMPT_S = 2.0
 
 
@@ -40,7 +40,7 @@ class Resumption:
 
     def _try(self) -> None:
         self._stop()
-        self._next_try.restart(_ATTEMPT_S + _RETRY_S)
+        self._next_try.restart(_ATTEMPT_S + RETRY_S)
         self._attempt = Connecting(
             self._connection.their_address,
             self._node.config.port or 0,
@@ -52,7 +52,7 @@ class Resumption:
     def _connected(self, connected: socket.socket | None, _why: str) -> None:
         self._attempt = None
         if connected is None:
-            self._next_try.restart(_RETRY_S)
+            self._next_try.restart(RETRY_S)
             return
         own, before = address_of(connected.getsockname()), self._connection.own_address
         if own != before and interface_of(before) is None:
@@ -76,7 +76,7 @@ class Resumption:
         assert self._other is not None  # noqa: S101 - it is watched
         match self._other.receive():
             case _ if self._other.closed is not None:
-                self._next_try.restart(_RETRY_S)
+                self._next_try.restart(RETRY_S)
             case [Resumed() as answer, *messages]:
                 self._connection.resume(self._other, answer.received)
                 self._other = None

@@ -14,14 +14,12 @@ from msgspec import Struct
 
 from meshrun.check.judge import CheckResult, LinkRates, format_rate, format_size, group_rates
 from meshrun.layout import Layout
-from meshrun.report.svg import HEAD, boxes, cell, page
+from meshrun.report.svg import HEAD, RAMP_SWATCHES, SWATCH, boxes, cell, page
 from meshrun.report.svg_geometry import MARGIN, Sheet, arrange
 from meshrun.report.svg_style import PLAIN, RAMP_STEPS, Drawing, number, rect
 from meshrun.wording import count
 
 _ROW = 18.0
-_SWATCHES = 16
-_SWATCH = 14.0
 _SPREAD = 1.5
 """The least ratio of speeds that a color scale covers, so that similar speeds look similar."""
 _RED = "red: less than half of the usual bandwidth, on one link or on all of a node or rank"
@@ -177,11 +175,11 @@ def _arcs(links: LinkRates, places: _Places, sheet: Sheet) -> Iterator[str]:
 def _draw_key(drawing: Drawing, shown: _Map, y: float) -> None:
     least, most = map(shown.show, shown.ends)
     x = drawing.text(MARGIN, y + 12, least, "soft") + 6
-    for swatch in range(_SWATCHES):
-        name = _step(swatch / (_SWATCHES - 1))
-        drawn = rect(x + swatch * _SWATCH, y + 1, _SWATCH, _SWATCH)
+    for swatch in range(RAMP_SWATCHES):
+        name = _step(swatch / (RAMP_SWATCHES - 1))
+        drawn = rect(x + swatch * SWATCH, y + 1, SWATCH, SWATCH)
         drawing.add(f'<g class="cell {name}">{drawn}</g>')
-    drawing.text(x + _SWATCHES * _SWATCH + 6, y + 12, most, "soft")
+    drawing.text(x + RAMP_SWATCHES * SWATCH + 6, y + 12, most, "soft")
 
 
 def _step(part: float) -> str:

@@ -94,7 +94,7 @@ def _failed(result: LaunchResult, *, bare: bool) -> Iterator[str]:
         yield as_torch_prints(traceback, first.rank) if bare else traceback
         yield ""
     yield from _evidence(first)
-    yield f"error: {describe_rank(first)} {describe_end(first)}"
+    yield f"error: {describe_rank(first)} {describe_rank_end(first)}"
     at = f"{first.place}, " if first.place and not _was_quit(first) else ""
     after = f", after {count(result.restarts, 'restart')}" if result.restarts else ""
     yield f"       {at}on {first.host}, pid {first.pid}{after}"
@@ -109,7 +109,7 @@ def _traceback(first: RankFailure) -> str:
     if first.raised is None or first.raised.shown or _was_quit(first):
         return ""
     text = first.raised.traceback.rstrip("\n")
-    return "" if describe_end(first).endswith(f"exited with code 1: {text}") else text
+    return "" if describe_rank_end(first).endswith(f"exited with code 1: {text}") else text
 
 
 def _evidence(first: RankFailure) -> Iterator[str]:
@@ -129,7 +129,7 @@ def describe_rank(failure: RankFailure) -> str:
     return f"rank {failure.rank} [{failure.label}]" if failure.label else f"rank {failure.rank}"
 
 
-def describe_end(failure: RankFailure) -> str:
+def describe_rank_end(failure: RankFailure) -> str:
     """Return how a rank ended: by its exception, its signal or its exit code."""
     end = describe_exit(failure.exit_code, failure.signum)
     if failure.signum is not None:
@@ -177,4 +177,4 @@ def _way(first: RankFailure, failure: RankFailure) -> str:
     if first.raised and failure.raised and first.raised.traceback == failure.raised.traceback:
         return "failed the same way"
     has_same_reason = failure.raised is not None and failure.why == first.why
-    return describe_end(replace(failure, why="") if has_same_reason else failure)
+    return describe_rank_end(replace(failure, why="") if has_same_reason else failure)

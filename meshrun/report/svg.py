@@ -33,7 +33,7 @@ from meshrun.report.svg_style import (
     node_label,
     number,
     rect,
-    shorten,
+    shorten_label,
     style_sheet,
     text,
     words,
@@ -43,8 +43,10 @@ from meshrun.wording import count, plural
 HEAD = 34.0
 """Height of the heading."""
 _KEY = 26.0
-_SWATCH = 14.0
-_RAMP_SWATCHES = 16
+SWATCH = 14.0
+"""The size of a color in the key of a color scale."""
+RAMP_SWATCHES = 16
+"""How many of them show a scale."""
 _LEGEND_ROW = 20.0
 _SAMPLE = 34.0
 _NTH = ("", " second", " third")
@@ -179,7 +181,7 @@ def _key_indexes(size: int) -> list[int]:
     """Return the indexes that the key shows."""
     if size <= len(CATEGORIES):
         return list(range(size))
-    shown = min(size, _RAMP_SWATCHES)
+    shown = min(size, RAMP_SWATCHES)
     return [round(step * (size - 1) / (shown - 1)) for step in range(shown)]
 
 
@@ -191,9 +193,9 @@ def _add_color_key(drawing: Drawing, layout: Layout, dim: int) -> None:
     if not each:
         x = drawing.text(x, y + 4, "0", "soft") + 4
     for index in _key_indexes(size):
-        swatch = rect(x, y - 7, _SWATCH, _SWATCH, ' rx="2"')
+        swatch = rect(x, y - 7, SWATCH, SWATCH, ' rx="2"')
         drawing.add(f'<g class="cell {color_class(index, size)}">{swatch}</g>')
-        x += _SWATCH
+        x += SWATCH
         if each:
             x = drawing.text(x + 4, y + 4, str(index), "soft") + 8
     if not each:
@@ -313,7 +315,7 @@ def _lane(layout: Layout, sheet: Sheet, lane: Lane, box: Box | None = None) -> I
     x, y = (MARGIN, 0.0) if box is None else (box.x + 8, box.y)
     label = layout.dim_labels[lane.dim]
     middle = y + lane.start + max(one.track for one in here) * TRACK / 2
-    yield text(x, middle + 4, shorten(label))
+    yield text(x, middle + 4, shorten_label(label))
     for one in here:
         level = y + lane.start + one.track * TRACK
         yield _joined(

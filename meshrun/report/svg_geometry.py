@@ -17,7 +17,7 @@ from typing import Literal
 from msgspec import Struct
 
 from meshrun.layout import Layout
-from meshrun.report.svg_style import coordinate_text, node_label, shorten, width_of
+from meshrun.report.svg_style import coordinate_text, node_label, shorten_label, width_of
 from meshrun.wording import plural
 
 MARGIN = 16.0
@@ -215,7 +215,7 @@ def _in_line(layout: Layout, top: float) -> Sheet:
 
 
 def _lane_label_width(layout: Layout, found: Mapping[int, Sequence[Line]]) -> float:
-    labels = [shorten(layout.dim_labels[dim]) for dim, lines in found.items() if lines]
+    labels = [shorten_label(layout.dim_labels[dim]) for dim, lines in found.items() if lines]
     return max((width_of(label, 12) + 10 for label in labels), default=0.0)
 
 
@@ -437,7 +437,7 @@ def bundle_heads(layout: Layout, dim: int, lines: Sequence[Line]) -> tuple[str, 
     """Return the text above a dim's bundles: its name, and the number of groups per line."""
     counts = sorted({line.groups for line in lines})
     shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
-    return shorten(layout.dim_labels[dim]), f"{shown} group{plural(counts[-1])} each"
+    return shorten_label(layout.dim_labels[dim]), f"{shown} group{plural(counts[-1])} each"
 
 
 def _tracks(spans: Sequence[tuple[int, int]]) -> list[int]:

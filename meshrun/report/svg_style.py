@@ -149,7 +149,7 @@ def width_of(text: str, size: float) -> float:
     return size * sum(parts) / 100
 
 
-def shorten(text: str) -> str:
+def shorten_label(text: str) -> str:
     """Return ``text``, truncated to 24 characters."""
     return text if len(text) <= 24 else text[:23] + "…"
 

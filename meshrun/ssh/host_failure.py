@@ -53,7 +53,7 @@ class Refusal(Struct, frozen=True):
     hint: str | None = None
 
 
-def describe_end(
+def explain_end(
     host: Host, code: int, output: str, interpreter: str, *, starter: str = "ssh"
 ) -> Refusal:
     """Return why there is no agent after ssh, or another starter, has exited.

@@ -36,7 +36,7 @@ from meshrun.ssh.agent_messages import (
     format_hello,
 )
 from meshrun.ssh.framing import MESSAGE, OUT, FrameSplitter
-from meshrun.ssh.host_failure import Refusal, describe_end
+from meshrun.ssh.host_failure import Refusal, explain_end
 from meshrun.ssh.remote_command import BOOT_FOLDER, without_own
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -133,7 +133,7 @@ class HostSession:
         if self._protocol_error is not None:
             return Refusal(self.host.name, self._protocol_error)
         code = self._process.returncode
-        return describe_end(self.host, code, self.output, sys.executable, starter=self.starter)
+        return explain_end(self.host, code, self.output, sys.executable, starter=self.starter)
 
     def ends_by(self, deadline: float) -> bool:
         """Wait until ssh exits or a deadline passes; return whether it exited."""

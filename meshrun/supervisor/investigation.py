@@ -17,7 +17,7 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
 from meshrun.protocol.raised import killed_worker
-from meshrun.protocol.stacks import CRASHES, current_folder, describe, headline
+from meshrun.protocol.stacks import CRASHES, current_folder, describe, stack_place
 from meshrun.supervisor.gpu_errors import GpuErrors, may_be_of_gpu
 from meshrun.supervisor.hung_collectives import describe_peers
 from meshrun.supervisor.monitor import Monitor
@@ -61,7 +61,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
             # A process that the rank forked may have crashed, and written to the same file.
             has_crashed = verdict.signum in CRASHES
             crash = self.monitor.stacks.crash(verdict.rank) if has_crashed else None
-            place = headline(crash.main, folder) if crash else ""
+            place = stack_place(crash.main, folder) if crash else ""
             reasons = self._reasons(verdict, place, is_first=number == 0)
             found[verdict.rank] = Evidence(
                 last_lines=tuple(self.output.last_lines(verdict.rank)[-_MOST_LINES:]),

@@ -33,11 +33,11 @@ from meshrun.protocol.stacks import (
     Dump,
     current_folder,
     describe,
-    headline,
     is_answered,
     lacks_main_thread,
     merge,
     parse_dump,
+    stack_place,
 )
 from meshrun.supervisor.rank_pipes import RankPipes
 from meshrun.wording import count, number_ranges, plural
@@ -269,7 +269,7 @@ class StackRequests:
                 dumps[rank] = dump
                 is_users = any(frame.is_users for frame in dump.main)
                 known = self.places if is_users else self.elsewhere
-                known[rank] = headline(dump.main, current_folder())
+                known[rank] = stack_place(dump.main, current_folder())
                 continue
             has_listened = request.state is SignalState.UNHANDLED and request.has_written
             why = _LISTENS_NO_MORE if has_listened else _WHY_SILENT[request.state]
@@ -288,12 +288,12 @@ class StackRequests:
         others = len(dump.others)
         at_least = "at least " if dump.has_more else ""
         more = f" (and {at_least}{count(others, 'other thread')})" if others else ""
-        yield f"{self._name(ranks)}: {headline(dump.main, folder)}{more}"
+        yield f"{self._name(ranks)}: {stack_place(dump.main, folder)}{more}"
         for line in describe(dump.main, folder):
             yield f"    {line}"
         for other in dump.others:
             if any(frame.is_users for frame in other):
-                yield f"    a thread: {headline(other, folder)}"
+                yield f"    a thread: {stack_place(other, folder)}"
         yield self._describe_pids(ranks)
 
     def _describe_pids(self, ranks: Iterable[int]) -> str:

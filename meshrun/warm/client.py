@@ -32,7 +32,7 @@ from meshrun.warm.warm_messages import Assignment, ZygoteEnded, ZygoteForked, Zy
 from meshrun.wording import duration
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.learnt import Learnt, read_learnt
-from meshrun.worker.program import read_program
+from meshrun.worker.program import inspect_program
 from meshrun.worker.sys_path import first_path, holds, on_path
 from meshrun.zygote.guard import LAUNCH_MARK, killing_marked
 
@@ -117,7 +117,7 @@ class WarmRun:
         try:
             self._place = Place(usual_place())
             with on_path(first_path(program)):
-                self._settings = read_program(program).settings
+                self._settings = inspect_program(program).settings
         except (OSError, SyntaxError, ValueError, SystemExit) as error:
             if self._place is None:
                 note(f"--warm has no effect: {error}")

@@ -29,7 +29,7 @@ from meshrun.protocol.from_zygote import (
     RankBeat,
     RankReady,
 )
-from meshrun.protocol.raised import ended_call, is_of_collective
+from meshrun.protocol.raised import ended_collective, is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
@@ -199,7 +199,7 @@ def _report(reporter: Reporter, error: BaseException, *, may_be_ours: bool = Fal
     elif printed := reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # may be a file
         _write_to_stderr(raised.traceback)
     if is_of_collective(raised.message, raised.traceback):
-        report_calls(reporter, last_failed=ended_call(raised.traceback))
+        report_calls(reporter, last_failed=ended_collective(raised.traceback))
     reported = reporter.report(RankRaised, **asdict(raised), shown=shown, threads=_threads_left())
     if not (reported or printed):
         _write_to_stderr(raised.traceback)

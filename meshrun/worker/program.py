@@ -52,7 +52,7 @@ class Source(Struct, frozen=True):
     settings: EarlySettings = EarlySettings()
 
 
-def read_program(program: Program) -> Source:
+def inspect_program(program: Program) -> Source:
     """Read a program once, before anything is forked.
 
     Raises:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from meshrun.worker.call_channel import CallDone, Channel
 
+PROGRAM = "meshrun.worker.serve_calls"
+"""This module, as the program of a launch."""
 SERVE = "MESHRUN_SERVE"
 """The variable with the caller's folder, in a rank that serves instead of running its program."""
 _programs: list[Callable[[], None]] = []

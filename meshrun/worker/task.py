@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from meshrun.plan.rank_program import Program
-from meshrun.worker.program import format_raised, read_program, run_program
+from meshrun.worker.program import format_raised, inspect_program, run_program
 from meshrun.worker.sys_path import first_path, put_first
 
 
@@ -16,7 +16,7 @@ def main(known_at_start: frozenset[str]) -> None:
     """Build the mesh, and run the program."""
     when, *words = sys.argv[1:]
     program = Program.of_words(words)
-    source = read_program(program)
+    source = inspect_program(program)
     if when == "eager":
         from meshrun.mesh.current import current_mesh
 

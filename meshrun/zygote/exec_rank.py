@@ -22,7 +22,7 @@ from meshrun.protocol import codec
 from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import ExitHandler
-from meshrun.worker.program import read_program
+from meshrun.worker.program import inspect_program
 from meshrun.worker.sys_path import first_path, put_first
 
 
@@ -42,7 +42,7 @@ def main(known_at_start: frozenset[str]) -> None:
     become_rank(
         order,
         program=program,
-        source=read_program(program),
+        source=inspect_program(program),
         reports=reports,
         ending=ExitHandler(),
         gate_fd=gate_fd,

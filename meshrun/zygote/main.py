@@ -29,7 +29,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.protocol.from_zygote import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.protocol.to_zygote import Prepare
 from meshrun.worker.exit import ExitHandler
-from meshrun.worker.program import Source, format_raised, read_program
+from meshrun.worker.program import Source, format_raised, inspect_program
 from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.sys_path import first_path, holds, on_path, put_first
 from meshrun.worker.torch_version import refuse_old_torch, refuse_other_torch
@@ -126,7 +126,7 @@ def _import_shared(
     """Return the program, and why ranks cannot be forks of this process, after its imports."""
     folder, watch = first_path(program), ImportWatch()
     with on_path(folder):
-        source = read_program(program)
+        source = inspect_program(program)
     gc.disable()
     first = on_path(folder if holds(folder, order.preload) else None)
     if order.start_method == "exec":  # this process imports only for its store

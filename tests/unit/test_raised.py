@@ -6,7 +6,7 @@ import pytest
 
 from meshrun.protocol.raised import (
     aborted_for_lost_peer,
-    ended_call,
+    ended_collective,
     headline,
     killed_worker,
     lost_connection,
@@ -171,7 +171,7 @@ def test_a_connection_lost_in_torch_is_recognized() -> None:
 )
 def test_an_exception_that_ended_a_recorded_call(traceback: str, has: bool) -> None:
     """Otherwise, the last recorded call is an earlier one, which has ended."""
-    assert ended_call(traceback) == has
+    assert ended_collective(traceback) == has
 
 
 def test_a_stack_of_c_is_no_timeout() -> None:

@@ -17,7 +17,7 @@ from meshrun.errors import HostError, UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.ssh.agent_messages import Hello, format_hello, read_hello
 from meshrun.ssh.framing import ERR, OUT, FrameSplitter, frame, greeting
-from meshrun.ssh.host_failure import describe_end
+from meshrun.ssh.host_failure import explain_end
 from meshrun.ssh.remote_command import agent_command, devices_of, exported, ssh_command
 
 FRAMES = st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.binary(max_size=50)))
@@ -144,7 +144,7 @@ def test_ssh_gets_few_options() -> None:
 )  # fmt: skip
 def test_why_there_is_no_agent(code: int, output: str, why: str, hint: str) -> None:
     """In the words of ssh or the shell, without ornaments."""
-    refusal = describe_end(Host("ada@a"), code, output, "/p")
+    refusal = explain_end(Host("ada@a"), code, output, "/p")
 
     assert refusal.why.startswith(why)
     assert hint in (refusal.hint or "")
@@ -153,7 +153,7 @@ def test_why_there_is_no_agent(code: int, output: str, why: str, hint: str) -> N
 
 def test_an_agent_on_this_machine_needs_no_ssh() -> None:
     """So the error says that the agent was killed, not ssh."""
-    refusal = describe_end(Host("a"), -9, "", "/p", starter="")
+    refusal = explain_end(Host("a"), -9, "", "/p", starter="")
 
     assert refusal.why == "its agent was killed by SIGKILL"
 

@@ -32,12 +32,12 @@ from meshrun.protocol.stacks import (
     Dump,
     Frame,
     describe,
-    headline,
     is_answered,
     lacks_main_thread,
     mark_answer,
     merge,
     parse_dump,
+    stack_place,
     user_place,
 )
 from meshrun.supervisor import stack_requests
@@ -142,13 +142,13 @@ IN_COLLECTIVE = (
 
 def test_a_stack_is_named_after_the_call_that_the_user_made() -> None:
     """Not after a decorator around it; paths are relative to the launch's folder."""
-    assert headline(IN_COLLECTIVE, "/home/me") == "all_reduce at train.py:41"
-    assert headline(IN_COLLECTIVE[2:], "/home/me") == "train.py:41 in step"
-    assert headline(IN_COLLECTIVE[:2], "/home/me") == (
+    assert stack_place(IN_COLLECTIVE, "/home/me") == "all_reduce at train.py:41"
+    assert stack_place(IN_COLLECTIVE[2:], "/home/me") == "train.py:41 in step"
+    assert stack_place(IN_COLLECTIVE[:2], "/home/me") == (
         "all_reduce at torch/distributed/distributed_c10d.py:3252"
     )
-    assert headline(IN_COLLECTIVE[:2], "/env") == headline(IN_COLLECTIVE[:2], "/home/me")
-    assert headline((), "/home/me") == "no Python frame"
+    assert stack_place(IN_COLLECTIVE[:2], "/env") == stack_place(IN_COLLECTIVE[:2], "/home/me")
+    assert stack_place((), "/home/me") == "no Python frame"
     assert list(describe(IN_COLLECTIVE[1:], "/home")) == [
         "me/train.py:60 in <module>",
         "me/train.py:41 in step",
@@ -165,7 +165,7 @@ def test_a_cell_is_the_users_and_what_calls_it_is_not_shown(name: str) -> None:
         parse_dump("\n".join(["Thread 0x1 (most recent call first):", *map(FRAME.format, files)]))
         for files in ([torch, name, *callers], [f"{OURS[0]}worker/call_channel.py", *callers])
     ]
-    shown = [(headline(dump.main, "/env"), len(dump.main)) for dump in dumps if dump is not None]
+    shown = [(stack_place(dump.main, "/env"), len(dump.main)) for dump in dumps if dump is not None]
 
     assert shown == [(f"f at {name}:1", 2), ("between calls", 1)]
 
@@ -175,9 +175,9 @@ def test_an_import_is_reported_as_one() -> None:
     library = frame("/env/lib/site-packages/library/__init__.py", 7, "<module>")
     finds = [frame("<frozen importlib._bootstrap>", line, "_find_and_load") for line in (1, 2)]
     mine = frame("/home/me/train.py", 3, "<module>")
-    assert headline((library, mine), "/home/me") == "import at train.py:3"
-    assert headline((library, *finds, mine), "/home/me") == "import at train.py:3"
-    assert headline((*finds, library), "/home/me") == "<module> at library/__init__.py:7"
+    assert stack_place((library, mine), "/home/me") == "import at train.py:3"
+    assert stack_place((library, *finds, mine), "/home/me") == "import at train.py:3"
+    assert stack_place((*finds, library), "/home/me") == "<module> at library/__init__.py:7"
     assert list(describe((*finds, library, *finds, mine), "/home/me")) == [
         "train.py:3 in <module>",
         "library/__init__.py:7 in <module>",
@@ -191,7 +191,7 @@ def test_a_breakpoint_is_reported_as_one() -> None:
     pdb = [frame(f"{os.__file__[:-5]}{file}", 1, function) for file, function in functions]
     stack = (*pdb, frame("/home/me/train.py", 3, "step"))
 
-    assert headline(stack, "/home/me") == "breakpoint at train.py:3"
+    assert stack_place(stack, "/home/me") == "breakpoint at train.py:3"
     assert list(describe(stack, "/home/me")) == ["train.py:3 in step", "cmd.py:1 in cmdloop"]
 
 
