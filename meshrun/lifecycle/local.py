@@ -380,7 +380,7 @@ def _zygote_gone_on_one_node(state: State, event: ZygoteGone) -> State:
 
 
 def _signalled(state: State, event: SignalArrived) -> State:
-    """Stop all nodes, or only this one if the signal concerns it alone and the rest can go on."""
+    """Stop all nodes, or only this one if the signal concerns it alone and others can continue."""
     is_sigterm, before = event.signum == signal.SIGTERM, state.signals
     if len(before) > 2 or (is_sigterm and state.sigterm_repeats and signal.SIGTERM in before):
         return state  # after the third signal all ranks are killed, and the deadline stays
