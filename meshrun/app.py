@@ -11,7 +11,6 @@ nodes, and the console shows what the ranks print. ``supervisor/loop.py`` runs a
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -36,9 +35,8 @@ from meshrun.worker.sys_path import first_path
 
 if TYPE_CHECKING:
     from meshrun.console.console import Console
-    from meshrun.protocol.caller import Caller
+    from meshrun.protocol.caller import Invocation
     from meshrun.protocol.result import LaunchResult
-    from meshrun.protocol.step_task import StepTask
     from meshrun.supervisor.watcher import Watcher
 
 
@@ -159,22 +157,18 @@ def launch(
     plan: LaunchPlan,
     console: Console,
     *,
-    watchers: Sequence[Watcher] = (),
-    began_ns: int | None = None,
-    join_command: str | None = None,
-    caller: Caller | None = None,
-    task: StepTask | None = None,
+    invocation: Invocation,
+    watchers: Sequence[Watcher],
+    join_command: str | None,
 ) -> LaunchResult:
     """Carry out a plan, and wait until all processes have ended.
 
     Args:
         plan: What to start.
         console: Shows what ranks print.
+        invocation: How this launcher was started.
         watchers: Follow the launch, in addition to those that the plan requires.
-        began_ns: Monotonic time at which the user's wait began; now if ``None``.
         join_command: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
-        caller: The program that started this launcher and controls it, if any.
-        task: This launcher as a task of a Slurm step that a meshrun process waits for, if it is.
 
     Raises:
         ProgramError: If the program cannot be opened.
@@ -191,7 +185,6 @@ def launch(
     from meshrun.supervisor.program_file import check_program
     from meshrun.supervisor.run_folder import make_run_folder
 
-    began_ns = began_ns or time.monotonic_ns()
     run_id = plan.request.rendezvous.run_id or os.urandom(8).hex()
     listener = meeting = None
     with ExitStack() as stack:
@@ -216,16 +209,14 @@ def launch(
             folder=folder,
             store_listener=listener,
             console=console,
+            invocation=invocation,
             watchers=watchers,
-            began_ns=began_ns,
             meeting=meeting,
-            caller=caller,
-            task=task,
         )
         remove_stale_folders()  # while the zygote imports torch
         result = loop.run()
     console.close()
     console.wait_for_readers(loop.reader_timeout_s)
-    if caller is None:
+    if invocation.caller is None:
         forward_error(result)
     return result

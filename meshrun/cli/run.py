@@ -227,11 +227,9 @@ def _launch_here(
     result = app.launch(
         plan,
         console,
+        invocation=invocation,
         watchers=[progress],
-        began_ns=invocation.began_ns,
         join_command=None if all_are_started else command_for_others(options.line),
-        caller=invocation.caller,
-        task=invocation.task,
     )
     _report(options, invocation, plan, result, progress)
     if plan.is_elastic and _is_later_task(cluster):

@@ -42,7 +42,7 @@ from meshrun.lifecycle.actions import (
 from meshrun.lifecycle.outcome import build_result, describe_end
 from meshrun.lifecycle.state import ALONE, NodesState, State, skip_time, was_stopped
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.caller import Caller
+from meshrun.protocol.caller import Invocation
 from meshrun.protocol.codec import WireError
 from meshrun.protocol.collectives import AskTimes, RankAnswer
 from meshrun.protocol.events import (
@@ -77,7 +77,6 @@ from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.raised import why_aborted
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
-from meshrun.protocol.step_task import StepTask
 from meshrun.protocol.to_zygote import EndGeneration, ResumeRanks, SignalRanks, SuspendRanks
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
@@ -114,11 +113,9 @@ class Loop:
         run_id: Name of the launch; on several nodes, until they have met.
         folder: The ranks' files; closed once the ranks have ended.
         store_listener: The store's socket on a single node; on several, the coordinator makes one.
+        invocation: How this launcher was started.
         watchers: Follow the launch.
-        began_ns: Monotonic time at which the user's wait began.
         meeting: Where this node meets the others, if there are any.
-        caller: The program that started this launcher and controls it, if any.
-        task: This launcher as a task of a Slurm step that a meshrun process waits for, if it is.
     """
 
     def __init__(
@@ -129,21 +126,19 @@ class Loop:
         folder: RunFolder,
         store_listener: socket.socket | None,
         console: Console,
+        invocation: Invocation,
         watchers: Sequence[Watcher],
-        began_ns: int,
         meeting: Meeting | None,
-        caller: Caller | None,
-        task: StepTask | None,
     ) -> None:
-        self._caller, self._console, self._folder = caller, console, folder
-        self._stopwatch = Stopwatch(began_ns)
+        self._caller, self._console, self._folder = invocation.caller, console, folder
+        self._stopwatch = Stopwatch(invocation.began_ns)
         self._initial_plan = plan
         """The plan before the nodes met, to be completed each time they meet."""
         self.state = _initial_state(plan, has_other_nodes=meeting is not None)
         self._reactor = Reactor()
         self._pause = Pause(
             self._reactor,
-            None if caller is None else partial(is_stopped, caller.pid),
+            None if self._caller is None else partial(is_stopped, self._caller.pid),
             stop=partial(self._suspend_ranks, until_sigcont=False),
             resume=self._resume,
         )
@@ -172,8 +167,8 @@ class Loop:
         become_subreaper()
         self._signals = self._catch_signals()  # before the first process is started
         self._reactor.add_reader(self._signals, self._on_signals)
-        if task is not None:
-            task.raise_signals(self._reactor)
+        if invocation.task is not None:
+            invocation.task.raise_signals(self._reactor)
         if process_name(parent := os.getppid()) == _STEP_DAEMON:
             self._reactor.every(_CHECK_PARENT_S, partial(self._check_parent, parent))
         self._processes = NodeProcesses(
