@@ -284,9 +284,9 @@ class Layout:
                 hint="to fix only some dims, name them: rank(dp=1)",
             )
         if len(coordinate) != len(self._own):
-            given, dims = tuple(coordinate), len(self._own)
+            given, dims = count(len(coordinate), "dim"), len(self._own)
             raise LayoutError(
-                f"coordinate {given} has {len(given)} dims, but mesh `{self.mesh}` has {dims}",
+                f"coordinate {tuple(coordinate)} has {given}, but mesh `{self.mesh}` has {dims}",
                 hint="to fix only some dims, name them: rank(dp=1)",
             )
         return self._at(tuple(coordinate), self._own, coordinate)

@@ -121,7 +121,7 @@ def test_a_layout_without_an_own_rank_needs_one() -> None:
         ),
         (
             lambda layout: layout.rank((0,)),
-            "coordinate (0,) has 1 dims, but mesh `dp=2,tp=4` has 2",
+            "coordinate (0,) has 1 dim, but mesh `dp=2,tp=4` has 2",
             "to fix only some dims, name them: rank(dp=1)",
         ),
         (
