@@ -11,7 +11,7 @@ nodes, and the console shows what the ranks print. ``supervisor/loop.py`` runs a
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -160,6 +160,7 @@ def launch(
     invocation: Invocation,
     watchers: Sequence[Watcher],
     join_command: str | None,
+    report: Callable[[LaunchResult], object],
 ) -> LaunchResult:
     """Carry out a plan, and wait until all processes have ended.
 
@@ -169,6 +170,7 @@ def launch(
         invocation: How this launcher was started.
         watchers: Follow the launch, in addition to those that the plan requires.
         join_command: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
+        report: Reports the end to the user, before the other nodes exit with an error.
 
     Raises:
         ProgramError: If the program cannot be opened.
@@ -219,4 +221,6 @@ def launch(
     console.wait_for_readers(loop.reader_timeout_s)
     if invocation.caller is None:
         forward_error(result)
+    report(result)
+    loop.part()
     return result

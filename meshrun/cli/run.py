@@ -230,8 +230,8 @@ def _launch_here(
         invocation=invocation,
         watchers=[progress],
         join_command=None if all_are_started else command_for_others(options.line),
+        report=lambda result: _report(options, invocation, plan, result, progress),
     )
-    _report(options, invocation, plan, result, progress)
     if plan.is_elastic and _is_later_task(cluster):
         return 0  # srun returns the worst code of all nodes; the first node's is the launch's
     return _end_with(request, result)

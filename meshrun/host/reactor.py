@@ -152,7 +152,7 @@ class Reactor:
 
     def remove_writer(self, fileobj: int | HasFileno) -> None:
         """Stop waiting for room to write; do nothing if it is not being waited for."""
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, RuntimeError):  # the reactor may be closed
             calls = self._selector.get_key(fileobj).data
             if calls.pop(EVENT_WRITE, None) is None:
                 return

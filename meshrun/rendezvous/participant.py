@@ -18,7 +18,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.attempts import Attempts
-from meshrun.rendezvous.connection import BEAT_S, Connection
+from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
 from meshrun.rendezvous.messages import (
     Cleared,
     Decision,
@@ -79,6 +79,8 @@ class Participant:
         """Its host name, once it has welcomed this node."""
         self._lost = ""
         """Why the last connection was lost."""
+        self._ends_last = False
+        """Whether the launch has failed, which the coordinator reports."""
         self._gave_up: GaveUp | None = None
         self._reach: Reachability | None = None
         self._beats = node.hub.reactor.every(BEAT_S, self._beat)
@@ -168,6 +170,7 @@ class Participant:
         """Note what comes next; return it as an event that happens now."""
         if isinstance(decision, LaunchOver):
             self._enter(Participation.OVER)
+            self._ends_last = decision.exit_code != 0
         elif isinstance(decision, NextBegins):
             self._enter(Participation.RUNNING)
         return replace(decision, at_ns=time.monotonic_ns())
@@ -235,11 +238,13 @@ class Participant:
         self._hub.fail(error)
 
     def close(self) -> None:
-        """Close the connection to the coordinator."""
+        """Close the connection to the coordinator: after a failure, once that has closed it."""
         self._beats.cancel()
         self._attempts.close()
         self._end_resumption()
         if self._reach is not None:
             self._reach.close()
         if self._connection is not None:
+            if self._ends_last:
+                close_gracefully([self._connection])
             self._connection.close("the launch has ended")

@@ -248,7 +248,8 @@ class Loop:
                 self._nodes.begin_to_linger(self.state, self.plan.layout)
                 while self._nodes.lingers(self.state):
                     self._turn()
-                self._nodes.peers.close()
+                if not self._parts_late:
+                    self._nodes.peers.close()
             self._finish_output()
             evidence = self._gather()
             went_well = describe_end(self.state, self.plan.layout, self.hosts, "").exit_code == 0
@@ -276,6 +277,20 @@ class Loop:
         for watcher in self._watchers:
             watcher.end(self.state, result)
         return result
+
+    def part(self) -> None:
+        """After a failure on several nodes, close the connections that :meth:`run` left open.
+
+        A scheduler may end all launchers once one has exited with an error. So node 0 reports the
+        failure first, and then the others exit.
+        """
+        if self._nodes is not None and self._parts_late:
+            self._nodes.peers.close()
+
+    @property
+    def _parts_late(self) -> bool:
+        over = self.state.nodes.over
+        return over is not None and over.exit_code != 0
 
     def _finish_output(self) -> None:
         """Write the ranks' remaining output; in a stopped launch, only as long as it is read."""

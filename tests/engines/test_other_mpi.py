@@ -93,6 +93,7 @@ def test_a_failure_on_one_host_ends_all(
     # Intel's mpiexec kills the other launchers once one has failed, and returns 255 if it had to.
     assert job.end() in ((3, 255) if starter == "mpiexec" else (3,)), job.text
     assert job.text.count("error: rank 3 [dp1 tp1]") == 2, job.text
+    assert "on node1, pid" in job.text  # the report of node 0, which ends first
 
 
 def test_ctrl_c_ends_all(make_hosts: MakeHosts, starter: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from meshrun.protocol.events import (
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankRaised
+from meshrun.rendezvous import connection
 from meshrun.rendezvous.messages import Cleared, Failed, Finished
 from meshrun.rendezvous.participant import Participant
 from tests.parties import WHY, Parties, Party, info, names
@@ -136,8 +137,11 @@ def test_cleared_nodes_are_reported_to_the_coordinator_once(
     ]
 
 
-def test_the_end_is_sent_to_all(parties: Parties, three: list[Party]) -> None:
+def test_the_end_is_sent_to_all(
+    parties: Parties, three: list[Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node that leaves after that is not lost."""
+    monkeypatch.setattr(connection, "_GOODBYE_S", 0.1)  # it waits for others, which do not close
     three[0].send(OVER)
     parties.until(lambda: all(party.received(LaunchOver) for party in three))
     parties.remove(three[1])

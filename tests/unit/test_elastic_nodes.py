@@ -154,7 +154,7 @@ def test_nodes_beyond_the_maximum_wait_and_end_with_the_others(
     forget(two)
     spare = newcomer(parties, "node3")
     parties.until(lambda: spare.notes)
-    parties.pass_s(700)
+    parties.pass_s(700, step_s=5)
     assert spare.notes == [
         "this node is a spare: it joins when another node is lost or the mesh has room for it"
     ]

@@ -8,6 +8,7 @@ import random
 import re
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, cast
@@ -507,6 +508,29 @@ def test_a_launch_that_ends_while_a_connection_is_reset(parties: Parties) -> Non
     parties.until(lambda: participant.received(LaunchOver))
 
     assert not participant.received(NodeLost)
+
+
+def test_a_node_ends_a_failed_launch_after_the_first(parties: Parties) -> None:
+    """A scheduler ends all launchers once one has failed, and the first one has the report."""
+    coordinator, participant = met(parties)
+    coordinator.send(replace(OVER, exit_code=3))
+    parties.until(lambda: participant.received(LaunchOver))
+    parties.all.remove(participant)
+    closed: list[Party] = []
+
+    def close(party: Party) -> None:
+        party.side.close()
+        closed.append(party)
+
+    closing = threading.Thread(target=close, args=[participant])
+    closing.start()
+    parties.until(lambda: not cast("Coordinator", coordinator.side)._connections)
+    closed.append(coordinator)
+    coordinator.side.close()
+    closing.join()
+
+    assert closed == [coordinator, participant]
+    participant.close()
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
