@@ -140,7 +140,7 @@ def _check_node(plan: LaunchPlan) -> None:
         )
     if not request.check_gpus:
         return
-    from meshrun.plan.gpu_check import examine_gpus
+    from meshrun.supervisor.check_gpus import examine_gpus
 
     try:
         examine_gpus(plan, note)

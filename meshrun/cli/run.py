@@ -180,8 +180,8 @@ def _misplaced(options: Options, program: Program) -> Iterator[str]:
 def _show_plan(options: Options, request: LaunchRequest) -> None:
     """Print what would be started."""
     from meshrun import app
-    from meshrun.plan.gpu_check import examine_gpus
     from meshrun.report.plan_output import print_plan
+    from meshrun.supervisor.check_gpus import examine_gpus
 
     request, cluster = app.ask_cluster(request)
     check_hosts(request, options)

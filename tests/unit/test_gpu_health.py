@@ -17,13 +17,13 @@ from meshrun.host.machine import HostFacts
 from meshrun.host.nvml import load_nvml
 from meshrun.host.xids import Xid, XidWatch, read_xids
 from meshrun.layout.spec import parse_mesh
-from meshrun.plan import gpu_check
-from meshrun.plan.gpu_check import examine_gpus
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.rendezvous.expected_nodes import check_settings
+from meshrun.supervisor import check_gpus
+from meshrun.supervisor.check_gpus import examine_gpus
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.join_nodes import describe_node
 from tests.nvml import NOT_SUPPORTED, FakeNvml, card
@@ -64,7 +64,7 @@ def examine(
 ) -> tuple[list[str], HostError | None]:
     """Return the findings for a launch with a rank on each of these GPUs, and its error."""
     plan = launch(monkeypatch, list(cards))
-    monkeypatch.setattr(gpu_check, "read_xids", lambda: log)
+    monkeypatch.setattr(check_gpus, "read_xids", lambda: log)
     notes: list[str] = []
     try:
         examine_gpus(plan, notes.append)
