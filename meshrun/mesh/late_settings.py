@@ -33,10 +33,10 @@ def warn_of_late_settings() -> None:
     _Recorded.values = None
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if os.environ.get("RANK", "0") == "0":
-        verb = "was" if len(changed) == 1 else "were"
+        verb, them = ("was", "it") if len(changed) == 1 else ("were", "them")
         note(
             f"{', '.join(changed)} {verb} changed after the process group was created, which had no"
-            " effect; set it before the launch, or use --mesh-init lazy"
+            f" effect; set {them} before the launch, or use --mesh-init lazy"
         )
 
 
