@@ -66,7 +66,8 @@ def _run(controller: Controller, report: str | None) -> int:
         return code
     except Stopped as error:
         note(describe_stop(error.signum))
-        result = controller.result or _ended_now(128 + error.signum, error.signum)
+        found = controller.result or _ended_now(128 + error.signum)
+        result = replace(found, exit_code=128 + error.signum, signum=error.signum)
         return -error.signum
     except HostLost as error:
         found = controller.result or _ended_now(error.exit_code)
@@ -77,8 +78,8 @@ def _run(controller: Controller, report: str | None) -> int:
             leave_report(known, report)
 
 
-def _ended_now(exit_code: int, signum: int | None = None) -> LaunchResult:
+def _ended_now(exit_code: int) -> LaunchResult:
     """Return the result of a launch of which no launcher has reported one."""
     now_ns = time.monotonic_ns()
     timings = Timings(began_ns=now_ns, ended_ns=now_ns)
-    return LaunchResult(exit_code=exit_code, signum=signum, timings=timings)
+    return LaunchResult(exit_code=exit_code, timings=timings)

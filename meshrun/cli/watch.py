@@ -113,7 +113,7 @@ class _Watch:
                     process.terminate()
             self._add(noted.take())
             _report_error(folder)
-        if -process.returncode in self._debuggers:
+        if -process.returncode in (*self._debuggers, signal.SIGPIPE):  # nobody reads the output
             self._signum = -process.returncode
         return None if is_stopping else process.returncode
 

@@ -107,7 +107,8 @@ class Controller:
         Raises:
             FirstLost: If the first host of an elastic launch was lost.
             MeshrunError: If another required host cannot be used or was lost.
-            Stopped: If a signal arrived before all hosts had answered, or killed ssh as well.
+            Stopped: If a signal arrived before all hosts had answered or after all ranks had ended,
+                or killed ssh as well, or if nobody reads the output.
         """
         try:
             self._start(self._connector.connect())
@@ -121,13 +122,13 @@ class Controller:
         if (error := self._error()) is not None:
             raise error
         if self._console.reader_is_gone:
-            return -signal.SIGPIPE
+            raise Stopped(signal.SIGPIPE)
         end = self._first.ended if self._first is not None else None
         code = end.code if end is not None else 0
         if code and self.result is None and self._stopped is not None:
             raise self._stopped  # it had not begun, or its agent killed it
         if not code and (late := (self._forwarded - before) & {*self._request.stop_signals}):
-            return -min(late)  # the ranks had finished, but not the readers of their output
+            raise Stopped(min(late))  # the ranks had finished, but not the readers of their output
         # A launcher that a forwarded signal stopped exits with 128 + n.
         return 128 - code if code - 128 in self._forwarded else code
 

@@ -1,5 +1,6 @@
 """Ranks' output on meshrun's stdout and stderr."""
 
+import json
 import os
 import pty
 import re
@@ -118,18 +119,29 @@ def test_a_slow_reader_loses_nothing(fake_torch: object) -> None:
         assert found[f"rank {rank}"] == [f"{rank}:{n}".ljust(99, ".") for n in range(count)]
 
 
-@pytest.mark.parametrize("flags", [(), ("--status", "--status-interval", "0.05")])
-def test_a_reader_that_exits_ends_the_launch(flags: tuple[str, ...], fake_torch: object) -> None:
-    """``meshrun ... | head`` ends by SIGPIPE, like any program in a pipe."""
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--status", "--status-interval", "0.05"), ("--hosts", "localhost"), ("--watch",)],
+)
+def test_a_reader_that_exits_ends_the_launch(
+    flags: tuple[str, ...], fake_torch: object, tmp_path: Path
+) -> None:
+    """``meshrun ... | head`` ends by SIGPIPE, like any program in a pipe; the report says so."""
+    report = tmp_path / "report.json"
+    words = (*flags, "--nproc-per-node", "2", "--report", report)
     with subprocess.Popen(
-        command(*flags, "--nproc-per-node", "2", PROGRAMS / "print_much.py", "100000000"),
+        command(*words, PROGRAMS / "print_much.py", "100000000"),
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
+        last = process.stderr.read().decode().splitlines()[-1]
         assert process.wait(timeout=60) == -13
+    assert last == "meshrun: stopped by a closed output pipe, SIGPIPE"
+    assert json.loads(report.read_text())["exit_code"] == 128 + signal.SIGPIPE
 
 
 def test_a_reader_that_has_exited_ends_the_help() -> None:
