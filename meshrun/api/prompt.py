@@ -17,7 +17,7 @@ from contextlib import suppress
 from meshrun import __version__
 from meshrun.api.group_cells import CellFailed, call_on_ranks, run_on_ranks
 from meshrun.api.worker_group import WorkerGroup
-from meshrun.errors import MeshrunError
+from meshrun.errors import HostError, MeshrunError
 from meshrun.host.processes import is_foreground
 from meshrun.host.stderr import say
 from meshrun.layout.selection import find_rank
@@ -72,6 +72,8 @@ class _Prompt(code.InteractiveConsole):
         self._labels = self.group.labels
         self._only: int | None = None
         self._count = 0
+        self._code = 1
+        """The exit code if piped input fails."""
         self._names: list[str] = []
 
     def run(self) -> int:
@@ -85,7 +87,7 @@ class _Prompt(code.InteractiveConsole):
                 succeeded = self._run_piped(sys.stdin.buffer.read())
         except SystemExit as error:
             return _exit_code(error)
-        return 0 if is_typed or succeeded else 1
+        return 0 if is_typed or succeeded else self._code
 
     def runsource(self, source: str, filename: str = "", symbol: str = "single") -> bool:  # noqa: ARG002
         """Run an input on the ranks; return whether it is incomplete."""
@@ -162,6 +164,8 @@ class _Prompt(code.InteractiveConsole):
         except CellFailed as failed:
             if isinstance(failed.error, SystemExit):
                 raise failed.error from None
+            if isinstance(failed.error, RankFailed | HostError):
+                self._code = failed.error.exit_code
             if not isinstance(failed.error, RankFailed):  # which the launcher has reported
                 say(failed.message)
         except MeshrunError as error:

@@ -150,8 +150,8 @@ def test_a_closed_stdin_is_empty(fake_torch: Path) -> None:
         ("import sys\nsys.exit()", "print('x is', 1)", 0, ""),
         ("x = 1", "raise SystemExit", 0, ""),
         ("x =", "print('never')", 1, "SyntaxError: invalid syntax"),
-        ("x = 1", "import os\nos._exit(4)", 1, "exited with code 4"),
-        ("import os\nos._exit(4)", "print('never')", 1, "exited with code 4"),
+        ("x = 1", "import os\nos._exit(4)", 4, "exited with code 4"),
+        ("import os\nos._exit(4)", "print('never')", 4, "exited with code 4"),
     ],
 )
 def test_scripts_and_pipes_that_fail(
