@@ -197,15 +197,23 @@ def test_a_storm_of_ctrl_c_leaves_no_folder(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [((*FOUR, PROGRAMS / "end.py", "7"), 7), (("--ssh", "false", "--hosts", "elsewhere", "-"), 69)],
+)
 def test_a_signal_after_the_decision_changes_no_code(
-    signum: signal.Signals, fake_torch: object, tmp_path: Path
+    words: tuple[str | Path, ...],
+    code: int,
+    signum: signal.Signals,
+    fake_torch: object,
+    tmp_path: Path,
 ) -> None:
-    """`srun --kill-on-bad-exit` sends one while this launcher is already ending."""
-    with start_meshrun(*FOUR, PROGRAMS / "end.py", "7", folder=tmp_path) as running:
+    """As from `srun --kill-on-bad-exit`, while this launcher is about to end by itself."""
+    with start_meshrun(*words, folder=tmp_path) as running:
         wait_until(lambda: "\nerror: " in running.stderr, lambda: running.stderr)
         running.signal(signum)
 
-        assert running.wait() == 7
+        assert running.wait() == code
 
 
 def test_nohup_is_respected(fake_torch: object, tmp_path: Path) -> None:
