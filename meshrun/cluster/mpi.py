@@ -8,8 +8,14 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, facts_of_node
-from meshrun.cluster.read_variables import are_set, invalid, read_index, read_number
-from meshrun.cluster.tasks import place_task, read_task
+from meshrun.cluster.read_variables import (
+    are_set,
+    invalid,
+    place_task,
+    read_index,
+    read_number,
+    read_task,
+)
 from meshrun.errors import UsageError
 
 _ADDRESSES = re.compile(r"tcp6?://([^;]*?):\d+(?=;|$)")

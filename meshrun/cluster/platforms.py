@@ -13,11 +13,11 @@ from meshrun.cluster.read_variables import (
     index_in,
     invalid,
     names_in,
+    place_task,
     read_index,
     read_json,
     read_number,
 )
-from meshrun.cluster.tasks import place_task
 from meshrun.errors import UsageError
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import Struct
 
+from meshrun.host.ask_driver import Driver
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import GpuProcess, Nvml
 from meshrun.host.processes import is_below, process_name
@@ -73,3 +75,11 @@ def _holder(process: GpuProcess, roots: Sequence[int]) -> Holder:
         used_bytes=process.used_bytes,
         is_ours=any(pid == root or is_below(pid, root) for root in roots),
     )
+
+
+def read_gpu_memory(driver: Driver, gpus: Sequence[Gpu]) -> dict[int, int]:
+    """Return the memory in use on GPUs by all processes, by their place, as far as it is known."""
+    read = partial(read_use, gpus=gpus, with_holders=False)
+    uses = (driver.ask(read) if gpus else None) or ()
+    found = {use.gpu: use.used_bytes for use in uses}
+    return {place: found[gpu] for place, gpu in enumerate(gpus) if gpu in found}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from meshrun.protocol.checked import Generation, Line, Rank, Time
+from meshrun.protocol.packing import Generation, Line, Rank, Time
 
 
 class Call(Struct, frozen=True, kw_only=True):

@@ -10,10 +10,10 @@ from typing import Any
 from msgspec import Struct
 
 from meshrun.errors import MeshrunError
-from meshrun.protocol.checked import Generation, Line, Port, Rank, Signum, Size, Time
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.from_zygote import FromZygote, RankEvent
 from meshrun.protocol.generation import Cause, Ending, NodeOutcome
+from meshrun.protocol.packing import Generation, Line, Port, Rank, Signum, Size, Time
 
 
 class LaunchBegan(Struct, frozen=True, kw_only=True):

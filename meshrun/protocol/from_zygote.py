@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from meshrun.errors import MeshrunError
 from meshrun.host.shortage import TOO_FEW_PROCESSES
-from meshrun.protocol.checked import ExitCode, Line, Port, Secret
 from meshrun.protocol.collectives import RankAnswer
+from meshrun.protocol.packing import ExitCode, Line, Port, Secret
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import describe_broken
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from meshrun.errors import MeshrunError
-from meshrun.protocol.checked import ExitCode, Line, Rank, Seconds, Signum, Time
 from meshrun.protocol.collectives import RankCalled
+from meshrun.protocol.packing import ExitCode, Line, Rank, Seconds, Signum, Time
 from meshrun.protocol.raised import aborted_for_timeout, timed_out
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize

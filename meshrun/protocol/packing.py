@@ -1,19 +1,51 @@
 """Encodes values as JSON, ``[name of the class, its fields]``; validates what it decodes. Pure.
 
-Messages to the zygote and between launchers share it, so both are validated alike.
+Messages to the zygote and between launchers share it, so both are validated alike: the types here
+say which values a field may have.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
+from msgspec import Meta
 
 from meshrun.host.printable import one_line
-from meshrun.protocol.checked import ClockTime, Time
+
+_LATEST_NS = 2**62
+_MOST = 2**31
+
+if TYPE_CHECKING:
+    Line = str
+    Time = int
+else:
+    # `convert` checks these itself, as msgspec does not know them.
+    class Line(ABC):  # noqa: B024 - stands for str
+        """Text to display, sanitized."""
+
+    class Time(ABC):  # noqa: B024 - stands for int
+        """Monotonic nanoseconds by the receiver's clock, as far as it knows the sender's."""
+
+    Line.register(str)
+    Time.register(int)
+
+ClockTime = Annotated[int, Meta(ge=-_LATEST_NS, le=_LATEST_NS)]
+"""Monotonic nanoseconds by the sender's clock."""
+ExitCode = Annotated[int, Meta(ge=0, le=255)]
+Signum = Annotated[int, Meta(ge=0, le=64)]
+"""A signal, or 0 for none."""
+Rank = Annotated[int, Meta(ge=0, le=_MOST)]
+Generation = Annotated[int, Meta(ge=0, le=_MOST)]
+Size = Annotated[int, Meta(ge=0, le=_MOST)]
+"""How many ranks or nodes."""
+Seconds = Annotated[float, Meta(ge=0, le=10**12)]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+Secret = Annotated[str, Meta(max_length=64)]
 
 
 def to_builtins(value: Any) -> Any:
@@ -91,7 +123,7 @@ def convert(kind: Any, value: Any, ahead_ns: int = 0) -> Any:
 
 
 def _checked(kind: Any, value: Any, ahead_ns: int) -> object:
-    """Return a value for one of the abstract types of ``protocol/checked.py``."""
+    """Return a value for one of the abstract types."""
     if kind is Time:
         return msgspec.convert(value, ClockTime) - ahead_ns
     return one_line(msgspec.convert(value, str))

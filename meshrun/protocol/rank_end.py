@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from meshrun.protocol.checked import Line, Rank, Time
+from meshrun.protocol.packing import Line, Rank, Time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ from msgspec import Meta, Struct
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.printable import lines, one_line
 from meshrun.layout import MAX_RANKS, Layout
-from meshrun.protocol.checked import ClockTime, Generation, Line, Rank
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.events import (
     GenerationAborted,
@@ -31,7 +30,16 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import NodeOutcome, Trouble
-from meshrun.protocol.packing import pack, pack_fields, to_builtins, unpack
+from meshrun.protocol.packing import (
+    ClockTime,
+    Generation,
+    Line,
+    Rank,
+    pack,
+    pack_fields,
+    to_builtins,
+    unpack,
+)
 from meshrun.rendezvous.frames import LONGEST
 from meshrun.wording import count
 

@@ -8,8 +8,9 @@ from contextlib import suppress
 
 from meshrun.console.console import Console
 from meshrun.host.ask_driver import Driver
+from meshrun.host.gpu_use import read_gpu_memory
 from meshrun.host.reactor import Reactor
-from meshrun.host.usage import Usage, read_gpu_memory, usage_of_trees
+from meshrun.host.usage import Usage, usage_of_trees
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event

@@ -19,10 +19,10 @@ from msgspec import Struct
 from meshrun.console.console import Console
 from meshrun.errors import HostError, UsageError
 from meshrun.host.ask_driver import Driver
+from meshrun.host.gpu_use import read_gpu_memory
 from meshrun.host.http_server import HttpServer, Response
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
-from meshrun.host.usage import read_gpu_memory
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost, RankLate

@@ -24,10 +24,9 @@ from meshrun.host.whole_file import check_target, open_nonblocking
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.checked import Line
 from meshrun.protocol.events import Event, NodeLost
 from meshrun.protocol.from_zygote import Checked, NodeExcluded, RankStarted
-from meshrun.protocol.packing import convert, read_json
+from meshrun.protocol.packing import Line, convert, read_json
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult
 from meshrun.supervisor.watcher import Watcher

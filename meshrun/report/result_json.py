@@ -16,8 +16,7 @@ from meshrun.host.leftovers import is_in_private
 from meshrun.host.printable import lines
 from meshrun.host.stderr import discard_output, note
 from meshrun.host.whole_file import write_whole
-from meshrun.protocol.checked import ExitCode
-from meshrun.protocol.packing import convert, read_json
+from meshrun.protocol.packing import ExitCode, convert, read_json
 from meshrun.protocol.result import LaunchResult
 
 SCHEMA_NAME = "meshrun.result"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from meshrun.protocol.checked import Line
+from meshrun.protocol.packing import Line
 
 
 class Hello(Struct, frozen=True, kw_only=True):

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 from meshrun.host.ask_driver import Driver
-from meshrun.host.delays import Delays, read_delays
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import Nvml
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Reactor
+from meshrun.host.usage import Delays, read_delays
 from meshrun.layout.labels import group_label, rank_name
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan

@@ -14,7 +14,7 @@ from meshrun.cluster.cluster_facts import ClusterFacts
 from meshrun.errors import MeshrunError
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.checked import Line
+from meshrun.protocol.packing import Line
 from meshrun.rendezvous import messages
 from tests.kit import ROOT
 

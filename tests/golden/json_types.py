@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any
 
-from meshrun.protocol.checked import Line, Time
+from meshrun.protocol.packing import Line, Time
 
 PLAIN: dict[Any, str] = {
     int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null",

@@ -24,10 +24,9 @@ from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
 from meshrun.lifecycle.outcome import build_result
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.protocol.checked import Line, Time
 from meshrun.protocol.events import Event, LaunchOver, NextBegins, NodesEvent
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.protocol.packing import convert
+from meshrun.protocol.packing import Line, Time, convert
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import Timings
 from meshrun.rendezvous.connection import Connection
