@@ -1,4 +1,4 @@
-"""The arithmetic of dims: a rank's index in one, its groups, how many cross nodes.
+"""The arithmetic of dims and slots: a rank's index in a dim, its groups, how many cross nodes.
 
 A rank is a mixed-radix number, and a dim is some of its digits: one for a dim of a mesh, several
 for a dim joined from others. Only methods that return groups list them.
@@ -7,15 +7,50 @@ for a dim joined from others. Only methods that return groups list them.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice, product
-
-from meshrun.layout.parts import Parts
+from itertools import accumulate, chain, islice, product
 
 Digit = tuple[int, int]
 """(size, stride): a rank's index is ``rank // stride % size``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Consecutive slots, divided into parts: the nodes of a launch, or domains.
+
+    Equal parts are handled without iterating over them.
+    """
+
+    counts: tuple[int, ...]
+    starts: tuple[int, ...]
+    """First slot of each part, then the total number of slots; empty if all parts are equal."""
+
+    @classmethod
+    def of(cls, counts: Iterable[int]) -> Parts:
+        """Return the parts with these numbers of slots; there must be at least one."""
+        counts = tuple(counts)
+        is_even = counts.count(counts[0]) == len(counts)
+        return cls(counts, () if is_even else tuple(accumulate(counts, initial=0)))
+
+    @property
+    def total(self) -> int:
+        """Number of slots."""
+        return self.starts[-1] if self.starts else self.counts[0] * len(self.counts)
+
+    def place(self, slot: int) -> tuple[int, int]:
+        """Return (part, index within the part) of a slot."""
+        if not self.starts:
+            return divmod(slot, self.counts[0])
+        part = bisect_right(self.starts, slot) - 1
+        return part, slot - self.starts[part]
+
+    def slots(self, part: int) -> range:
+        """Return the slots of a part."""
+        first = self.starts[part] if self.starts else part * self.counts[0]
+        return range(first, first + self.counts[part])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -178,3 +213,53 @@ def ranks_at(chosen: Sequence[tuple[Axis, Sequence[int]]], world_size: int) -> r
     offsets = [[axis.offset(place) for place in places] for axis, places in chosen]
     firsts = [sum(parts) for parts in product(*offsets)]
     return sorted(rank for first in firsts for rank in rest.group(first))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """Mapping of ranks to slots in another order of dims: the same digits in two orders."""
+
+    digits: tuple[tuple[int, int, int], ...]
+    """(size, stride among ranks, stride among slots) of each dim of the mesh, slowest first."""
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], order: Sequence[int]) -> SlotMap:
+        """Return the mapping for a mesh of ``sizes`` whose dims take slots in ``order``.
+
+        ``order`` has each dim once, slowest first.
+        """
+        digits = tuple(
+            (
+                size,
+                math.prod(sizes[dim + 1 :]),
+                math.prod(sizes[later] for later in order[order.index(dim) + 1 :]),
+            )
+            for dim, size in enumerate(sizes)
+        )
+        return cls(digits)
+
+    def slot(self, rank: int) -> int:
+        """Return the number of a rank's slot."""
+        return sum(rank // stride % size * slot_stride for size, stride, slot_stride in self.digits)
+
+    def rank(self, slot: int) -> int:
+        """Return the rank in a slot."""
+        return sum(slot // slot_stride % size * stride for size, stride, slot_stride in self.digits)
+
+    def axis(self, axis: Axis) -> Axis | None:
+        """Return a dim in terms of slots instead of ranks.
+
+        Returns:
+            ``None`` if a digit of the dim covers a part of a mesh dim that is not a factor of it,
+            which is possible for dims of a view.
+        """
+        digits: list[Digit] = []
+        for size, stride in axis.digits:
+            for own_size, own_stride, slot_stride in self.digits:
+                low, high = max(stride, own_stride), min(stride * size, own_stride * own_size)
+                if high <= low:
+                    continue
+                if high % low or low % own_stride or own_stride * own_size % high:
+                    return None
+                digits.append((high // low, slot_stride * (low // own_stride)))
+        return axis_of(sorted(digits, key=lambda digit: -digit[1]))

@@ -15,13 +15,11 @@ from typing import Any, Literal, TypeAlias, overload
 
 from meshrun.errors import LayoutError
 from meshrun.layout import placing
-from meshrun.layout.axes import Axis, axes_of, ranks_at, rest_of
+from meshrun.layout.axes import Axis, Parts, SlotMap, axes_of, ranks_at, rest_of
 from meshrun.layout.coordinate import Coordinate, coordinate_type, label_template
 from meshrun.layout.derived import Flatten, View, derive, parse_derived
 from meshrun.layout.domains import shorten_domains, split_nodes, sums_of
 from meshrun.layout.parameters import check_parameter
-from meshrun.layout.parts import Parts
-from meshrun.layout.slot_map import SlotMap
 from meshrun.layout.solving import count_slots
 from meshrun.layout.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
 from meshrun.wording import count

@@ -10,11 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun.errors import LayoutError
-from meshrun.layout.axes import axes_of
+from meshrun.layout.axes import Parts, SlotMap, axes_of
 from meshrun.layout.derived import shortened_group
 from meshrun.layout.domains import shorten_domains, sums_of
-from meshrun.layout.parts import Parts
-from meshrun.layout.slot_map import SlotMap
 from meshrun.layout.solving import fill, solve_sizes
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
 from meshrun.wording import count, listed

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from meshrun.errors import LayoutError
 from meshrun.layout import Layout
-from meshrun.layout.axes import axes_of
-from meshrun.layout.slot_map import SlotMap
+from meshrun.layout.axes import SlotMap, axes_of
 
 NAMES = "abcd"
 
