@@ -207,7 +207,7 @@ class _Prompt(code.InteractiveConsole):
 
 
 def _print_error(error: MeshrunError) -> None:
-    from meshrun.report.message import render_error
+    from meshrun.report.error_text import render_error
 
     say(render_error(error))
 

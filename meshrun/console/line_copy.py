@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshrun.console.lines import LineAssembler, Prefix
-from meshrun.host.log_file import Opener
+from meshrun.host.folder import Opener
 
 
 class LineCopy:

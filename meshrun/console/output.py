@@ -24,8 +24,8 @@ from meshrun.console.prefix import line_prefix
 from meshrun.console.repeats import Repeats
 from meshrun.console.slow_readers import SlowReaders
 from meshrun.host.descriptors import close_file
+from meshrun.host.folder import Opener, append_to_log, nonblocking, open_log
 from meshrun.host.inotify import WriteNotices
-from meshrun.host.log_file import Opener, append_to_log, nonblocking, open_log
 from meshrun.host.reactor import Reactor
 from meshrun.plan.log_files import RankFiles, StreamFile
 from meshrun.plan.plan import LaunchPlan, RankPlan

@@ -9,12 +9,15 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from meshrun.errors import HostError
 from meshrun.host.descriptors import close_file
 from meshrun.host.sysfs import read_number, read_text
 
+Opener = Callable[[str, int], int]
+"""Opens a file by path and flags, like ``os.open``, such as :meth:`Folder.open`."""
 _MAP_OF_ALL = ["0", "0", str(2**32 - 1)]
 _USUAL_OVERFLOW = 65534
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -166,6 +169,35 @@ def _own_folder_of(path: str) -> Iterator[Folder]:
         yield folder
     finally:
         folder.close()
+
+
+def open_log(path: str, opener: Opener) -> int:
+    """Create a log file; return its descriptor, in append mode for ranks that have children.
+
+    Raises:
+        HostError: If the file cannot be created.
+    """
+    try:
+        return opener(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+    except OSError as error:
+        raise HostError(
+            f"cannot create the log file `{path}`: {error.strerror}",
+            hint="set --log-dir to a writable folder with free space",
+        ) from error
+
+
+def nonblocking(opener: Opener) -> Opener:
+    """Return an opener that never blocks, as a program may have put a pipe there."""
+    return lambda path, flags: opener(path, flags | os.O_NONBLOCK)
+
+
+def append_to_log(path: str, text: str, opener: Opener) -> None:
+    """Append a text to a file, ignoring errors."""
+    try:
+        with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=opener) as file:
+            file.write(text)
+    except OSError:
+        pass
 
 
 def who_else_may_write(path: str) -> str | None:

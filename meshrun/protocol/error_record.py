@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 
 from meshrun.errors import MeshrunError
-from meshrun.host.log_file import Opener, nonblocking
+from meshrun.host.folder import Opener, nonblocking
 from meshrun.host.printable import one_line
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.codec import shorten

@@ -24,7 +24,7 @@ from meshrun.protocol.result import (
     failed_by_itself,
     stopped_by,
 )
-from meshrun.report.message import render_error
+from meshrun.report.error_text import render_error
 from meshrun.wording import count, listed
 
 _LOST = f"{LOST_PEER} as a consequence"
