@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -16,12 +15,11 @@ from meshrun.host.leftovers import private_folder
 from meshrun.host.processes import signals_blocked
 from meshrun.host.stderr import note
 from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
+from meshrun.plan.request import STOP_SIGNALS, LaunchRequest
 
 _PROGRAM = "meshrun.worker.check_ranks"
 _MODES = ("quick", "full")
 _FOUND_EXIT_CODE = 1
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def read_check_program(options: Options) -> Program:
@@ -81,7 +79,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
 
     with ExitStack() as held:
         atexit.register(held.close)  # if a signal ends the launch, it ends this process too
-        with signals_blocked(_SIGNALS):  # until the folder is held
+        with signals_blocked(STOP_SIGNALS):  # until the folder is held
             path = os.path.join(held.enter_context(private_folder()), "measured")
         os.environ[RESULT_FILE] = path
         code = launch()

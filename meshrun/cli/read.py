@@ -24,7 +24,7 @@ from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.parse import parse_seconds, split_words, unknown_signal
-from meshrun.plan.rank_program import Program
+from meshrun.plan.rank_program import BASE, Program
 from meshrun.plan.request import (
     STOP_SIGNALS,
     ConsoleRequest,
@@ -38,7 +38,6 @@ from meshrun.plan.request import (
 from meshrun.plan.scheduler_defaults import fit_to_hosts
 from meshrun.wording import count
 
-_PRELOAD = ("torch", "torch.distributed.device_mesh")
 _GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _DEBUG_TIMEOUT_S = 30 * 86400.0
@@ -174,7 +173,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         hang_timeout_s=_zero_if_debugging(options, options.hang_timeout),
         straggler_time_s=options.straggler_time if options.stragglers else None,
         node_timeout_s=options.node_timeout,
-        preload=(*options.preload, *_PRELOAD),
+        preload=(*options.preload, *BASE),
         warm_idle_s=options.warm_idle if options.warm and IN_RANK not in options.env else None,
         role=options.role,
         max_restarts=_zero_if_debugging(options, options.max_restarts),

@@ -5,17 +5,23 @@ Conversion from and to text, and checks against a mesh. Independent of machines.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from meshrun.errors import SpecError
 from meshrun.layout.axes import Axis, axes_of, axis_of
-from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh, items_of, parse_mesh, split_texts
+from meshrun.layout.spec import (
+    INFERRED,
+    NAME,
+    MeshSpec,
+    format_mesh,
+    items_of,
+    parse_mesh,
+    split_texts,
+)
 from meshrun.wording import count
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = ("rank", "local_rank")
 _FLATTEN_HINT = "write `dp_cp=dp+cp`, or `dp+cp` to name it `dp_cp`"
 _VIEW_HINT = (
@@ -238,8 +244,8 @@ def _check_free(text: str, name: str, taken: dict[str, Axis], at: int = 0) -> No
 
 
 def _check_name(text: str, at: int, name: str, hint: str) -> None:
-    if not _NAME.fullmatch(name):
-        good = _NAME.match(name)
+    if not NAME.fullmatch(name):
+        good = NAME.match(name)
         message = f"`{name}` is not a valid name" if name else "missing name"
         wrong_at = at + (good.end() if good else 0)
         raise _error(message, text, wrong_at, "", _NAME_HINT if name else hint)

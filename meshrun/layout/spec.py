@@ -17,7 +17,7 @@ AnyMesh: TypeAlias = str | int | Mapping[str, int | str] | Sequence[int | str]
 INFERRED = -1
 """The size of a dim to infer from the number of workers, as in ``torch.Tensor.view``."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"-?[0-9]+|auto")
 _RANGE = re.compile(r"([0-9]+)\s*:\s*([0-9]*)")
 _NAMED_WITH_COLON = re.compile(r"(?:^|,)\s*[A-Za-z_]\w*\s*:")
@@ -189,7 +189,7 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
         item,
         hint="name each dim, as in `dp=2,tp=4`, or none of them, as in `2x4`"
         if is_size
-        else f"write `{(item if _NAME.fullmatch(item) else 'dp')}=2`, or `-1` to infer it",
+        else f"write `{(item if NAME.fullmatch(item) else 'dp')}=2`, or `-1` to infer it",
     )
 
 
@@ -214,7 +214,7 @@ def _meant(text: str) -> str | None:
 
 def _parse_sizes(text: str) -> _Sizes:
     names = [name for name in re.split(r"[\s,]+", _QUOTING.sub("", text)) if name]
-    if names and all(map(_NAME.fullmatch, names)) and names != ["auto"] and not _meant(text):
+    if names and all(map(NAME.fullmatch, names)) and names != ["auto"] and not _meant(text):
         named, sized = ",".join(f"{name}=2" for name in names), "x".join("2" for _ in names)
         raise SpecError(
             f"`{text}` has no size" if len(names) == 1 else f"`{text}` has names but no sizes",
@@ -245,8 +245,8 @@ def _parse_names(text: str, number: int, sizes_text: str) -> tuple[str, ...]:
 
 
 def _check_name(text: str, position: int, name: str, before: list[str]) -> str:
-    if not _NAME.fullmatch(name):
-        good = _NAME.match(name)
+    if not NAME.fullmatch(name):
+        good = NAME.match(name)
         wrong_at = position + (good.end() if good else 0)
         message = f"`{name}` is not a valid dim name" if name else "missing dim name"
         hint = _meant(text) or _NAMES_HINT

@@ -11,6 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 ProgramKind = Literal["script", "module", "command"]
+BASE = ("torch", "torch.distributed.device_mesh")
+"""What every zygote imports, for any program."""
 
 
 class Program(Struct, frozen=True, kw_only=True):

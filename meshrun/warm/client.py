@@ -22,10 +22,10 @@ from meshrun.host.processes import Ended, is_stopped
 from meshrun.host.reactor import Steps, finish
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
-from meshrun.plan.rank_program import Program
+from meshrun.plan.rank_program import BASE, Program
 from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
-from meshrun.warm.identity import BASE, Mismatch, Requirements, Server, find_mismatch
+from meshrun.warm.identity import Mismatch, Requirements, Server, find_mismatch
 from meshrun.warm.inherited import leader_of_session, read_inherited, why_unsupported
 from meshrun.warm.place import Place, stop_server, usual_place
 from meshrun.warm.warm_messages import Assignment, ZygoteEnded, ZygoteForked, ZygoteSpec

@@ -20,8 +20,6 @@ from meshrun.warm.inherited import fixed_by_parent
 from meshrun.worker.early_settings import is_read_at_import
 from meshrun.worker.learnt import Stat, stat_of
 
-BASE = ("torch", "torch.distributed.device_mesh")
-"""What every zygote imports, for any program."""
 _FOR_PYTHON = ("PYTHON", "LD_", "LC_", "GLIBC_", "MALLOC_")
 """Prefixes of variables that the interpreter, the loader or the C library reads at its start."""
 _LANGUAGE = ("LANG", "LANGUAGE")

@@ -25,9 +25,9 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import peer_of
 from meshrun.host.title import EnvironVariable, set_title
 from meshrun.host.users_files import module_files
+from meshrun.plan.rank_program import BASE
 from meshrun.protocol.packing import unpack
 from meshrun.warm.identity import (
-    BASE,
     FileParts,
     Requirements,
     Server,
