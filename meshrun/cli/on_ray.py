@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from meshrun.actors.bundles import read_placement, render_placement
 from meshrun.actors.ray_cluster import RayCluster
 from meshrun.cli.options import Options
-from meshrun.cli.submit import check_job
+from meshrun.cli.submit_job import check_job
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.stderr import note

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from meshrun.cli.check import check_mesh, check_requirements, read_check_program
+from meshrun.cli.check_mesh import check_mesh, check_requirements, read_check_program
 from meshrun.cli.end import end_as, end_by_signal
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
@@ -80,7 +80,7 @@ def run(options: Options, invocation: Invocation) -> int:
         return launch_on_ray(options, request, invocation)
     if options.submit is not None:
         check_hosts(request, options)
-        from meshrun.cli.submit import submit
+        from meshrun.cli.submit_job import submit
 
         if invocation.caller is not None:
             raise UsageError(

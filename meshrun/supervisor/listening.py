@@ -12,7 +12,6 @@ from meshrun.plan.rank_env import LaunchFacts
 
 _BACKENDS = {"cpu": ("gloo",), "cuda": ("gloo", "nccl")}
 _ALL_BACKENDS = ("gloo", "nccl")
-_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 def note_listening(plan: LaunchPlan, facts: LaunchFacts, console: Console) -> None:
@@ -29,7 +28,7 @@ def describe_listening(plan: LaunchPlan, facts: LaunchFacts, env: Mapping[str, s
     lines = [f"listening: the store on {at}, where ranks find each other ({who})"]
     own = interface_variables(facts.interface)
     for backend in _BACKENDS.get(plan.device_type or "", _ALL_BACKENDS):
-        variable = _VARIABLES[backend]
+        variable = f"{backend.upper()}_SOCKET_IFNAME"
         where = env.get(variable) or own.get(variable)
         chosen = f"on {where.lstrip('=')}" if where else f"where {backend} chooses"
         why = f"{variable} is set" if env.get(variable) else _why(where)

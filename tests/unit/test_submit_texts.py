@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.cli.options import Options
-from meshrun.cli.submit import option_words
+from meshrun.cli.submit_job import option_words
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.layout.spec import parse_mesh
