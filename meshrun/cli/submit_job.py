@@ -185,7 +185,7 @@ def _created(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
-    if request.rendezvous.least_nodes is not None:
+    if request.rendezvous.is_elastic:
         request = replace(request, rendezvous=replace(request.rendezvous, backend="c10d"))
     # The facts about this machine and its scheduler do not apply to the job, which runs elsewhere.
     plan = build_plan(request, UNKNOWN_HOST, check_host=False)

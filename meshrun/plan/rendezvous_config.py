@@ -47,11 +47,6 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
     """The command to print for the other nodes, with ``ENDPOINT`` in place of the endpoint."""
 
     @property
-    def is_elastic(self) -> bool:
-        """Whether nodes may join and leave during the launch."""
-        return self.least_nodes is not None
-
-    @property
     def asks_torch(self) -> bool:
         """Whether nodes find each other through one of torch's rendezvous backends.
 
@@ -111,12 +106,12 @@ def plan_rendezvous(
     Raises:
         UsageError: If the endpoint or a setting cannot be parsed, or settings contradict.
     """
-    if rendezvous.standalone or (nnodes == 1 and rendezvous.least_nodes is None):
+    if rendezvous.standalone or (nnodes == 1 and not rendezvous.is_elastic):
         return None
     host, port = rendezvous.address
     if host and port is None:
         port = _DEFAULT_PORTS.get(rendezvous.backend, DEFAULT_PORT)
-    is_elastic = rendezvous.least_nodes is not None
+    is_elastic = rendezvous.is_elastic
     is_present = is_elastic and rendezvous.present is not None
     if is_elastic and rendezvous.backend == "static" and not is_present:
         raise UsageError(

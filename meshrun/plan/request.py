@@ -53,6 +53,11 @@ class RendezvousSettings(Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return Struct.__repr__(replace(self, secret=None))
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether nodes may join and leave during the launch."""
+        return self.least_nodes is not None
+
 
 class Rendezvous(RendezvousSettings, frozen=True, kw_only=True):
     """Where workers meet, in terms of torchrun's options; on one node, most of it is unused."""

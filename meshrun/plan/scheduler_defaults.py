@@ -66,7 +66,7 @@ def fit_to_cluster(
         nnodes = min(nnodes, facts.nnodes)  # no others can join later
     if nnodes == 1:
         alone = replace(rendezvous, least_nodes=None, notes=_note_alone(facts))
-        given = request.nnodes if rendezvous.least_nodes is None else 1
+        given = 1 if rendezvous.is_elastic else request.nnodes
         return replace(request, nnodes=given, rendezvous=alone)
     return _on_several(request, facts, nnodes)
 
@@ -246,8 +246,9 @@ def _in_a_step(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
 
 def _backend(rendezvous: Rendezvous) -> str:
     """Return the requested backend, or c10d instead of static for a range of nodes."""
-    is_fixed = rendezvous.least_nodes is None or rendezvous.backend != "static"
-    return rendezvous.backend if is_fixed else "c10d"
+    if rendezvous.is_elastic and rendezvous.backend == "static":
+        return "c10d"
+    return rendezvous.backend
 
 
 def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:

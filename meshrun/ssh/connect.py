@@ -177,7 +177,7 @@ class Connector:
         requested = self._request.rendezvous
         most = self._request.nnodes or len(sessions)
         nnodes = ["--nnodes", format_nnodes(requested.least_nodes, most)]
-        is_alone = len(sessions) == 1 and requested.least_nodes is None
+        is_alone = len(sessions) == 1 and not requested.is_elastic
         if is_alone or requested.has_address:
             return nnodes
         first, *others = sessions

@@ -69,7 +69,7 @@ class Controller:
         self._connector = Connector(request, self._pool, version=version)
         self._sessions, self._console = self._pool.sessions, self._pool.console
         self._retry = HostRetry(self._connector, self._pool, start=self._start_on)
-        self._is_elastic = request.rendezvous.least_nodes is not None
+        self._is_elastic = request.rendezvous.is_elastic
         self._first: HostSession | None = None
         """The session of node 0, which reports the result."""
         claims_sigtstp = {*request.stop_signals, *request.forwarded_signals} & {signal.SIGTSTP}

@@ -65,7 +65,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         "srun", f"--job-name={name}", *nodes,
         "--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL", "--input=all",
         "--disable-status",  # so that srun passes on the first SIGINT
-        *end_options(is_elastic=request.rendezvous.least_nodes is not None),
+        *end_options(is_elastic=request.rendezvous.is_elastic),
     ]  # fmt: skip
     signals = SignalQueue(
         request.stop_signals,
