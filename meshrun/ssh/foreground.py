@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 
-from meshrun.console.slow_readers import LAST_WORDS_TAKE_S
 from meshrun.errors import HostError
 from meshrun.host.processes import die_with_parent, send_signal, wait_until_stopped
 from meshrun.plan.request import LaunchRequest
@@ -40,7 +39,7 @@ def fork_controller(request: LaunchRequest) -> int | None:
         for signum in signals.wait():
             if signum != signal.SIGCHLD:
                 send_signal(child, signum)
-    signals.restore_late(LAST_WORDS_TAKE_S)
+    signals.restore_late()
     code = os.waitstatus_to_exitcode(ended[1])
     if -code in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         raise HostError(

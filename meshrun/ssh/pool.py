@@ -8,12 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshrun.console.console import Console
-from meshrun.console.slow_readers import (
-    LAST_WORDS_TAKE_S,
-    SlowReaders,
-    dropped_note,
-    last_read_s,
-)
+from meshrun.console.slow_readers import SlowReaders, dropped_note, last_read_s
 from meshrun.host.reactor import Reactor
 from meshrun.ssh.agent_messages import Alive
 from meshrun.ssh.framing import BEAT_S
@@ -103,5 +98,5 @@ class HostPool:
         if self._dropped:
             self.console.note(dropped_note(self._dropped))
             self.console.drop_waiting()
-        self.signals.restore_late(LAST_WORDS_TAKE_S)
+        self.signals.restore_late()
         self.reactor.close()

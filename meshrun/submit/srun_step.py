@@ -13,7 +13,6 @@ from typing import IO
 
 from meshrun.cluster.read_variables import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
-from meshrun.console.slow_readers import LAST_WORDS_TAKE_S
 from meshrun.errors import HostError, NodeLostError, UsageError
 from meshrun.host.descriptors import read_now
 from meshrun.host.machine import UNKNOWN_HOST
@@ -84,7 +83,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         preexec_fn=lambda: die_with_parent(own_pid, signal.SIGTERM),  # noqa: PLW1509 - one thread
     ) as process:
         code = _Step(request, process, job=job, name=name, signals=signals).run()
-    signals.restore_late(LAST_WORDS_TAKE_S)
+    signals.restore_late()
     return code
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from meshrun.console.console import Console
 from meshrun.console.output import Output
-from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, dropped_note, last_read_s
+from meshrun.console.slow_readers import dropped_note, last_read_s
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.forked_call import ForkedCall
@@ -267,7 +267,7 @@ class Loop:
             kept = self._folder.close(went_well=went_well)
             # Nothing is left to clean up, so signals get their previous effect, but with a delay:
             # the launch is decided, and only the report is missing.
-            self._signals.restore_late(LAST_WORDS_TAKE_S)
+            self._signals.restore_late()
         result = build_result(
             self.state,
             self.plan.layout,

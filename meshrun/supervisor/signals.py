@@ -75,17 +75,21 @@ class SignalQueue:
         """Restore the previous effect of each signal; return those not taken."""
         return self._restore({})
 
-    def restore_late(self, most_s: float) -> None:
-        """As :meth:`restore`, but the first signal that ends this process does so after ``most_s``.
+    def restore_late(self) -> None:
+        """As :meth:`restore`, but the first signal that ends this process does so with a delay.
 
         A launch that is about to end keeps its exit code, and one that hangs is ended.
         """
+        from meshrun.console.slow_readers import LAST_WORDS_TAKE_S  # slow to import
+
         late = [
             signum
             for signum, before in self._before.items()
             if before != signal.SIG_IGN and signum not in _NOT_FATAL
         ]
-        self._restore(dict.fromkeys(late, lambda number, _: self._end_later(number, most_s)))
+        self._restore(
+            dict.fromkeys(late, lambda number, _: self._end_later(number, LAST_WORDS_TAKE_S))
+        )
         atexit.register(_ignore, *late, signal.SIGALRM)
 
     def _catch(self, signum: int, _: object) -> None:
