@@ -43,8 +43,8 @@ from meshrun.rendezvous.resolve import NameResolver
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.torch_negotiation import EVERYWHERE, TorchNegotiation, listen_outward
 
-_IMPORT_TAKES_S = 8.0
-"""How long importing torch takes in the process that writes to its store."""
+_TELLING_TAKES_S = 4.0
+"""How long it takes to tell nodes that wait in torch's rendezvous, once torch is imported."""
 
 
 class Peers:
@@ -104,7 +104,12 @@ class Peers:
     @property
     def least_stay_s(self) -> float:
         """How long it takes at least to notify the others that this node gave up."""
-        return _IMPORT_TAKES_S if isinstance(self._side, TorchNegotiation) else 0.0
+        return _TELLING_TAKES_S if isinstance(self._side, TorchNegotiation) else 0.0
+
+    @property
+    def imports_torch(self) -> bool:
+        """Whether the process that will notify the others is importing torch."""
+        return isinstance(self._side, TorchNegotiation) and self._side.imports_torch
 
     @property
     def all_notified(self) -> bool:

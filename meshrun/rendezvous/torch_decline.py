@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from meshrun.host.processes import die_with_parent
@@ -51,9 +52,12 @@ class DeclineProcess:
         )
         with contextlib.suppress(OSError), lines:
             lines.write(codec.encode(order) + b"\n" + encode(notice) + b"\n")
+        self.imports_torch = True
+        """Whether it has not begun to notify the other nodes."""
         reactor.add_reader(self._output, self._read)
 
     def _read(self) -> None:
+        self.imports_torch = False
         if not os.read(self._output.fileno(), 4096):
             self.close()
 
@@ -77,6 +81,8 @@ def main(_known_at_start: object = None) -> None:
     set_title("decline")
     order = cast("Negotiate", codec.decode(sys.stdin.buffer.readline().strip()))
     text = sys.stdin.buffer.readline().strip().decode()
+    import_module("torch.distributed.elastic.rendezvous.registry")
+    os.write(sys.stdout.fileno(), b"imported torch\n")
     store = store_of(make_handler(order))
     if store is None:
         return

@@ -64,6 +64,11 @@ class TorchNegotiation:
         """Whether all nodes have received that notice, or there is none."""
         return self._declining is None or self._declining.all_notified
 
+    @property
+    def imports_torch(self) -> bool:
+        """Whether the process that will notify the other nodes is importing torch."""
+        return self._declining is not None and self._declining.imports_torch
+
     def take_listener(self) -> socket.socket | None:
         """Return this launcher's socket, which the caller closes."""
         own, self._own = self._own, None

@@ -25,6 +25,9 @@ from meshrun.rendezvous.peers import Peers
 _SIGNALLED_STAY_S = 1.0
 _SILENT_STAY_S = 1.0
 """How long a node lingers before it prints a note."""
+_IMPORT_TAKES_S = 60.0
+"""How long importing torch may take, where it is needed to notify the others."""
+_LOOK_EVERY_S = 0.3
 
 
 class Linger:
@@ -41,6 +44,8 @@ class Linger:
         self._peers, self._note, self._stay_s = peers, note, stay_s
         self._text = f"this node cannot take part: {reason}"
         self._until = reactor.call_later(stay_s, lambda: None)
+        self._import = reactor.call_later(_IMPORT_TAKES_S, lambda: None)
+        reactor.every(_LOOK_EVERY_S, self._wait_for_import)
         reactor.call_later(_SILENT_STAY_S, self._explain)
 
     @property
@@ -48,11 +53,16 @@ class Linger:
         """Whether all others have been notified, or time has run out."""
         return self._peers.all_notified or not self._until.is_pending
 
+    def _wait_for_import(self) -> None:
+        if self._peers.imports_torch and self._import.is_pending:
+            self._until.restart(self._stay_s)
+
     def _explain(self) -> None:
         if not self.is_over:
+            after = " after importing torch" if self._peers.imports_torch else ""
             self._note(
-                f"{self._text}; waiting up to {self._stay_s:g} s to tell the other nodes (Ctrl-C to"
-                " exit now)"
+                f"{self._text}; waiting up to {self._stay_s:g} s{after} to tell the other nodes"
+                " (Ctrl-C to exit now)"
             )
 
 

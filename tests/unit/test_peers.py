@@ -7,7 +7,8 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -22,8 +23,9 @@ from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.this_node import ThisNode
+from meshrun.supervisor.node_link import Linger
 from tests.kit import wait_until
-from tests.parties import SECRET, info
+from tests.parties import SECRET, S, info
 
 
 class Launcher:
@@ -341,3 +343,20 @@ def test_a_node_that_is_not_first_connects_to_the_endpoint(launchers: list[Launc
 def _noted(launcher: Launcher) -> bool:
     launcher.turn()
     return bool(launcher.notes)
+
+
+@pytest.mark.parametrize(("import_s", "stays_s"), [(0, 4), (9, 13), (100, 64)])
+def test_the_time_to_tell_others_counts_from_the_import_of_torch(
+    import_s: int, stays_s: int
+) -> None:
+    """On a slow machine, the others would otherwise not learn that this node gave up."""
+    now_ns = 0
+    peers = SimpleNamespace(all_notified=False, imports_torch=True)
+    with Reactor(clock_ns=lambda: now_ns) as reactor:
+        linger = Linger(cast("Peers", peers), "why", 4.0, lambda _: None, reactor)
+        while not linger.is_over:
+            peers.imports_torch = now_ns < import_s * S
+            reactor.turn(most_s=0)
+            now_ns += S // 10
+
+    assert stays_s - 0.5 < now_ns / S < stays_s + 0.5
