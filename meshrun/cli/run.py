@@ -125,6 +125,8 @@ def _launch(options: Options, request: LaunchRequest, invocation: Invocation) ->
 
         request, cluster = app.ask_cluster(request, is_child=invocation.caller is not None)
         check_hosts(request, options)
+        if invocation.caller is not None:
+            _check_function(request)
     if request.remote is not None:
         _check_host(request, None)
         for text in request.rendezvous.notes:
@@ -133,6 +135,19 @@ def _launch(options: Options, request: LaunchRequest, invocation: Invocation) ->
 
         return launch_on_hosts(options, request)
     return _launch_here(options, request, invocation, cluster)
+
+
+def _check_function(request: LaunchRequest) -> None:
+    """Refuse a function of launch() on several nodes."""
+    from meshrun.worker.function import PROGRAM
+
+    nnodes = request.nnodes or 1
+    if request.program.target == PROGRAM and nnodes > 1:
+        raise UsageError(
+            f"launch() runs a function on one node, found {nnodes} nodes, and what ranks on others"
+            " return would not reach its caller",
+            hint="launch a script, use meshrun.ray.launch(), or pass nnodes=1",
+        )
 
 
 def _check_host(request: LaunchRequest, report: str | None) -> None:
@@ -223,13 +238,14 @@ def _launch_here(
     set_title("launcher", *sys.argv[1:])
     console = Console(is_json=plan.request.console.is_json)
     progress = StartProgress(plan, console, quiet=invocation.is_quiet)
-    all_are_started = invocation.hosts_present or _scheduler_starts_all(cluster, request)
+    # An agent, a scheduler or a launch() on each node starts the others, not a command line.
+    is_typed = invocation.caller is None and not _scheduler_starts_all(cluster, request)
     result = app.launch(
         plan,
         console,
         invocation=invocation,
         watchers=[progress],
-        join_command=None if all_are_started else command_for_others(options.line),
+        join_command=command_for_others(options.line) if is_typed else None,
         report=lambda result: _report(options, invocation, plan, result, progress),
     )
     if plan.is_elastic and _is_later_task(cluster):
