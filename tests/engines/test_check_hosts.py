@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from tests.engines.hosts import MakeHosts
+from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, launch_on
 from tests.kit import PROGRAMS
 
@@ -30,16 +31,8 @@ def test_what_is_slow_is_named(make_hosts: MakeHosts, what: str, turn: int) -> N
     one, other = pairs[turn // 2 % len(pairs)]
     if what != "nothing":
         hosts.slow(other, towards=one if what == "link" else None)
-    count = str(len(hosts.names))
-    words = ("--check", "--mesh", f"dp={count}", "--nproc-per-node", "1", "--device", "cpu")
-    meet = ("--nnodes", count, "--rdzv-endpoint", f"{hosts.addresses[0]}:29400")
-    launches = launch_on(
-        hosts, *words, "quick", each=lambda host: (*meet, "--node-rank", str(host))
-    )
 
-    assert {each.end() for each in launches} <= {0, 1}
-    text = launches[0].text
-    named = [line for line in text.splitlines() if " slow: " in line]
+    text, named = check(hosts)
     if what == "node":
         assert len(named) == 1, text
         assert f"found: all links of n{other} are slow: " in named[0], text
@@ -47,8 +40,24 @@ def test_what_is_slow_is_named(make_hosts: MakeHosts, what: str, turn: int) -> N
     elif what == "link":
         assert len(named) == 1, text
         assert f"found: the link between n{one} and n{other} is slow: " in named[0], text
-    else:
-        assert not named, text
+    else:  # other programs may slow down one link by chance, but not the same one each time
+        steadily = {re.split(" (?:is|are) slow: ", line)[0] for line in named}
+        for _ in range(2 if steadily else 0):
+            again = "\n".join(check(hosts)[1])
+            steadily = {each for each in steadily if each in again}
+        assert not steadily, text
+
+
+def check(hosts: Hosts) -> tuple[str, list[str]]:
+    """Measure a mesh over all hosts; return the output, and its lines on what is slow."""
+    count = str(len(hosts.names))
+    words = ("--check", "--mesh", f"dp={count}", "--nproc-per-node", "1", "--device", "cpu")
+    meet = ("--nnodes", count, "--rdzv-endpoint", f"{hosts.addresses[0]}:29400")
+    launches = launch_on(
+        hosts, *words, "quick", each=lambda host: (*meet, "--node-rank", str(host))
+    )
+    assert {each.end() for each in launches} <= {0, 1}
+    return launches[0].text, [line for line in launches[0].text.splitlines() if " slow: " in line]
 
 
 @pytest.mark.nightly
