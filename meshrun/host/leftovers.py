@@ -34,14 +34,24 @@ def temporary_path() -> str:
     return os.path.join(place, f"{PREFIX}{os.urandom(8).hex()}")
 
 
-def hold(folder: Folder) -> None:
-    """Lock a folder until it is closed, or this process has ended.
+def keep(folder: Folder) -> None:
+    """Have systemd-tmpfiles, which removes what is old, keep all of a folder until it is closed.
 
-    Later launches remove folders with a lock that no process holds; on a file system without
-    locks, they keep it. systemd-tmpfiles, which removes what is old, keeps all of a locked folder.
+    Source:
+        tmpfiles.d(5): "If the aging algorithm finds a lock is already taken on some directory, it
+        (and everything below it) is skipped".
     """
     with suppress(OSError):
         fcntl.flock(folder.fileno(), fcntl.LOCK_SH)
+
+
+def hold(folder: Folder) -> None:
+    """Lock a folder until it is closed, or this process has ended; :func:`keep` it.
+
+    Later launches remove folders with a lock that no process holds; on a file system without
+    locks, they keep it.
+    """
+    keep(folder)
     try:
         descriptor = folder.open(f"{folder.path}/{_UNFINISHED}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except OSError:

@@ -1,6 +1,7 @@
 """Facts about this machine, and folders, sockets and threads on it."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -113,6 +114,18 @@ def test_a_full_disk_costs_only_the_error_files(
     folder.make(1, {0: {}})
 
     assert folder.files(1, 0).error_file.endswith("attempt_1/0/error.json")
+
+
+@pytest.mark.parametrize("streams", ["0", "3"])
+def test_a_temporary_folder_is_locked(streams: str) -> None:
+    """So that systemd-tmpfiles keeps it, with logs or without."""
+    folder = RunFolder(LogRequest(tee=parse_streams(streams, "--tee")), "id")
+    folder.make(0, {0: {}})
+    other = os.open(folder.path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    folder.close(went_well=True)
+    os.close(other)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
