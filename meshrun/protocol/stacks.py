@@ -43,7 +43,11 @@ _IMPORT = "<frozen importlib"
 _DEBUGGER = (f"{os.sep}bdb.py", f"{os.sep}pdb.py")
 _RUNPY = ("<frozen runpy>", f"{os.sep}runpy.py")
 _HANDLER = os.path.join("meshrun", "worker", "stack_handler.py")
-_CALL_CHANNEL = os.path.join("meshrun", "worker", "call_channel.py")
+_WAITS = {
+    os.path.join("meshrun", "worker", "call_channel.py"): "between calls",
+    os.path.join("meshrun", "worker", "exit.py"): "finished",
+}
+"""The state of a rank that waits in one of these files, for a call or for its peers' end."""
 _WRAPPERS = frozenset(
     {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
 )
@@ -141,7 +145,7 @@ def _without_ours(frames: list[Frame]) -> tuple[Frame, ...]:
     until = len(frames)
     while until and (_is_ours(frames[until - 1]) or frames[until - 1].file.endswith(_RUNPY)):
         until -= 1
-    return tuple(frames[:until] or (frames[:1] if _is_idle(frames) else frames))
+    return tuple(frames[:until] or (frames[:1] if _wait_in(frames) else frames))
 
 
 def _surrounds(frame: Frame) -> bool:
@@ -150,9 +154,10 @@ def _surrounds(frame: Frame) -> bool:
     return is_replaced or frame.file.endswith(_HANDLER)
 
 
-def _is_idle(stack: Sequence[Frame]) -> bool:
-    """Return whether a rank waits for what it is to do, as that of a prompt or of a test does."""
-    return bool(stack) and stack[0].file.endswith(_CALL_CHANNEL)
+def _wait_in(stack: Sequence[Frame]) -> str | None:
+    """Return the state of a rank that waits in meshrun, ``None`` for any other."""
+    file = stack[0].file if stack else ""
+    return next((found for end, found in _WAITS.items() if file.endswith(end)), None)
 
 
 def merge(dumps: Mapping[int, Dump]) -> list[tuple[tuple[int, ...], Dump]]:
@@ -169,8 +174,8 @@ def stack_place(stack: tuple[Frame, ...], folder: str) -> str:
     place = next((at for at, frame in enumerate(stack) if frame.is_users), None)
     if not stack:
         return "no Python frame"
-    if place is None and _is_idle(stack):
-        return "between calls"
+    if place is None and (waits := _wait_in(stack)):
+        return waits
     if place is None:
         last = next((frame for frame in stack if not _is_machinery(frame)), stack[0])
         return f"{last.function} at {last.place(folder)}"

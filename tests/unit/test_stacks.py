@@ -158,16 +158,20 @@ def test_a_stack_is_named_after_the_call_that_the_user_made() -> None:
 
 @pytest.mark.parametrize("name", ["<cell 2>", "<stdin>"])
 def test_a_cell_is_the_users_and_what_calls_it_is_not_shown(name: str) -> None:
-    """Neither is what a rank does that waits for the next cell."""
+    """Neither is what a rank does that waits for the next cell, or has finished."""
     torch = f"{TORCH}/distributed_c10d.py"
     callers = [*(f"{OURS[0]}worker/{file}.py" for file in ("cells", "serve_calls")), RUNPY]
     dumps = [
         parse_dump("\n".join(["Thread 0x1 (most recent call first):", *map(FRAME.format, files)]))
-        for files in ([torch, name, *callers], [f"{OURS[0]}worker/call_channel.py", *callers])
+        for files in (
+            [torch, name, *callers],
+            [f"{OURS[0]}worker/call_channel.py", *callers],
+            [f"{OURS[0]}worker/exit.py"] * 2,
+        )
     ]
     shown = [(stack_place(dump.main, "/env"), len(dump.main)) for dump in dumps if dump is not None]
 
-    assert shown == [(f"f at {name}:1", 2), ("between calls", 1)]
+    assert shown == [(f"f at {name}:1", 2), ("between calls", 1), ("finished", 1)]
 
 
 def test_an_import_is_reported_as_one() -> None:
