@@ -174,9 +174,10 @@ def check_settings(first: Join, info: Join) -> None:
     for name in dict.fromkeys([*first.settings, *info.settings]):
         own, other = (lines(each.settings.get(name, "")) for each in (first, info))
         if other != own:
+            theirs, ours = (one_line(value) or "not set" for value in (other, own))
             raise UsageError(
-                f"{_shown(name, other)} on {info.host}, but {_shown(name, own)} on"
-                f" {first.host}, the first node",
+                f"{one_line(name)} is {theirs} on {info.host}, but {ours} on {first.host},"
+                " the first node",
                 hint="start every node with the same command and the same versions",
             )
     _check_program(first, info)
@@ -228,11 +229,6 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
     return tuple(
         (1, int(part), part) if index % 2 else (0, 0, part) for index, part in enumerate(parts)
     )
-
-
-def _shown(name: str, value: str) -> str:
-    shown = one_line(name)
-    return f"{shown} is {one_line(value)}" if value else f"{shown} is not set"
 
 
 def list_names(names: list[str]) -> str:

@@ -220,7 +220,7 @@ def _only(host: int):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (["--mesh", "dp=4"], "--mesh is dp=4 on node1, but --mesh is dp=2,tp=2 on node0"),
+        (["--mesh", "dp=4"], "--mesh is dp=4 on node1, but dp=2,tp=2 on node0"),
         ([*MESH, "--max-restarts", "1"], "--max-restarts is 1 on node1"),
         ([*MESH, "--nnodes", "4", "--nproc-per-node", "1"], "--nnodes is 4 on node1"),
         ([*MESH, "--backend", "gloo"], "--backend is gloo on node1"),

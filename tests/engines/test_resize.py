@@ -311,7 +311,7 @@ def test_a_latecomer_with_another_setting_is_rejected(
     other = start(hosts, 2, tmp_path, mesh="dp=1:4,tp=1")
 
     assert other.end() == 2, other.text
-    assert "error: --mesh is dp=1:4,tp=1 on node2, but --mesh is dp=1:8,tp=1 on node0" in other.text
+    assert "error: --mesh is dp=1:4,tp=1 on node2, but dp=1:8,tp=1 on node0" in other.text
     (tmp_path / "go").touch()
     assert end_all(launches) == [0, 0]
     assert "in 1 on" not in launches[0].text

@@ -141,7 +141,7 @@ def test_only_a_node_with_a_different_setting_fails(parties: Parties, two: list[
 
     error = other.received(MeetingFailed)[0].error
     assert (error.message, error.exit_code) == (
-        "mesh is dp=2 on node2, but mesh is not set on node0, the first node", 2,
+        "mesh is dp=2 on node2, but not set on node0, the first node", 2,
     )  # fmt: skip
     assert [party.events for party in two] == [[], []]
 

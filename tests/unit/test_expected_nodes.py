@@ -111,10 +111,10 @@ def test_an_impossible_rank_is_an_error(joining: Join, error: str) -> None:
 @pytest.mark.parametrize(
     ("own", "theirs", "error"),
     [
-        ({"--mesh": "dp=2"}, {"--mesh": "dp=4"}, "--mesh is dp=4 on b, but --mesh is dp=2 on a"),
-        ({"--backend": "gloo"}, {}, "--backend is not set on b, but --backend is gloo on a"),
-        ({}, {"--backend": "gloo"}, "--backend is gloo on b, but --backend is not set on a"),
-        ({"--mesh": ""}, {"--mesh": "2"}, "--mesh is 2 on b, but --mesh is not set on a"),
+        ({"--mesh": "dp=2"}, {"--mesh": "dp=4"}, "--mesh is dp=4 on b, but dp=2 on a"),
+        ({"--backend": "gloo"}, {}, "--backend is not set on b, but gloo on a"),
+        ({}, {"--backend": "gloo"}, "--backend is gloo on b, but not set on a"),
+        ({"--mesh": ""}, {"--mesh": "2"}, "--mesh is 2 on b, but not set on a"),
     ],
     ids=["another value", "only here", "only there", "nothing here"],
 )
