@@ -110,6 +110,24 @@ def describe_peers(answers: Mapping[int, RankCalled], layout: Layout, rank: int,
     return f"rank {peer} called {_named(call)}{_size(call)} of {_name(layout, group)}"
 
 
+def describe_elsewhere(place: str, places: Mapping[int, str]) -> str:
+    """Return which ranks are not in a call that torch does not record; "" if all are in it.
+
+    Args:
+        place: Where a rank is in that call, such as ``monitored_barrier at train.py:41``.
+        places: Where other ranks are.
+    """
+    function, is_call, _ = place.partition(" at ")
+    elsewhere = {
+        rank: found for rank, found in places.items() if found.partition(" at ")[0] != function
+    }
+    if not (is_call and elsewhere):
+        return ""
+    text = f"{_ranks(elsewhere)} {_agree(list(elsewhere), 'is')} not in {function}"
+    where = set(elsewhere.values())
+    return f"{text}: {where.pop()}" if len(where) == 1 else text
+
+
 def _examine(
     name: str,
     ranks: tuple[int, ...],

@@ -31,7 +31,7 @@ from meshrun.protocol.raised import aborted_for_timeout, lost_connection, timed_
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
-from meshrun.supervisor.hung_collectives import HungGroup, find_hung
+from meshrun.supervisor.hung_collectives import HungGroup, describe_elsewhere, find_hung
 from meshrun.supervisor.nccl_ras import NcclRas
 from meshrun.supervisor.rank_pipes import RankPipes
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
@@ -244,20 +244,31 @@ class Monitor(Watcher):
         if only_conflicts:
             found = [finding for finding in found if not finding.severity]
         self.why = found[0].summary if found else ""
+        if not (found or only_conflicts):
+            self.why = self._who_is_elsewhere()
         self._print_findings(found)
         if self._nccl.findings:
             self._console.note("NCCL reports:")
             self._print(f"    {line}" for line in self._nccl.findings)
 
+    def _who_is_elsewhere(self) -> str:
+        """Return which ranks are not in the call of the first rank that raised; "" if unknown."""
+        if not (raised := self._places_raised()):
+            return ""
+        return describe_elsewhere(
+            next(iter(raised.values())), {**self.stacks.elsewhere, **self.stacks.places}
+        )
+
+    def _places_raised(self) -> dict[int, str]:
+        """Return where ranks of this node raised, the first one first."""
+        raised = [known.raised for known in self._state.ranks.values() if known.raised is not None]
+        raised.sort(key=lambda event: event.at_ns)
+        return {event.rank: user_place(event.traceback, current_folder()) for event in raised}
+
     @property
     def calls(self) -> dict[int, RankCalled]:
         """The collectives that ranks of this node have reported, with the ranks' places."""
-        raised = {
-            rank: user_place(known.raised.traceback, current_folder())
-            for rank, known in self._state.ranks.items()
-            if known.raised is not None
-        }
-        places = {**self.stacks.elsewhere, **raised, **self.stacks.places}
+        places = {**self.stacks.elsewhere, **self._places_raised(), **self.stacks.places}
         return {
             rank: replace(answer, place=places.get(rank, ""))
             for rank, answer in self.collectives.called.items()

@@ -7,7 +7,7 @@ import pytest
 from meshrun.layout import Layout
 from meshrun.protocol import codec
 from meshrun.protocol.collectives import Call, GroupCalls, RankCalled
-from meshrun.supervisor.hung_collectives import find_hung
+from meshrun.supervisor.hung_collectives import describe_elsewhere, find_hung
 
 WORLD = tuple(range(8))
 TP0, TP1 = (0, 1, 2, 3), (4, 5, 6, 7)
@@ -178,3 +178,23 @@ def test_an_answer_survives_its_packet() -> None:
     (answer,) = answered({0: {WORLD: calls("all_reduce:float32[4]", "barrier", done=1)}}).values()
 
     assert codec.decode(codec.encode(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    ("place", "places", "expected"),
+    [
+        (
+            "f at a.py:1",
+            {0: "f at a.py:1", 1: "b.py:2 in g"},
+            "rank 1 is not in f: b.py:2 in g",
+        ),
+        ("f at a.py:1", {1: "g at b.py:2", 2: "finished"}, "ranks 1-2 are not in f"),
+        ("f at a.py:1", {0: "f at a.py:9"}, ""),
+        ("a.py:1 in g", {0: "b.py:2 in g"}, ""),
+    ],
+)
+def test_who_is_not_in_a_call_that_is_not_recorded(
+    place: str, places: dict[int, str], expected: str
+) -> None:
+    """The place is named if it is the same for all of them."""
+    assert describe_elsewhere(place, places) == expected
