@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -236,7 +237,8 @@ def _launch_here(
         return launch_on_nodes(request, options.line.words(), job=request.rendezvous.step_of)
     plan = app.plan_or_decline(request, cluster)
     set_title("launcher", *sys.argv[1:])
-    console = Console(is_json=plan.request.console.is_json)
+    host = os.uname().nodename if invocation.is_quiet else ""
+    console = Console(is_json=plan.request.console.is_json, host=host)
     progress = StartProgress(plan, console, quiet=invocation.is_quiet)
     # An agent, a scheduler or a launch() on each node starts the others, not a command line.
     is_typed = invocation.caller is None and not _scheduler_starts_all(cluster, request)

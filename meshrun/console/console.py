@@ -50,10 +50,17 @@ class RankStream:
 
 
 class Console:
-    """Our stdout and stderr: whole lines, with a changing line and a panel below them."""
+    """Our stdout and stderr: whole lines, with a changing line and a panel below them.
 
-    def __init__(self, stdout: int = 1, stderr: int = 2, *, is_json: bool = False) -> None:
+    Args:
+        host: This host, for notes, if other launchers print to the same output; "" if none does.
+    """
+
+    def __init__(
+        self, stdout: int = 1, stderr: int = 2, *, is_json: bool = False, host: str = ""
+    ) -> None:
         self._is_json = is_json
+        self._host = f"{host}: " if host else ""
         self._out = Outlet(stdout)
         self._err = self._out if same_file(stdout, stderr) else Outlet(stderr)
         self._partial: dict[RankStream, int] = {}
@@ -136,7 +143,8 @@ class Console:
 
     def note(self, text: str) -> None:
         """Print a line of meshrun's own to stderr."""
-        self._show(self, self._err, Piece(f"{printable(f'meshrun: {text}')}\n".encode()))
+        line = printable(f"meshrun: {self._host}{text}")
+        self._show(self, self._err, Piece(f"{line}\n".encode()))
 
     @property
     def window(self) -> os.terminal_size | None:

@@ -158,11 +158,13 @@ class Coordinator:
             is_elastic = self._config.is_elastic
             lost = f"{self._round.loss}; " if self._round.loss and not is_elastic else ""
             option = "--rdzv-conf join_timeout=TIME" if is_elastic else "--node-timeout TIME"
+            todo = "start another node with the same command to join"
+            if self._config.present is not None:  # a launcher is started on each host
+                todo = f"check that the other hosts can reach {self._endpoint}"
             self._fail(
                 RendezvousError(
                     f"{lost}after {deadline.waited_s:.0f} s {self._nodes.describe()}",
-                    hint=f"start another node with the same command to join; {option} sets how long"
-                    " to wait",
+                    hint=f"{todo}; {option} sets how long to wait",
                 )
             )
         elif deadline.note_is_due():

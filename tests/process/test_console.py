@@ -398,7 +398,7 @@ def test_the_status_line_is_cleared_when_another_process_prints_our_lines(
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = pty.openpty()
     read, write = os.pipe()
-    console = Console(write, theirs)
+    console = Console(write, theirs, host="b")
     console.set_status("started 1 of 2 ranks")
     os.read(ours, 1 << 16)
     console.print_line(b"a line", to_stderr=False)
@@ -410,7 +410,7 @@ def test_the_status_line_is_cleared_when_another_process_prints_our_lines(
     for fd in (ours, theirs, read, write):
         os.close(fd)
 
-    assert (cleared, noted, line) == (b"\r\x1b[2K", b"meshrun: a note\r\n", b"a line\n")
+    assert (cleared, noted, line) == (b"\r\x1b[2K", b"meshrun: b: a note\r\n", b"a line\n")
 
 
 def test_bars_of_several_ranks_do_not_fill_a_file(
