@@ -18,7 +18,7 @@ from functools import partial
 from io import TextIOBase
 from typing import IO, Any, TextIO
 
-from meshrun.api.held_handlers import handlers_held
+from meshrun.api.held_handlers import handlers_held, interrupts
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import reporting_shortages
@@ -48,7 +48,7 @@ def run_launcher(
     """
     streams = {1: sys.stdout, 2: sys.stderr}
     process = None
-    with _forward_interrupts() as interrupts:
+    with _forward_interrupts() as counted:
         try:
             with handlers_held(), interrupts_delayed(), reporting_shortages():
                 process = subprocess.Popen(
@@ -60,7 +60,7 @@ def run_launcher(
                     stderr=None if _leads_to(streams[2], 2) else subprocess.PIPE,
                     start_new_session=True,
                 )
-            interrupts.attach(process)
+            counted.attach(process)
             pipes = ((process.stdout, streams[1]), (process.stderr, streams[2]))
             copy_output([(pipe, stream) for pipe, stream in pipes if pipe is not None])
             return process.wait()
@@ -95,17 +95,17 @@ def _forward_interrupts() -> Iterator[_Interrupts]:
 
     A handler of the program's own, or of a launch in another thread, is left in place.
     """
-    interrupts = _Interrupts()
+    counted, handler = _Interrupts(), signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield interrupts
+    if not is_main or not interrupts(handler):
+        yield counted
         return
-    signal.signal(signal.SIGINT, interrupts.note)
+    signal.signal(signal.SIGINT, counted.note)
     try:
-        yield interrupts
+        yield counted
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if interrupts.count:
+        signal.signal(signal.SIGINT, handler)
+        if counted.count:
             raise KeyboardInterrupt
 
 

@@ -11,6 +11,15 @@ from meshrun.host.reactor import Reactor
 from meshrun.supervisor.signals import SignalQueue
 
 
+def interrupts(handler: object) -> bool:
+    """Return whether a handler of SIGINT is Python's, or that of ``asyncio.run()``.
+
+    asyncio's only cancels a task, which has no effect before our function returns.
+    """
+    asyncios = getattr(getattr(handler, "func", None), "__module__", "") == "asyncio.runners"
+    return handler is signal.default_int_handler or asyncios
+
+
 @contextmanager
 def handlers_held(
     reactor: Reactor | None = None, interrupt: Callable[[], None] | None = None
@@ -33,7 +42,7 @@ def handlers_held(
 
     def call_handlers() -> None:
         for signum in signals.take():
-            if interrupt is not None and handlers[signum] is signal.default_int_handler:
+            if interrupt is not None and interrupts(handlers[signum]):
                 interrupt()
             else:
                 handlers[signum](signum, None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from functools import partial
 
 import pytest
 
-from meshrun.api.held_handlers import handlers_held
+from meshrun.api.held_handlers import handlers_held, interrupts
 
 
 def test_a_signal_while_handlers_are_restored_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +29,14 @@ def test_a_signal_while_handlers_are_restored_is_handled(monkeypatch: pytest.Mon
         signal.signal(signal.SIGUSR1, before)
 
     assert got == [signal.SIGUSR1]
+
+
+def test_ctrl_c_interrupts_a_call_in_asyncio() -> None:
+    """asyncio.run() would only cancel its task; a program's own handler is left in place."""
+
+    async def handler() -> object:
+        return signal.getsignal(signal.SIGINT)
+
+    assert interrupts(asyncio.run(handler()))
+    assert interrupts(signal.default_int_handler)
+    assert not interrupts(partial(print, "stopped"))
