@@ -74,7 +74,8 @@ class StackRequest:
 
     The rank's thread that answers, or else its handler in Python, writes the stacks of all threads.
     If neither does, a handler in C writes that of the main thread. It follows frames, so it is
-    asked once the main thread sleeps, or can be taken to be in native code.
+    asked once the main thread sleeps, or can be taken to be in native code. Its signal interrupts
+    system calls of native code, so a thread that may still answer gets the longer time.
 
     Args:
         pid: The rank's process.
@@ -121,7 +122,7 @@ class StackRequest:
         blocking = threads_blocking(self.pid, MAIN_STACK_SIGNAL)
         if str(self.pid) in blocking:
             self.state = SignalState.PENDING
-        elif self._sleeps() or took_s > _BUSY_PYTHON_TAKES_S:
+        elif took_s > _BUSY_PYTHON_TAKES_S or (self._sleeps() and not self._has_thread):
             self._blocking, self._is_main_asked = blocking, True
             send_signal_to_main_thread(self.pid, MAIN_STACK_SIGNAL)
         return True
