@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.store import run_store, serve_store
+from tests.kit import Running, start_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -68,3 +72,36 @@ def test_the_store_process_never_looks_up_names(monkeypatch: pytest.MonkeyPatch)
     listener = socket.create_server(("127.0.0.1", 0))
     with pytest.raises(Ended):
         run_store([listener.detach()], object.__new__(ServingGuard))
+
+
+@pytest.mark.nightly
+def test_requests_for_stacks_do_not_interrupt_a_connection_to_a_store(tmp_path: Path) -> None:
+    """Otherwise torch would try again, and wait for its timeout once more."""
+    (program := tmp_path / "connects.py").write_text(
+        "import socket\n"
+        "from datetime import timedelta\n"
+        "from torch.distributed import DistNetworkError, TCPStore\n"
+        "full = socket.create_server(('127.0.0.1', 0), backlog=0)\n"
+        "waiting = [socket.socket() for _ in range(3)]\n"
+        "for each in waiting:\n"
+        "    each.setblocking(False)\n"
+        "    each.connect_ex(full.getsockname())\n"
+        "print('up', flush=True)\n"
+        "try:\n"
+        "    TCPStore(*full.getsockname(), is_master=False, timeout=timedelta(seconds=4))\n"
+        "except DistNetworkError:\n"
+        "    print('late')\n"
+    )
+    with start_meshrun("--device", "cpu", program, folder=tmp_path) as running:
+        running.wait_for("up")
+        wait_until(lambda: answers(running), lambda: running.stderr)
+        running.wait_for("late")
+        assert running.wait() == 0
+    assert "Interrupted" not in running.stderr
+
+
+def answers(running: Running) -> bool:
+    """Return whether the rank has shown where it is, in the call."""
+    running.signal(signal.SIGQUIT)
+    time.sleep(0.3)
+    return "connects.py:11 in <module>" in running.stderr
