@@ -182,7 +182,7 @@ def _describe(failures: Sequence[Failure]) -> str:
     jobs = len({failure.run_id for failure in failures})
     return (
         f"{last.host} failed {count(len(failures), 'time')} in {count(jobs, 'job')} in the last"
-        f" {_DAYS} days, most recently because {last.reason}"
+        f" {_DAYS} days, most recently: {last.reason}"
     )
 
 

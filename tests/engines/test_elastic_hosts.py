@@ -180,7 +180,7 @@ def test_a_host_that_is_excluded_is_not_tried_again(
         here=1 - bad,
     )
     assert run.end() == 0, run.text
-    why = f"node{bad} failed 2 times in 1 job in the last 30 days, most recently because {broken}"
+    why = f"node{bad} failed 2 times in 1 job in the last 30 days, most recently: {broken}"
     assert f"host node{bad}" in run.text
     assert f"{why}; --max-node-failures is 1" in run.text
     assert places(run, 0) == [f"0 of 1 on node{1 - bad}"]
