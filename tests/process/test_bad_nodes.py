@@ -148,7 +148,7 @@ def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:
 
     (line_shown,) = describe_history(read_history(str(file)), now)
     assert line_shown.startswith("b failed 3 times in 3 jobs in the last 30 days")
-    assert r"because y\n\x1b[31m; to leave" in line_shown
+    assert r"most recently: y\n\x1b[31m; to leave" in line_shown
     os.mkfifo(fifo := tmp_path / "fifo")
     for wrong in (fifo, "/dev/zero", tmp_path / "none" / "history"):
         with pytest.raises((HostError, UsageError), match="--node-history"):
