@@ -45,7 +45,7 @@ meshrun.launch(exchange, args=sys.argv[1:], nproc_per_node=1)
 """
 WAYS_IN = (
     *("fork", "exec", "command", "PYTHON_EXEC", "here", "ssh"),
-    pytest.param("plug-in", marks=pytest.mark.torch),
+    pytest.param("plug-in", marks=[pytest.mark.torch, pytest.mark.nightly]),
     pytest.param("safe path", marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="-P")),
     *("launch script", "launch script elsewhere", "launch function", "launch function elsewhere"),
 )

@@ -113,15 +113,17 @@ def test_too_many_threads(as_nobody: tuple[list[str], Path], fake_torch: object)
             "bytearray(1 << 40)",
             "raised MemoryError (`ulimit -v` is 8388608: 8.0 GiB for each process), exit code 1",
         ),
-        (
+        pytest.param(
             (resource.RLIMIT_CPU, (2, 2)),
             "while True: pass",
             "was killed by SIGKILL (possibly at the limit of CPU time: `ulimit -t` is 2 s)",
+            marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             (resource.RLIMIT_CPU, (2, 1000)),
             "while True: pass",
             "was killed by SIGXCPU (at the limit of CPU time, of `ulimit -t` or of the job)",
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["memory", "CPU time", "warned of CPU time"],
