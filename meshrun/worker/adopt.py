@@ -45,12 +45,14 @@ def adopt_process_group() -> None:
     dist.init_process_group = init_process_group
 
 
-def serve_env_rendezvous(env: Mapping[str, str]) -> None:
+def serve_env_rendezvous(env: Mapping[str, str], *, before: Callable[[], None]) -> None:
     """Have ``init_process_group()`` use the launch's store, with new keys for each call.
 
     torch's own handler uses the same keys for each call, so that a second group of a process
     hangs, and looks up the peer's name in DNS. It still serves ``dist.rendezvous()`` and RPC, which
     not every rank may call as often; unlike ``init_process_group()``, they pass no ``timeout``.
+
+    ``before`` is called before each connection to a store.
     """
     # torch.distributed has a function of the module's name.
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -60,6 +62,7 @@ def serve_env_rendezvous(env: Mapping[str, str]) -> None:
 
     def handler(url: str, **kwargs: Any) -> Iterator[Any]:
         nonlocal calls
+        before()
         elsewhere = any(os.environ.get(name) != value for name, value in launched.items())
         given = dict(parse_qsl(urlsplit(url).query))  # the arguments of init_process_group()
         rank = given.pop("rank", None) or os.environ.get("RANK")

@@ -1,8 +1,9 @@
 """A thread of each rank that answers the launcher: its stacks, and the collectives it has called.
 
 The thread sleeps until the launcher sends a request, and needs only the interpreter's lock: the
-main thread may wait in a collective, or spin. It starts with the program's first other thread,
-process group or store, so a program that has none may fork as if it ran alone.
+main thread may wait in a collective, or spin. It starts with the program's first other thread or
+process group, so a program that has neither may fork as if it ran alone. With a group, it starts
+before the connection to the store: a signal would make torch begin its timeout again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SIZES = {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 
 
 class AnswerRequests:
-    """Answers requests once there is another thread, a process group or a store.
+    """Answers requests once there is another thread or a process group.
 
     Args:
         requests_fd: The pipe from which requests are read; moved to another descriptor.
@@ -50,7 +51,7 @@ class AnswerRequests:
         self._requests_fd, self._stacks_fd = keep_high(requests_fd), stacks_fd
         self._reporter = reporter
         self._started = self._records = False
-        self._leave = [call_around(threading.Thread, "start", before=self._start)]
+        self._leave_threads = call_around(threading.Thread, "start", before=self.start)
         when_imported("torch.distributed.distributed_c10d", self._follow_groups)
 
     def _follow_groups(self) -> None:
@@ -60,15 +61,14 @@ class AnswerRequests:
         if str(torch.__version__).startswith("2.10.") and not _SIZES & os.environ.keys():
             os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of later versions
         call_around(c10d.ProcessGroup, "_register_backend", after=self._on_group)
-        # A signal would make a store that is not reached begin its timeout again.
-        self._leave.append(call_around(c10d.TCPStore, "__init__", before=self._start))
 
-    def _on_group(self, group: object) -> None:
-        self._start(group)
+    def _on_group(self, _: object) -> None:
+        self.start()
         if self._started and not self._records and has_recorder():
             self._records = self._reporter.report(RankListens, records=True)
 
-    def _start(self, _: object) -> None:
+    def start(self, _: object = None) -> None:
+        """Start the thread, unless it runs."""
         if self._started or self._reporter.is_in_fork:
             return
         self._started = True
@@ -78,8 +78,7 @@ class AnswerRequests:
         except RuntimeError:  # at its limit of threads, a rank continues unobserved
             self._started = False
         else:
-            while self._leave:
-                self._leave.pop()()
+            self._leave_threads()
             self._reporter.report(RankListens)
 
     def _answer_all(self) -> None:

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal
@@ -85,12 +86,11 @@ def become_rank(
         raise_thread_counts(os.environ)
         _forget_state_of_imports()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
-        AnswerRequests(requests_fd, stacks_fd, reporter)
-        when_imported(
-            "torch.distributed.rendezvous", partial(serve_env_rendezvous, dict(os.environ))
-        )
+        answers = AnswerRequests(requests_fd, stacks_fd, reporter)
+        serve = partial(serve_env_rendezvous, dict(os.environ), before=answers.start)
+        when_imported("torch.distributed.rendezvous", serve)
         if "MESHRUN_MESH" in order.environment and not _is_mesh_late(order, source.settings):
-            _join(order, source, reporter)
+            _join(order, source, reporter, before=answers.start)
         if "torch" in sys.modules:
             follow_environment(source.settings)
         if order.debug:
@@ -134,10 +134,13 @@ def _pass_check(order: StartRank, source: Source, reporter: Reporter) -> None:
         signal.pause()
 
 
-def _join(order: StartRank, source: Source, reporter: Reporter) -> None:
+def _join(
+    order: StartRank, source: Source, reporter: Reporter, *, before: Callable[[], None]
+) -> None:
     with source.settings.in_effect():
         for module in order.imports:
             import_module(module)
+        before()
         join_mesh(tuple(order.coordinate), reporter)
     adopt_process_group()
 

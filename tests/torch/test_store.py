@@ -78,18 +78,19 @@ def test_the_store_process_never_looks_up_names(monkeypatch: pytest.MonkeyPatch)
 def test_requests_for_stacks_do_not_interrupt_a_connection_to_a_store(tmp_path: Path) -> None:
     """Otherwise torch would try again, and wait for its timeout once more."""
     (program := tmp_path / "connects.py").write_text(
-        "import socket\n"
+        "import os, socket\n"
         "from datetime import timedelta\n"
-        "from torch.distributed import DistNetworkError, TCPStore\n"
+        "import torch.distributed as dist\n"
         "full = socket.create_server(('127.0.0.1', 0), backlog=0)\n"
         "waiting = [socket.socket() for _ in range(3)]\n"
         "for each in waiting:\n"
         "    each.setblocking(False)\n"
         "    each.connect_ex(full.getsockname())\n"
+        "os.environ.update(MASTER_PORT=str(full.getsockname()[1]), RANK='1', WORLD_SIZE='2')\n"
         "print('up', flush=True)\n"
         "try:\n"
-        "    TCPStore(*full.getsockname(), is_master=False, timeout=timedelta(seconds=4))\n"
-        "except DistNetworkError:\n"
+        "    dist.init_process_group('gloo', timeout=timedelta(seconds=4))\n"
+        "except dist.DistNetworkError:\n"
         "    print('late')\n"
     )
     with start_meshrun("--device", "cpu", program, folder=tmp_path) as running:
@@ -104,4 +105,4 @@ def answers(running: Running) -> bool:
     """Return whether the rank has shown where it is, in the call."""
     running.signal(signal.SIGQUIT)
     time.sleep(0.3)
-    return "connects.py:11 in <module>" in running.stderr
+    return "connects.py:12 in <module>" in running.stderr
