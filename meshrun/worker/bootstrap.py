@@ -7,8 +7,8 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal
