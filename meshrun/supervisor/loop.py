@@ -250,8 +250,6 @@ class Loop:
                 self._nodes.begin_to_linger(self.state, self.plan.layout)
                 while self._nodes.lingers(self.state):
                     self._turn()
-                if not self._parts_late:
-                    self._nodes.peers.close()
             self._finish_output()
             evidence = self._gather()
             went_well = describe_end(self.state, self.plan.layout, self.hosts, "").exit_code == 0
@@ -281,18 +279,13 @@ class Loop:
         return result
 
     def part(self) -> None:
-        """After a failure on several nodes, close the connections that :meth:`run` left open.
+        """Close the connections to other nodes, which :meth:`run` leaves open.
 
-        A scheduler may end all launchers once one has exited with an error. So node 0 reports the
+        A scheduler may end all launchers once one has exited with an error. So node 0 reports a
         failure first, and then the others exit.
         """
-        if self._nodes is not None and self._parts_late:
+        if self._nodes is not None:
             self._nodes.peers.close()
-
-    @property
-    def _parts_late(self) -> bool:
-        over = self.state.nodes.over
-        return over is not None and over.exit_code != 0
 
     def _finish_output(self) -> None:
         """Write the ranks' remaining output; in a stopped launch, only as long as it is read."""
