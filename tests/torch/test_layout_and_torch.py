@@ -94,7 +94,7 @@ def check_dim(layout: Layout, dim: str | int, rank: int, mesh: Any) -> None:
     assert layout.is_last(dim, rank) == (place == len(members) - 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 5)
 @given(layouts())
 def test_every_rank_has_the_place_that_its_mesh_gives_it(layout: Layout) -> None:
     """Coordinates, groups and ranks in dims, joined dims and views."""
