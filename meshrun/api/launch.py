@@ -118,7 +118,7 @@ def launch(
         mesh: Such as ``dp=2,tp=4``, ``{"dp": 2, "tp": 4}`` or ``(2, 4)``.
         names: Names of a mesh such as ``2x4``: ``dp,tp``, or a list.
         nproc_per_node: Workers on each node.
-        nnodes: Number of nodes; 1 for a function.
+        nnodes: Number of nodes, on each of which ``launch()`` is called.
         device: A torch device type, or ``auto``.
         start_method: ``fork`` or ``exec``.
         preload: Modules to import once per node.
@@ -136,8 +136,8 @@ def launch(
         options: Command-line options without a parameter.
 
     Returns:
-        For a script, its result, even if it failed; for a function, what each rank returned,
-        in rank order.
+        For a script, its result, even if it failed; for a function, what each rank of this node
+        returned, in rank order.
 
     Raises:
         UsageError: If the request is invalid; nothing was started.
@@ -167,7 +167,7 @@ def launch(
     from meshrun.worker.function import PROGRAM
 
     environ = without_variables(KINDS_OF_PROGRAM, environ)
-    flags[:0] = ["--module"]
+    flags[:0] = ["--module", "--allow-different-programs"]  # the folder differs on each node
     with private_folder() as folder:
         with writing_to(folder):
             write_call(folder, program, args, kwargs or {})

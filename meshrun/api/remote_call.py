@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from types import CodeType, ModuleType
 from typing import IO, Any, NoReturn
 
@@ -21,7 +22,7 @@ from meshrun.host.folder import write_private
 from meshrun.protocol.result import LaunchResult, RankFailed
 from meshrun.report.failure import describe_rank
 from meshrun.worker.error_copy import unpickle_error
-from meshrun.worker.function import answer_file, call_file, open_own, path_file
+from meshrun.worker.function import ANSWER, answer_file, call_file, open_own, path_file
 from meshrun.worker.pickling import dumps
 from meshrun.worker.source import with_source
 
@@ -117,29 +118,32 @@ def _check_runs(function: Callable[..., Any]) -> None:
 
 
 def read_values(folder: str, result: LaunchResult) -> list[Any]:
-    """Return what each rank's call returned, in rank order.
+    """Return what the call returned on each rank of this node, or of a Ray cluster, in rank order.
 
     Raises:
         UsageError: If no rank was started.
         MeshrunError: If a rank exited with 0 before its call returned.
     """
-    if result.timings.last_started_ns is None:
+    names = [name for name in os.listdir(folder) if name.endswith(ANSWER)]
+    if not names and result.timings.last_started_ns is None:
         raise UsageError(
             "no rank was started, so there are no values",
             hint="remove the option that starts nothing, such as --dry-run",
         )
-    values: list[Any] = []
-    world_size = 1
-    while len(values) < world_size:
-        rank = len(values)
-        try:
-            file = open_own(answer_file(folder, rank))
-        except FileNotFoundError:
-            raise exited_early(f"rank {rank}") from None
-        with file:
-            generation, world_size, raised = pickle.load(file)  # noqa: S301 - our ranks wrote it
-            if generation != result.restarts or raised is not None:
-                raise exited_early(f"rank {rank}")
+    if not names:
+        raise exited_early("every rank")
+    heads = {}
+    for name in names:
+        with open_own(os.path.join(folder, name)) as file:
+            heads[int(name.removesuffix(ANSWER))] = pickle.load(file)  # noqa: S301 - as below
+    # In an elastic launch, ranks of an earlier generation may have left their files.
+    generation, ranks, _ = max(heads.values(), key=itemgetter(0))
+    values = []
+    for rank in sorted(ranks):
+        if heads.get(rank) != (generation, ranks, None):
+            raise exited_early(f"rank {rank}")
+        with open_own(answer_file(folder, rank)) as file:
+            pickle.load(file)  # noqa: S301 - our ranks wrote it
             values.append(load_value(file, rank))
     return values
 

@@ -139,15 +139,13 @@ def _launch(options: Options, request: LaunchRequest, invocation: Invocation) ->
 
 
 def _check_function(request: LaunchRequest) -> None:
-    """Refuse a function of launch() on several nodes."""
+    """Refuse a function of launch() on other hosts, which lack it and keep what it returns."""
     from meshrun.worker.function import PROGRAM
 
-    nnodes = request.nnodes or 1
-    if request.program.target == PROGRAM and nnodes > 1:
+    if request.program.target == PROGRAM and request.remote is not None:
         raise UsageError(
-            f"launch() runs a function on one node, found {nnodes} nodes, and what ranks on others"
-            " return would not reach its caller",
-            hint="launch a script, use meshrun.ray.launch(), or pass nnodes=1",
+            f"launch() runs a function on this host, found other hosts: {', '.join(request.hosts)}",
+            hint="launch a script, use meshrun.ray.launch(), or call launch() on each node",
         )
 
 
@@ -265,10 +263,10 @@ def _report(
     """Report the end of a launch to the user, to a file, and to the process that runs srun."""
     if options.timings and not invocation.is_quiet:
         say(render_timings(result.timings))
-    # Nodes that share a file system share the report, and the first node knows the most.
-    if options.report is not None and (
-        progress.is_first_node or (result.exit_code and not result.elsewhere)
-    ):
+    # Nodes that share a file system share the report, and the first node knows the most. A caller
+    # of launch() has a report of its own.
+    knows_most = progress.is_first_node or (result.exit_code and not result.elsewhere)
+    if options.report is not None and (knows_most or invocation.caller is not None):
         leave_report(result, options.report)
     if not _is_reported_elsewhere(result, plan, invocation):
         unseen, bare = progress.without_shown_lines(result), plan.request.console.prefix != "mesh"

@@ -36,8 +36,9 @@ def call_file(folder: str) -> str:
 def answer_file(folder: str, rank: int) -> str:
     """Return the file with what a call returned or raised on a rank.
 
-    It holds two pickled objects. The first is (generation, world size, ``None`` or what was raised:
-    its traceback and the result of ``pickle_error()``), the second the value that was returned.
+    It holds two pickled objects. The first is (generation, the ranks whose files are in the folder,
+    ``None`` or what was raised: its traceback and the result of ``pickle_error()``), the second the
+    value that was returned.
     """
     return os.path.join(folder, f"{rank}{ANSWER}")
 
@@ -57,8 +58,13 @@ def open_own(path: str) -> BinaryIO:
     return file
 
 
-def run(folder: str) -> None:
+def run(folder: str, *, for_all_nodes: bool) -> None:
     """Call the function, and store what it returns or raises.
+
+    Args:
+        folder: Holds the call.
+        for_all_nodes: Whether one caller gets the answers of all nodes, and not each those of its
+            own.
 
     Raises:
         BaseException: Whatever the function raised.
@@ -67,10 +73,13 @@ def run(folder: str) -> None:
     restore_path(folder)
     import pickle
 
+    from meshrun.layout.environment import read_layout
     from meshrun.worker.error_copy import pickle_error
     from meshrun.worker.program import format_raised
 
-    rank, *own = (int(os.environ[name]) for name in ("RANK", "MESHRUN_GENERATION", "WORLD_SIZE"))
+    rank, layout = int(os.environ["RANK"]), read_layout(os.environ)
+    ranks = range(layout.world_size) if for_all_nodes else layout.ranks_of_node(layout.node_rank())
+    own = (layout.generation, tuple(ranks))
     with suppress(FileNotFoundError):  # of an earlier generation
         os.unlink(answer_file(folder, rank))
     try:
@@ -124,5 +133,5 @@ def unpicklable(value: object, rank: int, error: Exception) -> TypeError:
 
 
 if __name__ == "__main__":
-    _folder = sys.argv.pop()
-    run(os.environ.pop(FOLDER_VARIABLE, _folder))
+    _folder, _copy = sys.argv.pop(), os.environ.pop(FOLDER_VARIABLE, None)
+    run(_copy or _folder, for_all_nodes=_copy is not None)

@@ -3,9 +3,12 @@
 import importlib.util
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -266,6 +269,27 @@ def test_a_rank_that_leaves_early_has_no_value(fake_torch: Path) -> None:
     """Exit code 0 is not a return value."""
     with pytest.raises(meshrun.MeshrunError, match="rank 1 exited with code 0 before"):
         run(lambda: rank() == 1 and sys.exit(), nproc_per_node=2)
+
+
+def test_each_of_two_nodes_gets_the_values_of_its_ranks(fake_torch: Path) -> None:
+    """What a rank of the other node raises arrives as text."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+
+    def on_node(node: int, function: Callable[[], object]) -> object:
+        options = ["--node-rank", str(node), "--rdzv-endpoint", endpoint]
+        try:
+            return run(function, nnodes=2, nproc_per_node=2, options=options)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(on_node, (0, 1), (rank, rank))] == [[0, 1], [2, 3]]
+        elsewhere, here = pool.map(on_node, (0, 1), (signal.pause, wrong_loss))
+
+    assert isinstance(here, WrongLossError)
+    assert isinstance(elsewhere, meshrun.RankFailed)
+    assert "in wrong_loss" in str(elsewhere.__cause__)
 
 
 def test_a_function_may_clear_its_environment(fake_torch: Path) -> None:

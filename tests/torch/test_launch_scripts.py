@@ -78,7 +78,12 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
         (add, {"nproc_per_node": [2]}, UsageError, ("an int or a str, found [2]", None)),
         ("train.py", {"kwargs": {}}, UsageError, ("kwargs requires a function", "a script takes")),
         (add, {"module": True}, UsageError, ("module=True requires", None)),
-        (add, {"nnodes": 2}, UsageError, ("a function on one node, found 2", "nnodes=1")),
+        (
+            add,
+            {"options": ["--hosts", "a,b"]},
+            UsageError,
+            ("other hosts: a, b", "on each node"),
+        ),
         (
             "train.py",
             {"mesh": {"dp": 0}},
