@@ -131,7 +131,7 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
 
     ``hosts`` are those of the nodes, in node order, and ``host`` is this one.
     """
-    signum, preempted = _stop_signal(state), _was_preempted(state)
+    signum, preempted = _stop_signal(state), _was_preempted(state, others=len(hosts) - 1)
     exit_code, headline = 0, ""
     if signum is not None:
         exit_code = PREEMPTED if preempted else 128 + signum
@@ -195,13 +195,17 @@ def _failure(
     )
 
 
-def _was_preempted(state: State) -> bool:
-    """Return whether SIGTERM to a launcher stopped the ranks, and all of them exited with 0."""
+def _was_preempted(state: State, *, others: int) -> bool:
+    """Return whether SIGTERM to a launcher stopped the ranks, and all of them exited with 0.
+
+    Of a node that was lost, it is not known; an elastic launch does without it.
+    """
     return (
         _stop_signal(state) == signal.SIGTERM
         and any(known.told_to_end_ns is not None for known in state.ranks.values())
         and _all_succeeded(state)
         and all(outcome.is_well for outcome in state.outcomes)
+        and (state.nodes.is_elastic or len(state.outcomes) >= others)
     )
 
 

@@ -131,6 +131,8 @@ class StartProgress(Watcher):
             self.reported_lost = frozenset()
         if isinstance(event, SignalArrived) and self._noted_stop and state.alive:
             self._note_signal(event, state)
+        if isinstance(event, NodeLost) and self._noted_stop:
+            self._console.note(str(event))
         if state.stopping and not self._noted_stop:
             self._note_stop(event, state, restarts=restarts)
         if state.stopping and not restarts:

@@ -202,6 +202,21 @@ def test_exit_code(name: str) -> None:
     assert found.signum in (None, code - 128)
 
 
+@pytest.mark.parametrize(
+    ("lost", "outcomes", "code"),
+    [([], [reported()], 75), ([NODE_LOST], [reported()], 75), ([NODE_LOST], [], 143)],
+    ids=["none", "after its ranks had ended", "before"],
+)
+def test_a_node_that_is_lost_during_a_preemption(
+    lost: list[Event], outcomes: list[NodeOutcome], code: int
+) -> None:
+    """The launch was preempted only if the ranks of every node exited with 0."""
+    cleared = all_cleared(*outcomes)
+    found = result([*COORDINATOR, signalled(15, 4), *lost, *WELL, ENDED, cleared, GONE])
+
+    assert (found.exit_code, found.signum, found.preempted) == (code, 15, code == 75)
+
+
 def test_the_participants_own_report_is_the_coordinators_headline() -> None:
     """The coordinator prints the whole report."""
     ended = result(
