@@ -311,13 +311,16 @@ class Connection:
 
     # ---- end -------------------------------------------------------------------------------
 
-    def end(self, reactor: Reactor) -> None:
-        """Write what is left, and wait in another reactor until the peer has read it and closes."""
+    def end(self, reactor: Reactor, *, is_last: bool) -> None:
+        """Write what is left, and wait in another reactor until the peer has read it and closes.
+
+        The last one to end does not tell the peer before that, which would make it close.
+        """
         if self.closed is None and not self.is_interrupted:
             self._reactor.remove(self)
             self._reactor = reactor
             self.watch(self.receive)
-            self._out.move(reactor, self._shut_down)
+            self._out.move(reactor, (lambda: None) if is_last else self._shut_down)
 
     def _shut_down(self) -> None:
         with contextlib.suppress(OSError):
@@ -376,11 +379,11 @@ def beat_s(nnodes: int, node_timeout_s: float) -> float:
     return max(BEAT_S, min(nnodes / _NODES_PER_S, node_timeout_s / _LEAST_BEATS))
 
 
-def close_gracefully(connections: Collection[Connection]) -> None:
+def close_gracefully(connections: Collection[Connection], *, is_last: bool = False) -> None:
     """Close connections once the peers have read everything, or after 2 seconds."""
     with Reactor() as reactor:
         for connection in connections:
-            connection.end(reactor)
+            connection.end(reactor, is_last=is_last)
         reactor.run_until(lambda: not reactor.watched, timeout_s=_GOODBYE_S)
         for connection in connections:
             connection.close("the launch has ended")

@@ -246,5 +246,5 @@ class Participant:
             self._reach.close()
         if self._connection is not None:
             if self._ends_last:
-                close_gracefully([self._connection])
+                close_gracefully([self._connection], is_last=True)
             self._connection.close("the launch has ended")
