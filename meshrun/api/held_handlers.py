@@ -38,7 +38,7 @@ def handlers_held(
         for signum in signal.valid_signals()
         if callable(handler := signal.getsignal(signum))
     }
-    signals = SignalQueue(handlers, even_if_blocked=False)
+    signals = SignalQueue((), always=handlers, even_if_blocked=False)
 
     def call_handlers() -> None:
         for signum in signals.take():

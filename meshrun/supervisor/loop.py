@@ -97,8 +97,6 @@ if TYPE_CHECKING:
 _LATE_NS = 1_000_000_000
 """Longer than the delay with which a busy machine wakes this process."""
 _PAUSED_TURN_S = 0.1
-_SENT_TWICE_S = 0.2
-"""How far apart signals of one request may arrive: timeout(1) signals us, and then our group."""
 _STEP_DAEMON = "slurmstepd"
 """The process that starts each task of a Slurm step, forwards its output and waits for it."""
 _CHECK_PARENT_S = 2.0
@@ -493,10 +491,7 @@ class Loop:
             self._nodes.peers.send(Where(why=why))
 
     def _on_stop_signal(self, signum: int, why: str) -> None:
-        now_s = time.monotonic()
-        self._signalled_s = self._signalled_s or now_s
-        if signum in self.state.signals and now_s < self._signalled_s + _SENT_TWICE_S:
-            return
+        self._signalled_s = self._signalled_s or time.monotonic()
         self._handle(SignalArrived(signum=signum, at_ns=time.monotonic_ns(), why=why))
 
     def _check_parent(self, daemon: int) -> None:

@@ -6,12 +6,15 @@ import atexit
 import os
 import select
 import signal
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 _NOT_FATAL = (signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
 """Signals that do not end a process by default."""
+_SENT_TWICE_S = 0.02
+"""How far apart signals of one request may arrive: timeout(1) signals us, and then our group."""
 
 
 class SignalQueue:
@@ -28,12 +31,15 @@ class SignalQueue:
         """Begin to catch.
 
         Args:
-            signums: Signals to catch.
+            signums: Signals to catch; if sent twice at once, all but SIGINT count as one.
             even_if_ignored: Whether to catch signals that are ignored now, such as SIGHUP by nohup.
-            always: Signals to catch even if ignored, such as SIGQUIT by shells in the background.
+            always: Signals to catch each time, even if ignored, such as SIGQUIT in the background.
             even_if_blocked: Whether to unblock them, such as SIGINT in Ray's workers.
         """
         self._caught: deque[int] = deque()
+        signums = tuple(signums)
+        self._last_s = dict.fromkeys({*signums} - {signal.SIGINT}, 0.0)
+        """When each signal that may be sent twice arrived last."""
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
@@ -93,6 +99,11 @@ class SignalQueue:
         atexit.register(_ignore, *late, signal.SIGALRM)
 
     def _catch(self, signum: int, _: object) -> None:
+        if signum in self._last_s:
+            now_s, last_s = time.monotonic(), self._last_s[signum]
+            if now_s < last_s + _SENT_TWICE_S:
+                return
+            self._last_s[signum] = now_s
         self._caught.append(signum)
 
     def _end_later(self, signum: int, most_s: float) -> None:

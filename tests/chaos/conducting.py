@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.drawing import MESHES, Case
 from tests.chaos.expecting import Expected
-from tests.kit import FAKES, PROGRAMS, Running, command, let_pass, run_meshrun, wait_until
+from tests.kit import FAKES, PROGRAMS, Running, command, run_meshrun, wait_until
 
 _LONG_S = 600
 _ENOUGH_S = 3
@@ -205,7 +205,6 @@ class Controller:
                         ),
                         lambda: running.stderr,
                     )
-                    let_pass(0.2)  # a signal that comes sooner is counted as the same
             case "hang_up":
                 os.close(self._master)
                 self._master = -1

@@ -6,13 +6,12 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from meshrun.supervisor.signals import SignalQueue
-from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until, within
+from tests.kit import PROGRAMS, let_pass, run_meshrun, start_meshrun, wait_until, within
 
 USR1 = signal.SIGUSR1
 FORWARDED = PROGRAMS / "forwarded.py"
@@ -212,20 +211,15 @@ def test_ranks_that_do_not_exit_in_time_are_named(fake_torch: object, tmp_path: 
 def test_each_further_signal_leaves_less_time_and_says_so(
     times: int, signum: signal.Signals, first: str, again: str, tmp_path: Path
 ) -> None:
-    """The second leaves deaf ranks two seconds of their ten minutes, the third nothing.
-
-    timeout(1) sends each one twice.
-    """
+    """The second leaves deaf ranks two seconds of their ten minutes, the third nothing."""
     words = ("--nproc-per-node", "2", "--shutdown-timeout", "600", PROGRAMS / "wait.py", "deaf")
     name = signum.name
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
-        running.signal(signum)
-        time.sleep(0.02)  # as one request that reaches it twice: the kernel merges closer ones
         for text in (f"{name}: stopping", "killing in 2 s;", "killing both now")[:times]:
             running.signal(signum)
             wait_until(lambda text=text: text in running.stderr, lambda: running.stderr)
-            time.sleep(0.2)
+            let_pass(0.05)  # a SIGTERM that comes sooner is counted as the same
         assert running.wait() == 128 + signum
     assert running.stderr.splitlines() == [
         f"meshrun: {name}: stopping 2 ranks, up to 600 s{first}",
@@ -298,6 +292,21 @@ def test_a_signal_while_meshrun_is_imported(*, name: str, is_first: bool, tmp_pa
     signum = signal.Signals[name]
     assert ours.returncode == (128 + signum if is_first else -signum)
     assert (ours.stdout, ours.stderr) == ("", f"meshrun: stopped by {name}\n")
+
+
+def test_a_signal_that_is_sent_twice_at_once_counts_as_one() -> None:
+    """timeout(1) sends it to meshrun, then to its process group; others may mean each one."""
+    once, each = signal.SIGUSR1, (signal.SIGUSR2, signal.SIGINT)
+    queue = SignalQueue([once, signal.SIGINT], always=[signal.SIGUSR2])
+    try:
+        for signum in 2 * (once, *each):
+            signal.raise_signal(signum)
+        assert queue.take() == [once, *each, *each]
+        let_pass(0.05)
+        signal.raise_signal(once)
+        assert queue.take() == [once]
+    finally:
+        queue.restore()
 
 
 def test_a_blocked_signal_is_caught() -> None:
