@@ -19,7 +19,7 @@ import cloudpickle
 
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.folder import write_private
-from meshrun.protocol.result import LaunchResult, RankFailed
+from meshrun.protocol.result import LaunchResult, RankFailed, cause_of
 from meshrun.report.failure import describe_rank
 from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.function import ANSWER, answer_file, call_file, open_own, path_file
@@ -180,7 +180,7 @@ def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
         raise result.trouble
     if result.broken_program is not None:
         raise RankFailed(result) from RankTraceback(result.broken_program)
-    first = result.failures[0] if result.failures else None
+    first = cause_of(result)
     if result.signum is not None or first is None or first.raised is None:
         raise RankFailed(result)
     error: BaseException = RankFailed(result)

@@ -126,7 +126,9 @@ class RankFailed(MeshrunError):
 
     def __init__(self, result: LaunchResult) -> None:
         first = cause_of(result)
-        where = f"rank {first.rank} failed" if first else "the launch was stopped"
+        where = (
+            f"rank {first.rank} failed" if first else result.elsewhere or "the launch was stopped"
+        )
         if (signum := stopped_by(result)) is not None:
             where = f"the launch was {describe_stop(signum)}"
         elif result.trouble is not None:
@@ -185,9 +187,11 @@ def stopped_by(result: LaunchResult) -> int | None:
 
 
 def cause_of(result: LaunchResult) -> RankFailure | None:
-    """Return the failure that ended the launch, if it was a rank's."""
-    is_other = result.trouble is not None or stopped_by(result) is not None
-    return None if is_other or not result.failures else result.failures[0]
+    """Return the failure that ended the launch, if it was a rank's and is known here."""
+    if not result.failures or result.trouble is not None or stopped_by(result) is not None:
+        return None
+    first = result.failures[0]
+    return None if result.elsewhere and not failed_by_itself(first) else first
 
 
 def signal_name(signum: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -151,6 +153,19 @@ def test_no_rank_that_was_only_stopped_is_the_cause(
     assert len(result.failures) == 3
     assert (None if cause is None else cause.rank) == rank
     assert str(RankFailed(result)).startswith(text)
+
+
+@pytest.mark.parametrize("own", [LOST_PEER, "RuntimeError"])
+def test_a_rank_of_another_node_is_the_cause_of_what_follows_here(own: str) -> None:
+    """A rank that failed by itself stays the cause here."""
+    text = "rank 7 on node1 raised ValueError: bad"
+    result = dataclasses.replace(
+        result_of(raised(1, 5, own), passed(5.5), *STOPPED), elsewhere=text
+    )
+    is_ours = own != LOST_PEER
+
+    assert (cause_of(result) is not None) == is_ours
+    assert str(RankFailed(result)).startswith("rank 1 raised" if is_ours else f"{text}, exit code")
 
 
 def test_a_broken_program_ends_with_its_own_code() -> None:
