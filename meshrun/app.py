@@ -73,7 +73,15 @@ def find_cluster(
         return None, False
     knows_where = request.rendezvous.has_address or request.rendezvous.standalone
     found = detect_here(collective=not knows_where and request.nnodes != 1)
-    return (found, False) if found is None or is_child else with_starter(found)
+    if found is None:
+        return None, False
+    if not is_child:
+        return with_starter(found)
+    # What the user starts on each node is a program that calls launch().
+    shell, one_a_node = (
+        text.replace("meshrun ...", "python ...") for text in (found.shell or "", found.one_a_node)
+    )
+    return replace(found, shell=shell or None, one_a_node=one_a_node), False
 
 
 def plan(

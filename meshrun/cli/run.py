@@ -144,8 +144,10 @@ def _check_function(request: LaunchRequest) -> None:
 
     if request.program.target == PROGRAM and request.remote is not None:
         raise UsageError(
-            f"launch() runs a function on this host, found other hosts: {', '.join(request.hosts)}",
-            hint="launch a script, use meshrun.ray.launch(), or call launch() on each node",
+            "launch() runs a function on this host, but --hosts or --hostfile names others:"
+            f" {', '.join(request.hosts)}",
+            hint="launch a script, use meshrun.ray.launch(), or call launch() on each node without"
+            " a list of hosts",
         )
 
 

@@ -80,9 +80,15 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
         (add, {"module": True}, UsageError, ("module=True requires", None)),
         (
             add,
-            {"options": ["--hosts", "a,b"]},
+            {"env": {"MESHRUN_HOSTS": "a,b"}},
             UsageError,
-            ("other hosts: a, b", "on each node"),
+            ("others: a, b (MESHRUN_HOSTS=a,b)", "on each node"),
+        ),
+        (
+            add,
+            {"nnodes": 2, "env": {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}},
+            UsageError,
+            ("--nnodes 2 in a Slurm shell", "node: srun --ntasks-per-node=1 python ..."),
         ),
         (
             "train.py",
