@@ -52,8 +52,9 @@ def check_requirements(options: Options, request: LaunchRequest) -> None:
     Raises:
         UsageError: If one is given without a check, or requires something of an unknown dim.
     """
-    if options.check and options.check_first:
-        raise UsageError("--check-first cannot be used with --check, which runs no program")
+    for other in (Options.check_first, Options.interactive, Options.watch):
+        if options.check and options.is_typed(other):
+            raise UsageError(f"{other.flag} cannot be used with --check, which runs no program")
     if not (options.check or options.check_first):
         for row in (Options.require, Options.check_path):
             if options.is_typed(row):

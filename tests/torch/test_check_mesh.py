@@ -168,6 +168,7 @@ def test_the_program_finds_no_trace_of_the_check(method: str) -> None:
         ((*MESH, "--require", "tp"), "cannot parse --require `tp`"),
         ((*MESH, "--require", "tp>=1GB/s", "quick"), "the mesh has no dim `tp`"),
         ((*MESH, "--check-first"), "--check-first cannot be used with --check"),
+        ((*MESH, "--watch"), "--watch cannot be used with --check, which runs no program"),
         (("--check-first", "--mesh", "dp=2", "--no-python", "true"), "requires a Python program"),
         (("--check-path", "/tmp", "--mesh", "dp=2", "x.py"), "requires --check or --check-first"),
     ],
