@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts
-from meshrun.cluster.here import detect_here, is_rank, with_starter
+from meshrun.cluster.here import detect_here, for_caller, is_rank, with_starter
 from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.cores import count_cores, may_bind
 from meshrun.host.detect_host import detect_host
@@ -75,13 +75,7 @@ def find_cluster(
     found = detect_here(collective=not knows_where and request.nnodes != 1)
     if found is None:
         return None, False
-    if not is_child:
-        return with_starter(found)
-    # What the user starts on each node is a program that calls launch().
-    shell, one_a_node = (
-        text.replace("meshrun ...", "python ...") for text in (found.shell or "", found.one_a_node)
-    )
-    return replace(found, shell=shell or None, one_a_node=one_a_node), False
+    return (for_caller(found), False) if is_child else with_starter(found)
 
 
 def plan(

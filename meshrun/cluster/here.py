@@ -65,6 +65,14 @@ def with_starter(facts: ClusterFacts) -> tuple[ClusterFacts, bool]:
     return (facts if shutil.which(facts.starter) else replace(facts, starter="ssh")), True
 
 
+def for_caller(facts: ClusterFacts) -> ClusterFacts:
+    """Return the facts for a program that calls launch(), which the user starts on each node."""
+    shell, one_a_node = (
+        text.replace("meshrun ...", "python ...") for text in (facts.shell or "", facts.one_a_node)
+    )
+    return replace(facts, shell=shell or None, one_a_node=one_a_node)
+
+
 def _ask_peers(facts: ClusterFacts) -> ClusterFacts:
     """Return the facts with the nodes that all processes of the job exchange, if they can."""
     import secrets
