@@ -28,6 +28,7 @@ _SILENT_STAY_S = 1.0
 _IMPORT_TAKES_S = 60.0
 """How long importing torch may take, where it is needed to notify the others."""
 _LOOK_EVERY_S = 0.3
+_CHECK_DELIVERY_S = 0.01
 
 
 class Linger:
@@ -115,6 +116,8 @@ class NodeLink:
         """Tell the others, once the launch is over here, if this node did not take part."""
         known, self._signals_before = state.nodes, len(state.signals)
         if known.is_met or known.over is not None:
+            # No event tells when the others have received all.
+            self._reactor.every(_CHECK_DELIVERY_S, lambda: None)
             return
         ending = describe_end(state, layout, self.hosts, "it")
         if known.failed is None:
