@@ -230,9 +230,7 @@ def test_only_the_command_line_starts_srun_in_a_shell_of_a_job(folder: Path) -> 
     assert not (folder / "srun.words").exists()
     ours = run_meshrun(*words, env=job)
 
-    assert refused.value.hint == (
-        "start one launcher per node: srun --ntasks-per-node=1 meshrun ..."
-    )
+    assert refused.value.hint == "start one launcher per node: srun --ntasks-per-node=1 python ..."
     assert (folder / "srun.words").read_text().endswith(f" launcher {' '.join(words)}\n")
     # srun's exit code 0 does not prove that the launchers ran, and this srun started none.
     assert ours.returncode == 69, ours.stderr
