@@ -93,9 +93,13 @@ class SignalQueue:
             for signum, before in self._before.items()
             if before != signal.SIG_IGN and signum not in _NOT_FATAL
         ]
-        self._restore(
-            dict.fromkeys(late, lambda number, _: self._end_later(number, LAST_WORDS_TAKE_S))
-        )
+
+        def end_later(signum: int, _: object) -> None:
+            signal.signal(signum, self._before[signum])
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signum))
+            signal.setitimer(signal.ITIMER_REAL, LAST_WORDS_TAKE_S)
+
+        self._restore(dict.fromkeys(late, end_later))
         atexit.register(_ignore, *late, signal.SIGALRM)
 
     def _catch(self, signum: int, _: object) -> None:
@@ -105,11 +109,6 @@ class SignalQueue:
                 return
             self._last_s[signum] = now_s
         self._caught.append(signum)
-
-    def _end_later(self, signum: int, most_s: float) -> None:
-        signal.signal(signum, self._before[signum])
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signum))
-        signal.setitimer(signal.ITIMER_REAL, most_s)
 
     def _restore(self, others: Mapping[int, Any]) -> list[int]:
         signal.set_wakeup_fd(self._wakeup_fd)
