@@ -52,10 +52,16 @@ def finished(*ranks: int) -> list[Event]:
     return [RankFinished(rank=rank, at_ns=3 * S) for rank in ranks]
 
 
-def over(code: int, headline: str = "rank 2 failed", signum: int | None = None) -> LaunchOver:
+def over(
+    code: int,
+    headline: str = "rank 2 failed",
+    signum: int | None = None,
+    generation: int = 0,
+) -> LaunchOver:
     return LaunchOver(
-        exit_code=code, signum=signum, preempted=False, headline=headline, at_ns=9 * S
-    )
+        exit_code=code, signum=signum, preempted=False, headline=headline, generation=generation,
+        at_ns=9 * S,
+    )  # fmt: skip
 
 
 def reported(*ranks: tuple[int, int], trouble: Trouble | None = None) -> NodeOutcome:

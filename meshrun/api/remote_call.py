@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from operator import itemgetter
 from types import CodeType, ModuleType
 from typing import IO, Any, NoReturn
 
@@ -124,20 +123,23 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
         UsageError: If no rank was started.
         MeshrunError: If a rank exited with 0 before its call returned.
     """
-    names = [name for name in os.listdir(folder) if name.endswith(ANSWER)]
-    if not names and result.timings.last_started_ns is None:
+    if result.generation is None and result.best_steps:  # a spare
+        return []
+    if result.generation is None:
         raise UsageError(
             "no rank was started, so there are no values",
             hint="remove the option that starts nothing, such as --dry-run",
         )
-    if not names:
-        raise exited_early("every rank")
     heads = {}
-    for name in names:
-        with open_own(os.path.join(folder, name)) as file:
-            heads[int(name.removesuffix(ANSWER))] = pickle.load(file)  # noqa: S301 - as below
+    for name in os.listdir(folder):
+        if name.endswith(ANSWER):
+            with open_own(os.path.join(folder, name)) as file:
+                heads[int(name.removesuffix(ANSWER))] = pickle.load(file)  # noqa: S301 - as below
     # In an elastic launch, ranks of an earlier generation may have left their files.
-    generation, ranks, _ = max(heads.values(), key=itemgetter(0))
+    newest = [head for head in heads.values() if head[0] == result.generation]
+    if not newest:
+        raise exited_early("every rank")
+    generation, ranks, _ = newest[0]
     values = []
     for rank in sorted(ranks):
         if heads.get(rank) != (generation, ranks, None):
@@ -188,7 +190,7 @@ def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
     # There is no file if it failed outside the function.
     with suppress(FileNotFoundError), open_own(answer_file(folder, first.rank)) as file:
         generation, _, raised = pickle.load(file)  # noqa: S301 - our ranks wrote it
-        if generation == result.restarts and raised is not None:
+        if generation == result.generation and raised is not None:
             text, pickled = raised
             error = unpickle_error(pickled) or error
     cause = RankTraceback(f"{describe_rank(first)} on {first.host}, pid {first.pid}:\n{text}")

@@ -97,14 +97,13 @@ def build_result(
     nodes = state.nodes
     for outcome in state.outcomes:
         evidence = {**evidence, **outcome.evidence}
+    over, is_spare = nodes.over, _is_spare(state)
     ending = describe_end(state, layout, hosts, "")
-    # A spare at the end still has its ranks that were stopped when it was cut off.
-    verdicts = judge(state) if ending.exit_code else []
+    verdicts = judge(state) if ending.exit_code and not is_spare else []
     failures = [
         _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
         for verdict in verdicts
     ]
-    over = nodes.over
     own = hosts[0] if nodes.is_coordinator and not nodes.is_alone else ""
     signum = ending.signum if own else next(iter(state.signals), None)
     if over is not None and over.signum is None:
@@ -115,6 +114,7 @@ def build_result(
         failures=tuple(failures),
         broken_program=state.broken.text if state.broken else None,
         trouble=find_trouble(state, own) if signum is None else None,
+        generation=None if is_spare else state.generation,
         restarts=state.restarts,
         resizes=tuple(cause.resize for cause in state.causes if cause.resize is not None),
         no_restart=state.no_restart,
@@ -152,6 +152,15 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
     if state.nodes.over is not None:
         exit_code = state.nodes.over.exit_code
     return Ending(exit_code=exit_code, signum=signum, preempted=preempted, headline=headline)
+
+
+def _is_spare(state: State) -> bool:
+    """Return whether the launch ended without this node; its ranks are of an earlier generation."""
+    over = state.nodes.over
+    if over is None or state.nodes.is_coordinator:
+        return False
+    has_run = any(known.pid is not None for known in state.ranks.values())
+    return over.generation != state.generation or not has_run
 
 
 def why_stopped(state: State) -> str:

@@ -173,6 +173,8 @@ class NextBegins(Struct, frozen=True, kw_only=True):
 class LaunchOver(Ending, frozen=True, kw_only=True):
     """The launch has ended on every node."""
 
+    generation: Generation
+    """The last one, in which a spare had no ranks."""
     at_ns: Time
 
 

@@ -99,6 +99,8 @@ class LaunchResult:
     trouble: MeshrunError | None = None
     """The error that stopped meshrun itself, or ``None``."""
     timings: Timings
+    generation: int | None = None
+    """The number of the last generation, from 0; ``None`` if this node was a spare in it."""
     restarts: int = 0
     """The number of restarts after failures."""
     resizes: tuple[Resize, ...] = ()

@@ -101,7 +101,8 @@ class NodeLink:
             case Decide(next_after=Cause() as cause):
                 self.peers.send(NextBegins(generation=generation + 1, cause=cause, at_ns=now_ns))
             case Decide():
-                self.peers.send(LaunchOver(**asdict(describe_end(*known)), at_ns=now_ns))
+                ending = asdict(describe_end(*known))
+                self.peers.send(LaunchOver(**ending, generation=generation, at_ns=now_ns))
             case Report(what="finished"):
                 self.peers.send(Finished(generation=generation))
             case Report(what="leaves"):

@@ -139,7 +139,7 @@ def test_a_report_conforms_to_its_schema() -> None:
     failed = LaunchResult(
         exit_code=1, signum=None, failures=(failure,), broken_program=None,
         trouble=UsageError("no", hint="yes"), timings=Timings(began_ns=1), resizes=(resize,),
-        best_steps=(None, 3), log_folder="/logs",
+        generation=1, best_steps=(None, 3), log_folder="/logs",
     )  # fmt: skip
     for result in (failed, dataclasses.replace(failed, failures=(), trouble=None, signum=2)):
         check(json.loads(render_result_json(result)), "report.schema.json")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,8 +20,12 @@ import psutil
 import pytest
 
 import meshrun
+from meshrun.api.remote_call import raise_failure, read_values
 from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import HostError, UsageError
+from meshrun.protocol.rank_end import RankRaised
+from meshrun.protocol.result import LaunchResult, RankFailure, Timings
+from meshrun.worker.error_copy import pickle_error
 from tests.launching import add, rank, run
 
 pytestmark = pytest.mark.torch
@@ -371,3 +377,41 @@ def test_restarts_do_not_mix_generations(fake_torch: Path) -> None:
     with pytest.raises(meshrun.RankFailed) as caught:
         run(worse, nproc_per_node=2, max_restarts=1)
     assert caught.value.exit_code == 137
+
+
+def answered(folder: Path, raised: object) -> None:
+    """Leave the answer of rank 0 of generation 1, in which it was the only rank."""
+    data = pickle.dumps((1, (0,), raised)) + pickle.dumps("mine")
+    (folder / "0.pkl").write_bytes(data)
+
+
+def test_values_are_those_of_the_last_generation(tmp_path: Path) -> None:
+    """Which no restart began if the nodes have changed; a spare has none."""
+    well = LaunchResult(exit_code=0, best_steps=(None, None), timings=Timings(began_ns=0))
+    answered(tmp_path, None)
+
+    assert read_values(str(tmp_path), replace(well, generation=1)) == ["mine"]
+    assert read_values(str(tmp_path), well) == []
+    with pytest.raises(meshrun.MeshrunError, match="every rank exited with code 0 before"):
+        read_values(str(tmp_path), replace(well, generation=2))
+
+
+@pytest.mark.parametrize(("generation", "kind"), [(1, WrongLossError), (2, meshrun.RankFailed)])
+def test_an_exception_is_that_of_the_last_generation(
+    generation: int, kind: type[Exception], tmp_path: Path
+) -> None:
+    """Not one of an earlier generation, if the last one failed outside the function."""
+    raised = RankRaised(
+        rank=0, kind="WrongLossError", message="7", traceback="", at_ns=1, shown=False
+    )
+    failure = RankFailure(
+        rank=0, coordinate=(), label="", host="a", pid=7, exit_code=1, signum=None, at_ns=1,
+        raised=raised, asked_to_end=False,
+    )  # fmt: skip
+    answered(tmp_path, ("Traceback ...", pickle_error(WrongLossError(7, 0.5))))
+    failed = LaunchResult(
+        exit_code=1, generation=generation, failures=(failure,), timings=Timings(began_ns=0)
+    )
+
+    with pytest.raises(kind):
+        raise_failure(str(tmp_path), failed)

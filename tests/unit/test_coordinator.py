@@ -22,7 +22,9 @@ from meshrun.rendezvous.messages import Cleared, Failed, Finished
 from meshrun.rendezvous.participant import Participant
 from tests.parties import WHY, Parties, Party, info, names
 
-OVER = LaunchOver(exit_code=7, signum=None, preempted=False, headline="rank 1 failed", at_ns=0)
+OVER = LaunchOver(
+    exit_code=7, signum=None, preempted=False, headline="rank 1 failed", generation=0, at_ns=0
+)
 TIMED_OUT = RankRaised(
     rank=1, at_ns=0, kind="RuntimeError", message="[/gloo/transport/tcp/b.cc:1] Timed out",
     traceback="", shown=False,

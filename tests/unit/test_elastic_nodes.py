@@ -27,7 +27,7 @@ from meshrun.rendezvous.messages import Cleared, Finished, Join, Leave
 from tests.parties import WHY, Parties, Party, info
 
 MOST = 3
-OVER = LaunchOver(exit_code=0, signum=None, preempted=False, headline="", at_ns=0)
+OVER = LaunchOver(exit_code=0, signum=None, preempted=False, headline="", generation=0, at_ns=0)
 
 
 def fit(nodes: Sequence[Join]) -> Layout:

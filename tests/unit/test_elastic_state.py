@@ -286,10 +286,11 @@ def test_too_few_nodes_are_the_reason() -> None:
     assert describe_end(state, layout, ["node0"], "node0").exit_code == 69
 
 
-def test_ranks_of_a_node_that_was_cut_off_have_not_failed_if_the_others_succeed() -> None:
-    """It was a spare when they finished, and had stopped these ranks itself."""
+@pytest.mark.parametrize("code", [0, 7])
+def test_ranks_of_a_node_that_was_cut_off_have_not_failed(code: int) -> None:
+    """It was a spare when the launch ended, and had stopped these ranks itself."""
     layout, timings = solve_layout(parse_mesh("dp=4"), nnodes=2), Timings(began_ns=0)
-    state, _ = play([*CUT_OFF, over(0, ""), GONE])
+    state, _ = play([*CUT_OFF, over(code, generation=1), GONE])
     result = build_result(state, layout, hosts=["node0", "node1"], timings=timings)
 
-    assert (result.exit_code, result.failures) == (0, ())
+    assert (result.exit_code, result.failures, result.generation) == (code, (), None)

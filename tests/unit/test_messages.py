@@ -201,7 +201,14 @@ WELCOME = {
 CAUSE = {"rank": 1, "description": "d", "raised": None, "ran_s": None, "at_ns": 1}
 EXITED = {"rank": 1, "pid": 1, "wait_status": 9, "at_ns": 1}
 BEGIN = {"generation": 1, "cause": CAUSE, "at_ns": 1}
-OVER = {"exit_code": 0, "signum": None, "preempted": False, "headline": "", "at_ns": 1}
+OVER = {
+    "exit_code": 0,
+    "signum": None,
+    "preempted": False,
+    "headline": "",
+    "generation": 0,
+    "at_ns": 1,
+}
 JOIN = {"host": "a", "node_rank": None, "nproc": 1, "settings": {}}
 
 

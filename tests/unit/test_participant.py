@@ -138,7 +138,7 @@ def welcome(**wrong: Any) -> Welcome:
 CLEARED = Cleared(generation=0, outcome=NodeOutcome())
 LEAVE = Leave(generation=0, why="it leaves")
 NEXT = NextBegins(generation=1, cause=WHY, at_ns=0)
-OVER = LaunchOver(exit_code=0, signum=None, preempted=False, headline="", at_ns=0)
+OVER = LaunchOver(exit_code=0, signum=None, preempted=False, headline="", generation=0, at_ns=0)
 REFUSED = Refused(message="it was excluded", hint=None, exit_code=71)
 SPARE = Waiting(text="it is a spare", has_begun=True)
 
