@@ -13,6 +13,7 @@ from meshrun.errors import MeshrunError, UsageError
 from meshrun.layout.environment import format_layout
 from meshrun.plan.group_options import format_group_options
 from meshrun.plan.request import LaunchRequest
+from meshrun.plan.surroundings import read_cluster_facts
 from meshrun.start import own_command
 from meshrun.supervisor.program_file import check_program
 
@@ -35,7 +36,7 @@ def run_task_as_rank(options: Options, request: LaunchRequest) -> NoReturn:
     from meshrun.mesh.scheduler_task import join_as
 
     _check(options)
-    facts, _ = app.find_cluster(request)
+    facts = read_cluster_facts(request)
     task = facts.task if facts is not None else None
     if facts is None or task is None:
         found = f"{facts.system}, {facts.evidence}" if facts else "no scheduler"

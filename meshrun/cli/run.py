@@ -28,6 +28,7 @@ from meshrun.host.stderr import note, say, set_message_format
 from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.error_record import forward_error
 from meshrun.protocol.result import LaunchResult
 from meshrun.report.failure import render_failure
 from meshrun.report.result_json import leave_report
@@ -262,7 +263,9 @@ def _report(
     result: LaunchResult,
     progress: StartProgress,
 ) -> None:
-    """Report the end of a launch to the user, to a file, and to the process that runs srun."""
+    """Report the end of a launch to the user, to a file, and to the parent process."""
+    if invocation.caller is None:
+        forward_error(result)
     if options.timings and not invocation.is_quiet:
         say(render_timings(result.timings))
     # Nodes that share a file system share the report, and the first node knows the most. A caller

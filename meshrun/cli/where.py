@@ -11,6 +11,7 @@ from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.plan.rank_program import Program
 from meshrun.plan.scheduler_defaults import fit_to_cluster
+from meshrun.plan.surroundings import read_cluster_facts
 from meshrun.rendezvous.secret import read_secret
 from meshrun.report.detected import Detected, render_detected, render_detected_json
 from meshrun.report.plan_output import print_text
@@ -37,8 +38,8 @@ def detect(options: Options) -> Detected:
     request = with_hosts(build_request(options, program), options)
     facts: ClusterFacts | None = None
     try:
-        facts, may_step = app.find_cluster(request)
-        request = fit_to_cluster(request, facts, may_step=may_step)
+        facts = read_cluster_facts(request)
+        request = fit_to_cluster(request, facts)
         planned = app.plan(request, check_host=False, cluster=facts)
     except MeshrunError as error:
         return Detected(facts=facts, request=request, version=__version__, error=error)

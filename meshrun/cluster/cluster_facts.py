@@ -75,6 +75,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     """The command that starts a process on one of ``hosts`` from this shell: ``ssh``, ``qrsh``."""
     step_starter: str = ""
     """The command that starts a process on every node, if the system requires it: ``srun``."""
+    can_start: bool = False
+    """Whether this shell has a command that starts launchers on other nodes."""
     one_a_node: str = "start one meshrun per node"
     """The command, or advice, that starts one launcher on each node."""
     more_cores: str = "widen the affinity mask"

@@ -51,22 +51,23 @@ def is_rank() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def with_starter(facts: ClusterFacts) -> tuple[ClusterFacts, bool]:
-    """Return the facts with a starter that exists here, and whether there is one.
-
-    A starter starts launchers on the nodes; only a shell of an allocation needs one.
-    """
+def with_starter(facts: ClusterFacts) -> ClusterFacts:
+    """Return the facts of a shell of an allocation with a command that starts launchers."""
     import shutil
 
     if facts.shell is None:
-        return facts, False
+        return facts
     if not facts.starter:
-        return facts, shutil.which(facts.step_starter) is not None
-    return (facts if shutil.which(facts.starter) else replace(facts, starter="ssh")), True
+        return replace(facts, can_start=shutil.which(facts.step_starter) is not None)
+    starter = facts.starter if shutil.which(facts.starter) else "ssh"
+    return replace(facts, starter=starter, can_start=True)
 
 
 def for_caller(facts: ClusterFacts) -> ClusterFacts:
-    """Return the facts for a program that calls launch(), which the user starts on each node."""
+    """Return the facts for a program that calls launch(), which the user starts on each node.
+
+    Such a launch starts none on other nodes.
+    """
     shell, one_a_node = (
         text.replace("meshrun ...", "python ...") for text in (facts.shell or "", facts.one_a_node)
     )

@@ -8,7 +8,7 @@ import re
 import socket
 from pathlib import Path
 
-from meshrun.host.cores import count_usable_cores
+from meshrun.host.cores import count_cores, count_usable_cores, may_bind
 from meshrun.host.gpu_links import read_domain, read_gpu_links
 from meshrun.host.gpus import visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
@@ -34,9 +34,13 @@ def detect_host(
     build = _build_of_torch()
     vendor, gpus = visible_gpus(build, env) if with_gpus else (build, ())
     variables = visibility_variables(vendor, env)
+    bound, cores = count_cores()
     return HostFacts(
         hostname=socket.gethostname(),
         usable_cores=count_usable_cores(),
+        bound_cores=bound,
+        cores=cores,
+        may_bind=not with_topology or may_bind(),
         accelerator=_accelerator_of(build),
         accelerator_count=len(gpus) if build else 0,
         visible_devices=listed_devices(variables, env),

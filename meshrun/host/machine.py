@@ -122,6 +122,12 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     hostname: str
     usable_cores: int
     """Cores this process may use, by affinity and cgroup quota; at least 1."""
+    bound_cores: int = 0
+    """Cores that affinity lets this process use; 0 if unknown."""
+    cores: int = 0
+    """Cores of the machine; 0 if unknown."""
+    may_bind: bool = True
+    """Whether processes may be bound to CPUs, if a plan needs to know."""
     accelerator: str | None
     """torch device type of the accelerator torch was built for, such as ``cuda``, or ``None``."""
     accelerator_count: int

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from meshrun.errors import UsageError
+from meshrun.errors import HostError, UsageError
 from meshrun.host.machine import UNKNOWN_HOST, Gpu, HostFacts
+from meshrun.host.shortage import REFUSED
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, ranks_shown
 from meshrun.plan.device import COUNTED, DeviceChoice, choose_device, device_name
@@ -179,6 +180,7 @@ def build_plan(
     Raises:
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
         UsageError: If a requested device does not exist here.
+        HostError: If this machine refuses to bind processes to CPUs.
     """
     if request.remote is not None:
         facts = replace(facts, gpus=(), links=None)  # ranks run on other machines
@@ -291,38 +293,11 @@ def complete_plan(
     return replace(completed, roles=roles)
 
 
-def depends_on_gpus(request: LaunchRequest) -> bool:
-    """Return whether the plan depends on this machine's GPUs; that of a CPU mesh rarely does."""
-    if request.mesh is None or request.device != "cpu":
-        return True
-    is_near = request.numa_binding is not None or bool(request.intra_domain)
-    counts = isinstance(request.nproc_per_node, str)
-    return is_near or counts or request.gpus is not None or request.virtual_local_rank
-
-
-def depends_on_count(request: LaunchRequest) -> str | None:
-    """Return the device type that only torch can count, if the plan depends on the count.
-
-    ``auto`` is the accelerator that torch finds, if any.
-    """
-    workers, device = request.nproc_per_node, request.device
-    if isinstance(workers, str) and workers not in ("auto", "gpu"):
-        return None if workers in COUNTED else workers
-    infers = workers == "auto" or (workers is None and _is_inferred(request))
-    if request.mesh is not None and device != "auto":
-        return device if infers and device not in COUNTED else None
-    return "auto" if request.mesh is not None or infers else None
-
-
-def _is_inferred(request: LaunchRequest) -> bool:
-    return request.mesh is not None and request.mesh.is_inferred
-
-
 def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] | None:
     """Return the workers of a node, if the request gives them as numbers or by device."""
     nproc = request.nproc_per_node
     if nproc is None:
-        if _is_inferred(request) and request.device != "cpu" and facts.accelerator_count:
+        if request.is_mesh_inferred and request.device != "cpu" and facts.accelerator_count:
             return facts.accelerator_count
         return None
     if not isinstance(nproc, str):
@@ -429,6 +404,12 @@ def _bind(
     mode, topology = request.numa_binding, facts.topology
     if mode is None or topology is None:
         return None
+    if check_host and not facts.may_bind:
+        raise HostError(
+            f"--numa-binding {mode}: this machine does not let processes choose their CPUs:"
+            " sched_setaffinity(2) is not permitted",
+            hint=f"{REFUSED}; or remove --numa-binding",
+        )
     try:
         return tuple(
             choose_cpus(mode, topology, local_rank=local_rank, nproc=workers)
@@ -448,6 +429,6 @@ def check_elsewhere(request: LaunchRequest, facts: HostFacts) -> None:
         UsageError: If options contradict each other.
     """
     counts = request.nproc_per_node
-    is_open = counts is None and _is_inferred(request)
+    is_open = counts is None and request.is_mesh_inferred
     if not isinstance(counts, str) and not is_open:  # else it depends on those machines' devices
         build_plan(request, replace(facts, gpus=()), check_host=False)

@@ -1,14 +1,19 @@
-"""The program that each rank runs, as a value. Pure."""
+"""The program that each rank runs, as a value, and where ``python`` would look for it."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections.abc import Sequence
 from string import Template
 from typing import Literal
+from zipimport import ZipImportError, zipimporter
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+from meshrun.host.absolute import absolute
 
 ProgramKind = Literal["script", "module", "command"]
 BASE = ("torch", "torch.distributed.device_mesh")
@@ -52,3 +57,31 @@ class Program(Struct, frozen=True, kw_only=True):
             return self
         filled = (Template(arg).safe_substitute(local_rank=local_rank) for arg in self.args)
         return replace(self, args=tuple(filled))
+
+
+def first_path(program: Program) -> str | None:
+    """Return what ``python`` puts in front of ``sys.path`` for this program, or ``None``.
+
+    A command has its own path, and a function passed to ``launch()`` uses its caller's.
+    """
+    is_ours = program.kind == "module" and program.target.partition(".")[0] == "meshrun"
+    if program.kind == "command" or is_ours:
+        return None
+    if program.kind == "script" and is_archive(program.target):
+        return absolute(program.target)
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    if program.kind == "module":
+        return os.getcwd()
+    return os.path.dirname(os.path.realpath(program.target))
+
+
+def is_archive(path: str) -> bool:
+    """Return whether ``python path`` would look for a ``__main__`` module inside it."""
+    if not os.path.isfile(path):  # a pipe is read only once, later
+        return os.path.isdir(path)
+    try:
+        zipimporter(path)
+    except ZipImportError:
+        return False
+    return True

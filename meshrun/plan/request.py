@@ -248,6 +248,17 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
         return self.sigterm_repeats and signal.SIGQUIT not in asked
 
     @property
+    def needs_scheduler(self) -> bool:
+        """Whether only a scheduler can say where the nodes meet."""
+        knows_where = self.rendezvous.has_address or self.rendezvous.standalone
+        return not knows_where and self.nnodes != 1
+
+    @property
+    def is_mesh_inferred(self) -> bool:
+        """Whether the size of a dim depends on the number of workers."""
+        return self.mesh is not None and self.mesh.is_inferred
+
+    @property
     def own_preload(self) -> tuple[str, ...]:
         """The modules to preload that are not part of torch."""
         return tuple(name for name in self.preload if name.partition(".")[0] != "torch")

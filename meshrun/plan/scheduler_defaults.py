@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import UsageError
+from meshrun.host.machine import HostFacts
 from meshrun.plan.hostfile import Host, is_host
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.request import LaunchRequest, Remote, Rendezvous
@@ -23,14 +24,10 @@ _FOUND = {
 """The options that a scheduler may stand for, by their names in a :class:`Rendezvous`."""
 
 
-def fit_to_cluster(
-    request: LaunchRequest, facts: ClusterFacts | None, *, may_step: bool = False
-) -> LaunchRequest:
+def fit_to_cluster(request: LaunchRequest, facts: ClusterFacts | None) -> LaunchRequest:
     """Return the request, completed with the scheduler's nodes and where they meet.
 
     The user's options take precedence. ``sources`` and ``notes`` record what the scheduler added.
-
-    ``may_step`` says whether a shell of an allocation can start launchers on its nodes.
 
     Raises:
         UsageError: If the scheduler started several launchers on a node, or its nodes do not match
@@ -43,7 +40,7 @@ def fit_to_cluster(
     if rendezvous.standalone:
         return request
     if facts.shell is not None:
-        return _in_shell(request, facts, facts.shell, may_step)
+        return _in_shell(request, facts, facts.shell)
     if request.nnodes == 1:
         return request
     _check_launchers(facts)
@@ -191,29 +188,22 @@ def _if_stale(facts: ClusterFacts) -> str:
     return f"; or unset {names} if they are left over from another job" if names else ""
 
 
-def note_few_cores(
-    facts: ClusterFacts | None, *, workers: int, bound: int, cores: int
-) -> tuple[str, ...]:
-    """Return a note if the scheduler binds workers to too few cores.
-
-    ``bound`` is the number of cores that this process, and so its workers, are bound to.
-    """
-    if facts is None or facts.shell is not None or bound >= min(workers, cores):
+def note_few_cores(facts: ClusterFacts | None, host: HostFacts, workers: int) -> tuple[str, ...]:
+    """Return a note if the scheduler binds the workers of this node to too few cores."""
+    if facts is None or facts.shell is not None or host.bound_cores >= min(workers, host.cores):
         return ()
-    shared = f"{count(workers, 'worker')} to {bound} of {count(cores, 'core')}"
+    shared = f"{count(workers, 'worker')} to {host.bound_cores} of {count(host.cores, 'core')}"
     return (f"{facts.system} binds {shared}: {facts.more_cores.format(workers=workers)}",)
 
 
-def _in_shell(
-    request: LaunchRequest, facts: ClusterFacts, command: str, may_step: bool
-) -> LaunchRequest:
+def _in_shell(request: LaunchRequest, facts: ClusterFacts, command: str) -> LaunchRequest:
     rendezvous, nnodes = request.rendezvous, request.nnodes
     if rendezvous.has_address or rendezvous.node_rank is not None:  # one of several launchers
         return request
     if facts.starter and facts.hosts:
         command = f"meshrun --nnodes {len(facts.hosts)} ..."
     if nnodes is None and (facts.nnodes or 1) > 1:
-        on_all = f"--nnodes {facts.nnodes}" if may_step or facts.starter else command
+        on_all = f"--nnodes {facts.nnodes}" if facts.can_start or facts.starter else command
         note = (
             f"{facts.system}, {facts.evidence}: launching on one of {facts.nnodes} nodes;"
             f" to use all: {on_all}"
@@ -221,9 +211,9 @@ def _in_shell(
         return replace(request, rendezvous=replace(rendezvous, notes=(note,)))
     if nnodes in (None, 1):
         return request
-    if facts.starter and facts.hosts and may_step:
+    if facts.starter and facts.hosts and facts.can_start:
         return _on_hosts_of_job(request, facts)
-    if may_step and not facts.starter:
+    if facts.can_start and not facts.starter:
         return _in_a_step(request, facts)
     why = "; ".join(facts.notes) or facts.evidence
     raise UsageError(

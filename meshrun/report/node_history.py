@@ -79,14 +79,30 @@ def record_failure(
         note(error.message)
 
 
-def check_own_history(path: str, most: int) -> None:
-    """Check that this node has not failed too often recently.
+def check_node(plan: LaunchPlan, note: Callable[[str], None]) -> None:
+    """Check that this node has not failed too often and, if requested, that its GPUs are healthy.
 
     Raises:
-        NodeExcludedError: If it has.
-        HostError: If the file cannot be read.
+        NodeExcludedError: If it has failed too often.
+        HostError: If the file cannot be read, or a GPU is faulty, which is then recorded.
     """
-    host = node_name(os.environ)
+    request, host = plan.request, node_name(os.environ)
+    path, most = request.node_history, request.max_node_failures
+    if path is not None and most is not None:
+        _check_history(path, host, most)
+    if not request.check_gpus:
+        return
+    from meshrun.supervisor.check_gpus import examine_gpus
+
+    try:
+        examine_gpus(plan, note)
+    except HostError as error:
+        if path is not None:
+            record_failure(path, host, request.rendezvous.run_id or "", error.message, note)
+        raise
+
+
+def _check_history(path: str, host: str, most: int) -> None:
     own = [failure for failure in read_history(path) if failure.host == host]
     recent = _recent(own, time.time())
     if len(recent) > most:

@@ -274,6 +274,8 @@ class Loop:
         )
         for watcher in self._watchers:
             watcher.end(self.state, result)
+        self._console.close()
+        self._console.wait_for_readers(self._reader_timeout_s)
         return result
 
     def part(self) -> None:
@@ -288,10 +290,10 @@ class Loop:
     def _finish_output(self) -> None:
         """Write the ranks' remaining output; in a stopped launch, only as long as it is read."""
         self._ended_s = time.monotonic()
-        if left := self._output.finish(self.reader_timeout_s):
+        if left := self._output.finish(self._reader_timeout_s):
             self._console.note(dropped_note(left))
 
-    def reader_timeout_s(self) -> float | None:
+    def _reader_timeout_s(self) -> float | None:
         """Return how long to wait for readers of our output, in s; ``None`` for no limit."""
         if len(self.state.signals) > 1:
             return 0.0

@@ -22,7 +22,7 @@ from meshrun.host.processes import Ended, is_stopped
 from meshrun.host.reactor import Steps, finish
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
-from meshrun.plan.rank_program import BASE, Program
+from meshrun.plan.rank_program import BASE, Program, first_path
 from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
 from meshrun.warm.identity import Mismatch, Requirements, Server, find_mismatch
@@ -33,7 +33,7 @@ from meshrun.wording import duration
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.learnt import Learnt, read_learnt
 from meshrun.worker.program import inspect_program
-from meshrun.worker.sys_path import first_path, holds, on_path
+from meshrun.worker.sys_path import holds, on_path
 from meshrun.zygote.guard import LAUNCH_MARK, killing_marked
 
 _ANSWERS_WITHIN_S = 10.0

@@ -21,9 +21,8 @@ from msgspec.structs import replace
 
 from meshrun.host.absolute import absolute
 from meshrun.host.users_files import OURS
-from meshrun.plan.rank_program import Program
+from meshrun.plan.rank_program import Program, first_path, is_archive
 from meshrun.worker.early_settings import EarlySettings, read_early_settings
-from meshrun.worker.sys_path import first_path, is_archive
 
 _MACHINERY = (runpy.__file__, importlib.__file__)
 _run_as_main: Callable[[str, bool], object] = runpy._run_module_as_main  # type: ignore[attr-defined]

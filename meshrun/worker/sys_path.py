@@ -12,40 +12,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from zipimport import ZipImportError, zipimporter
-
-from meshrun.host.absolute import absolute
-from meshrun.plan.rank_program import Program
 
 _OURS = "meshrun"
-
-
-def first_path(program: Program) -> str | None:
-    """Return what ``python`` puts in front of ``sys.path`` for this program, or ``None``.
-
-    A command has its own path, and a function passed to ``launch()`` uses its caller's.
-    """
-    is_ours = program.kind == "module" and program.target.partition(".")[0] == _OURS
-    if program.kind == "command" or is_ours:
-        return None
-    if program.kind == "script" and is_archive(program.target):
-        return absolute(program.target)
-    if getattr(sys.flags, "safe_path", False):
-        return None
-    if program.kind == "module":
-        return os.getcwd()
-    return os.path.dirname(os.path.realpath(program.target))
-
-
-def is_archive(path: str) -> bool:
-    """Return whether ``python path`` would look for a ``__main__`` module inside it."""
-    if not os.path.isfile(path):  # a pipe is read only once, later
-        return os.path.isdir(path)
-    try:
-        zipimporter(path)
-    except ZipImportError:
-        return False
-    return True
 
 
 def holds(folder: str | None, modules: Iterable[str]) -> bool:

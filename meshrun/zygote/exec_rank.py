@@ -17,13 +17,13 @@ if _ON_INTERRUPT is signal.default_int_handler:
 import socket
 
 from meshrun.host.processes import die_with_parent
-from meshrun.plan.rank_program import Program
+from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol import codec
 from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import ExitHandler
 from meshrun.worker.program import inspect_program
-from meshrun.worker.sys_path import first_path, put_first
+from meshrun.worker.sys_path import put_first
 
 
 def main(known_at_start: frozenset[str]) -> None:

@@ -25,13 +25,13 @@ from meshrun.host.shortage import describe_shortage
 from meshrun.host.stderr import note
 from meshrun.host.title import set_title
 from meshrun.mesh.build import check_registered
-from meshrun.plan.rank_program import Program
+from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol.from_zygote import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.protocol.to_zygote import Prepare
 from meshrun.worker.exit import ExitHandler
 from meshrun.worker.program import Source, format_raised, inspect_program
 from meshrun.worker.stack_handler import enable_stack_dumps
-from meshrun.worker.sys_path import first_path, holds, on_path, put_first
+from meshrun.worker.sys_path import holds, on_path, put_first
 from meshrun.worker.torch_version import refuse_old_torch, refuse_other_torch
 from meshrun.zygote.control import (
     ignore_signals,

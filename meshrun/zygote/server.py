@@ -29,7 +29,7 @@ from meshrun.host.processes import (
 )
 from meshrun.host.reactor import Reactor
 from meshrun.host.stderr import note
-from meshrun.plan.rank_program import Program
+from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol.from_zygote import (
     STORE,
     GenerationEnded,
@@ -249,7 +249,6 @@ class ZygoteServer:
         self._negotiation_pid = self._fork_helper(die_with_parent)
         if self._negotiation_pid == 0:
             from meshrun.rendezvous.torch_backend import negotiate
-            from meshrun.worker.sys_path import first_path
 
             self._in_child = partial(negotiate, order, self._reports, first_path(self._program))
 

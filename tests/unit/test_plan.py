@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.machine import HostFacts
 from meshrun.layout.spec import parse_mesh
-from meshrun.plan.plan import build_plan, complete_plan, depends_on_count
+from meshrun.plan.plan import build_plan, complete_plan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
+from meshrun.plan.surroundings import depends_on_count
 
 PROGRAM = Program(kind="script", target="train.py")
 

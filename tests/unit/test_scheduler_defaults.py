@@ -21,6 +21,7 @@ from meshrun.plan.rendezvous_config import (
 from meshrun.plan.request import LaunchRequest, Reach, Remote, Rendezvous
 from meshrun.plan.scheduler_defaults import fit_to_cluster, note_few_cores
 from meshrun.submit.srun_step import launch_on_nodes
+from tests.plans import MACHINE
 
 EIGHT = Task(rank=0, world_size=8, local_rank=0, local_world_size=8)
 SLURM = ClusterFacts(
@@ -46,6 +47,7 @@ SHELL = ClusterFacts(
 SCRIPT = ClusterFacts(
     system="PBS", evidence="job 5 (PBS_JOBID)", job_id="5", nnodes=2, node_rank=0,
     hosts=("n1", "n2"), starter="qrsh", shell="meshrun --nnodes N ...", notes=("a script",),
+    can_start=True,
 )  # fmt: skip
 HYDRA = ClusterFacts(
     system="MPICH", evidence="process 0 of 2", job_id=None, nnodes=2, node_rank=0,
@@ -117,7 +119,7 @@ def test_a_range_ends_with_the_nodes_of_the_step() -> None:
     pod = fitted(replace(INDEXED, nnodes=3), **asked)
     only = Task(rank=0, world_size=1, local_rank=0, local_world_size=1, per_node=(1,))
     alone = fitted(replace(SLURM, nnodes=1, node_rank=0, task=only), **asked)
-    shell = fit_to_cluster(request(**asked), replace(SHELL, nnodes=3), may_step=True)
+    shell = fit_to_cluster(request(**asked), replace(SHELL, nnodes=3, can_start=True))
 
     assert (found.nnodes, found.rendezvous.least_nodes) == (3, 1)
     assert ("--rdzv-backend", "c10d", "Slurm") in found.sources
@@ -225,24 +227,22 @@ def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
     assert noted.rendezvous.notes[0].endswith(
         "one of 2 nodes; to use all: srun --ntasks-per-node=1 meshrun ..."
     )
-    with_srun = fit_to_cluster(request(), replace(SHELL, nnodes=2), may_step=True)
+    with_srun = fit_to_cluster(request(), replace(SHELL, nnodes=2, can_start=True))
     assert with_srun.rendezvous.notes[0].endswith(": --nnodes 2")
 
 
 def test_a_script_launches_on_the_hosts_of_its_job() -> None:
     """With the scheduler's own starter, unless the user chooses another."""
     asked = replace(request(2), reach=Reach(export=("WANDB_*",)))
-    by_qrsh = fit_to_cluster(asked, SCRIPT, may_step=True)
-    by_ssh = fit_to_cluster(
-        replace(asked, reach=Reach(starter="ssh")), SCRIPT, may_step=True
-    ).remote
+    by_qrsh = fit_to_cluster(asked, SCRIPT)
+    by_ssh = fit_to_cluster(replace(asked, reach=Reach(starter="ssh")), SCRIPT).remote
 
     hosts = (Host("n1"), Host("n2"))
     by = Reach(starter="qrsh", export=("WANDB_*",))
     assert by_qrsh.remote == Remote(hosts=hosts, reach=by)
     assert by_ssh == Remote(hosts=hosts, reach=Reach(starter="ssh"))
     assert by_qrsh.rendezvous.notes[0].endswith("starting a launcher on each of 2 hosts with qrsh")
-    alone = fit_to_cluster(request(), SCRIPT, may_step=True)
+    alone = fit_to_cluster(request(), SCRIPT)
     assert alone.remote is None
     assert alone.rendezvous.notes[0].endswith("launching on one of 2 nodes; to use all: --nnodes 2")
 
@@ -259,7 +259,7 @@ def test_a_script_launches_on_the_hosts_of_its_job() -> None:
 def test_a_script_cannot_launch(facts: ClusterFacts, nnodes: int, message: str) -> None:
     """On more hosts than the job has, from a host other than the first, or on what is no host."""
     with pytest.raises(UsageError, match=message):
-        fit_to_cluster(request(nnodes), facts, may_step=True)
+        fit_to_cluster(request(nnodes), facts)
 
 
 def test_a_first_node_without_an_address_listens() -> None:
@@ -416,7 +416,7 @@ def test_a_job_with_fewer_nodes_starts_no_step(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     asked = replace(request(), nnodes=3)
 
-    assert fit_to_cluster(asked, replace(SHELL, nnodes=2), may_step=True).nnodes == 3
+    assert fit_to_cluster(asked, replace(SHELL, nnodes=2, can_start=True)).nnodes == 3
     with pytest.raises(UsageError, match="--nnodes 3, but Slurm allocated 2"):
         launch_on_nodes(asked, [], job="7")
 
@@ -451,7 +451,7 @@ def test_workers_that_share_fewer_cores_than_there_are(
     facts: ClusterFacts | None, workers: int, bound: int, notes: tuple[str, ...]
 ) -> None:
     """The note says how to get more of them from the scheduler."""
-    assert note_few_cores(facts, workers=workers, bound=bound, cores=4) == notes
+    assert note_few_cores(facts, replace(MACHINE, bound_cores=bound, cores=4), workers) == notes
 
 
 def test_a_scheduler_that_repeats_sigterm() -> None:
