@@ -19,7 +19,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.participant import Participant
 from tests.compiled_driver import compiled_driver  # noqa: F401
+from tests.diagrams import check_phases
 from tests.engines.gridengine import gridengine  # noqa: F401
 from tests.engines.hosts import make_hosts  # noqa: F401 - fixtures
 from tests.engines.hydra import mpiexec  # noqa: F401
@@ -129,6 +132,7 @@ def fake_nvml(
 @pytest.fixture
 def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
     """Launchers' ends of the channel between nodes; see ``tests.parties``."""
+    check_phases(monkeypatch, Connection, Participant)
     made = Parties(Clock(monkeypatch))
     try:
         yield made

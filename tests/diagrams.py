@@ -6,14 +6,16 @@ import re
 from enum import Enum
 from typing import Any
 
+import pytest
+
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
-from meshrun.rendezvous.participant import Participation
+from meshrun.rendezvous.node_phases import ConnectionPhase, Participation
 from tests.kit import ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
 DIAGRAMS = dict(
     zip(
-        (Phase, Stop, NodesPhase, Link, Participation),
+        (Phase, Stop, NodesPhase, Link, ConnectionPhase, Participation),
         re.findall(r"```mermaid\nstateDiagram-v2\n(.+?)```", PAGE, re.DOTALL),
         strict=True,
     )
@@ -29,3 +31,20 @@ def transitions(kind: type[Enum]) -> dict[Any, set[Any]]:
 
 
 FOLLOWS = {kind: transitions(kind) for kind in DIAGRAMS}
+
+SEEN: set[tuple[Enum, Enum]] = set()
+"""The changes of phases that were checked."""
+
+
+def check_phases(monkeypatch: pytest.MonkeyPatch, *owners: type) -> None:
+    """Compare each change of a phase of these classes' objects with its diagram."""
+
+    def set_checked(self: object, name: str, value: object) -> None:
+        before = getattr(self, name, value)
+        if isinstance(value, Enum) and value is not before:
+            assert value in FOLLOWS[type(value)][before], (before, value)
+            SEEN.add((before, value))
+        object.__setattr__(self, name, value)
+
+    for owner in owners:
+        monkeypatch.setattr(owner, "__setattr__", set_checked)

@@ -22,9 +22,8 @@ from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import Join, Message
-from meshrun.rendezvous.participant import Participant, Participation
+from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.this_node import ThisNode
-from tests.diagrams import FOLLOWS
 from tests.kit import wait_until
 
 SECRET = b"s" * 32
@@ -52,17 +51,6 @@ class Clock:
     def pass_s(self, seconds: float) -> None:
         """Advance the clock, without a turn."""
         self.now_ns += int(seconds * S)
-
-
-class CheckedParticipant(Participant):
-    """A participant whose phases follow each other as the diagram of lifecycle.md says."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Check a new phase."""
-        before = getattr(self, name, value)
-        if name == "_phase" and value is not before:
-            assert value in FOLLOWS[Participation][before], (before, value)
-        super().__setattr__(name, value)
 
 
 class Party:
@@ -160,7 +148,7 @@ class Parties:
         """Add a node that connects to :attr:`port`."""
         party = Party(self.clock, ahead_ns=ahead_ns)
         self.clock.ahead_ns = ahead_ns
-        party.side = CheckedParticipant(
+        party.side = Participant(
             ThisNode(
                 config=self._config(nnodes, **changes),
                 info=joining,

@@ -27,6 +27,7 @@ from meshrun.rendezvous.handshake import (
 )
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import Beat, Message, MessageError, Parting, decode, encode
+from meshrun.rendezvous.node_phases import ConnectionPhase
 from meshrun.rendezvous.peer_clock import PeerClock
 
 BEAT_S = 1.0
@@ -47,6 +48,7 @@ _RESUME_S = 5.0
 """How long the participant may take to resume a connection that was reset."""
 _SILENT_BEATS = 3
 """After this many missing heartbeats, another launcher may replace one on the same host."""
+_CONNECTED = (ConnectionPhase.HANDSHAKE, ConnectionPhase.OPEN)
 
 
 class Connection:
@@ -69,26 +71,24 @@ class Connection:
         _set_options(connection)
         self._handshake = handshake
         self._line = bytearray()
-        self._reader: FrameReader | None = None
-        self._writer: FrameWriter | None = None
+        self.phase = ConnectionPhase.HANDSHAKE
+        self._reader: FrameReader
+        self._writer: FrameWriter
         self._waiting: list[Message] = []
+        """Those to send after the handshake."""
         self.own_address, self.their_address = _addresses(connection)
         """The addresses at which each side reaches the other."""
         self._on_ready: Callable[[], object] = lambda: None
         self.can_resume = False
         """Whether a reset interrupts it, so that it may be resumed, and does not close it."""
-        self.is_interrupted = False
-        """Whether it was reset and not resumed yet."""
         self.received = 0
         """How many messages have arrived, apart from heartbeats."""
         self._confirmed = 0
         """How many of those sent the peer has received."""
         self._unconfirmed: deque[bytes | None] = deque()
         """Those sent since then; ``None`` for one that was not kept."""
-        self._why_closing = "it closed the connection"
-        """Why the peer closes the connection; its Parting may give a better reason."""
-        self.closed: str | None = None
-        """Why nothing more will arrive, once that is so."""
+        self._why = "it closed the connection"
+        """Why it is closed, or the peer would close it; its Parting may give a better reason."""
         self.is_silent = False
         """Whether one side has dropped the other for its silence."""
         self.handshake_error: HandshakeError | None = None
@@ -118,13 +118,18 @@ class Connection:
     def watch(self, on_ready: Callable[[], object]) -> None:
         """Have ``on_ready`` called, from now on, when there is something to receive."""
         self._on_ready = on_ready
-        if self.closed is None and not self.is_interrupted:
+        if self.phase in _CONNECTED:
             self._reactor.add_reader(self, on_ready)
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done, and the connection not closed."""
-        return self._writer is not None and self.closed is None
+        """Whether the handshake is done, and the connection neither interrupted nor closed."""
+        return self.phase is ConnectionPhase.OPEN
+
+    @property
+    def closed(self) -> str | None:
+        """Why nothing more will arrive, once that is so."""
+        return self._why if self.phase is ConnectionPhase.CLOSED else None
 
     @property
     def is_delivered(self) -> bool:
@@ -132,8 +137,8 @@ class Connection:
 
         A closed socket may not deliver the rest: data from the peer resets it.
         """
-        if self.closed is not None or self._out.queued_bytes or self.is_interrupted:
-            return self.closed is not None
+        if self.phase not in _CONNECTED or self._out.queued_bytes:
+            return self.phase is ConnectionPhase.CLOSED
         try:
             return fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)) == bytes(4)
         except OSError:  # the kernel cannot tell
@@ -152,10 +157,10 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send a message, after the handshake if that is not done yet."""
-        if self._writer is None:
+        if self.phase is ConnectionPhase.HANDSHAKE:
             self._waiting.append(message)
         elif isinstance(message, Beat):
-            self._out.write(self._writer.frame(encode(message)))
+            self._write(encode(message))
         else:
             self.send_text(encode(message))
 
@@ -166,14 +171,18 @@ class Connection:
             text: The message.
             kept: Whether to keep it until it is confirmed, to send it again after a reset.
         """
-        if self._writer is not None:
+        if self.phase in (ConnectionPhase.OPEN, ConnectionPhase.INTERRUPTED):
             self._unconfirmed.append(text if kept else None)
+            self._write(text)
+
+    def _write(self, text: bytes) -> None:
+        if self.phase is ConnectionPhase.OPEN:
             self._out.write(self._writer.frame(text))
 
     def receive(self) -> list[Message]:
         """Return the messages that have arrived; :attr:`closed` may be set after that."""
         messages: list[Message] = []
-        while self.closed is None:
+        while self.phase in _CONNECTED:
             try:
                 received = self._socket.recv(_CHUNK)
             except BlockingIOError:
@@ -181,11 +190,11 @@ class Connection:
             except OSError as error:
                 # The peer had unread data, or something between the two reset the connection.
                 is_reset = isinstance(error, ConnectionError)
-                self._interrupt(self._why_closing if is_reset else error.strerror or str(error))
+                self._interrupt(self._why if is_reset else error.strerror or str(error))
                 break
             if not received:
                 end = self._interrupt if self._out.is_reset else self.close
-                end(self._why_closing)
+                end(self._why)
                 break
             try:
                 messages += self._read(received)
@@ -207,12 +216,12 @@ class Connection:
         Otherwise, a second launcher was started on that host.
         """
         is_silent = time.monotonic_ns() - self.received_ns > _SILENT_BEATS * self._interval_ns
-        return is_silent or self.is_interrupted
+        return is_silent or self.phase is ConnectionPhase.INTERRUPTED
 
     def give_up_if_silent(self, timeout_s: float) -> str:
         """Return why to drop a peer that was silent for too long, and send it that; else ""."""
         silent_s = (time.monotonic_ns() - self.received_ns) / 1e9
-        if self.is_interrupted and silent_s > _RESUME_S:
+        if self.phase is ConnectionPhase.INTERRUPTED and silent_s > _RESUME_S:
             return f"its connection was reset and not resumed within {_RESUME_S:g} s"
         if silent_s <= timeout_s:
             return ""
@@ -270,7 +279,7 @@ class Connection:
         """Wait for the connection to be resumed, or close it if it cannot be."""
         if self.can_resume:
             self._release()
-            self.is_interrupted, self.received_ns = True, time.monotonic_ns()
+            self.phase, self.received_ns = ConnectionPhase.INTERRUPTED, time.monotonic_ns()
         else:
             self.close(why)
 
@@ -283,7 +292,7 @@ class Connection:
         """
         self._confirm(received)
         self._release()  # the reset may have reached only the peer
-        self.is_interrupted, self.received_ns = False, other.received_ns
+        self.phase, self.received_ns = ConnectionPhase.OPEN, other.received_ns
         self._socket, self._out = other._socket, other._out
         self._reader, self._writer = other._reader, other._writer
         self.received += other.received - 1  # all but its Resume or Resumed
@@ -303,11 +312,10 @@ class Connection:
             self._confirmed += 1
 
     def _release(self) -> None:
-        if self.is_interrupted:  # done already; another socket may have the descriptor by now
-            return
-        self._reactor.remove(self)
-        self._out.close()
-        self._socket.close()
+        if self.phase in _CONNECTED:  # else another socket may have the descriptor by now
+            self._reactor.remove(self)
+            self._out.close()
+            self._socket.close()
 
     # ---- end -------------------------------------------------------------------------------
 
@@ -316,7 +324,7 @@ class Connection:
 
         The last one to end does not tell the peer before that, which would make it close.
         """
-        if self.closed is None and not self.is_interrupted:
+        if self.phase in _CONNECTED:
             self._reactor.remove(self)
             self._reactor = reactor
             self.watch(self.receive)
@@ -328,13 +336,13 @@ class Connection:
 
     def close(self, why: str) -> None:
         """Close the connection; the first reason counts."""
-        if self.closed is None:
-            self.closed = why
+        if self.phase is not ConnectionPhase.CLOSED:
             self._hub.connections.discard(self)
             self._release()
+            self.phase, self._why = ConnectionPhase.CLOSED, why
 
     def _read(self, received: bytes) -> list[Message]:
-        while self._reader is None:
+        while self.phase is ConnectionPhase.HANDSHAKE:
             self._line += received
             line, newline, rest = self._line.partition(b"\n")
             if not newline:
@@ -352,7 +360,7 @@ class Connection:
             self.received += 1
             if isinstance(message, Parting):
                 self.is_silent, self.can_resume = True, False
-                self._why_closing = f"it dropped this node: {message.why}"
+                self._why = f"it dropped this node: {message.why}"
         if messages or len(received) >= _SEGMENT:
             self.received_ns = time.monotonic_ns()
         return messages
@@ -369,6 +377,7 @@ class Connection:
 
     def _open(self, key: bytes, *, own: str, theirs: str) -> None:
         self._reader, self._writer = FrameReader(key, theirs), FrameWriter(key, own)
+        self.phase = ConnectionPhase.OPEN
         waiting, self._waiting = self._waiting, []
         for message in waiting:
             self.send(message)

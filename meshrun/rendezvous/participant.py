@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from enum import Enum
 
 from msgspec.structs import replace
 
@@ -28,31 +27,10 @@ from meshrun.rendezvous.messages import (
     Waiting,
     Welcome,
 )
+from meshrun.rendezvous.node_phases import ConnectionPhase, Participation
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.resumption import Resumption
 from meshrun.rendezvous.this_node import ThisNode
-
-
-class Participation(Enum):
-    """The part of this node in the launch; docs/explanation/lifecycle.md draws the transitions."""
-
-    JOINING = "joining"
-    """It connects to the coordinator, and waits for the other nodes."""
-    SPARE = "spare"
-    """The elastic launch runs without it."""
-    RUNNING = "running"
-    """It takes part, and may have processes of this generation."""
-    CLEARED = "cleared"
-    """It takes part, and has reported that nothing of this generation is left on it."""
-    CUT_OFF = "cut off"
-    """The connection to an elastic launch was lost; its ranks end first."""
-    RETURNING = "returning"
-    """It tries to reconnect."""
-    OVER = "over"
-    """The launch has ended, or this node has left or lost it."""
-    FAILED = "failed"
-    """It cannot join, or was refused."""
-
 
 _TAKES_PART = (Participation.RUNNING, Participation.CLEARED)
 _CONNECTS = (Participation.JOINING, Participation.RETURNING)
@@ -141,7 +119,7 @@ class Participant:
             self._handle(connection, message)
         if connection.closed is not None:
             self._drop(connection, connection.closed)
-        elif connection.is_interrupted:
+        elif connection.phase is ConnectionPhase.INTERRUPTED:
             self._resumption = Resumption(connection, self._node, self._resumed)
 
     def _resumed(self, connection: Connection, messages: list[Message]) -> None:

@@ -44,8 +44,9 @@ from meshrun.rendezvous.messages import (
     Welcome,
     encode,
 )
-from meshrun.rendezvous.participant import Participant, Participation
-from tests.parties import SECRET, WHY, CheckedParticipant, Parties, Party, S, info
+from meshrun.rendezvous.node_phases import ConnectionPhase, Participation
+from meshrun.rendezvous.participant import Participant
+from tests.parties import SECRET, WHY, Parties, Party, S, info
 
 NO_LAUNCHER = "the other end is not a meshrun launcher"
 
@@ -499,7 +500,7 @@ def test_a_launch_that_ends_while_a_connection_is_reset(parties: Parties) -> Non
     coordinator, participant = met(parties)
     reset(participant)
     (connection,) = cast("Coordinator", coordinator.side)._connections.values()
-    while not connection.is_interrupted:
+    while connection.phase is not ConnectionPhase.INTERRUPTED:
         coordinator.turn()
     coordinator.send(OVER)
     parties.clock.pass_s(10)
@@ -673,10 +674,10 @@ LAWFUL: dict[Participation, list[Any]] = {
 def test_phases_follow_the_diagram_in_any_history(
     parties: Parties, other: socket.socket, seed: int
 ) -> None:
-    """However often connections end; the party checks each transition."""
+    """However often connections end; each change of a phase is checked."""
     choose, coordinator = random.Random(seed).choice, None
     participant = parties.participant(info("node1"), least_nodes=1, run_id="r")
-    side = cast("CheckedParticipant", participant.side)
+    side = cast("Participant", participant.side)
     while side._phase in LAWFUL:
         does = choose(LAWFUL[side._phase])
         if isinstance(does, Cleared | Leave):

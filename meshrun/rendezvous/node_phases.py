@@ -1,0 +1,41 @@
+"""The phases of the launchers' parts in the rendezvous. Pure.
+
+docs/explanation/lifecycle.md draws the transitions, which tests check as they check those of a
+launch.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ConnectionPhase(Enum):
+    """Where a connection between two launchers is."""
+
+    HANDSHAKE = "handshake"
+    """Each side proves that it knows the secret."""
+    OPEN = "open"
+    INTERRUPTED = "interrupted"
+    """It was reset, and the participant connects again to resume it."""
+    CLOSED = "closed"
+
+
+class Participation(Enum):
+    """The part of a node other than node 0 in the launch."""
+
+    JOINING = "joining"
+    """It connects to the coordinator, and waits for the other nodes."""
+    SPARE = "spare"
+    """The elastic launch runs without it."""
+    RUNNING = "running"
+    """It takes part, and may have processes of this generation."""
+    CLEARED = "cleared"
+    """It takes part, and has reported that nothing of this generation is left on it."""
+    CUT_OFF = "cut off"
+    """The connection to an elastic launch was lost; its ranks end first."""
+    RETURNING = "returning"
+    """It tries to reconnect."""
+    OVER = "over"
+    """The launch has ended, or this node has left or lost it."""
+    FAILED = "failed"
+    """It cannot join, or was refused."""
