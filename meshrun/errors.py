@@ -135,3 +135,23 @@ class InternalError(MeshrunError):
     """A bug in meshrun (70, sysexits SOFTWARE)."""
 
     exit_code = 70
+
+
+_KINDS: dict[str, type[MeshrunError]] = {
+    kind.__name__: kind
+    for kind in (
+        MeshrunError, UsageError, LayoutError, ProgramError, MeshError, HostError, HangError,
+        RendezvousError, NodeLostError, NodeExcludedError, CheckError, InternalError,
+    )
+}  # fmt: skip
+"""The classes that take a message and no other text."""
+
+
+def kind_of(error: MeshrunError) -> str:
+    """Return the name of an error's class for :func:`error_class`, or of the nearest base."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
+
+
+def error_class(kind: str) -> type[MeshrunError]:
+    """Return the class of an error from another launcher, by its name."""
+    return _KINDS.get(kind, MeshrunError)

@@ -132,7 +132,7 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
     ``hosts`` are those of the nodes, in node order, and ``host`` is this one.
     """
     signum, preempted = _stop_signal(state), _was_preempted(state, others=len(hosts) - 1)
-    exit_code, headline = 0, ""
+    exit_code, headline, trouble = 0, "", None
     if signum is not None:
         exit_code = PREEMPTED if preempted else 128 + signum
         headlines = (each.headline for each in state.outcomes if each.headline)
@@ -151,7 +151,13 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
         headline = f"{rank_name(layout, first.rank)}{where} {describe_verdict(first)}"
     if state.nodes.over is not None:
         exit_code = state.nodes.over.exit_code
-    return Ending(exit_code=exit_code, signum=signum, preempted=preempted, headline=headline)
+    return Ending(
+        exit_code=exit_code,
+        signum=signum,
+        preempted=preempted,
+        headline=headline,
+        trouble=None if trouble is None else Trouble.of(trouble),
+    )
 
 
 def _is_spare(state: State) -> bool:
@@ -225,6 +231,8 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
     for outcome in state.outcomes:
         if outcome.trouble is not None:
             return outcome.trouble.as_error()
+    if nodes.over is not None and nodes.over.trouble is not None:
+        return nodes.over.trouble.as_error()
     if (lost := nodes.lost) is None or has_culprit(state, before_ns=lost.heard_ns):
         return None
     if nodes.is_coordinator or nodes.over is None:

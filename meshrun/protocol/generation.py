@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from meshrun.errors import MeshrunError
+from meshrun.errors import MeshrunError, error_class, kind_of
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.packing import ExitCode, Line, Rank, Seconds, Signum, Time
 from meshrun.protocol.raised import aborted_for_timeout, timed_out
@@ -99,15 +99,22 @@ class Trouble(Struct, frozen=True, kw_only=True):
     message: Line
     hint: Line | None
     exit_code: ExitCode
+    kind: str = MeshrunError.__name__
+    """Its class."""
 
     @classmethod
     def of(cls: type[_Trouble], error: MeshrunError) -> _Trouble:
         """Return the message for an error."""
-        return cls(message=error.message, hint=error.hint, exit_code=error.exit_code)
+        return cls(
+            message=error.message,
+            hint=error.hint,
+            exit_code=error.exit_code,
+            kind=kind_of(error),
+        )
 
     def as_error(self) -> MeshrunError:
         """Return the error."""
-        return MeshrunError(self.message, hint=self.hint, exit_code=self.exit_code)
+        return error_class(self.kind)(self.message, hint=self.hint, exit_code=self.exit_code)
 
 
 class NodeOutcome(Struct, frozen=True, kw_only=True):
@@ -144,3 +151,5 @@ class Ending(Struct, frozen=True, kw_only=True):
     preempted: bool
     headline: Line
     """The cause in one line; "" if the launch succeeded."""
+    trouble: Trouble | None = None
+    """The cause, if it was an error from outside the ranks."""

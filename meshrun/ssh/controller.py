@@ -350,4 +350,4 @@ def _trouble(session: HostSession) -> MeshrunError | None:
     """Return why a launcher could not launch or ended; ``None`` if another host is to blame."""
     if session.error is not None or session.result is None:
         return session.error
-    return session.result.trouble
+    return None if session.result.elsewhere else session.result.trouble

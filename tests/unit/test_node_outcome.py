@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.errors import HostError, MeshrunError, RendezvousError
+from meshrun.errors import HostError, MeshrunError, RendezvousError, SpecError, UsageError
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.outcome import node_outcome
@@ -102,8 +102,7 @@ def test_a_cause_arrives_as_it_was(cause: Cause) -> None:
     assert arrived.cause == cause
 
 
-def test_an_error_keeps_its_message_and_exit_code() -> None:
-    """Whatever its class."""
+def test_an_error_keeps_its_class_message_and_exit_code() -> None:
     own = MeshrunError("x")
     own.exit_code = 126
     for error in (HostError("no room", hint="make some"), RendezvousError("gone"), own):
@@ -111,8 +110,13 @@ def test_an_error_keeps_its_message_and_exit_code() -> None:
         assert trouble is not None
         arrived = trouble.as_error()
 
+        assert type(arrived) is type(error)
         assert (arrived.message, arrived.hint) == (error.message, error.hint)
         assert arrived.exit_code == error.exit_code
+    assert type(Trouble.of(SpecError("x", "dp=", 3)).as_error()) is UsageError
+    assert (
+        type(Trouble(message="x", hint=None, exit_code=1, kind="Exit").as_error()) is MeshrunError
+    )
 
 
 @given(ranks=st.lists(RANKS, min_size=1, max_size=3), by_ns=st.integers(-(10**15), 10**15))

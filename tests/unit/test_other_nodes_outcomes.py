@@ -8,6 +8,7 @@ from types import MappingProxyType
 import pytest
 from msgspec.structs import replace
 
+from meshrun.errors import HostError
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Decide, StartAll
@@ -224,6 +225,17 @@ def test_the_participants_own_report_is_the_coordinators_headline() -> None:
     )
 
     assert ended.elsewhere == "rank 0 x"
+
+
+def test_the_coordinators_own_error_has_its_class_on_every_node() -> None:
+    """As the result of launch(), whichever node the error is on."""
+    coordinator, _ = play([*COORDINATOR, KILLED_ZYGOTE])
+    ending = describe_end(coordinator, LAYOUT, HOSTS, "node0")
+    events = [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, ENDED]
+    found = result([*events, replace(over(137), trouble=ending.trouble), GONE]).trouble
+
+    assert isinstance(found, HostError)
+    assert found.message == ending.headline
 
 
 def test_a_failure_here_is_reported_here_if_the_coordinator_is_lost() -> None:
