@@ -95,7 +95,7 @@ def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> Lau
             check_node(planned, note)
         return planned
     except MeshrunError as error:
-        decline(request, error)
+        decline(request.rendezvous, request.nnodes, error)
         raise
 
 

@@ -25,6 +25,7 @@ from meshrun.rendezvous.messages import Join, Message
 from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.this_node import ThisNode
 from tests.kit import wait_until
+from tests.plans import config_of
 
 SECRET = b"s" * 32
 S = 1_000_000_000
@@ -206,7 +207,7 @@ class Parties:
             each.close()
 
     def _config(self, nnodes: int, **changes: Any) -> RendezvousConfig:
-        return RendezvousConfig(nnodes=nnodes, host="127.0.0.1", port=self.port, **changes)
+        return config_of(nnodes, host="127.0.0.1", port=self.port, **changes)
 
 
 WHY = Cause(description="why", at_ns=1)

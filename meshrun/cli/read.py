@@ -172,7 +172,6 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         start_timeout_s=_zero_if_debugging(options, options.start_timeout),
         hang_timeout_s=_zero_if_debugging(options, options.hang_timeout),
         straggler_time_s=options.straggler_time if options.stragglers else None,
-        node_timeout_s=options.node_timeout,
         preload=(*options.preload, *BASE),
         warm_idle_s=options.warm_idle if options.warm and IN_RANK not in options.env else None,
         role=options.role,
@@ -204,19 +203,14 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
     )
 
 
-def build_rendezvous_request(options: Options) -> LaunchRequest:
-    """Return only the part of the request that says where nodes meet.
+def read_rendezvous(options: Options) -> tuple[Rendezvous, int | None]:
+    """Return the part of the request that says where nodes meet, and their number.
 
     Raises:
         UsageError: If one of its options cannot be parsed.
     """
     nnodes, least_nodes = _nodes(options)
-    return LaunchRequest(
-        program=Program(kind="script", target=""),
-        nnodes=nnodes,
-        node_timeout_s=options.node_timeout,
-        rendezvous=_rendezvous(options, least_nodes),
-    )
+    return _rendezvous(options, least_nodes), nnodes
 
 
 def with_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
@@ -421,6 +415,7 @@ def _rendezvous(options: Options, least_nodes: int | None) -> Rendezvous:
         master_addr=options.master_addr,
         master_port=options.master_port,
         local_addr=options.local_addr,
+        node_timeout_s=options.node_timeout,
     )
 
 

@@ -14,11 +14,11 @@ from meshrun.cli.check_mesh import check_mesh, check_requirements, read_check_pr
 from meshrun.cli.end import end_as, end_by_signal
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
-    build_rendezvous_request,
     build_request,
     check_hosts,
     check_other_options,
     read_program,
+    read_rendezvous,
     with_hosts,
 )
 from meshrun.cli.words import LAUNCHER_OPTIONS, CommandLine, misplaced
@@ -322,13 +322,13 @@ def notify_other_nodes(options: Options, error: MeshrunError) -> None:
     if not _is_launch(options):
         return
     try:
-        request = build_rendezvous_request(options)
+        rendezvous, nnodes = read_rendezvous(options)
     except MeshrunError:
         return
-    if (request.nnodes or 1) > 1:
+    if (nnodes or 1) > 1:
         from meshrun.supervisor.decline import decline
 
-        decline(request, error)
+        decline(rendezvous, nnodes, error)
 
 
 def command_for_others(line: CommandLine) -> str:

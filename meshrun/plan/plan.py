@@ -206,9 +206,7 @@ def build_plan(
         _check_cuda(request, workers, device.type, facts)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
-    rendezvous = plan_rendezvous(
-        request.rendezvous, nnodes=layout.nnodes, node_timeout_s=request.node_timeout_s
-    )
+    rendezvous = plan_rendezvous(request.rendezvous, layout.nnodes)
     address, port = LOOPBACK_ADDRESS, 0
     if rendezvous is None:
         address, port = _choose_store(request.rendezvous)

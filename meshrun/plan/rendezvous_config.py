@@ -16,6 +16,8 @@ DEFAULT_PORT = 29500
 """torchrun's default."""
 _START_S = 60.0
 """How long launchers that were started together may take to join."""
+_JOIN_S = 600.0
+"""torch's default for how long the nodes may take to join."""
 _LAST_CALL_S = 30.0
 """torch's default for how long to wait for more nodes once the minimum has joined."""
 _DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
@@ -32,15 +34,13 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
     port: int | None = None
     is_secret: bool = False
     """Whether joining takes more than the name of the launch."""
-    timeout_s: float = 600.0
+    timeout_s: float
     """How long the nodes may take to join."""
     last_call_s: float | None = None
     """How long to wait for more nodes once the minimum has joined; ``None`` not to wait."""
-    return_s: float = 600.0
+    return_s: float
     """How long a launch with too few nodes left waits for more, and how long a lost node of an
     elastic launch tries to rejoin."""
-    node_timeout_s: float = 30.0
-    """How long a node may be silent."""
     listener: int | None = None
     """Descriptor of an inherited socket that already listens at the endpoint."""
     join_command: str | None = None
@@ -98,9 +98,7 @@ def format_endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def plan_rendezvous(
-    rendezvous: Rendezvous, *, nnodes: int, node_timeout_s: float
-) -> RendezvousConfig | None:
+def plan_rendezvous(rendezvous: Rendezvous, nnodes: int) -> RendezvousConfig | None:
     """Return the configuration of a launch's rendezvous; ``None`` for a single node.
 
     Raises:
@@ -125,7 +123,7 @@ def plan_rendezvous(
             hint="pass --rdzv-endpoint HOST:PORT, as node 0 prints it",
         )
     settings = dict(rendezvous.conf)
-    timeout_s = _seconds(settings, "join_timeout", "timeout", unset=600.0)
+    timeout_s = _seconds(settings, "join_timeout", "timeout", unset=_JOIN_S)
     last_call_s = _seconds(settings, "last_call_timeout", unset=_LAST_CALL_S)
     if (is_host := settings.get("is_host")) is not None and rendezvous.backend == "c10d":
         parse_flag(is_host, "--rdzv-conf is_host")
@@ -139,8 +137,7 @@ def plan_rendezvous(
         port=port,
         timeout_s=min(timeout_s, _START_S) if is_present else timeout_s,
         last_call_s=last_call_s if is_elastic and not is_present else None,
-        return_s=timeout_s if is_elastic else node_timeout_s,
-        node_timeout_s=node_timeout_s,
+        return_s=timeout_s if is_elastic else rendezvous.node_timeout_s,
     )
 
 

@@ -30,7 +30,9 @@ TEMPLATE_FIELDS = (
 class RendezvousSettings(Struct, frozen=True, kw_only=True):
     """Rendezvous settings of options and schedulers that a launcher needs unchanged."""
 
-    backend: str = "static"
+    backend: str
+    node_timeout_s: float
+    """How long another node may be silent before it counts as lost."""
     conf: tuple[tuple[str, str], ...] = ()
     """Settings of the backend, as strings."""
     run_id: str | None = None
@@ -96,9 +98,9 @@ class Reach(Struct, frozen=True, kw_only=True):
     starter: str = ""
     """What starts a process on a host: ``ssh``, another command that meshrun knows, or a plug-in;
     ``""`` for the scheduler's own command if it has one, else ssh."""
-    ssh: tuple[str, ...] = ("ssh",)
+    ssh: tuple[str, ...]
     """The command line of ssh, without a host."""
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float
     """How long each host may take to answer."""
     export: tuple[str, ...] = ()
     """Additional variables to send to every host: names, or patterns such as ``WANDB_*``."""
@@ -108,7 +110,7 @@ class Remote(Struct, frozen=True, kw_only=True):
     """Hosts to start a launcher on, and how to reach them."""
 
     hosts: tuple[Host, ...]
-    reach: Reach = Reach()
+    reach: Reach
     start_command: tuple[str, ...] = ()
     """A local command that starts an agent on the host appended to it, if whatever chose the hosts
     (Ray) has a way of its own; ``reach.starter`` is then only a name for it."""
@@ -156,7 +158,10 @@ class ConsoleRequest(Struct, frozen=True, kw_only=True):
 
 
 class LaunchRequest(Struct, frozen=True, kw_only=True):
-    """What the user requested; ``None`` means "not given" unless noted otherwise."""
+    """What the user requested; ``None`` means "not given" unless noted otherwise.
+
+    The table of options has the defaults other than ``None``, zero and what is empty.
+    """
 
     program: Program
     mesh: MeshSpec | None = None
@@ -174,26 +179,24 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     nproc_per_node: int | tuple[int, ...] | str | None = None
     """A number, one number per node, or what determines it: ``auto``, ``gpu``, ``cpu`` or a
     device type."""
-    device: str = "auto"
+    device: str
     gpus: tuple[str, ...] | None = None
     """Entries as ``parse_gpus`` returns them; ``None`` for all visible GPUs."""
     groups: GroupOptions = GroupOptions()
-    mesh_init: Literal["eager", "lazy"] = "eager"
+    mesh_init: Literal["eager", "lazy"]
     start_method: StartMethod | None = None
-    shutdown_timeout_s: float = 30.0
-    start_timeout_s: float = 300.0
+    shutdown_timeout_s: float
+    start_timeout_s: float
     """How long ranks may take to start the program before meshrun reports where they are; 0 for
     no limit."""
     hang_timeout_s: float = 0.0
     """How long all ranks may make no progress before they are stopped; 0 for no limit."""
     straggler_time_s: float | None = None
     """How late a rank may be at collectives before it is reported; ``None`` for no limit."""
-    node_timeout_s: float = 30.0
-    """How long another node may be silent before it counts as lost."""
     preload: tuple[str, ...] = ()
     warm_idle_s: float | None = None
     """How long a warm server waits for the next run; ``None`` neither to use nor to leave one."""
-    role: str = "default"
+    role: str
     max_restarts: int = 0
     gpu_memory_wait: GpuMemoryWait | None = None
     """How long a restart waits for GPU memory to be freed; ``None`` not to wait."""
@@ -219,8 +222,8 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     """How often to show it; ``None`` for an interval that suits the output."""
     debug_rank: str | None = None
     """The rank that gets the terminal: a number, or conditions as for ``--show``."""
-    exit_codes: ExitCodes = "worker"
-    event_log_handler: str = "null"
+    exit_codes: ExitCodes
+    event_log_handler: str
     events: str | None = None
     """The file to append events to, or ``-``."""
     node_history: str | None = None
@@ -229,8 +232,8 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     """How many failures a node may have in that file; ``None`` for no limit."""
     metrics: tuple[str, int] | None = None
     """Address and port to serve metrics at."""
-    rendezvous: Rendezvous = Rendezvous()
-    reach: Reach = Reach()
+    rendezvous: Rendezvous
+    reach: Reach
     """How to reach hosts, if there are any."""
     remote: Remote | None = None
     """The hosts to start launchers on, if this launch does so."""
@@ -246,6 +249,11 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
         """Whether ranks ignore SIGQUIT, which Slurm may send to every process of a job."""
         asked = (*self.stop_signals, *self.forwarded_signals)
         return self.sigterm_repeats and signal.SIGQUIT not in asked
+
+    @property
+    def node_timeout_s(self) -> float:
+        """How long another node or host may be silent."""
+        return self.rendezvous.node_timeout_s
 
     @property
     def needs_scheduler(self) -> bool:

@@ -12,26 +12,20 @@ from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.stderr import note
 from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_rendezvous
-from meshrun.plan.request import LaunchRequest
+from meshrun.plan.request import LaunchRequest, Rendezvous
 from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster
 
 
-def decline(request: LaunchRequest, error: MeshrunError) -> None:
+def decline(rendezvous: Rendezvous, nnodes: int | None, error: MeshrunError) -> None:
     """Tell the other nodes of a launch, if there are any, why this one cannot take part."""
-    rendezvous = request.rendezvous
     try:
         check_backend(rendezvous.backend)
     except UsageError:  # perhaps a mistake on this node alone: the others wait at the endpoint
         rendezvous = replace(rendezvous, backend="static")
-    nnodes = request.nnodes or 1
-    if rendezvous.node_rank is not None and rendezvous.node_rank >= nnodes:
+    if rendezvous.node_rank is not None and rendezvous.node_rank >= (nnodes or 1):
         rendezvous = replace(rendezvous, node_rank=None)  # it may be node 0, for which others wait
     try:
-        config = plan_rendezvous(
-            rendezvous,
-            nnodes=nnodes,
-            node_timeout_s=request.node_timeout_s,
-        )
+        config = plan_rendezvous(rendezvous, nnodes or 1)
     except UsageError:
         return
     _tell_others(inherit_listener(config), error)
@@ -45,7 +39,8 @@ def decline_in_cluster(
     On theirs there may be no contradiction, unless the scheduler tells all nodes the same.
     """
     if found is not None and found.nnodes is None and not found.is_one_of_several:
-        decline(fit_nodes_to_cluster(request, found), error)
+        fitted = fit_nodes_to_cluster(request, found)
+        decline(fitted.rendezvous, fitted.nnodes, error)
 
 
 @contextmanager

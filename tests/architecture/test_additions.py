@@ -12,11 +12,10 @@ from meshrun import app
 from meshrun.cluster import Surroundings, detect
 from meshrun.cluster.cluster_facts import ClusterFacts
 from meshrun.errors import MeshrunError
-from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.packing import Line
 from meshrun.rendezvous import messages
 from tests.kit import ROOT
+from tests.plans import request_of
 
 
 def test_the_examples_of_additions_apply() -> None:
@@ -48,7 +47,7 @@ def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(detect, "DETECTORS", (detect_lsf, *detect.DETECTORS))
     monkeypatch.setenv("LSB_HOSTS", "a1 a2 a3")
-    asked = LaunchRequest(program=Program(kind="script", target="train.py"), nproc_per_node=(1,))
+    asked = request_of(nproc_per_node=(1,))
     request, cluster = app.ask_cluster(asked)
     plan = app.plan(request, check_host=False, cluster=cluster)
 

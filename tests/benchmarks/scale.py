@@ -24,7 +24,6 @@ from typing import Any
 
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
-from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import NextBegins
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.rendezvous import connection as connection_module
@@ -36,6 +35,7 @@ from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import fit_without_mesh
 from meshrun.rendezvous.messages import Failed, Join, Message, decode
 from meshrun.rendezvous.this_node import ThisNode
+from tests.plans import config_of
 
 SECRET = b"s" * 32
 _PROCESSES = 2
@@ -165,8 +165,8 @@ def play_coordinator(nodes: int, listener: socket.socket, pipe: Pipe) -> None:
     hub = Hub(reactor, lambda _: None)
     sides: list[Any] = []
     own = Join(host="node0", node_rank=0, nproc=8, settings={"--mesh": "dp=-1,tp=8"})
-    config = RendezvousConfig(
-        nnodes=nodes, host="127.0.0.1", port=listener.getsockname()[1], timeout_s=600,
+    config = config_of(
+        nodes, host="127.0.0.1", port=listener.getsockname()[1], timeout_s=600,
         last_call_s=None, return_s=30, node_timeout_s=_NODE_TIMEOUT_S, run_id="run", node_rank=0,
     )  # fmt: skip
     node = ThisNode(config=config, info=own, secret=SECRET, hub=hub, fit=fit_without_mesh)

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from meshrun.cluster import ClusterFacts, Surroundings, Task, derive_port, detect_cluster
 from meshrun.cluster.job_shell import place_of
 from meshrun.errors import UsageError
-from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_to_cluster
+from tests.plans import request_of
 from tests.schedulers import (
     AWS_BATCH,
     AZURE_ML,
@@ -112,7 +111,7 @@ def test_the_block_or_leaf_switch_of_a_slurm_node(address: str, pattern: str, do
     """From topology/block or topology/tree; without a topology there is none."""
     topology = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
     facts = detect({**STEP, **topology})
-    request = LaunchRequest(program=Program(kind="script", target="train.py"))
+    request = request_of()
 
     assert facts.domain == domain
     assert fit_to_cluster(request, replace(facts, task=None)).rendezvous.domain == domain

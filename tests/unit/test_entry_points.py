@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import detect_here
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
 from meshrun.plan.hostfile import Host
-from meshrun.plan.request import Reach, Remote
+from meshrun.plan.request import Remote
 from meshrun.ssh.starters import find_starter
+from tests.plans import request_of
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_what_starts_a_launcher(site: Path) -> None:
     code = "def command(host, line):\n    return ['acme', host, line]\n"
     install(site, "acme_run", "[meshrun.launchers]\nacme = acme_run:command\n", code)
     found = {
-        name: find_starter(Remote(hosts=(), reach=Reach(starter=name)))(Host("a"), "cd /; x")
+        name: find_starter(_remote(name))(Host("a"), "cd /; x")
         for name in ("blaunch", "qrsh", "acme", "")
     }
 
@@ -96,7 +98,11 @@ def test_what_starts_a_launcher(site: Path) -> None:
     }
     install(site, "text", "[meshrun.launchers]\nx = text:f\n", "def f(host, line): return line\n")
     with pytest.raises(UsageError, match=r"`x` .* returned str, not list or tuple"):
-        find_starter(Remote(hosts=(), reach=Reach(starter="x")))(Host("a"), "x")
+        find_starter(_remote("x"))(Host("a"), "x")
     with pytest.raises(UsageError, match="unknown launcher `pbsdsh`") as error:
-        find_starter(Remote(hosts=(), reach=Reach(starter="pbsdsh")))
+        find_starter(_remote("pbsdsh"))
     assert "ssh, blaunch, qrsh, acme" in str(error.value.hint)
+
+
+def _remote(starter: str) -> Remote:
+    return Remote(hosts=(), reach=replace(request_of().reach, starter=starter))

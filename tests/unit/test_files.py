@@ -23,7 +23,6 @@ from meshrun.host.leftovers import private_folder, remove_if_stale
 from meshrun.host.reactor import Reactor
 from meshrun.host.small_file import read_small
 from meshrun.host.whole_file import check_target, write_whole
-from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.codec import PACKET_BYTES
 from meshrun.protocol.error_record import read_record
 from meshrun.protocol.packing import pack
@@ -33,6 +32,7 @@ from meshrun.supervisor.timers import Timers
 from meshrun.warm.place import Place
 from meshrun.worker.function import _store, open_own
 from tests.kit import within
+from tests.plans import config_of
 
 OTHER = 12345
 """The number of a user and of a group that no one has."""
@@ -394,7 +394,7 @@ def test_a_device_without_end_is_not_read_to_its_end() -> None:
     """For a list of hosts, a patch, a secret, a shell's own file, and what a scheduler names."""
     for read in (
         lambda path: text_of_file(path, "--hostfile"),
-        lambda path: read_secret({"MESHRUN_SECRET_FILE": path}, RendezvousConfig(nnodes=2)),
+        lambda path: read_secret({"MESHRUN_SECRET_FILE": path}, config_of()),
         lambda path: _add_line(Path(path), "a line"),
         read_small,
     ):

@@ -18,8 +18,6 @@ from meshrun.host.nvml import load_nvml
 from meshrun.host.xids import Xid, XidWatch, read_xids
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.rendezvous.expected_nodes import check_settings
 from meshrun.supervisor import check_gpus
@@ -27,6 +25,7 @@ from meshrun.supervisor.check_gpus import examine_gpus
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.join_nodes import describe_node
 from tests.nvml import NOT_SUPPORTED, FakeNvml, card
+from tests.plans import request_of
 
 WELL = {
     "nvmlDeviceGetTotalEccErrors 1 0": 0,
@@ -55,8 +54,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, cards: list[Any]) -> LaunchPlan:
     facts = HostFacts(
         hostname="node", usable_cores=8, accelerator="cuda", accelerator_count=len(gpus), gpus=gpus
     )
-    program = Program(kind="script", target="train.py")
-    return build_plan(LaunchRequest(program=program, mesh=parse_mesh("dp=-1")), facts)
+    return build_plan(request_of(mesh=parse_mesh("dp=-1")), facts)
 
 
 def examine(

@@ -32,11 +32,10 @@ from meshrun.plan.nic_affinity import nic_variables, note_no_nics
 from meshrun.plan.parse import GpuMemoryWait
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
-from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
 from meshrun.supervisor.gpu_wait import GpuWait
 from tests.machines import put
 from tests.nvml import NO_PERMISSION, FakeNvml, card
+from tests.plans import request_of
 
 CARDS = [card("GPU-1b2c-0", 0x1A), card("GPU-1b2d-1", 0xDC), card("GPU-3d4e-2", 3, domain=0x10001)]
 ADDRESSES = ("0000:1a:00.0", "0000:dc:00.0", "10001:03:00.0")
@@ -404,8 +403,7 @@ def test_each_build_has_its_variable(build: Any, env: dict[str, str], variables:
 
 
 def plan(mesh: str | None = "dp=2", here: HostFacts | None = None, **changes: Any) -> LaunchPlan:
-    request = LaunchRequest(
-        program=Program(kind="script", target="train.py"),
+    request = request_of(
         mesh=parse_mesh(mesh) if mesh else None,
         **{"gpus": ("2", "3"), **changes},
     )

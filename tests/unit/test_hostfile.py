@@ -13,7 +13,7 @@ from meshrun.cli.read import build_request, with_hosts
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host, choose_hosts, is_host, parse_hostfile, parse_hosts
 from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
+from tests.plans import request_of
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(\.[a-z]{1,3})?", fullmatch=True)
 HOSTS = st.lists(
@@ -156,7 +156,7 @@ def test_a_typed_list_overrides_a_variable(typed: list[str], tmp_path: Path) -> 
     values = {"hosts": "named:2", "hostfile": str(file)}
     sources = {name: f"MESHRUN_{name.upper()}" for name in values}
     asked = Options(values, sources | dict.fromkeys(typed, "command line"), {})
-    request = LaunchRequest(program=Program(kind="script", target="train.py"))
+    request = request_of()
     if len(typed) != 1:
         with pytest.raises(UsageError, match="--hosts cannot be used with --hostfile"):
             with_hosts(request, asked)

@@ -13,13 +13,12 @@ from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.reactor import Reactor
 from meshrun.plan.log_files import RankFiles, StreamFile
 from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
+from tests.plans import request_of
 
 
 def _plan() -> LaunchPlan:
     return build_plan(
-        LaunchRequest(program=Program(kind="script", target="train.py"), nproc_per_node=1),
+        request_of(nproc_per_node=1),
         UNKNOWN_HOST,
     )
 

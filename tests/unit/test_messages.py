@@ -23,7 +23,6 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
 from meshrun.lifecycle.outcome import build_result
-from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import Event, LaunchOver, NextBegins, NodesEvent
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.protocol.packing import Line, Time, convert
@@ -50,6 +49,7 @@ from meshrun.rendezvous.this_node import ThisNode
 from tests.histories import ENDED, GONE, READY
 from tests.node_histories import COORDINATOR, COORDINATOR_ENDED, PARTICIPANT, play
 from tests.parties import info
+from tests.plans import config_of
 
 TEXT = st.text(st.characters(codec="ascii", categories=("L", "N")), max_size=20)
 ANY_TEXT = st.text(max_size=20)
@@ -332,7 +332,7 @@ def test_nothing_that_a_peer_sends_breaks_a_launch(message: Message, at: int, va
     except MessageError:
         return
     with Reactor() as reactor, connected(hub := Hub(reactor, note=str)) as (near, far):
-        config = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
+        config = config_of(host="127.0.0.1", port=1)
         node = ThisNode(config=config, info=info("node1"), secret=b"s", hub=hub)
         participant = Participant(node, ("127.0.0.1",))
         participant._connection = near

@@ -10,21 +10,19 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import build_plan
-from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.collectives import Call, GroupCalls, RankCalled, RankListens
 from meshrun.protocol.events import AllCleared
 from meshrun.protocol.generation import Evidence, NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.supervisor.monitor import Monitor
+from tests.plans import request_of
 
 NO_PROCESS = 2**30
 
 
 def monitor_of(mesh: str, nnodes: int, printed: list[str], reactor: Reactor) -> Monitor:
     """Return a monitor whose notes are appended to a list."""
-    program = Program(kind="script", target="train.py")
-    request = LaunchRequest(program=program, mesh=parse_mesh(mesh), nnodes=nnodes)
+    request = request_of(mesh=parse_mesh(mesh), nnodes=nnodes)
     plan = build_plan(request, UNKNOWN_HOST, check_host=False)
     console: Any = SimpleNamespace(note=printed.append, print_line=lambda *_, **__: None)
     return Monitor(plan, console, reactor, emit=lambda _: None)

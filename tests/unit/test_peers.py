@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
-from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import FromNodes, MeetingFailed, Met
 from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits, NodeInfo
 from meshrun.protocol.to_zygote import Negotiate
@@ -26,6 +25,7 @@ from meshrun.rendezvous.this_node import ThisNode
 from meshrun.supervisor.node_link import Linger
 from tests.kit import wait_until
 from tests.parties import SECRET, S, info
+from tests.plans import config_of
 
 
 class Launcher:
@@ -37,7 +37,7 @@ class Launcher:
         self.events: list[FromNodes] = []
         self.orders: list[Negotiate] = []
         node = ThisNode(
-            config=RendezvousConfig(**{"nnodes": 2, "is_secret": True, **config}),
+            config=config_of(**{"is_secret": True, **config}),
             info=info(name, config.get("node_rank")),
             secret=SECRET,
             hub=Hub(self.reactor, self.notes.append),

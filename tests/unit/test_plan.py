@@ -13,6 +13,7 @@ from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.surroundings import depends_on_count
+from tests.plans import request_of
 
 PROGRAM = Program(kind="script", target="train.py")
 
@@ -28,7 +29,7 @@ def facts(count: int = 0, cores: int = 16) -> HostFacts:
 
 def request(mesh: str | None = "dp=2,tp=4", **changes: object) -> LaunchRequest:
     spec = parse_mesh(mesh) if mesh else None
-    return LaunchRequest(program=PROGRAM, mesh=spec, **changes)  # type: ignore[arg-type]
+    return request_of(PROGRAM, mesh=spec, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_roles_are_counted_over_nodes(
 ) -> None:
     """Each role numbers its ranks from 0, in the order of ranks."""
     counts = changes.pop("nproc_per_node", (2, 2))
-    asked = LaunchRequest(program=PROGRAM, nnodes=len(counts), nproc_per_node=counts, **changes)
+    asked = request_of(PROGRAM, nnodes=len(counts), nproc_per_node=counts, **changes)
     plan = build_plan(asked, facts())
     plan = complete_plan(plan, node_rank=0, nproc_per_node=counts, roles=roles)
 

@@ -14,20 +14,19 @@ from meshrun.host.machine import HostFacts
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.hostfile import Host
 from meshrun.plan.plan import LaunchPlan, build_plan, complete_plan
-from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest, Remote, Rendezvous
+from meshrun.plan.request import LaunchRequest, Remote
 from meshrun.protocol.events import MeetingFailed, Met
 from meshrun.rendezvous.expected_nodes import ExpectedNodes
 from meshrun.rendezvous.membership import Membership, fit_nodes
 from meshrun.rendezvous.messages import Join
 from meshrun.supervisor.join_nodes import describe_node
 from tests.parties import Parties, info
+from tests.plans import meeting_of, request_of
 
 
 def request(mesh: str = "dp=2,tp=4", **changes: Any) -> LaunchRequest:
     """Return a launch on four nodes of two workers, with ``--intra-domain tp``."""
-    return LaunchRequest(
-        program=Program(kind="script", target="train.py"),
+    return request_of(
         mesh=parse_mesh(mesh),
         **{"intra_domain": ("tp",), "nnodes": 4, "nproc_per_node": 2, **changes},
     )
@@ -51,7 +50,7 @@ def here(domain: str = "") -> HostFacts:
 
 
 def plan_with(domain: str = "", *, scheduler: str = "", **changes: Any) -> LaunchPlan:
-    rendezvous = Rendezvous(domain=scheduler, node_rank=0, endpoint="node0:29500")
+    rendezvous = meeting_of(domain=scheduler, node_rank=0, endpoint="node0:29500")
     return build_plan(request(**{"rendezvous": rendezvous, **changes}), here(domain))
 
 
@@ -65,8 +64,17 @@ def plan_with(domain: str = "", *, scheduler: str = "", **changes: Any) -> Launc
         ({"scheduler": "b8", "domain_size": 2}, (2, 2), "", False),  # the user's size counts
         ({"nnodes": 1, "nproc_per_node": 8}, (1,), "", False),
         ({"intra_domain": (), "scheduler": "b8"}, (), "", False),
-        ({"rendezvous": Rendezvous(step_of="7")}, (), "", True),
-        ({"remote": Remote(hosts=(Host("a"), Host("b"), Host("c"), Host("d")))}, (), "", True),
+        ({"rendezvous": meeting_of(step_of="7")}, (), "", True),
+        (
+            {
+                "remote": Remote(
+                    hosts=(Host("a"), Host("b"), Host("c"), Host("d")), reach=request_of().reach
+                )
+            },
+            (),
+            "",
+            True,
+        ),
     ],
 )
 def test_what_a_node_plans_and_reports(

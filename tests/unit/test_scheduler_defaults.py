@@ -18,10 +18,10 @@ from meshrun.plan.rendezvous_config import (
     format_endpoint,
     plan_rendezvous,
 )
-from meshrun.plan.request import LaunchRequest, Reach, Remote, Rendezvous
+from meshrun.plan.request import LaunchRequest, Remote
 from meshrun.plan.scheduler_defaults import fit_to_cluster, note_few_cores
 from meshrun.submit.srun_step import launch_on_nodes
-from tests.plans import MACHINE
+from tests.plans import MACHINE, meeting_of, request_of
 
 EIGHT = Task(rank=0, world_size=8, local_rank=0, local_world_size=8)
 SLURM = ClusterFacts(
@@ -54,6 +54,8 @@ HYDRA = ClusterFacts(
     task=Task(rank=0, world_size=2, local_rank=0, local_world_size=1, per_node=(1, 1)),
 )  # fmt: skip
 
+REACH = request_of().reach
+
 
 def fitted(facts: ClusterFacts | None, *, nnodes: int | None = None, **asked: Any) -> LaunchRequest:
     return fit_to_cluster(request(nnodes, **asked), facts)
@@ -61,7 +63,7 @@ def fitted(facts: ClusterFacts | None, *, nnodes: int | None = None, **asked: An
 
 def request(nnodes: int | None = None, **asked: Any) -> LaunchRequest:
     program = Program(kind="script", target="x.py", args=())
-    return LaunchRequest(program=program, nnodes=nnodes, rendezvous=Rendezvous(**asked))
+    return request_of(program, nnodes=nnodes, rendezvous=meeting_of(**asked))
 
 
 def test_everything_is_found_in_a_step_of_slurm() -> None:
@@ -69,7 +71,7 @@ def test_everything_is_found_in_a_step_of_slurm() -> None:
     found = fitted(SLURM)
 
     assert found.nnodes == 3
-    assert found.rendezvous == Rendezvous(
+    assert found.rendezvous == meeting_of(
         node_rank=1, run_id="7.0", master_addr="sl0", master_port=23456,
         coordinators=("sl0", "10.77.0.1"), hosts=("sl0", "sl1", "sl2"),
         notes=("Slurm, step 0 of job 7: node 1 of 3 nodes",),
@@ -128,7 +130,7 @@ def test_a_range_ends_with_the_nodes_of_the_step() -> None:
     assert found.rendezvous.master_addr == "sl0"
     assert pod.nnodes == 8
     assert (alone.nnodes, alone.rendezvous.least_nodes) == (1, None)
-    assert plan_rendezvous(alone.rendezvous, nnodes=1, node_timeout_s=9.0) is None
+    assert plan_rendezvous(alone.rendezvous, 1) is None
     assert (shell.nnodes, shell.rendezvous.step_of) == (3, "3")
     with pytest.raises(UsageError, match="--nnodes 4:8, but Slurm allocated 3"):
         fitted(SLURM, **{**asked, "least_nodes": 4})
@@ -233,14 +235,14 @@ def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
 
 def test_a_script_launches_on_the_hosts_of_its_job() -> None:
     """With the scheduler's own starter, unless the user chooses another."""
-    asked = replace(request(2), reach=Reach(export=("WANDB_*",)))
+    asked = replace(request(2), reach=replace(REACH, export=("WANDB_*",)))
     by_qrsh = fit_to_cluster(asked, SCRIPT)
-    by_ssh = fit_to_cluster(replace(asked, reach=Reach(starter="ssh")), SCRIPT).remote
+    by_ssh = fit_to_cluster(replace(asked, reach=replace(REACH, starter="ssh")), SCRIPT).remote
 
     hosts = (Host("n1"), Host("n2"))
-    by = Reach(starter="qrsh", export=("WANDB_*",))
+    by = replace(REACH, starter="qrsh", export=("WANDB_*",))
     assert by_qrsh.remote == Remote(hosts=hosts, reach=by)
-    assert by_ssh == Remote(hosts=hosts, reach=Reach(starter="ssh"))
+    assert by_ssh == Remote(hosts=hosts, reach=replace(REACH, starter="ssh"))
     assert by_qrsh.rendezvous.notes[0].endswith("starting a launcher on each of 2 hosts with qrsh")
     alone = fit_to_cluster(request(), SCRIPT)
     assert alone.remote is None
@@ -324,7 +326,7 @@ def test_a_scheduler_with_one_node_says_nothing() -> None:
 
 
 def planned(nnodes: int = 2, **asked: Any) -> RendezvousConfig | None:
-    return plan_rendezvous(Rendezvous(**asked), nnodes=nnodes, node_timeout_s=30.0)
+    return plan_rendezvous(meeting_of(**asked), nnodes)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from meshrun.errors import HostError
-from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.rendezvous import secret as module
 from meshrun.rendezvous.secret import find_secret, secret_warnings
+from tests.plans import config_of
 
 
 def secret(env: dict[str, str], *, run_id: str | None = "job", own: str | None = None) -> bytes:
-    return find_secret(env, RendezvousConfig(nnodes=2, run_id=run_id, secret=own))
+    return find_secret(env, config_of(run_id=run_id, secret=own))
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_a_file_that_others_may_read_has_a_warning(file: Path, mode: int, warns:
 
 
 def warnings_of(env: dict[str, str], own: str | None = None) -> list[str]:
-    return secret_warnings(env, RendezvousConfig(nnodes=2, run_id="job", secret=own))
+    return secret_warnings(env, config_of(run_id="job", secret=own))
 
 
 def test_a_short_secret_has_a_warning(file: Path) -> None:

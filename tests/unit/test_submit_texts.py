@@ -22,7 +22,6 @@ from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import build_plan
 from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest, Rendezvous
 from meshrun.submit.job import Job, job_name
 from meshrun.submit.manifests import KINDS, render_manifest, render_rest
 from meshrun.submit.patch import Patch
@@ -30,6 +29,7 @@ from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import output_of, render_sbatch
 from meshrun.submit.slurm_options import options_in
 from meshrun.submit.yaml import quote
+from tests.plans import meeting_of, request_of
 
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -43,8 +43,8 @@ def make_job(
     exported: tuple[tuple[str, str], ...] = (),
     **changes: Any,
 ) -> Job:
-    request = LaunchRequest(
-        program=Program(kind="script", target="train.py", args=args),
+    request = request_of(
+        Program(kind="script", target="train.py", args=args),
         **{"mesh": parse_mesh("dp=2,tp=4"), "nnodes": 2, **changes},
     )
     return Job(
@@ -62,7 +62,7 @@ def make_job(
 
 ELASTIC = {
     "mesh": parse_mesh("dp=1:32"), "nnodes": 4, "nproc_per_node": 8,
-    "rendezvous": Rendezvous(backend="c10d", least_nodes=2),
+    "rendezvous": meeting_of(backend="c10d", least_nodes=2),
 }  # fmt: skip
 
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
-from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 from tests.parties import SECRET, info
+from tests.plans import config_of
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def test_a_launcher_out_of_descriptors_accepts_connections_later() -> None:
             return reactor.poll(0)
 
         hub = Hub(reactor, notes.append)
-        config = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
+        config = config_of(host="127.0.0.1", port=1)
         node = ThisNode(config=config, info=info("node0"), secret=SECRET, hub=hub)
         unauthenticated = Unauthenticated(listener, node, lambda *_: None)
         with socket.create_connection(listener.getsockname(), timeout=10) as caller:

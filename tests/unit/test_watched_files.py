@@ -14,9 +14,8 @@ from meshrun.cli.options import Options
 from meshrun.cli.watch import watch_files
 from meshrun.errors import HostError
 from meshrun.host.watched_files import WatchedFiles
-from meshrun.plan.rank_program import Program
-from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import Invocation
+from tests.plans import request_of
 
 needs_watchfiles = pytest.mark.skipif(
     importlib.util.find_spec("watchfiles") is None, reason="no watchfiles"
@@ -25,7 +24,7 @@ needs_watchfiles = pytest.mark.skipif(
 
 def test_without_watchfiles_the_hint_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    request = LaunchRequest(program=Program(kind="script", target="train.py"))
+    request = request_of()
     with pytest.raises(HostError) as caught:
         watch_files(Options({}, {}, {}), request, Invocation(time.monotonic_ns()))
 
