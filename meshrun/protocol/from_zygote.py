@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from meshrun.errors import MeshrunError, error_class, kind_of
+from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.shortage import TOO_FEW_PROCESSES
 from meshrun.protocol.collectives import RankAnswer
 from meshrun.protocol.packing import ExitCode, Line, Port, Secret
@@ -203,18 +203,15 @@ class GaveUp(Struct, frozen=True, kw_only=True):
     host: Line
     reason: Line
     exit_code: ExitCode
-    kind: str = MeshrunError.__name__
-    """The class of the error that is the reason, if one is."""
 
     @classmethod
     def of(cls, host: str, error: MeshrunError) -> GaveUp:
         """Return the message of a node that gives up because of ``error``."""
-        kind = kind_of(error)
-        return cls(host=host, reason=error.message, exit_code=error.exit_code, kind=kind)
+        return cls(host=host, reason=error.message, exit_code=error.exit_code)
 
     def as_error(self) -> MeshrunError:
         """Return the error that ends the launch for it."""
-        return error_class(self.kind)(
+        return RendezvousError(
             f"{self.host} exited before all nodes had joined: {self.reason}",
             hint="see its output for details",
             exit_code=self.exit_code,

@@ -122,14 +122,8 @@ class NodeLink:
             return
         ending = describe_end(state, layout, self.hosts, "it")
         if known.failed is None:
-            notice = GaveUp(
-                host=self._host,
-                reason=ending.headline,
-                exit_code=ending.exit_code or RendezvousError.exit_code,
-            )
-            if ending.trouble is not None:
-                notice = replace(notice, kind=ending.trouble.kind)
-            self.peers.give_up(notice)
+            code = ending.exit_code or RendezvousError.exit_code
+            self.peers.give_up(GaveUp(host=self._host, reason=ending.headline, exit_code=code))
         stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
         stay_s = max(stay_s, self.peers.least_stay_s)
         self._linger = Linger(self.peers, ending.headline, stay_s, self._note, self._reactor)
