@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.participant import Participant
 from tests.compiled_driver import compiled_driver  # noqa: F401
 from tests.diagrams import check_phases
@@ -132,7 +133,7 @@ def fake_nvml(
 @pytest.fixture
 def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
     """Launchers' ends of the channel between nodes; see ``tests.parties``."""
-    check_phases(monkeypatch, Connection, Participant)
+    check_phases(monkeypatch, Connection, Coordinator, Participant)
     made = Parties(Clock(monkeypatch))
     try:
         yield made

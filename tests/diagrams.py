@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
-from meshrun.rendezvous.node_phases import ConnectionPhase, Participation
+from meshrun.rendezvous.node_phases import ConnectionPhase, Coordination, Participation
 from tests.kit import ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
 DIAGRAMS = dict(
     zip(
-        (Phase, Stop, NodesPhase, Link, ConnectionPhase, Participation),
+        (Phase, Stop, NodesPhase, Link, ConnectionPhase, Coordination, Participation),
         re.findall(r"```mermaid\nstateDiagram-v2\n(.+?)```", PAGE, re.DOTALL),
         strict=True,
     )

@@ -26,7 +26,6 @@ from meshrun.rendezvous.expected_nodes import (
     list_names,
     note_different_arguments,
 )
-from meshrun.rendezvous.hub import Deadline
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
     Join,
@@ -39,6 +38,7 @@ from meshrun.rendezvous.messages import (
     Welcome,
     encode,
 )
+from meshrun.rendezvous.node_phases import Coordination
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import OWN, Round
 from meshrun.rendezvous.store_access import listen_for_nodes
@@ -82,10 +82,10 @@ class Coordinator:
         self._ran: dict[int, str] = {}
         """The hosts of the last generation, by number, in node order."""
         self._causes: list[Cause] = []
-        self._pending: int | None = 0
-        """The generation that begins once there are enough nodes."""
-        self._deadline: Deadline | None = None
-        """How long to wait for more nodes, while there are too few."""
+        """Why each generation before this one, or the one that will begin, ended."""
+        self._phase = Coordination.GATHERING
+        self._deadline = hub.deadline(config.return_s)
+        """How long to gather nodes."""
         self.store_listener: socket.socket | None = None
         """The socket of this generation's store, which ranks of another one cannot reach."""
         self._decoy: socket.socket | None = None
@@ -98,7 +98,6 @@ class Coordinator:
         self._beats = hub.reactor.every(BEAT_S, self._beat)
         self._reach: Reachability | None = None
         """Tests whether the next node can be reached."""
-        self._over = False
         self._connections = dict(connections)
         """Those to all other nodes; the round has those to nodes that take part."""
         for number, connection in connections.items():
@@ -116,11 +115,11 @@ class Coordinator:
             case NextBegins():
                 self._causes.append(message.cause)
                 self._exclude_failing_node(message.cause)
-                self._pending = message.generation
+                self._phase = Coordination.GATHERING
+                self._deadline = self._hub.deadline(self._config.return_s)
                 self._regroup()
             case LaunchOver():
-                self._pending, self._deadline, self._over = None, None, True
-                self._round.is_ending = True
+                self._phase, self._round.is_ending = Coordination.OVER, True
                 self._send_all(message)
                 for connection in self._connections.values():
                     connection.can_resume = False  # they leave, perhaps before they have read all
@@ -150,10 +149,11 @@ class Coordinator:
             if why := connection.give_up_if_silent(self._config.node_timeout_s):
                 self._lose(number, why)
         self._unauthenticated.check()
-        if self._deadline is not None:
-            self._check_deadline(self._deadline)
+        if self._phase is Coordination.GATHERING:
+            self._check_deadline()
 
-    def _check_deadline(self, deadline: Deadline) -> None:
+    def _check_deadline(self) -> None:
+        deadline = self._deadline
         if deadline.is_over:
             is_elastic = self._config.is_elastic
             lost = f"{self._round.loss}; " if self._round.loss and not is_elastic else ""
@@ -173,7 +173,7 @@ class Coordinator:
             self._send_all(Waiting(text=text, has_begun=True))
 
     def _fail(self, error: MeshrunError) -> None:
-        self._pending = self._deadline = None
+        self._phase = Coordination.FAILED
         if not self._causes:  # no node has been welcomed yet
             self._send_all(Refused.of(error))
         self._hub.fail(error)
@@ -236,7 +236,7 @@ class Coordinator:
         self._nodes.add(number, info)
         self._connections[number] = connection
         self._watch(number, connection)
-        if self._pending is not None:
+        if self._phase is Coordination.GATHERING:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
         elif not (self._round.is_ending or self._round.is_done):
@@ -304,7 +304,7 @@ class Coordinator:
         connection.close(why)
         self._round.connections.pop(number, None)
         node_rank = self._nodes.remove(number)
-        if self._over:
+        if self._phase is Coordination.OVER:
             return
         if node_rank is None:
             self._hub.note(f"lost spare node {host}: {why}")
@@ -337,59 +337,60 @@ class Coordinator:
             return error
 
     def _regroup(self) -> None:
-        """Begin the pending generation, or wait for nodes."""
-        generation, choice = self._pending, self._choose()
-        if generation is None:
-            return
+        """Begin the next generation, unless there are too few nodes for it."""
+        choice = self._choose()
         if isinstance(choice, MeshrunError):
             if len(self._nodes.infos) >= self._nodes.most:
                 self._fail(choice)  # more nodes would not help
-            elif self._deadline is None:
-                self._deadline = self._hub.deadline(self._config.return_s)
             return
-        self._pending = self._deadline = None
         if list(choice.participants) == list(self._ran):
-            self._continue(generation)
+            self._continue()
         else:
             try:
-                self._begin(generation, choice)
+                self._begin(choice)
             except HostError as error:
                 self._fail(error)
                 return
+        self._phase = Coordination.RUNNING
         self._notify_spares()
 
-    def _continue(self, generation: int) -> None:
+    @property
+    def _generation(self) -> int:
+        return len(self._causes)
+
+    def _continue(self) -> None:
         """Begin the next generation with the same nodes."""
-        now_ns = time.monotonic_ns()
-        begin = NextBegins(generation=generation, cause=self._causes[-1], at_ns=now_ns)
+        begin = NextBegins(
+            generation=self._generation, cause=self._causes[-1], at_ns=time.monotonic_ns()
+        )
         self._round.broadcast(begin)
-        self._begin_round(generation)
+        self._begin_round()
         self._hub.events.append(begin)
 
-    def _begin_round(self, generation: int) -> None:
+    def _begin_round(self) -> None:
         layout = self._nodes.layout
         self._round = Round(
-            generation,
+            self._generation,
             {number: self._connections[number] for number in self._ran if number != OWN},
             world_size=layout.world_size if layout is not None else 0,
             hub=self._hub,
         )
 
-    def _begin(self, generation: int, choice: Choice) -> None:
+    def _begin(self, choice: Choice) -> None:
         """Begin a generation with other nodes: send each its place."""
         nodes, before = self._nodes, self._nodes.layout
-        previous = {**before.to_dict(), "generation": generation - 1} if before else {}
+        previous = {**before.to_dict(), "generation": self._generation - 1} if before else {}
         nodes.apply(choice)
         runs = {number: nodes.infos[number].host for number in choice.participants}
         new = (nodes.infos[number] for number in runs if number not in self._ran)
         if note := note_different_arguments(nodes.infos[OWN], new):
             self._hub.note(note)
         if self._causes and self._config.is_elastic:
-            resize = self._resize(generation, runs, before, choice.layout)
+            resize = self._resize(runs, before, choice.layout)
             self._causes[-1] = replace(self._causes[-1], resize=resize)
         self._ran = runs
         self._notified -= runs.keys()
-        self._begin_round(generation)
+        self._begin_round()
         self._open_store()
         if before is None and not self._config.is_elastic:
             self._probe_next_node()
@@ -397,12 +398,10 @@ class Coordinator:
         self._welcome_others(own)
         self._hub.events.append(own.met(store_address=self._address, own_address=self._address))
 
-    def _resize(
-        self, generation: int, runs: Mapping[int, str], before: Layout | None, after: Layout
-    ) -> Resize:
+    def _resize(self, runs: Mapping[int, str], before: Layout | None, after: Layout) -> Resize:
         """Return how the nodes that ran last differ from those that run now."""
         return Resize(
-            generation=generation,
+            generation=self._generation,
             left=tuple(host for number, host in self._ran.items() if number not in runs),
             joined=tuple(host for number, host in runs.items() if number not in self._ran),
             shapes=describe_shapes(before, after),

@@ -20,6 +20,19 @@ class ConnectionPhase(Enum):
     CLOSED = "closed"
 
 
+class Coordination(Enum):
+    """Where node 0 is with the generations of a launch, once all nodes have joined."""
+
+    GATHERING = "gathering"
+    """The next generation begins once there are enough nodes."""
+    RUNNING = "running"
+    """It has begun, and ends once nothing of it is left on any node."""
+    FAILED = "failed"
+    """It cannot begin."""
+    OVER = "over"
+    """The launch has ended."""
+
+
 class Participation(Enum):
     """The part of a node other than node 0 in the launch."""
 
