@@ -11,21 +11,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
+from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.layout import Layout
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins
+from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins, NodeLost
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
-from meshrun.rendezvous.expected_nodes import (
-    check_settings,
-    list_names,
-    note_different_arguments,
-)
+from meshrun.rendezvous.expected_nodes import check_settings, note_different_arguments
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
     Join,
@@ -39,6 +35,7 @@ from meshrun.rendezvous.messages import (
     encode,
 )
 from meshrun.rendezvous.node_phases import Coordination
+from meshrun.rendezvous.policy import change_of_nodes
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import OWN, Round
 from meshrun.rendezvous.store_access import listen_for_nodes
@@ -51,8 +48,7 @@ _SPARE = "this node is a spare: it joins when another node is lost or the mesh h
 class Coordinator:
     """Node 0, which keeps listening; a node keeps its number here even if its node rank changes.
 
-    With a fixed number of nodes, a lost node ends the launch unless a restart is left. In an
-    elastic launch, each change of the nodes ends the generation, and the next one has other nodes.
+    What it does as nodes join and are lost is a policy.
 
     Args:
         infos: The Join of each node, this one's first.
@@ -68,10 +64,11 @@ class Coordinator:
         run_id: str,
     ) -> None:
         self._config, self._hub = config, hub = node.config, node.hub
+        self._policy = node.policy
         self._nodes = Membership(
             fit=node.fit,
-            least=config.least_nodes or len(infos),
-            most=config.nnodes if config.is_elastic else len(infos),
+            least=config.least_nodes or config.nnodes,
+            most=config.nnodes,
             infos=dict(enumerate(infos)),
         )
         self._counter = itertools.count(len(infos))
@@ -155,16 +152,15 @@ class Coordinator:
     def _check_deadline(self) -> None:
         deadline = self._deadline
         if deadline.is_over:
-            is_elastic = self._config.is_elastic
-            lost = f"{self._round.loss}; " if self._round.loss and not is_elastic else ""
-            option = "--rdzv-conf join_timeout=TIME" if is_elastic else "--node-timeout TIME"
+            what = self._policy.too_few.format(
+                lost=self._round.loss, waited_s=deadline.waited_s, nodes=self._nodes.describe()
+            )
             todo = "start another node with the same command to join"
             if self._config.present is not None:  # a launcher is started on each host
                 todo = f"check that the other hosts can reach {self._endpoint}"
             self._fail(
                 RendezvousError(
-                    f"{lost}after {deadline.waited_s:.0f} s {self._nodes.describe()}",
-                    hint=f"{todo}; {option} sets how long to wait",
+                    what, hint=f"{todo}; {self._policy.wait_option} sets how long to wait"
                 )
             )
         elif deadline.note_is_due():
@@ -227,8 +223,11 @@ class Coordinator:
         check_settings(self._nodes.infos[OWN], info)
         if (error := self._excluded.get(info.host)) is not None:
             raise error
-        if not self._config.is_elastic:
-            self._check_place(info)
+        for number in list(self._policy.replaceable(self._nodes, info.host)):
+            running = self._round.connections.get(number)
+            if running is not None and running.may_be_replaced:
+                self._lose(number, "its launcher restarted")
+        self._policy.check_place(self._nodes, info)
         before = self._nodes.of_launcher(info.launcher)
         if before in self._connections:
             self._lose(before, "it reconnected")
@@ -271,31 +270,13 @@ class Coordinator:
         ]
         return failed[0] if len(failed) == 1 else None
 
-    def _check_place(self, info: Join) -> None:
-        """Check that a node is missing whose place this one may take."""
-        for number in list(self._nodes.on_host(info.host)):
-            running = self._round.connections.get(number)
-            if running is not None and running.may_be_replaced:
-                self._lose(number, "its launcher restarted")
-        free, count = self._nodes.free_places, self._nodes.most
-        if free and (info.node_rank is None or info.node_rank in free):
-            return
-        if info.node_rank in (None, *range(1, count)):
-            hosts = list_names([each.host for each in self._nodes.infos.values()])
-            raise UsageError(
-                f"all {count} nodes are already running: {hosts}",
-                hint="check that the launcher was not started twice on a host",
-            )
-        raise UsageError(
-            f"{info.host} has --node-rank {info.node_rank}; it must be 1 to {count - 1}"
-        )
-
     def _grow(self, host: str) -> None:
         """End this generation if the next would have more ranks."""
         before, choice = self._nodes.layout, self._choose()
         after = choice.layout if isinstance(choice, Choice) else before
         if before is not None and after is not None and after.world_size > before.world_size:
-            self._change(f"{host} joins: {describe_shapes(before, after)}")
+            why = f"{host} joins: {describe_shapes(before, after)}"
+            self._end(why, change_of_nodes(why, time.monotonic_ns()))
         else:
             self._notify_spares()
 
@@ -311,21 +292,15 @@ class Coordinator:
             return
         lost = connection.loss(node_rank, host, why)
         self._round.loss = self._round.loss or str(lost)
-        if not self._config.is_elastic:
-            self._end_for(str(lost))
-            self._hub.events.append(lost)
-        elif not self._round.is_done:
-            self._change(str(lost))
+        event = self._policy.event_of_loss(lost, self._round.is_done)
+        if event is not None:
+            self._end(str(lost), event)
         self._round.advance()
 
-    def _change(self, why: str) -> None:
-        """End this generation on every node, as the next one has other nodes."""
-        self._hub.events.append(replace(self._end_for(why), resizes=True))
-
-    def _end_for(self, why: str) -> GenerationAborted:
-        end = GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns())
-        self._round.end(end)
-        return end
+    def _end(self, why: str, event: NodeLost | GenerationAborted) -> None:
+        """End this generation on every node; ``event`` is for this node's launch."""
+        self._round.end(GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns()))
+        self._hub.events.append(event)
 
     # ---- nodes that take part --------------------------------------------------------------
 
@@ -385,14 +360,14 @@ class Coordinator:
         new = (nodes.infos[number] for number in runs if number not in self._ran)
         if note := note_different_arguments(nodes.infos[OWN], new):
             self._hub.note(note)
-        if self._causes and self._config.is_elastic:
+        if self._causes and self._policy.announces_changes:
             resize = self._resize(runs, before, choice.layout)
             self._causes[-1] = replace(self._causes[-1], resize=resize)
         self._ran = runs
         self._notified -= runs.keys()
         self._begin_round()
         self._open_store()
-        if before is None and not self._config.is_elastic:
+        if before is None and self._policy.tests_reach:
             self._probe_next_node()
         own = self._welcome(previous)
         self._welcome_others(own)

@@ -201,12 +201,12 @@ class Lobby:
                 self._left_to_notify -= 1
             elif isinstance(message, Join):
                 self._admit(number, message)
-            elif isinstance(message, GaveUp) and self._config.is_elastic:
+            elif isinstance(message, GaveUp) and self._node.policy.needs_all:
+                self._fail(message.as_error())
+            elif isinstance(message, GaveUp):
                 self._refuse(number, message.as_error())  # it waits for an answer
                 self._drop(number, message.reason)
                 self._continue_without(message)
-            elif isinstance(message, GaveUp):
-                self._fail(message.as_error())
         if connection.closed is not None and number in self._connections:
             self._drop(number, connection.closed)
 
@@ -220,7 +220,7 @@ class Lobby:
         for earlier in self._expected.on_host(info.host):
             if self._connections[earlier].may_be_replaced:
                 self._drop(earlier, "its host reconnected")
-        is_late = self._config.is_elastic and self._config.last_call_s is None
+        is_late = self._config.last_call_s is None and not self._node.policy.needs_all
         if is_late and (info.node_rank is None or self._expected.is_taken(info.node_rank)):
             self._drop(number, "the first nodes are about to start")  # it retries
             return
@@ -234,7 +234,7 @@ class Lobby:
             self._meet()
 
     def _continue_without(self, notice: GaveUp) -> None:
-        """Continue an elastic launch without a node that failed before it joined."""
+        """Continue without a node that failed before it joined."""
         self._notify_all(f"{notice.host} cannot take part: {notice.reason}")
         if self._config.last_call_s is None:
             self._expected.left_out.add(notice.host)

@@ -1,4 +1,4 @@
-"""Which nodes of an elastic launch take part, in which order, and which are spares. Pure."""
+"""Which nodes of a launch take part, in which order, and which are spares. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from meshrun.errors import LayoutError, MeshrunError
+from meshrun.errors import LayoutError, MeshrunError, UsageError
 from meshrun.layout import Layout, solve_layout
 from meshrun.layout.domains import domains_of, split_nodes
 from meshrun.plan.plan import solve_request
@@ -69,6 +69,25 @@ class Membership(Struct):
     def of_launcher(self, launcher: str) -> int | None:
         """Return the node of a launcher, if that launcher has an id and is known."""
         return self._by_launcher.get(launcher) if launcher else None
+
+    def check_place(self, info: Join) -> None:
+        """Check that a node is missing whose place another one may take.
+
+        Raises:
+            UsageError: If there is none.
+        """
+        free, count = self.free_places, self.most
+        if free and (info.node_rank is None or info.node_rank in free):
+            return
+        if info.node_rank in (None, *range(1, count)):
+            hosts = list_names([each.host for each in self.infos.values()])
+            raise UsageError(
+                f"all {count} nodes are already running: {hosts}",
+                hint="check that the launcher was not started twice on a host",
+            )
+        raise UsageError(
+            f"{info.host} has --node-rank {info.node_rank}; it must be 1 to {count - 1}"
+        )
 
     def add(self, number: int, info: Join) -> None:
         """Add a node, as a spare until the next choice."""

@@ -46,7 +46,7 @@ class Participant:
 
     def __init__(self, node: ThisNode, addresses: tuple[str, ...] = ()) -> None:
         self._node, self._config, self._info = node, node.config, node.info
-        self._hub = node.hub
+        self._hub, self._policy = node.hub, node.policy
         self._phase = Participation.JOINING
         self._attempts = Attempts(node, addresses, connected=self._connected, failed=self._fail)
         self._connection: Connection | None = None
@@ -74,6 +74,7 @@ class Participant:
         elif isinstance(message, Cleared) and self._phase is Participation.RUNNING:
             self._enter(Participation.CLEARED)
         elif isinstance(message, Cleared) and self._phase is Participation.CUT_OFF:
+            self._enter(Participation.RETURNING)
             self._return()
 
     def give_up(self, notice: GaveUp) -> None:
@@ -107,7 +108,7 @@ class Participant:
 
     def _connected(self, connection: Connection, messages: list[Message]) -> None:
         self._connection = connection
-        if self._reach is None and not self._config.is_elastic and not self._info.probe:
+        if self._reach is None and self._policy.tests_reach and not self._info.probe:
             self._reach = Reachability(connection.own_address, self._hub)
             self._info = replace(self._info, reach_port=self._reach.port)
         connection.send(self._gave_up or self._info)
@@ -132,8 +133,8 @@ class Participant:
         events = self._hub.events
         match message:
             case Waiting():
-                if message.has_begun and self._config.is_elastic and self._phase in _CONNECTS:
-                    self._enter(Participation.SPARE)
+                if message.has_begun:
+                    self._enter(self._policy.if_no_place.get(self._phase, self._phase))
                 self._hub.note(message.text)
             case Refused():
                 self._fail(message.as_error())
@@ -180,11 +181,8 @@ class Participant:
             return
         if self._phase in _TAKES_PART:
             self._hub.events.append(connection.loss(0, self._host, why))
-        if not self._config.is_elastic:
-            self._enter(Participation.OVER)
-        elif self._phase is Participation.RUNNING:
-            self._enter(Participation.CUT_OFF)
-        elif self._phase in (Participation.CLEARED, Participation.SPARE):
+        self._enter(self._policy.if_lost.get(self._phase, self._phase))
+        if self._phase is Participation.RETURNING:
             self._return()
 
     def _end_resumption(self) -> None:
@@ -194,7 +192,6 @@ class Participant:
 
     def _return(self) -> None:
         """Reconnect to an elastic launch, as nothing of the last generation is left here."""
-        self._enter(Participation.RETURNING)
         endpoint, within_s = self._config.endpoint, self._config.return_s
         self._hub.note(f"reconnecting to node 0 at {endpoint}, up to {within_s:.0f} s")
         self._info = replace(self._info, node_rank=None)
@@ -207,8 +204,7 @@ class Participant:
         self._attempts.begin_again(error, self._lost)
 
     def _fail(self, error: MeshrunError) -> None:
-        is_excluded = self._config.is_elastic and self._phase is Participation.CLEARED
-        if self._connection is not None and self._phase in _TAKES_PART and not is_excluded:
+        if self._connection is not None and self._phase in self._policy.committed:
             self._connection.close(error.message)  # no decision of this coordinator will follow
             return
         self._enter(Participation.FAILED)

@@ -9,6 +9,7 @@ from meshrun.rendezvous.connection import beat_s
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import Join
+from meshrun.rendezvous.policy import ELASTIC, FIXED, Policy
 
 
 class ThisNode(Struct, frozen=True, kw_only=True):
@@ -24,6 +25,11 @@ class ThisNode(Struct, frozen=True, kw_only=True):
     """Watches its connections."""
     fit: Fit = fit_without_mesh
     """Solves the mesh for the nodes."""
+
+    @property
+    def policy(self) -> Policy:
+        """What it does as nodes join and are lost."""
+        return ELASTIC if self.config.is_elastic else FIXED
 
     @property
     def beat_s(self) -> float:

@@ -1,0 +1,92 @@
+"""What differs between a launch with a fixed number of nodes and an elastic one. Pure.
+
+Nothing else in this package asks which of the two a launch is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from msgspec import Struct
+
+from meshrun.protocol.events import GenerationAborted, NodeLost
+from meshrun.rendezvous.membership import Membership
+from meshrun.rendezvous.messages import Join
+from meshrun.rendezvous.node_phases import Participation
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """What the launchers do as nodes join and are lost: :data:`FIXED` or :data:`ELASTIC`."""
+
+    needs_all: bool
+    """Whether the launch fails if a node cannot take part from the start."""
+    tests_reach: bool
+    """Whether the nodes test that they reach each other."""
+    check_place: Callable[[Membership, Join], None]
+    """Raises a UsageError if a node may not join a launch that has begun."""
+    replaceable: Callable[[Membership, str], Collection[int]]
+    """Returns the nodes that a new launcher on a host may replace, if they are silent."""
+    event_of_loss: Callable[[NodeLost, bool], NodeLost | GenerationAborted | None]
+    """Returns the event by which a lost node ends the generation on node 0, or ``None`` if it does
+    not; the second argument is whether every program has finished."""
+    announces_changes: bool
+    """Whether users are told how the nodes of a generation differ from the last one's."""
+    too_few: str
+    """The error if nodes are still missing after the time that :attr:`wait_option` sets."""
+    wait_option: str
+    if_no_place: Mapping[Participation, Participation]
+    """How a node goes on that has joined, but that no generation needs yet."""
+    if_lost: Mapping[Participation, Participation]
+    """How a node goes on that has lost node 0."""
+    committed: Collection[Participation]
+    """The phases in which node 0 does not refuse a node any more."""
+
+
+def change_of_nodes(why: str, at_ns: int) -> GenerationAborted:
+    """Return the event that the generation ends on node 0, as the next one has other nodes."""
+    return GenerationAborted(why=why, signum=0, at_ns=at_ns, resizes=True)
+
+
+def _change_by_loss(lost: NodeLost, has_finished: bool) -> GenerationAborted | None:
+    return None if has_finished else change_of_nodes(str(lost), lost.at_ns)
+
+
+FIXED = Policy(
+    needs_all=True,
+    tests_reach=True,
+    check_place=Membership.check_place,
+    replaceable=Membership.on_host,
+    event_of_loss=lambda lost, _: lost,
+    announces_changes=False,
+    too_few="{lost}; after {waited_s:.0f} s {nodes}",
+    wait_option="--node-timeout TIME",
+    if_no_place={},
+    if_lost={
+        Participation.RUNNING: Participation.OVER,
+        Participation.CLEARED: Participation.OVER,
+    },
+    committed=(Participation.RUNNING, Participation.CLEARED),
+)
+"""All nodes take part. A lost one ends the launch, unless a restart is left and it returns."""
+
+ELASTIC = Policy(
+    needs_all=False,
+    tests_reach=False,
+    check_place=lambda *_: None,  # without a place, it is a spare
+    replaceable=lambda *_: (),  # containers may share the name of a host
+    event_of_loss=_change_by_loss,
+    announces_changes=True,
+    too_few="after {waited_s:.0f} s {nodes}",
+    wait_option="--rdzv-conf join_timeout=TIME",
+    if_no_place={
+        Participation.JOINING: Participation.SPARE,
+        Participation.RETURNING: Participation.SPARE,
+    },
+    if_lost={
+        Participation.RUNNING: Participation.CUT_OFF,
+        Participation.CLEARED: Participation.RETURNING,
+        Participation.SPARE: Participation.RETURNING,
+    },
+    committed=(Participation.RUNNING,),
+)
+"""Nodes join and leave: each change ends the generation, and the next one has other nodes."""
