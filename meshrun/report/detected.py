@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -17,6 +16,7 @@ from meshrun.host.printable import one_line
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.packing import to_builtins
 from meshrun.wording import count
 
 _MOST_NAMES = 16
@@ -36,80 +36,122 @@ class Detected(Struct, frozen=True, kw_only=True):
     has_secret: bool = False
 
 
+class _Allocation(Struct, frozen=True):
+    nodes: int | None
+    hosts: Sequence[str]
+    node_rank: int | None
+    processes_on_node: int
+    process_on_node: int
+
+
+class _Meeting(Struct, frozen=True):
+    backend: str
+    host: str | None
+    port: int | None
+    also: Sequence[str]
+    run_id: str | None
+    secret: bool
+
+
+class _Launch(Struct, frozen=True):
+    nodes: int
+    node_rank: int | None
+    workers: Sequence[int]
+    device: str | None
+    starter: str | None
+    notes: Sequence[str]
+    hosts: Sequence[str]
+    meeting: _Meeting | None
+
+
+class _Report(Struct, frozen=True):
+    """The keys of the JSON, in order."""
+
+    meshrun: str
+    python: str
+    host: str
+    in_rank: bool
+    system: str | None
+    evidence: str | None
+    notes: Sequence[str]
+    variables: dict[str, str]
+    job_id: str | None
+    allocation: _Allocation | None
+    launch: _Launch | None
+    error: str | None
+    hint: str | None
+
+
 def render_detected_json(found: Detected) -> str:
     """Return the facts as one JSON object."""
-    return json.dumps(_as_dict(found), indent=2)
+    return json.dumps(to_builtins(_report(found)), indent=2)
 
 
 def render_detected(found: Detected) -> str:
     """Return the facts as lines of a name and a value."""
-    rows = list(_rows(_as_dict(found)))
+    rows = list(_rows(_report(found)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {one_line(text)}".rstrip() for name, text in rows)
 
 
-def _as_dict(found: Detected) -> dict[str, Any]:
-    facts, error = found.facts, found.error
-    mask = Mask(os.environ)
-    return {
-        "meshrun": found.version,
-        "python": platform.python_version(),
-        "host": os.uname().nodename,
-        "in_rank": is_rank(),
-        "system": facts.system if facts else None,
-        "evidence": facts.evidence if facts else None,
-        "notes": list(facts.notes) if facts else [],
-        "variables": {
+def _report(found: Detected) -> _Report:
+    facts, error, mask = found.facts, found.error, Mask(os.environ)
+    return _Report(
+        meshrun=found.version,
+        python=platform.python_version(),
+        host=os.uname().nodename,
+        in_rank=is_rank(),
+        system=facts.system if facts else None,
+        evidence=facts.evidence if facts else None,
+        notes=facts.notes if facts else (),
+        variables={
             name: MASK if is_secret(name) or value == facts.secret else mask.text(value)
             for name, value in facts.variables
         }
         if facts
         else {},
-        "job_id": facts.job_id if facts else None,
-        "allocation": {
-            "nodes": facts.nnodes,
-            "hosts": list(facts.hosts),
-            "node_rank": facts.node_rank,
-            "processes_on_node": facts.task.local_world_size if facts.task else 1,
-            "process_on_node": facts.task.local_rank if facts.task else 0,
-        }
+        job_id=facts.job_id if facts else None,
+        allocation=_Allocation(
+            nodes=facts.nnodes,
+            hosts=facts.hosts,
+            node_rank=facts.node_rank,
+            processes_on_node=facts.task.local_world_size if facts.task else 1,
+            process_on_node=facts.task.local_rank if facts.task else 0,
+        )
         if facts
         else None,
-        "launch": _launch(found),
-        "error": mask.text(error.message) if error else None,
-        "hint": mask.text(error.hint) if error and error.hint else None,
-    }
+        launch=_launch(found, found.plan) if found.plan else None,
+        error=mask.text(error.message) if error else None,
+        hint=mask.text(error.hint) if error and error.hint else None,
+    )
 
 
-def _launch(found: Detected) -> dict[str, Any] | None:
-    plan, request = found.plan, found.request
-    if plan is None:
-        return None
-    config = plan.rendezvous
+def _launch(found: Detected, plan: LaunchPlan) -> _Launch:
+    request, config = found.request, plan.rendezvous
     step, remote = request.rendezvous.step_of, request.remote
     starter = "srun" if step else remote.reach.starter or "ssh" if remote else None
-    return {
-        "nodes": plan.layout.nnodes,
-        "node_rank": None if starter or (config and config.node_rank is None) else plan.node_rank,
-        "workers": list(plan.layout.nproc_per_node),
-        "device": plan.device_type,
-        "starter": starter,
-        "notes": [
+    return _Launch(
+        nodes=plan.layout.nnodes,
+        node_rank=None if starter or (config and config.node_rank is None) else plan.node_rank,
+        workers=plan.layout.nproc_per_node,
+        device=plan.device_type,
+        starter=starter,
+        notes=[
             *plan.request.notes,
             *(note for note in plan.request.rendezvous.notes if not _repeats(note, found.facts)),
         ],
-        "hosts": list(request.hosts),
-        "meeting": {
-            "backend": config.backend,
-            "host": config.host,
-            "port": config.port,
-            "also": [each for each in config.coordinators if each != config.host],
-            "run_id": config.run_id,
-            "secret": found.has_secret,
-        }
+        hosts=request.hosts,
+        meeting=_Meeting(
+            backend=config.backend,
+            host=config.host,
+            port=config.port,
+            also=[each for each in config.coordinators if each != config.host],
+            run_id=config.run_id,
+            secret=found.has_secret,
+        )
         if config and starter is None
         else None,
-    }
+    )
 
 
 def _repeats(note: str, facts: ClusterFacts | None) -> bool:
@@ -117,70 +159,65 @@ def _repeats(note: str, facts: ClusterFacts | None) -> bool:
     return facts is not None and note.startswith(f"{facts.system}, {facts.evidence}: node ")
 
 
-def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "this host", f"{found['host']}, meshrun {found['meshrun']}, Python {found['python']}"
-    if found["in_rank"]:
+def _rows(found: _Report) -> Iterator[tuple[str, str]]:
+    yield "this host", f"{found.host}, meshrun {found.meshrun}, Python {found.python}"
+    if found.in_rank:
         yield "system", "not detected: this process is a rank of another launch"
-    elif found["system"] is None:
-        yield "system", "none detected" if found["error"] is None else "unknown"
+    elif found.system is None:
+        yield "system", "none detected" if found.error is None else "unknown"
     else:
-        yield "system", f"{found['system']}: {found['evidence']}"
-    for note in found["notes"]:
+        yield "system", f"{found.system}: {found.evidence}"
+    for note in found.notes:
         yield "note", note
-    for name, value in found["variables"].items():
+    for name, value in found.variables.items():
         yield "variable", f"{name}={value}"
-    if (allocation := found["allocation"]) is not None:
-        yield "allocation", _allocation(allocation)
-    launch = found["launch"]
-    if launch is not None:
-        yield from _launch_rows(launch)
-    if found["error"] is not None:
-        yield "error", found["error"]
-        if found["hint"]:
-            yield "hint", found["hint"]
+    if found.allocation is not None:
+        yield "allocation", _describe_allocation(found.allocation)
+    if found.launch is not None:
+        yield from _launch_rows(found.launch)
+    if found.error is not None:
+        yield "error", found.error
+        if found.hint:
+            yield "hint", found.hint
         yield "starts", "nothing"
 
 
-def _allocation(found: dict[str, Any]) -> str:
-    parts = ["nodes: unknown" if found["nodes"] is None else count(found["nodes"], "node")]
-    if found["hosts"]:
-        parts[0] += f" ({_names(found['hosts'])})"
-    if found["node_rank"] is not None:
-        parts.append(f"this is node {found['node_rank']}")
-    if found["processes_on_node"] > 1:
-        which = found["process_on_node"]
-        parts.append(f"process {which} of {found['processes_on_node']} on this node")
+def _describe_allocation(found: _Allocation) -> str:
+    parts = ["nodes: unknown" if found.nodes is None else count(found.nodes, "node")]
+    if found.hosts:
+        parts[0] += f" ({_names(found.hosts)})"
+    if found.node_rank is not None:
+        parts.append(f"this is node {found.node_rank}")
+    if found.processes_on_node > 1:
+        which = found.process_on_node
+        parts.append(f"process {which} of {found.processes_on_node} on this node")
     return ", ".join(parts)
 
 
-def _launch_rows(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    nodes, workers = launch["nodes"], launch["workers"]
-    own = launch["node_rank"]
+def _launch_rows(launch: _Launch) -> Iterator[tuple[str, str]]:
+    nodes, workers, own = launch.nodes, launch.workers, launch.node_rank
     which = f", this is node {own}" if own is not None and nodes > 1 else ""
     yield "nodes", f"{nodes}{which}"
     is_uniform = len({*workers}) == 1
     on_each = count(workers[0], "worker") if is_uniform else f"{_names(workers)} workers"
-    device = launch["device"] or "the device that the program chooses"
+    device = launch.device or "the device that the program chooses"
     yield "workers", f"{on_each} on each node, on {device}" if nodes > 1 else f"{on_each}, {device}"
-    for note in launch["notes"]:
+    for note in launch.notes:
         yield "note", note
-    meeting = launch["meeting"]
-    if meeting is not None:
-        also = f" (also {_names(meeting['also'])})" if meeting["also"] else ""
-        where = f"{meeting['host'] or 'an address of node 0'}:{meeting['port'] or 'a free port'}"
-        secret = "with a secret" if meeting["secret"] else "without a secret"
-        yield "rendezvous", f"{where}{also}, id {meeting['run_id'] or 'random'}, {secret}"
-    elif launch["starter"] is None:
+    if (meeting := launch.meeting) is not None:
+        also = f" (also {_names(meeting.also)})" if meeting.also else ""
+        where = f"{meeting.host or 'an address of node 0'}:{meeting.port or 'a free port'}"
+        secret = "with a secret" if meeting.secret else "without a secret"
+        yield "rendezvous", f"{where}{also}, id {meeting.run_id or 'random'}, {secret}"
+    elif launch.starter is None:
         yield "rendezvous", "none: one node"
-    if launch["starter"] is None:
+    if launch.starter is None:
         yield "starts", f"a launcher with {count(workers[own or 0], 'worker')} on this host"
     else:
-        where = (
-            f"each of {_names(launch['hosts'])}" if launch["hosts"] else f"each of {nodes} nodes"
-        )
-        yield "starts", f"a launcher on {where}, with {launch['starter']}"
+        where = f"each of {_names(launch.hosts)}" if launch.hosts else f"each of {nodes} nodes"
+        yield "starts", f"a launcher on {where}, with {launch.starter}"
 
 
-def _names(names: list[Any]) -> str:
+def _names(names: Sequence[object]) -> str:
     more = f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
     return ", ".join(map(str, names[:_MOST_NAMES])) + more

@@ -26,7 +26,7 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost
 from meshrun.protocol.from_zygote import Checked, NodeExcluded, RankStarted
-from meshrun.protocol.packing import Line, convert, read_json
+from meshrun.protocol.packing import Line, convert, read_json, to_builtins
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult
 from meshrun.supervisor.watcher import Watcher
@@ -58,8 +58,8 @@ def record_failure(
     path: str, host: str, run_id: str, reason: str, note: Callable[[str], None]
 ) -> None:
     """Append a failure to the file; if that is impossible, call ``note`` with the reason."""
-    line = {"time": time.time(), "host": host, "run_id": run_id, "reason": reason}
-    text = f"{json.dumps(line)}\n".encode()
+    failure = Failure(time=time.time(), host=host, run_id=run_id, reason=reason)
+    text = f"{json.dumps(to_builtins(failure))}\n".encode()
     try:
         check_target(path, "--node-history")  # a link may have appeared there since the start
         fd = os.open(
