@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.plan.parse import parse_choice, parse_seconds, split_words
@@ -60,7 +60,10 @@ def read_placement(
     Raises:
         UsageError: If a value cannot be parsed.
     """
-    found: dict[str, Any] = {}
+    if device not in ("auto", *_ACCELERATORS):
+        raise UsageError(f"--submit ray does not know which resource --device {device} needs")
+    accelerator = None if device == "auto" else _ACCELERATORS[device]
+    found = PlacementRequest(workers=workers, min_nodes=min_nodes, accelerator=accelerator)
     resources: dict[str, float] = {}
     for word in (word for extra in extras for word in split_words(extra, "--submit-arg")):
         name, equals, value = word.partition("=")
@@ -71,23 +74,14 @@ def read_placement(
                 hint="for example --submit-arg CPU=16, --submit-arg strategy=PACK",
             )
         if name == "strategy":
-            found[name] = parse_choice(value.upper(), where, _STRATEGIES)
+            found = replace(found, strategy=parse_choice(value.upper(), where, _STRATEGIES))
         elif name == "domain":
-            found[name] = value
+            found = replace(found, domain=value)
         elif name == "timeout":
-            found["timeout_s"] = parse_seconds(value, where)
+            found = replace(found, timeout_s=parse_seconds(value, where))
         else:
             resources[name] = _quantity(value, where)
-    if device not in ("auto", *_ACCELERATORS):
-        raise UsageError(f"--submit ray does not know which resource --device {device} needs")
-    accelerator = None if device == "auto" else _ACCELERATORS[device]
-    return PlacementRequest(
-        workers=workers,
-        min_nodes=min_nodes,
-        accelerator=accelerator,
-        resources=tuple(resources.items()),
-        **found,
-    )
+    return replace(found, resources=tuple(resources.items()))
 
 
 def _quantity(text: str, where: str) -> float:

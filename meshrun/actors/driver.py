@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshrun.actors.bundles import PlacementRequest
+from meshrun.actors.driver_messages import (
+    Place,
+    Placed,
+    Refused,
+    Reply,
+    Waits,
+    read_order,
+    write_line,
+)
 from meshrun.actors.node_group import NodeGroup, first_line
 from meshrun.errors import HostError
 from meshrun.host.leftovers import private_folder
@@ -38,23 +45,23 @@ def main(_: object) -> None:
     control = socket.socket(fileno=os.dup(0))
     set_title("ray-driver")
     with control.makefile("rb") as lines:
-        order = json.loads(lines.readline())
+        order = read_order(lines.readline())
     with private_folder() as folder:
         try:
             asyncio.run(_serve(control, order, os.path.join(folder, "relays")))
         except HostError as refused:
-            _reply(control, error=refused.message, hint=refused.hint)
+            _reply(control, Refused(refused.message, refused.hint))
         except _LauncherGone:
             pass
     os._exit(0)  # without waiting for Ray's threads
 
 
-def _reply(control: socket.socket, **values: object) -> None:
+def _reply(control: socket.socket, reply: Reply) -> None:
     with contextlib.suppress(OSError):
-        control.sendall(json.dumps(values).encode() + b"\n")
+        control.sendall(write_line(reply))
 
 
-async def _serve(control: socket.socket, order: Mapping[str, Any], address: str) -> None:
+async def _serve(control: socket.socket, order: Place, address: str) -> None:
     loop, launcher_gone = asyncio.get_running_loop(), asyncio.Event()
 
     def on_close() -> None:
@@ -63,13 +70,13 @@ async def _serve(control: socket.socket, order: Mapping[str, Any], address: str)
 
     loop.add_reader(control, on_close)
     ray = _connect()
-    group = NodeGroup(ray, PlacementRequest(**order["placement"]), call=order["call"])
+    group = NodeGroup(ray, order.request, call=order.call)
     try:
-        hosts = await _place(group, launcher_gone, lambda text: _reply(control, note=text))
+        hosts = await _place(group, launcher_gone, lambda text: _reply(control, Waits(text)))
         relays = _Relays(group, address, [name for name, _ in hosts])
-        _reply(control, hosts=hosts, address=address)
+        _reply(control, Placed(hosts, address))
         await launcher_gone.wait()
-        await relays.end(order["grace_s"])
+        await relays.end(order.grace_s)
     finally:
         group.remove()
         ray.shutdown()

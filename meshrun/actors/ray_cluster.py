@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from meshrun.actors.bundles import PlacementRequest
+from meshrun.actors.driver_messages import Place, Placed, Refused, Waits, read_reply, write_line
 from meshrun.errors import HostError
 from meshrun.host.leftovers import remove_if_stale
 from meshrun.host.printable import one_line
@@ -55,24 +55,21 @@ class RayCluster:
         Raises:
             HostError: If the cluster cannot provide them, or there is none.
         """
-        order = {"placement": asdict(request), "call": self._call, "grace_s": self._grace_s}
-        self._control.sendall(json.dumps(order).encode() + b"\n")
+        self._control.sendall(write_line(Place(request, self._call, self._grace_s)))
         with self._control.makefile("rb") as lines:
             for line in lines:
-                answer = json.loads(line)
-                if "note" in answer:
-                    note(answer["note"])
-                elif "error" in answer:
-                    raise HostError(answer["error"], hint=answer["hint"])
-                else:
-                    hosts = tuple(Host(name, workers) for name, workers in answer["hosts"])
-                    command = own_command("ray-relay", answer["address"])
-                    self._folder = os.path.dirname(answer["address"])
-                    return Remote(
-                        hosts=hosts,
-                        reach=replace(reach, starter="Ray"),
-                        start_command=tuple(command),
-                    )
+                match read_reply(line):
+                    case Waits(note=text):
+                        note(text)
+                    case Refused(error=error, hint=hint):
+                        raise HostError(error, hint=hint)
+                    case Placed(hosts=hosts, address=address):
+                        self._folder = os.path.dirname(address)
+                        return Remote(
+                            hosts=tuple(Host(name, workers) for name, workers in hosts),
+                            reach=replace(reach, starter="Ray"),
+                            start_command=tuple(own_command("ray-relay", address)),
+                        )
         raise self._broken(self._process.wait())
 
     def close(self) -> None:

@@ -1,0 +1,60 @@
+"""Messages between a launcher and the process that is connected to Ray, one in each line."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from meshrun.actors.bundles import PlacementRequest
+from meshrun.protocol.packing import pack, unpack
+
+
+class Place(Struct, frozen=True):
+    """To Ray's process: place the nodes of a launch."""
+
+    request: PlacementRequest
+    call: str | None
+    """The folder with the call that ranks make, to which their results are written."""
+    grace_s: float
+    """How long the launch may take to end once the launcher has closed the connection."""
+
+
+class Waits(Struct, frozen=True):
+    """To the launcher: the cluster has yet to free resources."""
+
+    note: str
+
+
+class Refused(Struct, frozen=True):
+    """To the launcher: there is no cluster, or it cannot provide the nodes."""
+
+    error: str
+    hint: str | None
+
+
+class Placed(Struct, frozen=True):
+    """To the launcher: what the cluster provides."""
+
+    hosts: list[tuple[str, int]]
+    """(name, workers) of each node."""
+    address: str
+    """The socket for the streams of the nodes."""
+
+
+Reply = Waits | Refused | Placed
+
+
+def write_line(message: Place | Reply) -> bytes:
+    """Return the line of a message."""
+    return pack(message) + b"\n"
+
+
+def read_order(line: bytes) -> Place:
+    """Return the launcher's order."""
+    order: Place = unpack(line, Place)
+    return order
+
+
+def read_reply(line: bytes) -> Reply:
+    """Return a reply of Ray's process."""
+    reply: Reply = unpack(line, Reply)
+    return reply
