@@ -213,14 +213,16 @@ def _failure(
 def _was_preempted(state: State, *, others: int) -> bool:
     """Return whether SIGTERM to a launcher stopped the ranks, and all of them exited with 0.
 
-    Of a node that was lost, it is not known; an elastic launch does without it.
+    Of a node that was lost, it is not known. One that leaves an elastic launch reports on itself.
     """
+    nodes = state.nodes
+    leaves = nodes.is_elastic and not nodes.is_coordinator and nodes.lost is None
     return (
         _stop_signal(state) == signal.SIGTERM
         and any(known.told_to_end_ns is not None for known in state.ranks.values())
         and _all_succeeded(state)
         and all(outcome.is_well for outcome in state.outcomes)
-        and (state.nodes.is_elastic or len(state.outcomes) >= others)
+        and (leaves or len(state.outcomes) >= others)
     )
 
 

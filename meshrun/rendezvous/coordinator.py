@@ -293,6 +293,9 @@ class Coordinator:
         lost = connection.loss(node_rank, host, why)
         self._round.loss = self._round.loss or str(lost)
         event = self._policy.event_of_loss(lost, self._round.is_done)
+        is_news = self._round.is_ending and number not in self._round.outcomes
+        if is_news and isinstance(event, GenerationAborted):
+            self._hub.note(str(lost))
         if event is not None:
             self._end(str(lost), event)
         self._round.advance()

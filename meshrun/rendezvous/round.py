@@ -91,6 +91,7 @@ class Round:
                 self._finished.add(number)
                 self._announce_if_all_finished()
             case Leave():
+                self.outcomes.setdefault(number, NodeOutcome(is_well=True))
                 connection.close(message.why)
             case Times():
                 clock = connection.clock

@@ -188,7 +188,7 @@ def test_the_launch_continues_without_a_node_that_leaves(
     parties: Parties, two: list[Party]
 ) -> None:
     """Before its connection closes, and with its reason; the node itself gets no more events."""
-    grown(parties, two)
+    third = grown(parties, two)
     forget(two)
     two[1].send(Leave(generation=1, why="it was stopped by SIGTERM"))
     parties.until(lambda: two[0].received(GenerationAborted))
@@ -199,6 +199,10 @@ def test_the_launch_continues_without_a_node_that_leaves(
         == "node 1 (node1) was lost: it was stopped by SIGTERM"
     )
     assert not two[1].events
+    for party in two[0], third:
+        party.send(Cleared(generation=1, outcome=NodeOutcome()))
+    parties.until(lambda: two[0].received(AllCleared))
+    assert NodeOutcome(is_well=True) in two[0].received(AllCleared)[0].outcomes
 
 
 def test_a_node_that_joins_at_the_end_disturbs_no_other(parties: Parties, two: list[Party]) -> None:

@@ -52,6 +52,7 @@ from tests.node_histories import (
     THE_END,
     TROUBLE,
     WELL,
+    WELL_THERE,
     all_cleared,
     met,
     over,
@@ -284,6 +285,26 @@ def test_too_few_nodes_are_the_reason() -> None:
     state, _ = play([*SHRUNK, TOO_LATE])
 
     assert describe_end(state, layout, ["node0"], "node0").exit_code == 69
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        ([*COORDINATOR, signalled(15, 4), LOST, *WELL, ENDED, all_cleared(), GONE], 143),
+        ([*COORDINATOR, signalled(15, 4), LOST, *WELL, ENDED, all_cleared(reported()), GONE], 75),
+        ([*PARTICIPANT, signalled(15, 4), *WELL_THERE, ENDED, GONE], 75),
+        ([*PARTICIPANT, CUT, signalled(15, 6), *WELL_THERE, ENDED, GONE], 75),
+        ([*PARTICIPANT, replace(OTHERS_FAILED, signum=15), CUT, *WELL_THERE, ENDED, GONE], 69),
+    ],
+    ids=["a lost node", "a node that left", "on a node that leaves", "cut off", "no coordinator"],
+)
+def test_a_preemption(events: list[Event], code: int) -> None:
+    """Node 0 knows that the ranks of every node exited with 0, except of those that left."""
+    state, _ = play(events)
+    layout, timings = solve_layout(parse_mesh("dp=4"), nnodes=2), Timings(began_ns=0)
+    result = build_result(state, layout, hosts=["node0", "node1"], timings=timings)
+
+    assert (result.exit_code, result.preempted) == (code, code == 75)
 
 
 @pytest.mark.parametrize("code", [0, 7])
