@@ -20,13 +20,16 @@ EXPORTED = (
 """Names of variables that go to every host."""
 _OWN = (
     "MESHRUN_HOSTS", "MESHRUN_HOSTFILE", "MESHRUN_INCLUDE", "MESHRUN_EXCLUDE", "MESHRUN_SSH",
-    "MESHRUN_EXPORT", "MESHRUN_CONNECT_TIMEOUT", "MESHRUN_REPORT", "MESHRUN_PARENT_*",
-    "MESHRUN_SECRET_FILE", "MESHRUN_LISTENER", HOSTS_PRESENT,
-    "PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE",
+    "MESHRUN_EXPORT", "MESHRUN_LAUNCHER", "MESHRUN_CONNECT_TIMEOUT", "MESHRUN_REPORT",
+    "MESHRUN_SUBMIT_ARG", "MESHRUN_SECRET_FILE", "MESHRUN_PARENT_*", "MESHRUN_LISTENER",
+    HOSTS_PRESENT, "PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE",
     "SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*", "MPI_LOCAL*", "HYDRA_*", "MV2_*",
     "PALS_*", "FLUX_*", "JSM_*", "LSB_*", "PBS_*", "PE_HOSTFILE",
 )  # fmt: skip
-"""Names of variables that never do: they concern the controller or its host alone."""
+"""Names of variables that never do: they concern the controller or its host alone.
+
+They include those of ``CONTROLLER_OPTIONS`` in ``cli/on_hosts.py``, which an agent does not import.
+"""
 _OF_A_HOST = (
     "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "HOST", "TMPDIR", "TERM",
     "SHLVL", "_", "DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "MAIL", "TTY", "TMUX*", "STY",

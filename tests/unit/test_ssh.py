@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.cli.on_hosts import CONTROLLER_OPTIONS, _run
+from meshrun.cli.options import Options
 from meshrun.cli.words import spell_out
 from meshrun.errors import HostError, UsageError
 from meshrun.plan.hostfile import Host
@@ -84,6 +85,8 @@ def test_what_is_sent_to_other_hosts() -> None:
         "MESHRUN_HOSTS": "a,b", "MESHRUN_SECRET_FILE": "/s", "PET_NODE_RANK": "1", "HOME": "/h",
         "SLURM_PROCID": "0", "WANDB_KEY": "w", "WANDB_MODE": "m", "EDITOR": "ed",
     }  # fmt: skip
+    theirs = [row.variable for row in Options.rows() if row.flag in CONTROLLER_OPTIONS]
+    env |= {variable: "" for variable in theirs if variable is not None}
     always = {"PATH", "PYTHONPATH", "NCCL_DEBUG", "MESHRUN_STATUS"}
 
     assert set(exported(env, [])) == always
