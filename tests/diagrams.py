@@ -10,12 +10,13 @@ import pytest
 
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.rendezvous.node_phases import ConnectionPhase, Coordination, Participation
+from meshrun.ssh.host_phases import HostPhase
 from tests.kit import ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
 DIAGRAMS = dict(
     zip(
-        (Phase, Stop, NodesPhase, Link, ConnectionPhase, Coordination, Participation),
+        (Phase, Stop, NodesPhase, Link, ConnectionPhase, Coordination, Participation, HostPhase),
         re.findall(r"```mermaid\nstateDiagram-v2\n(.+?)```", PAGE, re.DOTALL),
         strict=True,
     )

@@ -18,6 +18,7 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.ssh.agent_messages import Hello, Listen
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
+from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
 from meshrun.ssh.pool import HostPool
 from meshrun.ssh.remote_command import agent_command, boot_command
@@ -66,7 +67,7 @@ class Connector:
         while open_ones := [
             session
             for session in self._pool.sessions
-            if session.ready is None and session.number not in refusals
+            if session.phase is not HostPhase.READY and session.number not in refusals
         ]:
             self._pool.turn()
             for session in open_ones:
@@ -85,7 +86,7 @@ class Connector:
 
     def _final_refusal(self, session: HostSession) -> Refusal | None:
         """Return why a host cannot be used, unless it is retried."""
-        is_open = session.ready is None and not session.is_done
+        is_open = session.phase is HostPhase.CONNECTING
         refusal = self.refusal(session) if is_open else None
         if refusal is None or self._schedule_retry(session, refusal):
             return None

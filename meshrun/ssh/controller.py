@@ -23,6 +23,7 @@ from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLaunch
 from meshrun.ssh.connect import Connector, Stopped
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, lost_error
+from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.host_retry import HostRetry
 from meshrun.ssh.host_session import HostSession
 from meshrun.ssh.pool import HostPool
@@ -112,7 +113,7 @@ class Controller:
         """
         try:
             self._start(self._connector.connect())
-            while not all(session.is_done for session in self._sessions):
+            while self._launched:
                 self._pool.turn()
                 self._forward_signals()
                 self._check_hosts()
@@ -150,6 +151,11 @@ class Controller:
         return error
 
     @property
+    def _launched(self) -> list[HostSession]:
+        """The hosts whose launchers have not ended."""
+        return [each for each in self._sessions if each.phase is HostPhase.LAUNCHED]
+
+    @property
     def result(self) -> LaunchResult | None:
         """The result of the launch, if there is one."""
         return self._first.result if self._first else None
@@ -159,9 +165,10 @@ class Controller:
         for number, why in unusable.items():
             self._retry.add(self._sessions[number], why)
         for session in self._sessions:
-            if not session.is_done and (unfit := self._excluded.get(session.host.name)):
+            is_ready = session.phase is HostPhase.READY
+            if is_ready and (unfit := self._excluded.get(session.host.name)):
                 self._retry.give_up(session, Refusal(session.host.name, unfit))
-        usable = [session for session in self._sessions if not session.is_done]
+        usable = [each for each in self._sessions if each.phase is HostPhase.READY]
         self._rendezvous, self._first = self._connector.meet(usable), usable[0]
         placed = usable[: self._request.nnodes]
         self._present = [session.host.name for session in placed]
@@ -174,7 +181,7 @@ class Controller:
         node_rank = self._places.get(session.number)
         place = [] if node_rank is None else ["--node-rank", str(node_rank)]
         quiet = "" if session is self._first else " quiet"
-        session.send(
+        session.launch(
             StartLauncher(
                 words=[*self._rendezvous, *self._workers_on(session), *place, *self._words],
                 env={
@@ -235,9 +242,7 @@ class Controller:
 
     def _check_hosts(self) -> None:
         """Handle hosts that have exited or are lost: stop the others, or continue without them."""
-        for session in self._sessions:
-            if session.is_done:
-                continue
+        for session in self._launched:
             if (why := self._why_lost(session)) is not None:
                 self._lose(Refusal(session.host.name, why), session)
             elif session.ended is not None:
@@ -249,7 +254,6 @@ class Controller:
 
     def _handle_exit(self, session: HostSession, code: int) -> None:
         """Handle the end of a launcher."""
-        session.is_done = True
         session.hang_up()
         if (unfit := _why_unfit(session, code)) is not None and self._exclude(session, unfit):
             return
@@ -329,9 +333,8 @@ class Controller:
             self._ending = True
             # For the launchers' messages to each other.
             why = f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
-            for session in self._sessions:
-                if not session.is_done:
-                    session.send(StopLauncher(why=why))
+            for session in self._launched:
+                session.send(StopLauncher(why=why))
 
     @property
     def _most_s_to_end(self) -> float:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from meshrun.errors import RendezvousError
 from meshrun.ssh.connect import Connector
 from meshrun.ssh.host_failure import Refusal
+from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.host_session import HostSession
 from meshrun.ssh.pool import HostPool
 
@@ -85,14 +86,12 @@ class HostRetry:
         except RendezvousError as error:  # such as too many processes
             self._postpone(number, absence, Refusal(absence.why.host, error.message))
             return
-        session.is_done = True  # nothing is expected of it yet
         absence.session = self._pool.sessions[number] = session
 
     def _check(self, number: int, absence: _Absence, session: HostSession) -> None:
-        if session.ready is not None and session.refused is None:
+        if session.phase is HostPhase.READY:
             del self._absences[number]
             self._pool.console.note(f"host {session.host.name} is back")
-            session.is_done = False
             self._start(session)
         elif (refusal := self._connector.refusal(session)) is not None:
             session.close()

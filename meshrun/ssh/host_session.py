@@ -32,11 +32,13 @@ from meshrun.ssh.agent_messages import (
     Listening,
     Ready,
     Refused,
+    StartLauncher,
     ToAgent,
     format_hello,
 )
 from meshrun.ssh.framing import MESSAGE, OUT, FrameSplitter
 from meshrun.ssh.host_failure import Refusal, explain_end
+from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.remote_command import BOOT_FOLDER, without_own
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -65,6 +67,7 @@ class HostSession:
         console: Console,
     ) -> None:
         self.number, self.host, self.starter = number, host, starter
+        self.phase = HostPhase.CONNECTING
         self._reactor, self._console = reactor, console
         self._streams: dict[bytes, RankStream] = {}
         self.nonce = secrets.token_hex(16)
@@ -91,7 +94,7 @@ class HostSession:
         self.began = self.received = time.monotonic()
         """Since when its agent's answer is awaited, and when the last data arrived."""
         self.ready: Ready | None = None
-        """Set once its agent has answered."""
+        """What its agent has answered."""
         self.refused: Refused | None = None
         """Set if its agent refuses to serve."""
         self.endpoint: tuple[str, int] | None = None
@@ -104,8 +107,6 @@ class HostSession:
         """Why its launcher could not launch, if it reported that."""
         self.result: LaunchResult | None = None
         """The result that its launcher reported, if it did."""
-        self.is_done = False
-        """Whether nothing more is expected of it."""
 
     @property
     def output(self) -> str:
@@ -153,6 +154,11 @@ class HostSession:
         """Send the agent its first line."""
         self.buffer.write(format_hello(hello))
 
+    def launch(self, order: StartLauncher) -> None:
+        """Have the agent start the launcher."""
+        self.phase = HostPhase.LAUNCHED
+        self.send(order)
+
     def send(self, message: ToAgent) -> None:
         """Send the agent a message."""
         self.buffer.write(pack(message) + b"\n")
@@ -196,8 +202,8 @@ class HostSession:
         from meshrun.report.result_json import parse_error_json, parse_result_json
 
         match message:
-            case Ready():
-                self.ready = message
+            case Ready() if self.phase is HostPhase.CONNECTING:
+                self.phase, self.ready = HostPhase.READY, message
                 self._frames.noise = b""
                 self._stderr_tail.clear()
             case Refused():
@@ -213,6 +219,7 @@ class HostSession:
 
     def hang_up(self) -> None:
         """Close stdin, so that the agent stops its launcher."""
+        self.phase = HostPhase.DONE
         if not self._stdin.closed:
             self.buffer.close()
             with contextlib.suppress(BrokenPipeError):
@@ -220,7 +227,6 @@ class HostSession:
 
     def close(self) -> None:
         """End the connection at once, and show incomplete lines."""
-        self.is_done = True
         self.finish()
         for stream in self._streams.values():
             self._console.feed(stream, b"")
@@ -233,9 +239,9 @@ class HostSession:
 def end_all(sessions: Sequence[HostSession]) -> None:
     """End some connections, all at the same time; agents close theirs by themselves if they can."""
     for session in sessions:
+        if session.phase is HostPhase.CONNECTING and not session.is_closed:
+            session.signal(signal.SIGTERM)  # no launcher runs there
         session.hang_up()
-        if session.ready is None and not session.is_closed:  # no launcher runs there
-            session.signal(signal.SIGTERM)
     for signum in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _SSH_ENDS_IN_S
         for session in [each for each in sessions if not each.ends_by(deadline)]:

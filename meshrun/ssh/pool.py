@@ -12,6 +12,7 @@ from meshrun.console.slow_readers import SlowReaders, dropped_note, last_read_s
 from meshrun.host.reactor import Reactor
 from meshrun.ssh.agent_messages import Alive
 from meshrun.ssh.framing import BEAT_S
+from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.host_session import HostSession, end_all
 from meshrun.supervisor.signals import SignalQueue
 
@@ -67,7 +68,7 @@ class HostPool:
 
     def _beat(self) -> None:
         for session in self.sessions:
-            if session.ready is not None:
+            if session.phase is not HostPhase.CONNECTING:
                 session.send(Alive())
 
     def note_stop(self) -> None:

@@ -43,6 +43,7 @@ from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.node_phases import ConnectionPhase, Coordination, Participation
 from meshrun.rendezvous.policy import ELASTIC, FIXED, Policy
+from meshrun.ssh.host_phases import HostPhase
 from tests.diagrams import DIAGRAMS, FOLLOWS
 from tests.histories import S, raised
 from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, reported
@@ -161,7 +162,7 @@ def test_only_last_phases_have_no_way_out() -> None:
 
     assert last == {
         Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CUT_OFF, ConnectionPhase.CLOSED,
-        Coordination.OVER, Participation.OVER, Participation.FAILED,
+        Coordination.OVER, Participation.OVER, Participation.FAILED, HostPhase.DONE,
     }  # fmt: skip
     for kind, diagram in DIAGRAMS.items():
         assert f"[*] --> {next(iter(kind)).name.lower()}\n" in diagram
