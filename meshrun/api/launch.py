@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_type_hints, overload
 
 from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
@@ -35,7 +36,10 @@ _R = TypeVar("_R")
 
 
 class LaunchOptions(TypedDict, total=False):
-    """Parameters of ``launch()`` for any kind of program."""
+    """Parameters of ``launch()`` for any kind of program, by the names of options.
+
+    The last three are not options.
+    """
 
     mesh: AnyMesh | None
     names: str | Sequence[str] | None
@@ -84,25 +88,7 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     module: bool = False,
-    mesh: AnyMesh | None = None,
-    names: str | Sequence[str] | None = None,
-    nproc_per_node: int | str | None = None,
-    nnodes: int | str | None = None,
-    device: str | None = None,
-    start_method: str | None = None,
-    preload: str | Sequence[str] = (),
-    warm: bool = False,
-    max_restarts: int | None = None,
-    shutdown_timeout: float | str | None = None,
-    log_dir: str | os.PathLike[str] | None = None,
-    tee: int | str | None = None,
-    redirects: int | str | None = None,
-    show: str | Sequence[str] = (),
-    hide: str | Sequence[str] = (),
-    prefix: bool | str = True,
-    env: Mapping[str, str] | None = None,
-    cwd: str | os.PathLike[str] | None = None,
-    options: str | Sequence[str | os.PathLike[str]] = (),
+    **flags: Any,
 ) -> LaunchResult | list[Any]:
     """Launch a script or a function on every device, with its mesh, and wait for it to finish.
 
@@ -115,6 +101,7 @@ def launch(
         args: Arguments of a script, as strings; or of a function, anything that can be pickled.
         kwargs: A function's keyword arguments.
         module: Whether ``program`` is run as ``python -m`` does.
+        **flags: These parameters, which may all be omitted:
         mesh: Such as ``dp=2,tp=4``, ``{"dp": 2, "tp": 4}`` or ``(2, 4)``.
         names: Names of a mesh such as ``2x4``: ``dp,tp``, or a list.
         nproc_per_node: Workers on each node.
@@ -146,36 +133,52 @@ def launch(
         Exception: What the first rank to fail raised, if ``program`` is a function; its
             ``__cause__`` shows the rank's traceback.
     """
-    given = locals()
-    check_parameters(launch, given)
+    check_parameters(launch, locals())
+    if unknown := flags.keys() - LaunchOptions.__annotations__.keys():
+        raise TypeError(f"launch() got an unexpected keyword argument '{min(unknown)}'")
+    flags = {name: value for name, value in flags.items() if value is not None}
+    check_parameters(LaunchOptions, flags)
     _check_program(program, args, module=module, kwargs=kwargs)
-    from meshrun.cli.options import Options
-
-    parameters = {row.name: given[row.name] for row in Options.rows() if row.in_launch}
-    parameters["prefix"] = None if prefix is True else prefix or "none"
-    flags = to_flags(parameters, options)
+    if flags.get("prefix") is True:
+        del flags["prefix"]  # as if it were omitted
+    env, cwd, options = (flags.pop(name, None) for name in ("env", "cwd", "options"))
+    line = to_flags({"module": module, **flags}, options or ())
     environ = {**os.environ, **(env or {})}
     check_cwd(cwd)
     place = None if cwd is None else os.fspath(cwd)
     if isinstance(program, str | os.PathLike):
         words = [os.fspath(program), *map(os.fspath, args)]
         with private_folder() as folder:
-            return _run(folder, flags, words, env=environ, cwd=place, stdin=None)
+            return _run(folder, line, words, env=environ, cwd=place, stdin=None)
 
     from meshrun.api.remote_call import raise_failure, read_values, write_call
     from meshrun.cli.options import KINDS_OF_PROGRAM
     from meshrun.worker.function import PROGRAM
 
     environ = without_variables(KINDS_OF_PROGRAM, environ)
-    flags[:0] = ["--module", "--allow-different-programs"]  # the folder differs on each node
+    line[:0] = ["--module", "--allow-different-programs"]  # the folder differs on each node
     with private_folder() as folder:
         with writing_to(folder):
             write_call(folder, program, args, kwargs or {})
         words = [PROGRAM, folder]
-        result = _run(folder, flags, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
+        result = _run(folder, line, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
         if result.exit_code:
             raise_failure(folder, result)
         return read_values(folder, result)
+
+
+def _full_signature() -> inspect.Signature:
+    """Return the signature of ``launch()`` with the name of each option, for notebooks and help."""
+    short = inspect.signature(launch)
+    *own, _ = short.parameters.values()
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in get_type_hints(LaunchOptions).items()
+    ]
+    return short.replace(parameters=[*own, *options])
+
+
+launch.__signature__ = _full_signature()  # type: ignore[attr-defined]
 
 
 def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
@@ -235,6 +238,7 @@ _TEXT_OF: Mapping[str, Callable[[Any], str]] = {
     "mesh": mesh_text,
     "names": lambda names: ",".join(_listed(names)),
     "log_dir": os.fspath,
+    "prefix": lambda prefix: prefix or "none",
 }
 """Options that have forms of their own as parameters."""
 

@@ -49,8 +49,6 @@ class Option(Generic[_T]):
     """A flag of one letter, such as ``-n``."""
     family: str = "MESHRUN"
     """``MESHRUN``, ``PET`` for torchrun's own, or nothing to read no variable."""
-    in_launch: bool = False
-    """Whether ``meshrun.launch()`` has a parameter of that name."""
 
     def __post_init__(self) -> None:
         if not self.suggested and self.metavar.islower() and "|" in self.metavar:

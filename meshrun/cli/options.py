@@ -64,15 +64,15 @@ class Options(ParsedOptions):
     mesh = Option(parse.as_written, None, "SPEC", MESH,
         "Shape of the mesh, such as `dp=2,tp=4` or `2x4`. The rightmost dim varies fastest, as in "
         "torch. One size may be `-1`, or a range such as `2:8`.",
-        in_launch=True, details="See [mesh specs](mesh-spec.md). Without a mesh, no "
+        details="See [mesh specs](mesh-spec.md). Without a mesh, no "
         "process group is created before the program runs.",
         brief="Shape of the mesh; the last dim varies fastest")
     names = Option(parse.as_written, None, "A,B", MESH,
-        "Names for the dims of a mesh given as sizes alone, such as `2x4`.", in_launch=True,
+        "Names for the dims of a mesh given as sizes alone, such as `2x4`.",
         brief="Names of its dims, if SPEC is sizes alone")
     device = Option(check_device_type, "auto", "TYPE", MESH,
         "Device type: `auto`, `cpu`, `cuda` or another torch device type. `auto` uses the "
-        "accelerator if there is one for each worker, otherwise `cpu`.", in_launch=True,
+        "accelerator if there is one for each worker, otherwise `cpu`.",
         details="See [accelerators outside torch](../how-to/other-accelerators.md).",
         suggested=("auto", "cpu", "cuda", "xpu"))
     gpus: Option[Names | None] = Option(parse_gpus, None, "0,2-3", MESH,
@@ -117,14 +117,14 @@ class Options(ParsedOptions):
 
     nproc_per_node = Option(parse_workers, None, "N", WORKERS,
         "Workers per node: a number, `auto`, `gpu`, `cpu` or `xpu`; or one number per node, "
-        "such as `8,4`.", unset="what the mesh needs, else 1", family=PET, in_launch=True,
+        "such as `8,4`.", unset="what the mesh needs, else 1", family=PET,
         details="`auto` is one per accelerator, or per core if there is none. `gpu`, `xpu` or "
         "another device type is one per device; `cpu` is one per core this process may use.",
         brief="Workers per node",
         suggested=("auto", "cpu", "gpu", "xpu"))
     nnodes = Option(parse_nnodes, None, "N|MIN:MAX", WORKERS,
         "Number of nodes, or a range within which nodes may join and leave.",
-        unset="what the scheduler says, else 1", family=PET, in_launch=True,
+        unset="what the scheduler says, else 1", family=PET,
         details="See [several nodes](../how-to/several-nodes.md). A [range](../how-to/elastic.md) "
         "needs `--hosts`, or `--rdzv-backend c10d` or another that counts nodes.",
         brief="Number of nodes, or a range of them")
@@ -177,7 +177,7 @@ class Options(ParsedOptions):
         "How long to wait for a host to answer.")
 
     module = Switch(PROGRAM,
-        "Run the program as a module, like `python -m`.", short="-m", family=PET, in_launch=True,
+        "Run the program as a module, like `python -m`.", short="-m", family=PET,
         brief="Run a module, like `python -m`")
     no_python = Switch(PROGRAM,
         "Run the program as a command, without Python.", family=PET,
@@ -193,10 +193,10 @@ class Options(ParsedOptions):
         "(../how-to/launch-at-each-change.md).")
     preload = Repeated(parse.one, "MODULE", PROGRAM,
         "Also import this module once per node, before ranks are forked. Repeatable.",
-        in_launch=True, details="See [shared imports](../how-to/share-imports.md).")
+        details="See [shared imports](../how-to/share-imports.md).")
     warm = Switch(PROGRAM,
         "Start ranks from a warm server, which has imported the program's libraries, and leave one "
-        "for the next run.", in_launch=True,
+        "for the next run.",
         details="See [the second run](../how-to/warm-starts.md).")
     warm_idle = Option(parse_seconds, 600.0, "TIME", PROGRAM,
         "End a warm server after it has been idle for this long.")
@@ -205,7 +205,7 @@ class Options(ParsedOptions):
     start_method: Option[Literal["fork", "exec", "forkserver", "spawn"] | None] = Option(
         parse.choice("fork", "exec", "forkserver", "spawn"), None, "fork|exec", PROGRAM,
         "Fork ranks from one process per node that has imported torch, or (`exec`) start "
-        "a fresh interpreter for each.", unset="`fork`", family=PET, in_launch=True,
+        "a fresh interpreter for each.", unset="`fork`", family=PET,
         details="torchrun's `forkserver` means `fork`; its `spawn` means `exec` with `--run-path`, "
         "and nothing without it.")
 
@@ -265,18 +265,18 @@ class Options(ParsedOptions):
 
     show = Repeated(parse.one, "WHERE", OUTPUT,
         "Print only the output of these ranks, such as `dp=0`, `tp=1-3` or `rank=0,3`. "
-        "Repeatable. Log files are not filtered.", unset="all", in_launch=True,
+        "Repeatable. Log files are not filtered.", unset="all",
         details="`dp=0,tp=1-3` means both; repeated, the option means any.",
         brief="Print only these ranks, such as `dp=0`")
     hide = Repeated(parse.one, "WHERE", OUTPUT,
-        "Print the output of all ranks except these. Repeatable.", in_launch=True)
+        "Print the output of all ranks except these. Repeatable.")
     collapse = Switch(OUTPUT,
         "Print identical lines from several ranks once.",
         details="Each such line is labeled with the ranks and their number.")
     prefix: Option[Literal["mesh", "torchrun", "none"]] = Option(
         parse.choice("mesh", "torchrun", "none"), "mesh", "mesh|torchrun|none", OUTPUT,
         "What to print before each line: the rank's mesh coordinate, what torchrun prints, or "
-        "nothing.", in_launch=True, details="torchrun prints nothing, or `[default0]:` where "
+        "nothing.", details="torchrun prints nothing, or `[default0]:` where "
         "output is teed. See [logs](logs.md#the-prefix-of-a-line).")
     no_prefix = Switch(OUTPUT,
         "Same as `--prefix none`.")
@@ -320,7 +320,7 @@ class Options(ParsedOptions):
         details="See [security](../explanation/security.md).")
 
     max_restarts = Option(parse_integer, 0, "N", FAILURES,
-        "Maximum number of restarts after failures.", family=PET, in_launch=True,
+        "Maximum number of restarts after failures.", family=PET,
         details="See [restarts](../how-to/restart.md). All ranks are restarted; there are fewer "
         "restarts if [the program makes no progress]"
         "(../how-to/restart.md#report-progress).",
@@ -356,7 +356,7 @@ class Options(ParsedOptions):
         "[elastic launches](../how-to/elastic.md). A node whose launcher ends is lost at once.")
     shutdown_timeout = Option(parse_seconds, 30.0, "TIME", FAILURES,
         "How long ranks may take to exit once told to stop, before SIGKILL.",
-        unset="`TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, else 30", family=PET, in_launch=True)
+        unset="`TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, else 30", family=PET)
     forward: Option[Signals] = Option(parse_signals, ((), ()), "USR1,...", FAILURES,
         "Signals to forward to the ranks without ending the launch.",
         details="See [how to checkpoint](../how-to/checkpoint-when-preempted.md#another-signal).",
@@ -382,14 +382,13 @@ class Options(ParsedOptions):
 
     redirects = Option(parse_streams, NO_STREAMS, "STREAMS", LOGS,
         "Write streams to log files only: `1` stdout, `2` stderr, `3` both; or by local rank: "
-        "`0-3:1,4:3`.", unset="0", short="-r", family=PET, in_launch=True,
+        "`0-3:1,4:3`.", unset="0", short="-r", family=PET,
         suggested=("1", "2", "3"))
     tee = Option(parse_streams, NO_STREAMS, "STREAMS", LOGS,
         "Write streams to log files, and print them too.", unset="0", short="-t", family=PET,
-        in_launch=True,
         suggested=("1", "2", "3"))
     log_dir = Option(parse.as_written, None, "DIR", LOGS,
-        "Directory for log files.", unset="a temporary directory", family=PET, in_launch=True,
+        "Directory for log files.", unset="a temporary directory", family=PET,
         details="See [logs](logs.md). `/dev/null` means no files.",
         brief="Where log files go")
     allow_shared_log_dir = Switch(LOGS,
