@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
@@ -17,6 +17,9 @@ from meshrun.plan.surroundings import read_cluster_facts
 from meshrun.start import own_command
 from meshrun.supervisor.program_file import check_program
 
+if TYPE_CHECKING:
+    from meshrun.protocol.caller import Invocation
+
 _ALLOWED = (Options.per_task, Options.nproc_per_node, Options.nnodes)
 """Options that are allowed in addition to those of the mesh and the program."""
 _NEEDS_LAUNCHER = (
@@ -25,7 +28,7 @@ _NEEDS_LAUNCHER = (
 """Options of the mesh and the program that need a launcher."""
 
 
-def run_task_as_rank(options: Options, request: LaunchRequest) -> NoReturn:
+def run_task_as_rank(options: Options, request: LaunchRequest, invocation: Invocation) -> NoReturn:
     """Run the program in this process, as the rank that the scheduler assigned to it.
 
     Raises:
@@ -35,7 +38,7 @@ def run_task_as_rank(options: Options, request: LaunchRequest) -> NoReturn:
     from meshrun import app
     from meshrun.mesh.scheduler_task import join_as
 
-    _check(options)
+    _check(options, invocation)
     facts = read_cluster_facts(request)
     task = facts.task if facts is not None else None
     if facts is None or task is None:
@@ -60,7 +63,12 @@ def run_task_as_rank(options: Options, request: LaunchRequest) -> NoReturn:
     os.execv(words[0], words)
 
 
-def _check(options: Options) -> None:
+def _check(options: Options, invocation: Invocation) -> None:
+    if invocation.caller is not None:
+        raise UsageError(
+            f"{Options.per_task.flag} cannot be used with launch(), which starts ranks itself",
+            hint="without launch(), meshrun.init_mesh() makes each process of the scheduler a rank",
+        )
     for row in options.given_for_launch():
         is_allowed = row in _ALLOWED or (
             row.panel in (MESH, PROGRAM) and row not in _NEEDS_LAUNCHER

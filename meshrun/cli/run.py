@@ -120,7 +120,7 @@ def _launch(options: Options, request: LaunchRequest, invocation: Invocation) ->
     if options.per_task:
         from meshrun.cli.per_task import run_task_as_rank
 
-        run_task_as_rank(options, request)
+        run_task_as_rank(options, request, invocation)
     cluster = None
     if not invocation.hosts_present:
         from meshrun import app

@@ -55,6 +55,7 @@ class _Meeting(Struct, frozen=True):
 
 class _Launch(Struct, frozen=True):
     nodes: int
+    least_nodes: int
     node_rank: int | None
     workers: Sequence[int]
     device: str | None
@@ -132,6 +133,7 @@ def _launch(found: Detected, plan: LaunchPlan) -> _Launch:
     starter = "srun" if step else remote.reach.starter or "ssh" if remote else None
     return _Launch(
         nodes=plan.layout.nnodes,
+        least_nodes=request.rendezvous.least_nodes or plan.layout.nnodes,
         node_rank=None if starter or (config and config.node_rank is None) else plan.node_rank,
         workers=plan.layout.nproc_per_node,
         device=plan.device_type,
@@ -197,7 +199,8 @@ def _describe_allocation(found: _Allocation) -> str:
 def _launch_rows(launch: _Launch) -> Iterator[tuple[str, str]]:
     nodes, workers, own = launch.nodes, launch.workers, launch.node_rank
     which = f", this is node {own}" if own is not None and nodes > 1 else ""
-    yield "nodes", f"{nodes}{which}"
+    least = f"{launch.least_nodes} to " if launch.least_nodes != nodes else ""
+    yield "nodes", f"{least}{nodes}{which}"
     is_uniform = len({*workers}) == 1
     on_each = count(workers[0], "worker") if is_uniform else f"{_names(workers)} workers"
     device = launch.device or "the device that the program chooses"

@@ -73,6 +73,12 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
         ("nowhere.py", {}, ProgramError, ("can't open file", None)),
         (add, {"options": ["--collapse", "5"]}, UsageError, ("`5` is neither an option nor", None)),
         (add, {"options": ["--role"]}, UsageError, ("--role requires a value", "--help --role")),
+        (
+            add,
+            {"options": ["--per-task"]},
+            UsageError,
+            ("--per-task cannot be used with launch()", "meshrun.init_mesh() makes each"),
+        ),
         ("train.py", {"args": "--lr 1"}, UsageError, ("args must be a list", "args=['--lr', '1']")),
         ("train.py", {"args": ["--lr", 1]}, UsageError, ("args must be a list of str or p", None)),
         (add, {"nproc_per_node": [2]}, UsageError, ("an int or a str, found [2]", None)),

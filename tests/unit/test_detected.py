@@ -28,6 +28,12 @@ def test_nothing_detected() -> None:
     assert found["starts"] == "a launcher with 2 workers on this host"
 
 
+def test_a_range_of_nodes() -> None:
+    found, _ = where({}, "--nnodes", "1:3", "--rdzv-backend", "c10d")
+
+    assert found["nodes"] == "1 to 3"
+
+
 def test_a_node_of_several_as_json() -> None:
     """All facts, and the variables they come from."""
     words = ("--where", "--mesh", "dp=4", "--device", "cpu", "--format", "json")
@@ -39,8 +45,8 @@ def test_a_node_of_several_as_json() -> None:
         name: value for name, value in DSTACK.items() if "GPUS" not in name
     }
     assert found["launch"] == {
-        "nodes": 2, "node_rank": 1, "workers": [2, 2], "device": "cpu", "starter": None,
-        "notes": [],
+        "nodes": 2, "least_nodes": 2, "node_rank": 1, "workers": [2, 2], "device": "cpu",
+        "starter": None, "notes": [],
         "hosts": [],
         "meeting": {"backend": "static", "host": "10.0.0.4", "port": found["launch"]["meeting"]
                     ["port"], "also": [], "run_id": "mine", "secret": True},
