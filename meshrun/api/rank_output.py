@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import TextIO
 
@@ -51,6 +52,15 @@ class RankOutput(io.TextIOBase):
         with self._changed:
             self._changed.wait_for(lambda: self._complete >= calls, _OUTPUT_S)
 
+    def wait_for_silence(self, seconds: float, *, most_s: float) -> str:
+        """Return the kept output once nothing has followed it for a number of seconds."""
+        until_s = time.monotonic() + most_s
+        with self._changed:
+            while time.monotonic() < until_s:
+                if not self._changed.wait(seconds) and self.kept:
+                    break
+        return self.kept
+
     def close(self) -> None:
         """Pass on a last line that has not ended."""
         self._pass_on(self._line)
@@ -58,7 +68,9 @@ class RankOutput(io.TextIOBase):
 
     def _pass_on(self, text: str) -> None:
         if not self._is_passed_on:
-            self.kept += text
+            with self._changed:
+                self.kept += text
+                self._changed.notify_all()
         elif (to := self._to or getattr(sys, self._name)) is not None:
             with suppress(Exception):  # ranks must not wait for a stream that is closed, say
                 write_text(to, text)

@@ -49,6 +49,7 @@ _STACKS_S, _QUIET_S = 10.0, 0.3
 _SHUTDOWN_S = 5
 _CLOSE_S = 10.0
 _POLL_S = 0.05
+"""How often to check whether the launcher has ended: not every system has a descriptor for that."""
 _CALLER_FRAMES = ("meshrun/worker/", "pluggy/", "_pytest/")
 """Parts of frames that lead to a call or a test."""
 
@@ -434,15 +435,9 @@ class WorkerGroup:
     def _collect_stacks(self) -> str:
         """Return the stacks of the ranks that are in a call, as the launcher reports them."""
         self._stderr.keep()
-        last = ""
-        deadline = time.monotonic() + _STACKS_S
         self.print_stacks()
-        while time.monotonic() < deadline:
-            time.sleep(_QUIET_S)
-            if last and self._stderr.kept == last:
-                break
-            last = self._stderr.kept
-        return "\n".join(_stacks_of_calls(last.splitlines()[1:]))
+        lines = self._stderr.wait_for_silence(_QUIET_S, most_s=_STACKS_S).splitlines()
+        return "\n".join(_stacks_of_calls(lines[1:]))
 
 
 def _run_launcher(

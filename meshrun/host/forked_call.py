@@ -99,7 +99,7 @@ class ForkedCall(Generic[T]):
         with contextlib.suppress(ChildProcessError):
             while not pid and time.monotonic() < deadline:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-                time.sleep(0 if pid else 0.001)
+                time.sleep(0 if pid else 0.001)  # it has answered, and is about to exit
         self.running.discard(self.pid)
         self.pid = 0
         if pid and os.WIFSIGNALED(status):

@@ -341,7 +341,7 @@ def wait_until_stopped(pids: Iterable[int]) -> None:
     deadline = time.monotonic() + _STOPS_IN_S
     for pid in pids:
         while read_stat(pid)[0] in _RUNNING and time.monotonic() < deadline:
-            time.sleep(0.002)
+            time.sleep(0.002)  # the kernel notifies only parents
 
 
 def is_foreground(fd: int) -> bool:

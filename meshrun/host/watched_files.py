@@ -80,6 +80,7 @@ class WatchedFiles:
         return {os.path.dirname(path) for path in self._contents}
 
     def _wait(self, most_ms: int, done: Any = None) -> None:
+        # watchfiles has no descriptor to add to a loop: it asks every 0.1 s whether to stop.
         from watchfiles import watch
 
         announced = watch(

@@ -91,4 +91,4 @@ def _wait_until_free(gpus: Sequence[Gpu], limit_bytes: int) -> None:
     """Return once no GPU uses more memory, or without a driver; runs in a process of its own."""
     with open_nvml() as nvml:
         while any(use.used_bytes > limit_bytes for use in read_use(nvml, gpus, with_holders=False)):
-            time.sleep(_CHECK_EVERY_S)
+            time.sleep(_CHECK_EVERY_S)  # the driver does not notify of memory

@@ -7,7 +7,6 @@ and ends what is left, and reports to the launcher. It does not depend on the se
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from meshrun.host.processes import (
     send_signal,
     signal_state,
 )
+from meshrun.host.reactor import Reactor
 from meshrun.host.title import EnvironVariable, set_title
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, unpack
@@ -86,15 +86,18 @@ def serve_connection(
 
 def _keep(connection: socket.socket, pid: int, pidfd: int) -> None:
     """Wait for the zygote's end and report it; if the launcher ends first, wake or kill it."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.register(connection, select.POLLIN)
-    while pidfd not in dict(poll.poll()):
-        poll.unregister(connection)  # closed, as the launcher sends nothing at this point
-        # A stopped zygote cannot notice the launcher's end, nor can one that imports: that one does
-        # not handle SIGCHLD yet, and has nothing to clean up.
-        imports = signal_state(pid, signal.SIGCHLD) is SignalState.UNHANDLED
-        send_signal(pid, signal.SIGKILL if imports else signal.SIGCONT)
+    with Reactor() as reactor:
+
+        def outlive_launcher() -> None:
+            reactor.remove(connection)  # closed, as the launcher sends nothing at this point
+            # A stopped zygote cannot notice the launcher's end, nor can one that imports: that one
+            # does not handle SIGCHLD yet, and has nothing to clean up.
+            imports = signal_state(pid, signal.SIGCHLD) is SignalState.UNHANDLED
+            send_signal(pid, signal.SIGKILL if imports else signal.SIGCONT)
+
+        reactor.add_reader(connection, outlive_launcher)
+        reactor.add_reader(pidfd, partial(reactor.remove, pidfd))
+        reactor.run_until(lambda: pidfd not in reactor.watched)
     _, status = os.waitpid(pid, 0)
     # Spare the guard, which has work to do if the launcher is killed too.
     left = end_children(grace_s=0.0, spare=frozenset(filter(is_guard, list_children())))

@@ -86,6 +86,7 @@ class Guard:
             remove_if_stale(self._scratch_dir)
 
     def _wait_for_launcher(self) -> None:
+        # It is no child of ours, and not every system has a descriptor for its end.
         while self._launcher_lives():
             time.sleep(_BETWEEN_SCANS_S)
 
