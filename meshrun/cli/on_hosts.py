@@ -34,7 +34,13 @@ _MAX_LOSSES = 3
 def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
     """Launch on the hosts that were named and return the exit code, or end by the signal."""
     check_elsewhere(request, detect_host())
-    if (returncode := fork_controller(request)) is not None:
+    try:
+        returncode = fork_controller(request)
+    except HostError as error:  # it was killed
+        if options.report is not None:
+            leave_report(replace(_ended_now(error.exit_code), trouble=error), options.report)
+        raise
+    if returncode is not None:
         return end_as(returncode)
     set_title("controller", *sys.argv[1:])
     words = options.line.words(without=CONTROLLER_OPTIONS)

@@ -319,7 +319,7 @@ def _is_later_task(cluster: ClusterFacts | None) -> bool:
 
 def notify_other_nodes(options: Options, error: MeshrunError) -> None:
     """Tell the other nodes that this one's options are invalid, if they say where to reach them."""
-    if not _is_launch(options):
+    if not _is_launch(options) or options.hosts or options.hostfile:  # it would start the others
         return
     try:
         rendezvous, nnodes = read_rendezvous(options)

@@ -156,6 +156,25 @@ def test_a_signal_before_a_launcher_can_report_it_is_reported(
     assert running.stderr == "meshrun: stopped by SIGTERM\n"
 
 
+def test_a_controller_that_is_killed_is_in_the_report(fake_torch: object, tmp_path: Path) -> None:
+    """The process in the foreground of the shell writes it."""
+    env = _launchers_begin_with("print('begins', flush=True), time.sleep(600)", tmp_path)
+    words = (
+        *_hosts_through_sh(tmp_path),
+        "--report",
+        tmp_path / "report.json",
+        PROGRAMS / "echo.py",
+    )
+    with start_meshrun(*words, env=env, folder=tmp_path) as running:
+        running.wait_for("begins")
+        [controller] = psutil.Process(running.process.pid).children()
+        controller.kill()
+
+        assert running.wait() == 71
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["exit_code"], report["trouble"]["kind"]) == (71, "HostError")
+
+
 def test_a_signal_to_the_agent_is_one_to_its_launcher(fake_torch: object, tmp_path: Path) -> None:
     """Slurm sends it to every process of a step; the exit code is that of the signal."""
     words = (*_hosts_through_sh(tmp_path), "--nproc-per-node", "2", PROGRAMS / "wait.py")

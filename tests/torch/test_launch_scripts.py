@@ -92,6 +92,16 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
         ),
         (
             add,
+            {
+                "nnodes": 2,
+                "options": ["--node-rank=0", "--rdzv-endpoint=localhost:1"],
+                "env": {"MESHRUN_HOSTS": "a,b"},
+            },
+            UsageError,
+            ("--node-rank 0 cannot be used with a list of hosts", "remove --node-rank"),
+        ),
+        (
+            add,
             {"nnodes": 2, "env": {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}},
             UsageError,
             ("--nnodes 2 in a Slurm shell", "node: srun --ntasks-per-node=1 python ..."),
