@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from meshrun.rendezvous.attempts import Attempts
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.participant import Participant
@@ -133,7 +134,7 @@ def fake_nvml(
 @pytest.fixture
 def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
     """Launchers' ends of the channel between nodes; see ``tests.parties``."""
-    check_phases(monkeypatch, Connection, Coordinator, Participant)
+    check_phases(monkeypatch, Attempts, Connection, Coordinator, Participant)
     made = Parties(Clock(monkeypatch))
     try:
         yield made

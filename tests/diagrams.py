@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
-from meshrun.rendezvous.node_phases import ConnectionPhase, Coordination, Participation
+from meshrun.rendezvous.node_phases import AtEndpoint, ConnectionPhase, Coordination, Participation
 from meshrun.ssh.host_phases import HostPhase
 from tests.kit import ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
 DIAGRAMS = dict(
     zip(
-        (Phase, Stop, NodesPhase, Link, ConnectionPhase, Coordination, Participation, HostPhase),
+        (
+            *(Phase, Stop, NodesPhase, Link),
+            *(ConnectionPhase, Coordination, Participation, AtEndpoint, HostPhase),
+        ),
         re.findall(r"```mermaid\nstateDiagram-v2\n(.+?)```", PAGE, re.DOTALL),
         strict=True,
     )
@@ -34,11 +37,18 @@ def transitions(kind: type[Enum]) -> dict[Any, set[Any]]:
 FOLLOWS = {kind: transitions(kind) for kind in DIAGRAMS}
 
 SEEN: set[tuple[Enum, Enum]] = set()
-"""The changes of phases that were checked."""
+"""The changes of phases that were checked in this test."""
+
+
+def unseen(kind: type[Enum]) -> list[tuple[Enum, Enum]]:
+    """Return the arrows of a diagram that no change of a phase has followed in this test."""
+    arrows = ((before, after) for before, follows in FOLLOWS[kind].items() for after in follows)
+    return [arrow for arrow in arrows if arrow not in SEEN]
 
 
 def check_phases(monkeypatch: pytest.MonkeyPatch, *owners: type) -> None:
     """Compare each change of a phase of these classes' objects with its diagram."""
+    SEEN.clear()
 
     def set_checked(self: object, name: str, value: object) -> None:
         before = getattr(self, name, value)

@@ -14,8 +14,9 @@ from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.dialer import Dialer
 from meshrun.rendezvous.handshake import ParticipantHandshake, Translated
-from meshrun.rendezvous.hub import RETRY_S, Deadline
+from meshrun.rendezvous.hub import RETRY_S
 from meshrun.rendezvous.messages import Message
+from meshrun.rendezvous.node_phases import AtEndpoint
 from meshrun.rendezvous.this_node import ThisNode
 
 _FIRST_GREETING_S = 3.0
@@ -27,6 +28,11 @@ _REFUSED_LONG_S = 10.0
 _SILENT = "it accepts connections but does not answer"
 _FOREIGN_S = 5.0
 """How long another launch may answer at the endpoint: an earlier one may still be ending."""
+_OTHER_PORT = {
+    AtEndpoint.FOREIGN: AtEndpoint.FALLBACK,
+    AtEndpoint.FALLBACK: AtEndpoint.FOREIGN,
+}
+"""While something else answers, the attempts alternate between two ports."""
 
 
 class Attempts:
@@ -57,19 +63,15 @@ class Attempts:
         self._handshake = ParticipantHandshake(node.secret)
         self._is_redirected = False
         """Whether what answers has said that another address is its own, which is tried first."""
-        self._uses_fallback = False
-        """Whether it tries the port on which node 0 reports that the endpoint's port is taken."""
         self._why = "no answer yet"
         """Why the last attempt failed."""
         self._noted = ""
         """Why the last connection was closed, as the last note said."""
         self._lost: MeshrunError | None = None
         """How a coordinator was lost that cannot be reached again if nothing listens there."""
-        self._refused: Deadline | None = None
-        """Since when every attempt was refused: the machine is up, but nothing listens."""
-        self._foreign: Deadline | None = None
-        """How long something other than our coordinator may answer at the endpoint."""
-        self._deadline = self._hub.deadline(node.config.timeout_s)
+        self._found = AtEndpoint.UNKNOWN
+        self._deadline = self._since = self._hub.deadline(node.config.timeout_s)
+        """How long all attempts may take, and how long it may be what was found."""
         self._next = reactor.call_at(time.monotonic_ns(), self._try, skips=False)
         self._end_of_wait = reactor.call_at(None, self._drop_without_answer, skips=False)
 
@@ -91,7 +93,7 @@ class Attempts:
         if self._deadline.is_over:
             self._give_up(f" within {self._deadline.timeout_s:.0f} s")
         elif self._deadline.note_is_due():
-            is_long = self._refused is not None and self._refused.is_over
+            is_long = self._found is AtEndpoint.NOTHING and self._since.is_over
             doubt = "; its launcher has not started yet or has exited" if is_long else ""
             place = self._config.endpoint
             self._hub.note(f"waiting for node 0 at {place}: {self._why}{doubt} ({self._deadline})")
@@ -102,7 +104,7 @@ class Attempts:
 
     def _hint(self) -> str:
         """Return what may be wrong."""
-        if self._foreign is not None or _SILENT in self._why:
+        if self._found in _OTHER_PORT or _SILENT in self._why:
             return self._hint_of_foreign()
         if self._dialer.own and self._config.is_first is None:
             return (
@@ -114,7 +116,7 @@ class Attempts:
                 f"{self._dialer.own} is an address of this machine, which is not node 0: set"
                 " --rdzv-endpoint to an address of the node with --node-rank 0"
             )
-        if self._refused is not None:
+        if self._found is AtEndpoint.NOTHING:
             return (
                 "check that node 0's launcher is running, that it waits at this address, as it"
                 " prints, and that the name resolves to the same machine on every node"
@@ -141,15 +143,16 @@ class Attempts:
     # ---- one attempt -----------------------------------------------------------------------
 
     def _try(self) -> None:
-        if self._foreign is not None and self._foreign.is_over:
+        if self._found in _OTHER_PORT and self._since.is_over:
             self._give_up("")
             return
-        self._uses_fallback = self._foreign is not None and not self._uses_fallback
+        self._found = _OTHER_PORT.get(self._found, self._found)
         self._dialer.dial(self._port)
 
     @property
     def _port(self) -> int:
-        return fallback_port(self._secret) if self._uses_fallback else self._config.port or 0
+        uses_fallback = self._found is AtEndpoint.FALLBACK
+        return fallback_port(self._secret) if uses_fallback else self._config.port or 0
 
     def _dialed(self, connected: socket.socket | None, why: str) -> None:
         if connected is not None:
@@ -160,7 +163,7 @@ class Attempts:
             self._try_later(f"the name `{self._config.host}` does not resolve: {why}")
 
     def _begin_handshake(self, connected: socket.socket) -> None:
-        self._end_of_wait.restart(_FIRST_GREETING_S if self._foreign is None else _GREETING_S)
+        self._end_of_wait.restart(_GREETING_S if self._found in _OTHER_PORT else _FIRST_GREETING_S)
         # It has proved nothing yet, so its word is followed once, not from address to address.
         address = "" if self._is_redirected else self._dialer.address
         self._handshake = ParticipantHandshake(self._secret, address)
@@ -175,7 +178,7 @@ class Attempts:
         if connection.is_open:
             self._end_of_wait.cancel()
             self._connection, self._is_redirected = None, False
-            self._refused = self._foreign = None
+            self._found = AtEndpoint.UNKNOWN
             self._connected(connection, messages)
         elif isinstance(connection.handshake_error, Translated):
             self._connect_directly(connection.handshake_error.address)
@@ -205,7 +208,7 @@ class Attempts:
         """Try again after a connection; for ``foreign_s``, something else may answer there."""
         self._connection = None
         self._not_connected(why, foreign_s)
-        if why != self._noted and not self._uses_fallback:
+        if why != self._noted and self._found is not AtEndpoint.FALLBACK:
             self._noted = why
             self._hub.note(f"node 0 at {self._config.endpoint}: {why}; retrying")
 
@@ -214,17 +217,16 @@ class Attempts:
         if is_refused and self._lost is not None:
             self._failed(self._lost)
             return
-        if self._uses_fallback:  # usually, nothing listens there
+        if self._found is AtEndpoint.FALLBACK:  # usually, nothing listens there
             self._try_later(self._why)
             return
-        refused = self._refused or self._hub.deadline(_REFUSED_LONG_S)
-        self._refused = refused if is_refused else None
-        if is_refused and refused.waited_s >= 1:
-            why += f" for {refused.waited_s:.0f} s"
-        if foreign_s is None:
-            self._foreign = None
-        elif self._foreign is None or self._foreign.timeout_s != foreign_s:
-            self._foreign = self._hub.deadline(foreign_s)
+        answered = AtEndpoint.UNKNOWN if foreign_s is None else AtEndpoint.FOREIGN
+        found = AtEndpoint.NOTHING if is_refused else answered
+        most_s = foreign_s or _REFUSED_LONG_S
+        if found is not self._found or most_s != self._since.timeout_s:
+            self._found, self._since = found, self._hub.deadline(most_s)
+        if is_refused and self._since.waited_s >= 1:
+            why += f" for {self._since.waited_s:.0f} s"
         place = format_endpoint(self._dialer.address, self._port)
         if self._dialer.own == self._dialer.address:
             why += ", and the address belongs to this machine"

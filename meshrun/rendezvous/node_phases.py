@@ -20,6 +20,19 @@ class ConnectionPhase(Enum):
     CLOSED = "closed"
 
 
+class AtEndpoint(Enum):
+    """What a participant has found at the endpoint."""
+
+    UNKNOWN = "unknown"
+    """It has not got that far, or was connected and lost the connection."""
+    NOTHING = "nothing"
+    """The machine refuses connections: it is up, but nothing listens there."""
+    FOREIGN = "foreign"
+    """Something else than this launch's coordinator may answer there."""
+    FALLBACK = "fallback"
+    """Likewise; this attempt is made at the port on which node 0 reports that."""
+
+
 class Coordination(Enum):
     """Where node 0 is with the generations of a launch, once all nodes have joined."""
 
@@ -48,7 +61,9 @@ class Participation(Enum):
     """The connection to an elastic launch was lost; its ranks end first."""
     RETURNING = "returning"
     """It tries to reconnect."""
+    STAYING = "staying"
+    """The launch has failed; it ends after the coordinator, which reports this."""
     OVER = "over"
-    """The launch has ended, or this node has left or lost it."""
+    """The launch has ended well, or this node has left or lost it."""
     FAILED = "failed"
     """It cannot join, or was refused."""

@@ -34,7 +34,7 @@ from meshrun.rendezvous.this_node import ThisNode
 
 _TAKES_PART = (Participation.RUNNING, Participation.CLEARED)
 _CONNECTS = (Participation.JOINING, Participation.RETURNING)
-_ENDED = (Participation.OVER, Participation.FAILED)
+_ENDED = (Participation.STAYING, Participation.OVER, Participation.FAILED)
 
 
 class Participant:
@@ -57,8 +57,6 @@ class Participant:
         """Its host name, once it has welcomed this node."""
         self._lost = ""
         """Why the last connection was lost."""
-        self._ends_last = False
-        """Whether the launch has failed, which the coordinator reports."""
         self._gave_up: GaveUp | None = None
         self._reach: Reachability | None = None
         self._beats = node.hub.reactor.every(BEAT_S, self._beat)
@@ -148,8 +146,8 @@ class Participant:
     def _follow(self, decision: Decision) -> Decision:
         """Note what comes next; return it as an event that happens now."""
         if isinstance(decision, LaunchOver):
-            self._enter(Participation.OVER)
-            self._ends_last = decision.exit_code != 0
+            has_failed = decision.exit_code != 0
+            self._enter(Participation.STAYING if has_failed else Participation.OVER)
         elif isinstance(decision, NextBegins):
             self._enter(Participation.RUNNING)
         return replace(decision, at_ns=time.monotonic_ns())
@@ -219,6 +217,6 @@ class Participant:
         if self._reach is not None:
             self._reach.close()
         if self._connection is not None:
-            if self._ends_last:
+            if self._phase is Participation.STAYING:
                 close_gracefully([self._connection], is_last=True)
             self._connection.close("the launch has ended")

@@ -19,7 +19,9 @@ from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.rendezvous import connection
 from meshrun.rendezvous.messages import Cleared, Failed, Finished
+from meshrun.rendezvous.node_phases import Coordination
 from meshrun.rendezvous.participant import Participant
+from tests.diagrams import unseen
 from tests.parties import WHY, Parties, Party, info, names
 
 OVER = LaunchOver(
@@ -223,3 +225,19 @@ def test_a_node_that_is_given_up_learns_why(parties: Parties, silenced: int) -> 
     assert (why.startswith("no message from it for 3"), found.is_silent) == (True, True)
     (lost,) = silent.received(NodeLost)
     assert (lost.why, lost.is_silent) == (f"it dropped this node: {why}", True)
+
+
+def test_each_phase_of_the_coordinator_is_reached(parties: Parties) -> None:
+    """By each arrow of the diagram."""
+    for wait_s in (0, 40, None):
+        coordinator = parties.coordinator(2, return_s=30.0)
+        other = parties.participant(info("node1", 1))
+        parties.until(lambda one=coordinator, two=other: one.received(Met) and two.received(Met))
+        parties.remove(other)
+        if wait_s is not None:  # else the launch ends at once
+            parties.until(lambda one=coordinator: one.received(NodeLost))
+            coordinator.send(NextBegins(generation=1, cause=WHY, at_ns=0))
+            parties.pass_s(wait_s, step_s=5)
+        coordinator.send(OVER)
+
+    assert unseen(Coordination) == []

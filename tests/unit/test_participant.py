@@ -9,7 +9,7 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from meshrun.host.sockets import listen_on
+from meshrun.plan.rendezvous_config import fallback_port
 from meshrun.protocol.collectives import AskTimes, GroupCalls, RankTimes
 from meshrun.protocol.events import (
     AllCleared,
@@ -44,8 +45,9 @@ from meshrun.rendezvous.messages import (
     Welcome,
     encode,
 )
-from meshrun.rendezvous.node_phases import ConnectionPhase, Participation
+from meshrun.rendezvous.node_phases import AtEndpoint, ConnectionPhase, Participation
 from meshrun.rendezvous.participant import Participant
+from tests.diagrams import unseen
 from tests.parties import SECRET, WHY, Parties, Party, S, info
 
 NO_LAUNCHER = "the other end is not a meshrun launcher"
@@ -417,7 +419,9 @@ def test_a_coordinator_that_never_starts_is_reported(parties: Parties) -> None:
     """With the last error, how long it has been the same, and what to check."""
     with refused_port(parties):
         participant = parties.participant(info("node1"), timeout_s=18.0)
-        parties.until(lambda: cast("Participant", participant.side)._attempts._refused)
+        parties.until(
+            lambda: cast("Participant", participant.side)._attempts._found is AtEndpoint.NOTHING
+        )
         parties.pass_s(20)
     error = participant.received(MeetingFailed)[0].error
 
@@ -658,48 +662,137 @@ def test_the_time_of_a_failure_is_converted_to_the_local_clock(
     assert abs(participant.received(NextBegins)[0].cause.at_ns - participant.now_ns()) <= S
 
 
+FAILED = replace(OVER, exit_code=3)
+ELSEWHERE = welcome(run_id="another")
 LAWFUL: dict[Participation, list[Any]] = {
-    Participation.JOINING: [None, b"no launcher", "close", welcome(), SPARE, OVER, REFUSED],
-    Participation.SPARE: [None, "close", welcome(), welcome(run_id="another"), OVER],
-    Participation.RUNNING: [None, "close", CLEARED, CLEARED, CLEARED, LEAVE, OVER],
-    Participation.CLEARED: [None, "close", NEXT, NEXT, welcome(), SPARE, OVER, REFUSED],
+    Participation.JOINING: [None, b"no launcher", "close", welcome(), SPARE, OVER, FAILED, REFUSED],
+    Participation.SPARE: [None, "close", welcome(), ELSEWHERE, OVER, FAILED],
+    Participation.RUNNING: [None, "close", CLEARED, CLEARED, CLEARED, LEAVE, OVER, FAILED],
+    Participation.CLEARED: [None, "close", NEXT, NEXT, welcome(), SPARE, OVER, FAILED, REFUSED],
     Participation.CUT_OFF: [None, CLEARED, LEAVE],
-    Participation.RETURNING: [None, b"no launcher", "close", welcome(), SPARE, OVER, REFUSED],
-}
+    Participation.RETURNING: [
+        None, b"no launcher", "close", welcome(), SPARE, OVER, FAILED, REFUSED,
+    ],
+}  # fmt: skip
 """What may happen in each phase: time passes, node 0 sends or closes, or this node reports."""
+PATHS: list[list[Any]] = [
+    *([end] for end in (OVER, FAILED, REFUSED)),
+    *([SPARE, end] for end in (OVER, FAILED, ELSEWHERE)),
+    *([welcome(), end] for end in (OVER, FAILED)),
+    *([welcome(), CLEARED, end] for end in (OVER, FAILED, REFUSED)),
+    [welcome(), "close", LEAVE],
+    [SPARE, welcome(), CLEARED, NEXT, "close", CLEARED, welcome(), CLEARED, "close", SPARE, "close",
+     OVER],
+    *([SPARE, "close", end] for end in (FAILED, REFUSED)),
+]  # fmt: skip
+
+
+def live(parties: Parties, choose: Callable[[Participation], Any]) -> Participation:
+    """Have a participant meet what ``choose`` says for its phase; return its last phase."""
+    coordinator = None
+    with closing(listen_on("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        parties.port = listener.getsockname()[1]
+        participant = parties.participant(info("node1"), least_nodes=1, run_id="r")
+        side = cast("Participant", participant.side)
+        while side._phase in LAWFUL:
+            does = choose(side._phase)
+            if isinstance(does, Cleared | Leave):
+                participant.send(does)
+            elif side._phase is not Participation.CUT_OFF and does is not None:
+                if coordinator is None or coordinator.closed is not None:
+                    connection = accepted(parties, listener)
+                    if isinstance(does, bytes):
+                        connection.sendall(does)
+                        connection.close()
+                        continue
+                    coordinator = Connection(connection, CoordinatorHandshake(SECRET), side._hub)
+                    parties.until(coordinator.receive)
+                if isinstance(does, str):
+                    coordinator.close(does)
+                elif not isinstance(does, bytes):
+                    coordinator.send(does)
+            parties.pass_s(1)
+            if coordinator is not None:
+                coordinator.receive()
+                coordinator.beat()
+        if coordinator is not None:
+            coordinator.close("the test is over")
+        parties.remove(participant)
+    return side._phase
+
+
+def test_each_phase_of_a_participant_is_reached(parties: Parties) -> None:
+    """By each arrow of the diagram."""
+    for path in PATHS:
+        steps = iter(path)
+        live(parties, lambda _, steps=steps: next(steps))
+        assert not list(steps)
+
+    assert unseen(Participation) == []
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(50))
-def test_phases_follow_the_diagram_in_any_history(
-    parties: Parties, other: socket.socket, seed: int
-) -> None:
+def test_phases_follow_the_diagram_in_any_history(parties: Parties, seed: int) -> None:
     """However often connections end; each change of a phase is checked."""
-    choose, coordinator = random.Random(seed).choice, None
-    participant = parties.participant(info("node1"), least_nodes=1, run_id="r")
-    side = cast("Participant", participant.side)
-    while side._phase in LAWFUL:
-        does = choose(LAWFUL[side._phase])
-        if isinstance(does, Cleared | Leave):
-            participant.send(does)
-        elif side._phase is not Participation.CUT_OFF and does is not None:
-            if coordinator is None or coordinator.closed is not None:
-                connection = accepted(parties, other)
-                if isinstance(does, bytes):
-                    connection.sendall(does)
-                    connection.close()
-                    continue
-                coordinator = Connection(connection, CoordinatorHandshake(SECRET), side._hub)
-                parties.until(coordinator.receive)
-            if isinstance(does, str):
-                coordinator.close(does)
-            elif not isinstance(does, bytes):
-                coordinator.send(does)
-        parties.pass_s(1)
-        if coordinator is not None:
-            coordinator.receive()
-            coordinator.beat()
-    if coordinator is not None:
+    choose = random.Random(seed).choice
+    last = live(parties, lambda phase: choose(LAWFUL[phase]))
+
+    assert last in (Participation.STAYING, Participation.OVER, Participation.FAILED)
+
+
+def test_each_phase_of_a_connection_is_reached(parties: Parties) -> None:
+    """By each arrow of the diagram."""
+    _, participant = met(parties)
+    with suppress(OSError), closing(parties.stranger(b"no launcher\n")) as stranger:
+        parties.until(lambda: stranger.recv(1))  # it is rejected
+    connection = cast("Participant", participant.side)._connection
+    assert connection is not None
+    reset(participant)
+    parties.until(lambda: connection.received and participant.notes)
+    connection.own_address = "192.0.2.7"
+    reset(participant)
+    parties.until(lambda: participant.received(NodeLost))
+    coordinator, participant = met(parties)
+    parties.remove(participant)
+    parties.until(lambda: coordinator.received(NodeLost))
+
+    assert unseen(ConnectionPhase) == []
+
+
+def test_whatever_may_be_at_the_endpoint_is_noticed(parties: Parties) -> None:
+    """By each arrow of the diagram."""
+    with refused_port(parties):
+        port = parties.port
+    participant = parties.participant(info("node1"), node_timeout_s=100.0)
+    attempts = cast("Participant", participant.side)._attempts
+
+    def until(found: AtEndpoint) -> None:
+        parties.until(lambda: parties.pass_s(0.1, step_s=0.1) or attempts._found is found)
+
+    for answers in ([b"", b"SSH-2.0\n", b""], [b"SSH-2.0\n"]):
+        until(AtEndpoint.NOTHING)
+        with closing(listen_on("127.0.0.1", port)) as listener:
+            listener.setblocking(False)
+            for answer in answers:
+                with closing(accepted(parties, listener)) as connection:
+                    connection.sendall(answer)
+                until(AtEndpoint.FOREIGN if answer else AtEndpoint.UNKNOWN)
+    until(AtEndpoint.NOTHING)
+    with (
+        closing(listen_on("127.0.0.1", port)) as listener,
+        closing(listen_on("127.0.0.1", fallback_port(SECRET))) as fallback,
+    ):
+        for each in (listener, fallback):
+            each.setblocking(False)
+        with closing(accepted(parties, listener)) as connection:
+            connection.sendall(b"SSH-2.0\n")
+        until(AtEndpoint.FALLBACK)
+        coordinator = Connection(
+            accepted(parties, fallback), CoordinatorHandshake(SECRET), participant.hub
+        )
+        parties.until(lambda: coordinator.receive() or attempts._found is AtEndpoint.UNKNOWN)
         coordinator.close("the test is over")
 
-    assert side._phase in (Participation.OVER, Participation.FAILED)
+    assert unseen(AtEndpoint) == []

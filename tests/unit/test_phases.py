@@ -162,7 +162,8 @@ def test_only_last_phases_have_no_way_out() -> None:
 
     assert last == {
         Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CUT_OFF, ConnectionPhase.CLOSED,
-        Coordination.OVER, Participation.OVER, Participation.FAILED, HostPhase.DONE,
+        Coordination.OVER, Participation.STAYING, Participation.OVER, Participation.FAILED,
+        HostPhase.DONE,
     }  # fmt: skip
     for kind, diagram in DIAGRAMS.items():
         assert f"[*] --> {next(iter(kind)).name.lower()}\n" in diagram
