@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from meshrun.errors import InternalError, RendezvousError
@@ -52,8 +52,10 @@ class Connector:
         self._busy: dict[int, Refusal] = {}
         """The last refusal of each host that is retried."""
 
-    def connect(self) -> dict[int, Refusal]:
+    def connect(self, excluded: Mapping[str, str]) -> dict[int, Refusal]:
         """Start an agent on each host; return the refusals of hosts that are not needed.
+
+        ``excluded`` are hosts that are not to be used, and why.
 
         Raises:
             RendezvousError: If too few hosts have one after all were tried.
@@ -63,7 +65,11 @@ class Connector:
             self._pool.sessions.append(self.open_session(number))
         names = ", ".join(host.name for host in self._remote.hosts[:8])
         self._pool.console.set_status(f"connecting to {names}")
-        refusals: dict[int, Refusal] = {}
+        refusals = {
+            session.number: Refusal(session.host.name, excluded[session.host.name])
+            for session in self._pool.sessions
+            if session.host.name in excluded
+        }
         while open_ones := [
             session
             for session in self._pool.sessions

@@ -112,7 +112,7 @@ class Controller:
                 or killed ssh as well, or if nobody reads the output.
         """
         try:
-            self._start(self._connector.connect())
+            self._start(self._connector.connect(self._excluded))
             while self._launched:
                 self._pool.turn()
                 self._forward_signals()
@@ -163,11 +163,8 @@ class Controller:
     def _start(self, unusable: Mapping[int, Refusal]) -> None:
         """Start a launcher on each usable host."""
         for number, why in unusable.items():
-            self._retry.add(self._sessions[number], why)
-        for session in self._sessions:
-            is_ready = session.phase is HostPhase.READY
-            if is_ready and (unfit := self._excluded.get(session.host.name)):
-                self._retry.give_up(session, Refusal(session.host.name, unfit))
+            is_excluded = why.host in self._excluded
+            (self._retry.give_up if is_excluded else self._retry.add)(self._sessions[number], why)
         usable = [each for each in self._sessions if each.phase is HostPhase.READY]
         self._rendezvous, self._first = self._connector.meet(usable), usable[0]
         placed = usable[: self._request.nnodes]

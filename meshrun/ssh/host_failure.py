@@ -109,7 +109,7 @@ def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> Rendez
     first = refusals[0]
     if len(refusals) == 1 and least == total:
         return RendezvousError(f"host {first.host}: {first.why}", hint=first.hint)
-    needed = "" if least == total else f", but {least} are required"
+    needed = "" if least == total else f", but {least} {'is' if least == 1 else 'are'} required"
     lines = [f"cannot use {len(refusals)} of {total} hosts{needed}"]
     lines += [f"       {each.host}: {each.why}" for each in refusals]
     return RendezvousError("\n".join(lines), hint=first.hint)

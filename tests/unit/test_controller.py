@@ -41,6 +41,10 @@ HISTORIES: list[tuple[str, list[Event], str, str]] = [
     ("1:3", [*ALL_ANSWER, (0, "cannot launch")], "HostError: host host0: no room", ""),
     ("1:3", [*ALL_ANSWER, (0, "is killed"), TURN, *ALL_ANSWER], "code 0",
      f"host host0 was lost: {KILLED}"),
+    ("1:3", [*ALL_ANSWER, (0, "is unfit"), (1, "is stopped"), (2, "is stopped"), TURN,
+             (1, "refuses"), (2, "refuses")],
+     "RendezvousError: cannot use 3 of 3 hosts, but 1 is required\n       host0: bad\n"
+     "       host1: no\n       host2: no", "host host0 was lost: bad"),
 ]  # fmt: skip
 """Launches on three hosts: ``--nnodes``, events, the end, and the output."""
 
