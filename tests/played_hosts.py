@@ -42,8 +42,6 @@ from meshrun.ssh.agent_messages import (
 from meshrun.ssh.connect import Stopped
 from meshrun.ssh.framing import MESSAGE, frame, greeting
 from meshrun.ssh.host_failure import FirstLost
-from meshrun.ssh.host_session import HostSession
-from tests.diagrams import check_phases
 
 Event = tuple[int | None, str]
 """What happens to a host, by its number, or to none."""
@@ -195,7 +193,6 @@ class PlayedLaunch:
         patch.setattr(pool, "Console", partial(Console, output, output))
         patch.setattr(controller, "SignalQueue", lambda *_, **__: self)
         patch.setattr(controller, "is_stopped", lambda _: False)
-        check_phases(patch, controller.Controller, HostSession)
 
     def run(self, request: LaunchRequest) -> str:
         """Return how it ended."""

@@ -19,6 +19,7 @@ from meshrun.ssh.agent_messages import Hello, Listen
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
 from meshrun.ssh.host_phases import HostPhase
+from meshrun.ssh.host_policy import HostPolicy
 from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
 from meshrun.ssh.pool import HostPool
 from meshrun.ssh.remote_command import agent_command, boot_command
@@ -43,14 +44,21 @@ class Connector:
     Every host must have the same ``version`` of meshrun.
     """
 
-    def __init__(self, request: LaunchRequest, pool: HostPool, *, version: str) -> None:
+    def __init__(
+        self, request: LaunchRequest, pool: HostPool, policy: HostPolicy, *, version: str
+    ) -> None:
         if request.remote is None:
             raise InternalError("no hosts to launch on")
         self._request, self._remote, self._pool = request, request.remote, pool
-        self._version = version
+        self._policy, self._version = policy, version
         self._start = find_starter(self._remote)
         self._busy: dict[int, Refusal] = {}
         """The last refusal of each host that is retried."""
+
+    @property
+    def least(self) -> int:
+        """The number of hosts that are needed to start."""
+        return self._request.rendezvous.least_nodes or len(self._remote.hosts)
 
     def connect(self, excluded: Mapping[str, str]) -> dict[int, Refusal]:
         """Start an agent on each host; return the refusals of hosts that are not needed.
@@ -82,10 +90,9 @@ class Connector:
             self._stop_early()
         self._pool.console.set_status("")
         total = len(self._pool.sessions)
-        least = self._request.rendezvous.least_nodes or total
-        if total - len(refusals) < least:
+        if total - len(refusals) < self.least:
             found = [refusals[number] for number in sorted(refusals)]
-            raise refusal_error(found, total, least)
+            raise refusal_error(found, total, self.least)
         if not self._remote.start_command:  # such a command may lead to parts of one machine
             self._check_distinct()
         return refusals
@@ -184,7 +191,7 @@ class Connector:
         requested = self._request.rendezvous
         most = self._request.nnodes or len(sessions)
         nnodes = ["--nnodes", format_nnodes(requested.least_nodes, most)]
-        is_alone = len(sessions) == 1 and not requested.is_elastic
+        is_alone = len(sessions) == 1 and self._policy.needs_all
         if is_alone or requested.has_address:
             return nnodes
         first, *others = sessions

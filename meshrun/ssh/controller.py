@@ -13,9 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from meshrun.errors import InternalError, MeshrunError, NodeExcludedError
+from meshrun.errors import MeshrunError, NodeExcludedError
 from meshrun.host.processes import is_stopped
-from meshrun.host.reactor import Timer
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import HOSTS_PRESENT
 from meshrun.protocol.result import LaunchResult, signal_name
@@ -23,7 +22,8 @@ from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLaunch
 from meshrun.ssh.connect import Connector, Stopped
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, lost_error
-from meshrun.ssh.host_phases import HostPhase
+from meshrun.ssh.host_phases import ControllerPhase, HostPhase
+from meshrun.ssh.host_policy import ELASTIC, FIXED
 from meshrun.ssh.host_retry import HostRetry
 from meshrun.ssh.host_session import HostSession
 from meshrun.ssh.pool import HostPool
@@ -36,6 +36,9 @@ _OTHERS_REPORT_S = 1.0
 _SAME_MOMENT_S = 1.0
 _GRACE_S = 10.0
 """How long hosts may take to end after one has, or a signal, beyond ranks' and nodes' timeouts."""
+
+_STOPS = (ControllerPhase.ENDING, ControllerPhase.RESTARTING)
+"""The phases in which the launchers that are left were told to stop."""
 
 
 class Controller:
@@ -54,11 +57,9 @@ class Controller:
         version: str,
         excluded: dict[str, str],
     ) -> None:
-        if request.remote is None:
-            raise InternalError("no hosts to launch on")
         self._request, self._words, self._excluded = request, words, excluded
         self._env = {
-            **exported(os.environ, request.remote.reach.export),
+            **exported(os.environ, request.reach.export),
             "MESHRUN_SECRET": os.environ.get("MESHRUN_SECRET") or secrets.token_hex(32),
         }
         self._signals = SignalQueue(
@@ -67,12 +68,13 @@ class Controller:
             always=(signal.SIGQUIT, signal.SIGTSTP, signal.SIGCONT, *request.forwarded_signals),
         )
         self._pool = HostPool(self._signals, shutdown_timeout_s=request.shutdown_timeout_s)
-        self._connector = Connector(request, self._pool, version=version)
+        self._policy = ELASTIC if request.rendezvous.is_elastic else FIXED
+        self._connector = Connector(request, self._pool, self._policy, version=version)
         self._sessions, self._console = self._pool.sessions, self._pool.console
         self._retry = HostRetry(self._connector, self._pool, start=self._start_on)
-        self._is_elastic = request.rendezvous.is_elastic
-        self._first: HostSession | None = None
-        """The session of node 0, which reports the result."""
+        self._phase = ControllerPhase.CONNECTING
+        self._first: HostSession
+        """The session of node 0, which reports the result; set by the time launchers start."""
         claims_sigtstp = {*request.stop_signals, *request.forwarded_signals} & {signal.SIGTSTP}
         self._pause = Pause(
             self._pool.reactor,
@@ -91,16 +93,13 @@ class Controller:
         """When the first host was lost."""
         self._stopped: Stopped | None = None
         """By the first signal that stopped the launch."""
-        self._may_restart = False
-        """Whether the first host was lost, and an elastic launch can restart without it."""
-        self._ending = False
         self._forwarded: set[int] = set()
         """Signals that were forwarded."""
         call_at = self._pool.reactor.call_at
-        self._end = call_at(None, partial(self._end_others, at_once=True))
-        """Ends the others after one launcher has reported why it cannot launch."""
-        self._closing: Timer | None = None
+        self._deadline = call_at(None, lambda: None)
         """When hosts must have ended, once one launcher has."""
+        self._last_errors = call_at(None, partial(self._enter, ControllerPhase.ENDING))
+        """Until when other launchers may report why they cannot launch, once one has."""
 
     def run(self) -> int:
         """Launch, and return how node 0's launcher ended: exit code, or -n for signal n.
@@ -117,6 +116,7 @@ class Controller:
                 self._pool.turn()
                 self._forward_signals()
                 self._check_hosts()
+            self._enter(ControllerPhase.ENDING)
         finally:
             before = frozenset(self._forwarded)
             self._pool.close(self._forward_signals)
@@ -124,8 +124,7 @@ class Controller:
             raise error
         if self._console.reader_is_gone:
             raise Stopped(signal.SIGPIPE)
-        end = self._first.ended if self._first is not None else None
-        code = end.code if end is not None else 0
+        code = self._first.ended.code if self._first.ended is not None else 0
         if code and self.result is None and self._stopped is not None:
             raise self._stopped  # it had not begun, or its agent killed it
         if not code and (late := (self._forwarded - before) & {*self._request.stop_signals}):
@@ -140,9 +139,10 @@ class Controller:
             # At the same moment, every process here received it, so ssh did too.
             if stopped is not None and stopped.at_s < self._lost_s + _SAME_MOMENT_S:
                 return stopped
-            return lost_error(self._lost, may_restart=self._may_restart and not self._forwarded)
-        reporting = self._sessions if not self._is_elastic else [self._first]
-        found = [(each.host.name, each.error) for each in reporting if each and each.error]
+            may_restart = self._phase is ControllerPhase.RESTARTING and not self._forwarded
+            return lost_error(self._lost, may_restart=may_restart)
+        needed = filter(self._needs, self._sessions)
+        found = [(each.host.name, each.error) for each in needed if each.error is not None]
         if not found:
             return None
         host, error = found[0]  # all launchers may report the same one
@@ -158,7 +158,7 @@ class Controller:
     @property
     def result(self) -> LaunchResult | None:
         """The result of the launch, if there is one."""
-        return self._first.result if self._first else None
+        return None if self._phase is ControllerPhase.CONNECTING else self._first.result
 
     def _start(self, unusable: Mapping[int, Refusal]) -> None:
         """Start a launcher on each usable host."""
@@ -173,6 +173,7 @@ class Controller:
             self._places = {session.number: rank for rank, session in enumerate(placed)}
         for session in usable:
             self._start_on(session)
+        self._phase = ControllerPhase.RUNNING
 
     def _start_on(self, session: HostSession) -> None:
         node_rank = self._places.get(session.number)
@@ -192,11 +193,10 @@ class Controller:
 
     def _workers_on(self, session: HostSession) -> list[str]:
         nproc = self._request.nproc_per_node
-        if self._is_elastic and isinstance(nproc, tuple):  # its node rank may differ
-            is_listed = session.number < len(nproc)
-            nproc = nproc[session.number] if is_listed else session.host.workers
-        workers = [nproc] if isinstance(nproc, int) else nproc
-        if isinstance(workers, list | tuple):
+        if isinstance(nproc, tuple):
+            nproc = self._policy.workers_on(nproc, session.number, session.host)
+        workers = (nproc,) if isinstance(nproc, int) else nproc
+        if isinstance(workers, tuple):
             return ["--nproc-per-node", ",".join(map(str, workers))]
         return []
 
@@ -216,10 +216,11 @@ class Controller:
                     self._stopped = Stopped(signum)
                     # The first host passes it on to the others, unless it cannot.
                     limit_s = self._most_s_to_end
-                    self._pool.reactor.call_later(limit_s, partial(self._end_others, at_once=True))
+                    end = partial(self._enter, ControllerPhase.ENDING)
+                    self._pool.reactor.call_later(limit_s, end)
                 self._pool.note_stop()
                 self._retry.close()
-            for session in self._sessions:
+            for session in self._launched:
                 # Once all nodes have joined, node 0 forwards what concerns all of them.
                 for_itself = session is self._first or signum in self._request.forwarded_signals
                 session.send(SignalLauncher(signum=signum, even_if_met=for_itself))
@@ -234,7 +235,7 @@ class Controller:
         self._signal_all(signal.SIGCONT)
 
     def _signal_all(self, signum: int) -> None:
-        for session in self._sessions:
+        for session in self._launched:
             session.send(SignalLauncher(signum=signum, even_if_met=True))
 
     def _check_hosts(self) -> None:
@@ -247,32 +248,34 @@ class Controller:
         self._retry.check()
         self._console.note_lost_output()
         if self._console.reader_is_gone:
-            self._end_others(at_once=True)
+            self._enter(ControllerPhase.ENDING)
 
     def _handle_exit(self, session: HostSession, code: int) -> None:
         """Handle the end of a launcher."""
         session.hang_up()
-        if (unfit := _why_unfit(session, code)) is not None and self._exclude(session, unfit):
+        if self._exclude(session, code):
             return
         if self._can_spare(session):
             if code:
                 self._retry.add(session, self._describe(session, code), report=False)
             return
-        if code or self._is_elastic:
-            self._end_others(at_once=False)
-        if session.error is not None and not self._end.is_pending:
-            self._end.restart(_OTHERS_REPORT_S)
+        if code or self._policy.ends_with_first:
+            self._enter(ControllerPhase.CLOSING)
+        if session.error is not None and not self._last_errors.is_pending:
+            self._last_errors.restart(_OTHERS_REPORT_S)
 
-    def _exclude(self, session: HostSession, unfit: str) -> bool:
-        """Exclude a host whose launcher found it unfit; return whether enough hosts are left."""
-        why = Refusal(session.host.name, unfit)
-        self._excluded[why.host] = unfit
+    def _exclude(self, session: HostSession, code: int) -> bool:
+        """Return whether a launcher found its host unfit, and the launch continues without it."""
+        trouble = _trouble(session)
+        if not isinstance(trouble, NodeExcludedError) or code != trouble.exit_code:
+            return False
+        why = Refusal(session.host.name, trouble.message)
+        self._excluded[why.host] = why.why
         if self._can_spare(session):
             self._retry.give_up(session, why)
             return True
         left = len(self._sessions) - len(self._excluded)
-        least = self._request.rendezvous.least_nodes or len(self._sessions)
-        if self._closing is not None or left < least:
+        if self._phase is not ControllerPhase.RUNNING or left < self._connector.least:
             return False
         self._lose(why, session)  # it is the first one, without which the others restart
         return True
@@ -289,45 +292,48 @@ class Controller:
             own = (*self._request.stop_signals, signal.SIGPIPE)
             others_know = ended.has_met or self._stopped is not None
             is_stopped = -ended.code in own and others_know
-            if ended.code < 0 and not is_stopped and not self._ending:
+            if ended.code < 0 and not is_stopped and self._phase not in _STOPS:
                 return f"its launcher was killed by {signal_name(-ended.code)}"
             return ended.why or None
         if session.is_closed:
             return session.finish().why
         if (silent_s := self._pool.listened - session.received) > self._request.node_timeout_s:
             return f"no message from it for {silent_s:.0f} s"
-        if self._closing is not None and not self._closing.is_pending:
+        if self._phase is not ControllerPhase.RUNNING and not self._deadline.is_pending:
             return "it did not exit with the other hosts"
         return None
 
+    def _needs(self, session: HostSession) -> bool:
+        """Return whether the launch fails without a host."""
+        return self._policy.needs_all or session is self._first
+
     def _can_spare(self, session: HostSession) -> bool:
         """Return whether the launch may continue without a host."""
-        return self._is_elastic and session is not self._first and self._closing is None
+        return self._phase is ControllerPhase.RUNNING and not self._needs(session)
 
     def _lose(self, why: Refusal, session: HostSession) -> None:
         if self._can_spare(session):
             self._retry.add(session, why)
             return
-        has_result = self._first is not None and self._first.ended is not None
-        if self._is_elastic and has_result and session is not self._first:
-            self._console.note(f"host {why.host} was lost: {why.why}")  # after the result
-            session.close()
-            return
-        if not self._lost:
-            self._lost_s = time.monotonic()
-            self._may_restart = self._is_elastic and self._closing is None
+        is_needed = self._needs(session) or self._first.ended is None  # there is no result yet
+        if not is_needed or not self._lost:
             self._console.note(f"host {why.host} was lost: {why.why}")
-        self._lost.append(why)
         session.close()
-        self._end_others(at_once=True)
+        if is_needed:
+            self._lost_s = self._lost_s or time.monotonic()
+            self._lost.append(why)
+            is_running = self._phase is ControllerPhase.RUNNING
+            self._enter(self._policy.after_loss if is_running else ControllerPhase.ENDING)
 
-    def _end_others(self, *, at_once: bool) -> None:
-        """Stop the other hosts, at once or if they do not stop by themselves."""
-        self._retry.close()
-        if self._closing is None:
-            self._closing = self._pool.reactor.call_later(self._most_s_to_end, lambda: None)
-        if at_once and not self._ending:
-            self._ending = True
+    def _enter(self, phase: ControllerPhase) -> None:
+        """End the launch: wait for the other hosts, or stop them."""
+        if self._phase is phase or self._phase in _STOPS:
+            return
+        if self._phase is ControllerPhase.RUNNING:
+            self._retry.close()
+            self._deadline.restart(self._most_s_to_end)
+        self._phase = phase
+        if phase in _STOPS:
             # For the launchers' messages to each other.
             why = f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
             for session in self._launched:
@@ -336,14 +342,6 @@ class Controller:
     @property
     def _most_s_to_end(self) -> float:
         return self._request.shutdown_timeout_s + self._request.node_timeout_s + _GRACE_S
-
-
-def _why_unfit(session: HostSession, code: int) -> str | None:
-    """Return why a launcher excludes its own host, if it exited for that reason."""
-    trouble = _trouble(session)
-    if code != NodeExcludedError.exit_code or not isinstance(trouble, NodeExcludedError):
-        return None
-    return trouble.message
 
 
 def _trouble(session: HostSession) -> MeshrunError | None:

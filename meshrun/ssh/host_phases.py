@@ -8,6 +8,21 @@ from __future__ import annotations
 from enum import Enum
 
 
+class ControllerPhase(Enum):
+    """Where a launch on hosts is."""
+
+    CONNECTING = "connecting"
+    """Agents are started."""
+    RUNNING = "running"
+    """Launchers were started."""
+    CLOSING = "closing"
+    """A launcher has ended, after which those on the other hosts end by themselves."""
+    ENDING = "ending"
+    """No launcher is left, or those that are were told to stop."""
+    RESTARTING = "restarting"
+    """As before, and the launch starts again without its first host."""
+
+
 class HostPhase(Enum):
     """Where a host is, as its controller knows."""
 

@@ -24,8 +24,6 @@ class _Absence(Struct):
     why: Refusal
     is_reported: bool
     """Whether a note has been printed."""
-    session: HostSession | None = None
-    """The connection, during an attempt."""
 
 
 class HostRetry:
@@ -74,28 +72,25 @@ class HostRetry:
     def check(self) -> None:
         """Start launchers on hosts that have answered, and postpone those that do not answer."""
         for number, absence in list(self._absences.items()):
-            if absence.session is not None:
-                self._check(number, absence, absence.session)
+            session = self._pool.sessions[number]
+            if session.phase is HostPhase.READY:
+                del self._absences[number]
+                self._pool.console.note(f"host {session.host.name} is back")
+                self._start(session)
+            elif session.phase is HostPhase.CONNECTING:
+                refusal = self._connector.refusal(session)
+                if refusal is not None:
+                    session.close()
+                    self._postpone(number, absence, refusal)
 
     def _try(self, number: int, absence: _Absence) -> None:
         if self._is_closed:
             return
         self._report(absence)
         try:
-            session = self._connector.open_session(number)
+            self._pool.sessions[number] = self._connector.open_session(number)
         except RendezvousError as error:  # such as too many processes
             self._postpone(number, absence, Refusal(absence.why.host, error.message))
-            return
-        absence.session = self._pool.sessions[number] = session
-
-    def _check(self, number: int, absence: _Absence, session: HostSession) -> None:
-        if session.phase is HostPhase.READY:
-            del self._absences[number]
-            self._pool.console.note(f"host {session.host.name} is back")
-            self._start(session)
-        elif (refusal := self._connector.refusal(session)) is not None:
-            session.close()
-            self._postpone(number, absence, refusal)
 
     def _postpone(self, number: int, before: _Absence, why: Refusal) -> None:
         is_reported = before.is_reported and why.why == before.why.why
@@ -110,7 +105,6 @@ class HostRetry:
     def close(self) -> None:
         """Stop all retries."""
         self._is_closed = True
-        for absence in self._absences.values():
-            if absence.session is not None:
-                absence.session.close()
+        for number in self._absences:
+            self._pool.sessions[number].close()
         self._absences.clear()

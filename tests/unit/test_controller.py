@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.ssh.host_phases import HostPhase
-from tests.diagrams import FOLLOWS, SEEN
+from meshrun.ssh.controller import Controller
+from meshrun.ssh.host_phases import ControllerPhase, HostPhase
+from meshrun.ssh.host_session import HostSession
+from tests.diagrams import check_phases, unseen
 from tests.played_hosts import OF_A_HOST, OF_NO_HOST, Event, play
 
 TURN: Event = (None, "a turn")
@@ -49,6 +51,12 @@ HISTORIES: list[tuple[str, list[Event], str, str]] = [
 """Launches on three hosts: ``--nnodes``, events, the end, and the output."""
 
 
+@pytest.fixture(autouse=True)
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare each change of a phase with its diagram."""
+    check_phases(monkeypatch, Controller, HostSession)
+
+
 @pytest.mark.parametrize(("nnodes", "events", "outcome", "said"), HISTORIES)
 def test_how_a_launch_ends(nnodes: str, events: list[Event], outcome: str, said: str) -> None:
     """A host that is not needed is only reported."""
@@ -68,5 +76,4 @@ def test_each_transition_occurs() -> None:
     for nnodes, events, _, _ in HISTORIES:
         play(events, nnodes=nnodes)
 
-    for kind in (HostPhase,):
-        assert {(before, after) for before in kind for after in FOLLOWS[kind][before]} <= SEEN
+    assert unseen(ControllerPhase) == unseen(HostPhase) == []
