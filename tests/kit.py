@@ -145,7 +145,7 @@ class Running:
 
         def look() -> bool:
             parents = [psutil.Process(self.server or self.process.pid)]
-            if self.server is not None:  # a keeper is in between
+            if self.server is not None:  # a shim is in between
                 parents = parents[0].children()
             found[:] = [child.pid for parent in parents for child in parent.children()]
             return bool(found)

@@ -30,7 +30,7 @@ class EndZygote(Struct, frozen=True, kw_only=True):
     by_force: bool = False
 
 
-class OpenGate(Struct, frozen=True, kw_only=True):
+class ReleaseRanks(Struct, frozen=True, kw_only=True):
     """Let finished ranks exit."""
 
 
@@ -51,5 +51,12 @@ class Decide(Struct, frozen=True, kw_only=True):
 
 
 Action = (
-    StartAll | StartZygote | SignalRanks | EndGeneration | EndZygote | OpenGate | Report | Decide
+    StartAll
+    | StartZygote
+    | SignalRanks
+    | EndGeneration
+    | EndZygote
+    | ReleaseRanks
+    | Report
+    | Decide
 )

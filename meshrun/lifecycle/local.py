@@ -12,13 +12,13 @@ from meshrun.lifecycle.actions import (
     Action,
     Decide,
     EndZygote,
-    OpenGate,
+    ReleaseRanks,
     Report,
     StartAll,
     StartZygote,
 )
 from meshrun.lifecycle.blame import has_culprit
-from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
+from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.restart import back_off, may_restart, plan_restart
 from meshrun.lifecycle.state import NodesState, State, furthest, has_no_rank_left
 from meshrun.protocol.events import (
@@ -83,7 +83,7 @@ def start_if_due(state: State) -> State:
         return state
     state = replace(state, phase=Phase.RUNNING).do(StartAll(generation=state.generation))
     # A node without ranks in the mesh has finished at once.
-    return state if state.ranks else _open_gate_if_due(state)
+    return state if state.ranks else _release_if_due(state)
 
 
 def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> State:
@@ -204,20 +204,22 @@ def _beat(state: State, event: RankBeat) -> State:
 def _finished(state: State, event: RankFinished) -> State:
     if not state.ranks[event.rank].finished:
         state = _with_rank(state, event.rank, finished_ns=event.at_ns)
-    return _open_gate_if_due(state)
+    return _release_if_due(state)
 
 
-def _open_gate_if_due(state: State) -> State:
+def _release_if_due(state: State) -> State:
     """Let finished ranks exit once all have finished, or the ranks are stopping."""
     known = state.ranks.values()
     due = state.stopping or all(rank.finished or rank.exited for rank in known)
-    if state.gate is Gate.OPEN or not due:
+    if state.exit_barrier is ExitBarrier.RELEASED or not due:
         return state
     if not (state.nodes.is_alone or state.stopping):  # ranks of other nodes may need them
-        report = [Report(what="finished")] if state.gate is Gate.SHUT else []
-        return replace(state, gate=Gate.ASKED).do(*report)
+        report = [Report(what="finished")] if state.exit_barrier is ExitBarrier.CLOSED else []
+        return replace(state, exit_barrier=ExitBarrier.REACHED).do(*report)
     waiting = any(rank.finished and not rank.exited for rank in known)
-    return replace(state, gate=Gate.OPEN).do(OpenGate()) if waiting else state
+    return (
+        replace(state, exit_barrier=ExitBarrier.RELEASED).do(ReleaseRanks()) if waiting else state
+    )
 
 
 def _exited(state: State, event: RankExited) -> State:
@@ -226,7 +228,7 @@ def _exited(state: State, event: RankExited) -> State:
         state = _stop_unless_waiting(state, event)
     elif event.wait_status != 0:
         state = stop(state, event.at_ns)
-    return finish(_open_gate_if_due(state), event.at_ns)
+    return finish(_release_if_due(state), event.at_ns)
 
 
 def finish(state: State, at_ns: int) -> State:
@@ -323,7 +325,7 @@ def stop(
     if state.phase not in (Phase.CLEARING, Phase.ENDING):  # there, it is the zygote's
         state = replace(state, deadline_ns=at_ns + int(state.shutdown_timeout_s * _NS))
     ranks = tuple(sorted(state.alive.keys() - {sparing}))
-    state = _open_gate_if_due(_signal_ranks(state, ranks, signum, at_ns))
+    state = _release_if_due(_signal_ranks(state, ranks, signum, at_ns))
     is_news = state.nodes.awaits_decision and not others_know
     return state.do(Report(what="failed")) if is_news else state
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Report
+from meshrun.lifecycle.actions import Decide, EndZygote, ReleaseRanks, Report
 from meshrun.lifecycle.local import (
     end_zygote,
     finish,
@@ -23,7 +23,7 @@ from meshrun.lifecycle.local import (
     stop,
     with_cause,
 )
-from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
+from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import cause_of_change, may_continue, may_restart, plan_restart
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
@@ -123,7 +123,7 @@ def _next_begins(state: State, event: NextBegins) -> State:
 
 
 def _others_finished(state: State, event: OthersFinished) -> State:
-    return finish(replace(state, gate=Gate.OPEN).do(OpenGate()), event.at_ns)
+    return finish(replace(state, exit_barrier=ExitBarrier.RELEASED).do(ReleaseRanks()), event.at_ns)
 
 
 def _launch_over(state: State, event: LaunchOver) -> State:

@@ -36,13 +36,13 @@ class Stop(Enum):
     """By SIGKILL."""
 
 
-class Gate(Enum):
+class ExitBarrier(Enum):
     """Whether finished ranks may exit, and so close connections that their peers may need."""
 
-    SHUT = "shut"
-    ASKED = "asked"
+    CLOSED = "closed"
+    REACHED = "reached"
     """The ranks of this node have finished, and wait for those of other nodes."""
-    OPEN = "open"
+    RELEASED = "released"
 
 
 class NodesPhase(Enum):

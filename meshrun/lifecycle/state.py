@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun.lifecycle.actions import Action
-from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
+from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
     GenerationAborted,
     Hung,
@@ -110,7 +110,7 @@ class State(Struct, frozen=True, kw_only=True):
     start_error: StartFailed | None = None
     lost_process: StoreEnded | ZygoteGone | None = None
     """The process of meshrun's own whose end ended this generation."""
-    gate: Gate = Gate.SHUT
+    exit_barrier: ExitBarrier = ExitBarrier.CLOSED
     """Whether finished ranks may exit."""
     begin_ns: int | None = None
     """When this generation will start, during a back-off."""

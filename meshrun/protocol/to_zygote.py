@@ -54,8 +54,8 @@ class StartRank(Struct, frozen=True, kw_only=True):
 class StartStore(Struct, frozen=True, kw_only=True):
     """Launcher to zygote, before a generation of ranks: serve their store.
 
-    The packet carries the gate, a pipe whose other end closes once finished ranks may exit, and the
-    listening socket, unless the store is on another node.
+    The packet carries the exit barrier, a pipe whose other end closes once finished ranks may exit,
+    and the listening socket, unless the store is on another node.
     """
 
 

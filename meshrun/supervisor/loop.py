@@ -34,7 +34,7 @@ from meshrun.lifecycle.actions import (
     Action,
     Decide,
     EndZygote,
-    OpenGate,
+    ReleaseRanks,
     Report,
     StartAll,
     StartZygote,
@@ -555,8 +555,8 @@ class Loop:
             case EndZygote(grace_s=grace_s, by_force=by_force):
                 self._gpu_wait.cancel()
                 self._processes.end(grace_s, by_force=by_force)
-            case OpenGate():
-                self._processes.zygote.open_gate()
+            case ReleaseRanks():
+                self._processes.zygote.release_ranks()
             case Report() | Decide() if self._nodes is not None:
                 calls = self._monitor.calls
                 self._nodes.carry_out(action, self.state, self.plan.layout, self._gather, calls)

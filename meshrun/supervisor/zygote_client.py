@@ -56,7 +56,7 @@ class ZygoteClient:
         stdin: int | None = None,
         warm: WarmRun | None = None,
     ) -> None:
-        self._gate = -1
+        self._barrier = -1
         self._mark = mark = os.urandom(8).hex()
         process: WarmZygote | _NewZygote | None = None
         if warm is not None and prepare.start_method == "fork":
@@ -122,18 +122,18 @@ class ZygoteClient:
         return message
 
     def start_store(self, listener: socket.socket | None) -> None:
-        """Begin a generation: start a store on ``listener``, and close the gate."""
-        self.open_gate()
-        gate_read, self._gate = os.pipe()
-        fds = [gate_read] if listener is None else [gate_read, listener.fileno()]
+        """Begin a generation: start a store on ``listener``, and close the exit barrier."""
+        self.release_ranks()
+        barrier_read, self._barrier = os.pipe()
+        fds = [barrier_read] if listener is None else [barrier_read, listener.fileno()]
         self.send(StartStore(), fds)
-        os.close(gate_read)
+        os.close(barrier_read)
 
-    def open_gate(self) -> None:
+    def release_ranks(self) -> None:
         """Let ranks that have finished leave."""
-        if self._gate >= 0:
-            os.close(self._gate)
-            self._gate = -1
+        if self._barrier >= 0:
+            os.close(self._barrier)
+            self._barrier = -1
 
     def notice_end(self) -> None:
         """Have :meth:`receive` report the zygote's end on macOS, whose packet sockets do not."""
@@ -154,7 +154,7 @@ class ZygoteClient:
 
     def close(self) -> None:
         """Close our ends of its sockets."""
-        self.open_gate()
+        self.release_ranks()
         for end in (self.control, self.reports, self._ranks_end):
             end.close()
 

@@ -39,14 +39,14 @@ from meshrun.zygote.guard import LAUNCH_MARK, killing_marked
 _ANSWERS_WITHIN_S = 10.0
 _BETWEEN_LOOKS_S = 0.005
 _KILL_TAKES_S = 30.0
-"""How long a keeper may take to report the end of a zygote that was killed, and of all below it."""
+"""How long a shim may take to report the end of a zygote that was killed, and of all below it."""
 _PACKET_BYTES = 64 * 1024
 _PIDFDS = 2
-"""The keeper sends pidfds of the zygote and of itself."""
+"""The shim sends pidfds of the zygote and of itself."""
 _TITLE = " " * 200
 """Room for the titles of the processes that are forked from a server."""
 _NO_MARK = "0" * 16
-_FromKeeper = ZygoteForked | ZygoteEnded
+_FromShim = ZygoteForked | ZygoteEnded
 _STARTING_FRESH = "starting fresh, not from the warm server"
 
 
@@ -55,8 +55,8 @@ class WarmZygote(Struct):
 
     pid: int
     _pidfd: int
-    _keeper: socket.socket
-    _keeper_pidfd: int
+    _shim: socket.socket
+    _shim_pidfd: int
     _mark: str
     _dead_by_s: float = math.inf
     """When nothing should be left after SIGKILL."""
@@ -70,24 +70,24 @@ class WarmZygote(Struct):
         """Wait until nothing of it is left; return its wait status, and what could not be ended."""
         ended = yield from self._receive()
         with suppress(OSError):
-            self._keeper.send(b"\0")  # this launcher is alive, and ends what is left itself
+            self._shim.send(b"\0")  # this launcher is alive, and ends what is left itself
             yield from self._receive()  # the connection closes
-        if not isinstance(ended, ZygoteEnded):  # the keeper was killed, or still waits
+        if not isinstance(ended, ZygoteEnded):  # the shim was killed, or still waits
             self.kill()
             yield from killing_marked(self._mark)
             survivors = [] if has_ended(self._pidfd) else [self.pid]
             ended = ZygoteEnded(wait_status=signal.SIGKILL, survivors=survivors, denied=[])
-        self._keeper.close()
+        self._shim.close()
         os.close(self._pidfd)
-        os.close(self._keeper_pidfd)
+        os.close(self._shim_pidfd)
         return ended.wait_status, Ended(0, tuple(ended.survivors), tuple(ended.denied))
 
-    def _receive(self) -> Steps[_FromKeeper | None]:
-        """Return the keeper's next message, ``None`` at its end; wake it if it is stopped."""
+    def _receive(self) -> Steps[_FromShim | None]:
+        """Return the shim's next message, ``None`` at its end; wake it if it is stopped."""
         while time.monotonic() <= self._dead_by_s:
             with suppress(BlockingIOError):
-                return _receive(self._keeper)[0]
-            _send_signal(self._keeper_pidfd, signal.SIGCONT)
+                return _receive(self._shim)[0]
+            _send_signal(self._shim_pidfd, signal.SIGCONT)
             yield _BETWEEN_LOOKS_S
         return None
 
@@ -301,8 +301,8 @@ class WarmRun:
                 connection.close()
                 return mismatch
             connection.setblocking(False)
-            pidfd, keeper_pidfd = pidfds
-            zygote = WarmZygote(forked.pid, pidfd, connection, keeper_pidfd, spec.mark)
+            pidfd, shim_pidfd = pidfds
+            zygote = WarmZygote(forked.pid, pidfd, connection, shim_pidfd, spec.mark)
             if mismatch is not None:
                 zygote.kill()
                 finish(zygote.ending())
@@ -319,10 +319,10 @@ def _send_signal(pidfd: int, signum: int) -> None:
         send_signal_to(pidfd, signum)
 
 
-def _receive(connection: socket.socket) -> tuple[_FromKeeper | None, list[int]]:
+def _receive(connection: socket.socket) -> tuple[_FromShim | None, list[int]]:
     try:
         packet, fds, _, _ = socket.recv_fds(connection, _PACKET_BYTES, _PIDFDS)
-        return (unpack(packet, _FromKeeper) if packet else None), fds
+        return (unpack(packet, _FromShim) if packet else None), fds
     except (ConnectionError, ValueError):
         return None, []
 

@@ -36,13 +36,13 @@ class ZygoteSpec(Struct, frozen=True, kw_only=True):
 
 
 class ZygoteForked(Struct, frozen=True, kw_only=True):
-    """From the keeper to the launcher: the zygote runs; pidfds of it and the keeper come along."""
+    """From the shim to the launcher: the zygote runs; pidfds of it and the shim come along."""
 
     pid: int
 
 
 class ZygoteEnded(Struct, frozen=True, kw_only=True):
-    """From the keeper to the launcher: the zygote has ended, and only these are left."""
+    """From the shim to the launcher: the zygote has ended, and only these are left."""
 
     wait_status: int
     survivors: list[int]

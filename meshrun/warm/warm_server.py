@@ -40,8 +40,8 @@ from meshrun.warm.identity import (
     words_of,
 )
 from meshrun.warm.inherited import fixed_by_parent, leader_of_session
-from meshrun.warm.keeper import serve_connection
 from meshrun.warm.place import Place, is_as_privileged, stop_server
+from meshrun.warm.shim import serve_connection
 from meshrun.warm.warm_messages import Assignment
 from meshrun.worker.exit import ExitHandler
 from meshrun.worker.learnt import is_own, stat_of
@@ -65,7 +65,7 @@ def main(known_at_start: frozenset[str]) -> Callable[[], object]:
 
 
 class WarmServer:
-    """This process: imports modules, then forks keepers."""
+    """This process: imports modules, then forks shims."""
 
     def __init__(self, assignment: Assignment, known_at_start: frozenset[str]) -> None:
         self._ending = ExitHandler()
@@ -73,7 +73,7 @@ class WarmServer:
         self._mark = EnvironVariable(LAUNCH_MARK)
         self._place = Place(assignment.place)
         self._idle_s = assignment.idle_s
-        self._keepers: set[int] = set()
+        self._shims: set[int] = set()
         self._sessions: dict[int, int] = {}
         """The leaders of login sessions, by pidfd."""
         self._reactor = Reactor()
@@ -99,7 +99,7 @@ class WarmServer:
         self._watch(assignment.session)
 
     def serve(self) -> Callable[[], object]:
-        """Fork keepers until it is time to end; return only in a fork."""
+        """Fork shims until it is time to end; return only in a fork."""
         for signum in (signal.SIGCHLD, signal.SIGIO):
             signal.signal(signum, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._end())
@@ -179,7 +179,7 @@ class WarmServer:
                 self._in_child = partial(serve_connection, connection, self._mark, self._run_zygote)
                 return
         connection.close()
-        self._keepers.add(pid)
+        self._shims.add(pid)
         self._place.note_use(os.getpid())
         self._watch(leader_of_session(peer[0] if peer else 0))
         self._set_idle()
@@ -199,7 +199,7 @@ class WarmServer:
             self._end()
         with suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
-                self._keepers.discard(pid)
+                self._shims.discard(pid)
         self._set_idle()
 
     # ---- the end ---------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class WarmServer:
         self._set_idle()
 
     def _set_idle(self) -> None:
-        if self._keepers:
+        if self._shims:
             self._idle.cancel()
         elif self._has_lost_session and not self._sessions:
             self._end()

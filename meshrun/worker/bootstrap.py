@@ -57,7 +57,7 @@ def become_rank(
     source: Source,
     reports: socket.socket,
     ending: ExitHandler,
-    gate_fd: int,
+    barrier_fd: int,
     stacks_fd: int,
     requests_fd: int,
 ) -> None:
@@ -74,11 +74,11 @@ def become_rank(
     set_title(f"rank {order.rank}{where}", program.target, *program.args)
     # A program that closes all descriptors may soon have a connection of its own in their place.
     reporter = Reporter(socket.socket(fileno=keep_high(reports.detach())), order.rank)
-    gate_fd = keep_high(gate_fd)
+    barrier_fd = keep_high(barrier_fd)
     to_launcher.exclude_node = partial(_exclude, reporter)
     to_launcher.send_beat = lambda step: reporter.report(RankBeat, step=step)
     to_launcher.end_call = lambda number: reporter.report(CallEnded, number=number)
-    ending.arm(reporter, gate_fd, order.learn_to)
+    ending.arm(reporter, barrier_fd, order.learn_to)
     end_connections_with_rank(reporter)
     try:
         if order.check:

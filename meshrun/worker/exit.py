@@ -62,12 +62,12 @@ class ExitHandler:
             self._kept_modules = frozenset(sys.modules)
             _disarm_finalizers()
 
-    def arm(self, reporter: Reporter, gate_fd: int, learn_to: str = "") -> None:
+    def arm(self, reporter: Reporter, barrier_fd: int, learn_to: str = "") -> None:
         """Take over the end of a rank, before its program runs.
 
         Args:
             reporter: Reports that the program has ended.
-            gate_fd: A pipe whose other end is closed once all ranks may leave.
+            barrier_fd: A pipe whose other end is closed once all ranks may leave.
             learn_to: The file that records what was imported; "" for none.
 
         ``MESHRUN_FULL_EXIT=1`` leaves the end to Python and the C library, for tools that hook it.
@@ -75,7 +75,7 @@ class ExitHandler:
         if is_on(os.environ.get("MESHRUN_FULL_EXIT")):
             return
         self._pid = os.getpid()
-        self._reporter, self._gate_fd = reporter, gate_fd
+        self._reporter, self._barrier_fd = reporter, barrier_fd
         self._learn_to, self._environment = learn_to, dict(os.environ) if learn_to else {}
         self.keep_modules()
 
@@ -132,7 +132,7 @@ class ExitHandler:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         self._reporter.report(RankFinished)
-        select.select([self._gate_fd], [], [], PEERS_TAKE_S)
+        select.select([self._barrier_fd], [], [], PEERS_TAKE_S)
 
 
 def _if_memory_allows(step: Callable[..., object], *args: object) -> None:

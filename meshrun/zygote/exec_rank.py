@@ -1,6 +1,6 @@
 """A rank that the zygote starts as a new interpreter (``--start-method exec``).
 
-ORDER_FD REPORT_FD GATE_FD STACKS_FD REQUESTS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
+ORDER_FD REPORT_FD BARRIER_FD STACKS_FD REQUESTS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from meshrun.worker.sys_path import put_first
 
 def main(known_at_start: frozenset[str]) -> None:
     """Read the zygote's order, become that rank, and run the program."""
-    order_fd, report_fd, gate_fd, stacks_fd, requests_fd, zygote_pid = map(int, sys.argv[1:7])
+    order_fd, report_fd, barrier_fd, stacks_fd, requests_fd, zygote_pid = map(int, sys.argv[1:7])
     program = Program.of_words(sys.argv[7:])
     die_with_parent(zygote_pid)
-    os.set_inheritable(gate_fd, False)
+    os.set_inheritable(barrier_fd, False)
     order = codec.decode(os.read(order_fd, codec.PACKET_BYTES))
     os.close(order_fd)
     reports = socket.socket(fileno=report_fd)
@@ -45,7 +45,7 @@ def main(known_at_start: frozenset[str]) -> None:
         source=inspect_program(program),
         reports=reports,
         ending=ExitHandler(),
-        gate_fd=gate_fd,
+        barrier_fd=barrier_fd,
         stacks_fd=stacks_fd,
         requests_fd=requests_fd,
     )

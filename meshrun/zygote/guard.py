@@ -67,7 +67,7 @@ class Guard:
             while True:
                 signal.pause()
         while os.getppid() == self._zygote:
-            if not self._launcher_lives():  # wake it even if its parent is a keeper, stopped too
+            if not self._launcher_lives():  # wake it even if its parent is a shim, stopped too
                 send_signal(self._zygote, signal.SIGCONT)
             signal.sigtimedwait({signal.SIGCONT}, _CHECK_LAUNCHER_EVERY_S)
         self._wait_for_launcher()

@@ -81,7 +81,7 @@ class ZygoteServer:
         dispositions: dict[int, Any],
         guard: Guard,
     ) -> None:
-        self._gate_fd = -1
+        self._barrier_fd = -1
         self._guard = guard
         self._dispositions = dispositions
         self._control = control
@@ -166,7 +166,7 @@ class ZygoteServer:
             if self._program.kind == "command":
                 pid = spawn_command(order, self._program, *fds[:2])
             elif self._fresh:
-                pid = spawn_fresh(order, self._program, self._reports, self._gate_fd, fds)
+                pid = spawn_fresh(order, self._program, self._reports, self._barrier_fd, fds)
             else:
                 pid = self._fork(self._dispositions, die_with_parent)
                 if pid == 0:
@@ -226,17 +226,17 @@ class ZygoteServer:
             source=self._source,
             reports=self._reports,
             ending=self._ending,
-            gate_fd=self._gate_fd,
+            barrier_fd=self._barrier_fd,
             stacks_fd=stacks,
             requests_fd=requests,
         )
 
     def _fork_store(self, fds: list[int]) -> None:
         self._end_negotiation()
-        gate_fd, *listeners = fds
-        if self._gate_fd >= 0:
-            os.close(self._gate_fd)
-        self._gate_fd = gate_fd
+        barrier_fd, *listeners = fds
+        if self._barrier_fd >= 0:
+            os.close(self._barrier_fd)
+        self._barrier_fd = barrier_fd
         self._store_pid = self._fork_helper(self._guard.begin)
         if self._store_pid == 0:
             self._reports.close()
@@ -347,7 +347,7 @@ class ZygoteServer:
         if launcher_is_gone or is_hung_up(self._control):  # that may have been killed meanwhile
             self._guard.kill_orphans()
             self._guard.remove_scratch()
-            if os.getppid() == self._parent:  # a keeper, which waits for our end and may be stopped
+            if os.getppid() == self._parent:  # a shim, which waits for our end and may be stopped
                 send_signal(self._parent, signal.SIGCONT)
         else:
             self._report_leftovers(ended)

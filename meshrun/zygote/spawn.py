@@ -19,12 +19,12 @@ from meshrun.start import own_command
 
 
 def spawn_fresh(
-    order: StartRank, program: Program, reports: socket.socket, gate_fd: int, fds: Sequence[int]
+    order: StartRank, program: Program, reports: socket.socket, barrier_fd: int, fds: Sequence[int]
 ) -> int:
     """Start a rank as a new interpreter, which reads its order, and return its process id."""
     ours, theirs = packet_pair()  # a pipe is too small for the longest order
     stdout, stderr, stacks, requests = fds
-    inherited = (theirs.fileno(), reports.fileno(), gate_fd, stacks, requests)
+    inherited = (theirs.fileno(), reports.fileno(), barrier_fd, stacks, requests)
     numbers = [str(number) for number in (*inherited, os.getpid())]
     with ours, theirs:
         ours.send(codec.encode(order))

@@ -482,7 +482,7 @@ def test_alarms_of_a_program_do_not_go_off_while_its_rank_waits_for_peers() -> N
         "from meshrun.worker.exit import ExitHandler\n"
         "ending = ExitHandler()\n"
         "ending._reporter = SimpleNamespace(report=lambda _: None)\n"
-        "ending._gate_fd, others = os.pipe()\n"
+        "ending._barrier_fd, others = os.pipe()\n"
         "signal.setitimer(signal.ITIMER_REAL, 0.1)\n"
         "faulthandler.dump_traceback_later(0.1, exit=True)\n"
         "threading.Timer(0.3, os.close, (others,)).start()\n"

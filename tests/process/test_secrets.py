@@ -47,7 +47,7 @@ _UNPICKLE_NOTHING = (
     *("rendezvous/connection.py", "rendezvous/frames.py", "rendezvous/handshake.py"),
     *("rendezvous/messages.py", "rendezvous/participant.py", "rendezvous/coordinator.py"),
     *("rendezvous/lobby.py", "rendezvous/torch_backend.py", "rendezvous/torch_decline.py"),
-    *("warm/warm_messages.py", "warm/keeper.py", "warm/client.py", "warm/warm_server.py"),
+    *("warm/warm_messages.py", "warm/shim.py", "warm/client.py", "warm/warm_server.py"),
     *("warm/place.py", "protocol/packing.py"),
 )
 

@@ -357,8 +357,8 @@ while not os.path.exists(sys.argv[1]):
 @pytest.mark.parametrize(
     "victim",
     [
-        *("server", "keeper", "zygote", "rank", "launcher", "keeper and zygote"),
-        *("stopped keeper", "stopped keeper and zygote, launcher", "folder", "removed folder"),
+        *("server", "shim", "zygote", "rank", "launcher", "shim and zygote"),
+        *("stopped shim", "stopped shim and zygote, launcher", "folder", "removed folder"),
     ],
 )
 def test_a_kill_leaves_nothing_behind(warm: Warm, tmp_path: Path, victim: str) -> None:
@@ -373,20 +373,20 @@ def test_a_kill_leaves_nothing_behind(warm: Warm, tmp_path: Path, victim: str) -
         rank = psutil.Process(int(running.stdout.split()[-1]))
         zygote = rank.parent()
         assert zygote is not None
-        keeper = zygote.parent()
-        assert keeper is not None
-        assert keeper.ppid() == server, running.stderr
+        shim = zygote.parent()
+        assert shim is not None
+        assert shim.ppid() == server, running.stderr
         found = {
             "server": [psutil.Process(server)],
-            "keeper": [keeper],
+            "shim": [shim],
             "zygote": [zygote],
-            "keeper and zygote": [keeper, zygote],
+            "shim and zygote": [shim, zygote],
             "rank": [rank],
             "launcher": [psutil.Process(running.process.pid)],
         }
         mark = mark_of(rank)
         if victim.startswith("stopped"):
-            held = [keeper, zygote] if "zygote" in victim else [keeper]
+            held = [shim, zygote] if "zygote" in victim else [shim]
             for process in held:
                 process.suspend()
             wait_for_states(held, stopped=True)
@@ -397,7 +397,7 @@ def test_a_kill_leaves_nothing_behind(warm: Warm, tmp_path: Path, victim: str) -
         if victim == "removed folder":
             shutil.rmtree(usual_place())
             wait_until(lambda: not psutil.pid_exists(server), lambda: "the server's end")
-        succeeds = victim in ("server", "keeper", "stopped keeper", "folder", "removed folder")
+        succeeds = victim in ("server", "shim", "stopped shim", "folder", "removed folder")
         if succeeds:
             go.touch()
         code = running.wait()

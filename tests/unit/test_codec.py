@@ -125,7 +125,7 @@ def test_the_end_of_the_last_reporter_wakes_nothing() -> None:
         reports = socket.socket(fileno=os.dup(ends[1]))
     with reports:
         reports.send(b"a report")
-    zygote._gate = -1
+    zygote._barrier = -1
     assert select.select([zygote.reports], [], [], 0)[0]
     assert zygote.reports.recv(100) == b"a report"
     assert not select.select([zygote.reports], [], [], 0)[0]

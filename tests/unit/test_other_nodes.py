@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from meshrun.lifecycle.actions import (
     Action,
     EndZygote,
-    OpenGate,
+    ReleaseRanks,
     SignalRanks,
     StartAll,
     StartZygote,
@@ -128,11 +128,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "until all have finished": (
         [*PARTICIPANT, *finished(2, 3), OTHERS_FINISHED, *WELL_THERE, ENDED],
-        [START, FINISHED, OpenGate(), CLEAR, CLEARED],
+        [START, FINISHED, ReleaseRanks(), CLEAR, CLEARED],
     ),
     "or until one on another node fails": (
         [*PARTICIPANT, *finished(2, 3), OTHERS_FAILED],
-        [START, FINISHED, term(2, 3), OpenGate()],
+        [START, FINISHED, term(2, 3), ReleaseRanks()],
     ),
     "a node without ranks has finished at once": (
         [NO_RANKS, READY],
@@ -140,18 +140,18 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "and ends with the others": (
         [NO_RANKS, READY, OTHERS_FINISHED, ENDED, over(0, "")],
-        [START, FINISHED, OpenGate(), CLEAR, CLEARED, END],
+        [START, FINISHED, ReleaseRanks(), CLEAR, CLEARED, END],
     ),
     "or takes part in their next generation": (
         [NO_RANKS, READY, OTHERS_FAILED, ENDED, NEXT, OTHERS_FINISHED, ENDED],
         [
             START, FINISHED, CLEAR, CLEARED,
-            StartAll(generation=1), FINISHED, OpenGate(), CLEAR, CLEARED,
+            StartAll(generation=1), FINISHED, ReleaseRanks(), CLEAR, CLEARED,
         ],
     ),
     "or until one here fails": (
         [*PARTICIPANT, *finished(2), exited(3, 9, 5)],
-        [START, term(2), OpenGate(), FAILED],
+        [START, term(2), ReleaseRanks(), FAILED],
     ),
     "the coordinator learns that all are cleared, and ends the launch": (
         [*COORDINATOR, *WELL, ENDED, all_cleared(reported())],

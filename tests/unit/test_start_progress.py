@@ -32,7 +32,7 @@ import socket
 import subprocess
 import sys
 from meshrun.host import processes
-from meshrun.warm import keeper
+from meshrun.warm import shim
 
 BECOME_GUARD = '''
 import time
@@ -64,11 +64,11 @@ print(ended[0].survivors == (held.pid,), len(turns) > 1)
 held.kill()
 """
 _KEEP = """
-keeper._send = lambda *_: setattr(processes, "_KILL_TAKES_S", 600.0)
+shim._send = lambda *_: setattr(processes, "_KILL_TAKES_S", 600.0)
 ours, launcher = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 launcher.send(b"!")  # it is alive
 zygote = subprocess.Popen(["true"])
-keeper._keep(ours, zygote.pid, os.pidfd_open(zygote.pid))
+shim._keep(ours, zygote.pid, os.pidfd_open(zygote.pid))
 print(held.poll())
 held.kill()
 """
@@ -257,7 +257,7 @@ def test_what_survives_sigkill_is_returned() -> None:
     assert run_python(_HELD + _FOLLOW) == "True True\n"
 
 
-def test_a_keeper_waits_once_for_what_survives_sigkill() -> None:
+def test_a_shim_waits_once_for_what_survives_sigkill() -> None:
     """Then it ends the guard, which would share the port with the next store."""
     assert run_python(_HELD + _KEEP) == "None\n"
 

@@ -13,7 +13,7 @@ from meshrun.lifecycle import advance
 from meshrun.lifecycle.actions import (
     Action,
     EndZygote,
-    OpenGate,
+    ReleaseRanks,
     SignalRanks,
     StartAll,
     StartZygote,
@@ -172,11 +172,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "finished ranks wait for the last": (
         [*STARTED, RankFinished(rank=0, at_ns=S), RankFinished(rank=1, at_ns=S), exited(2, 0, 2),
          exited(0, 0, 3), exited(1, 0, 3)],
-        [OpenGate(), FINISH],
+        [ReleaseRanks(), FINISH],
     ),
     "finished ranks leave when another fails": (
         [*STARTED, RankFinished(rank=0, at_ns=S), exited(2, 9, 2)],
-        [term(0, 1), OpenGate()],
+        [term(0, 1), ReleaseRanks()],
     ),
     "a lost store ends the launch": (
         [*STARTED, LOST_STORE],

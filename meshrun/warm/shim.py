@@ -1,7 +1,8 @@
-"""The keeper of a zygote that a warm server has forked: its parent in place of the launcher.
+"""The shim of a zygote that a warm server has forked: its parent in place of the launcher.
 
-It gives the zygote what it would inherit from the launcher. When the zygote ends, the keeper adopts
-and ends what is left, and reports to the launcher. It does not depend on the server.
+As containerd's for a container, it does not depend on the server. It gives the zygote what it would
+inherit from the launcher. When the zygote ends, the shim adopts and ends what is left, and reports
+to the launcher.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _REQUEST_TAKES_S = 10.0
 def serve_connection(
     connection: socket.socket, mark: EnvironVariable, run: RunZygote
 ) -> Callable[[], Callable[[], None]]:
-    """Receive a request for a zygote, become its keeper, and fork it.
+    """Receive a request for a zygote, become its shim, and fork it.
 
     ``mark`` is the variable that marks processes of a launch.
 
     Returns:
-        The function that the zygote is to run; the keeper itself never returns.
+        The function that the zygote is to run; the shim itself never returns.
     """
     connection.settimeout(_REQUEST_TAKES_S)
     try:
@@ -58,11 +59,11 @@ def serve_connection(
     except (OSError, ValueError):
         os._exit(1)
     become_subreaper()
-    keeper = os.getpid()
+    shim = os.getpid()
     pid = os.fork()
     if pid == 0:
         connection.close()
-        die_with_parent(keeper)
+        die_with_parent(shim)
         os.close(fds[0])
         os.close(fds[1])
         os.setsid()
@@ -71,15 +72,15 @@ def serve_connection(
             os.close(fd)
         return partial(run, fds[5:], spec.program)
     leave_signals_to_launcher()
-    set_title("keeper", spec.program.target, *spec.program.args)
+    set_title("shim", spec.program.target, *spec.program.args)
     for fd in fds:
         os.close(fd)
     os.chdir("/")
     zygote_pidfd = open_pidfd(pid)
     connection.settimeout(None)
-    keeper_pidfd = open_pidfd(keeper)
-    _send(connection, ZygoteForked(pid=pid), zygote_pidfd, keeper_pidfd)
-    os.close(keeper_pidfd)
+    shim_pidfd = open_pidfd(shim)
+    _send(connection, ZygoteForked(pid=pid), zygote_pidfd, shim_pidfd)
+    os.close(shim_pidfd)
     _keep(connection, pid, zygote_pidfd)
     os._exit(0)
 
