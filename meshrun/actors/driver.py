@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshrun.actors.driver_messages import (
-    Place,
-    Placed,
-    Refused,
+    NodesPlaced,
+    PlacementRefused,
+    PlacementWaits,
+    PlaceNodes,
     Reply,
-    Waits,
     read_order,
     write_line,
 )
@@ -50,7 +50,7 @@ def main(_: object) -> None:
         try:
             asyncio.run(_serve(control, order, os.path.join(folder, "relays")))
         except HostError as refused:
-            _reply(control, Refused(refused.message, refused.hint))
+            _reply(control, PlacementRefused(refused.message, refused.hint))
         except _LauncherGone:
             pass
     os._exit(0)  # without waiting for Ray's threads
@@ -61,7 +61,7 @@ def _reply(control: socket.socket, reply: Reply) -> None:
         control.sendall(write_line(reply))
 
 
-async def _serve(control: socket.socket, order: Place, address: str) -> None:
+async def _serve(control: socket.socket, order: PlaceNodes, address: str) -> None:
     loop, launcher_gone = asyncio.get_running_loop(), asyncio.Event()
 
     def on_close() -> None:
@@ -72,9 +72,11 @@ async def _serve(control: socket.socket, order: Place, address: str) -> None:
     ray = _connect()
     group = NodeGroup(ray, order.request, call=order.call)
     try:
-        hosts = await _place(group, launcher_gone, lambda text: _reply(control, Waits(text)))
+        hosts = await _place(
+            group, launcher_gone, lambda text: _reply(control, PlacementWaits(text))
+        )
         relays = _Relays(group, address, [name for name, _ in hosts])
-        _reply(control, Placed(hosts, address))
+        _reply(control, NodesPlaced(hosts, address))
         await launcher_gone.wait()
         await relays.end(order.grace_s)
     finally:

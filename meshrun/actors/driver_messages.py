@@ -8,7 +8,7 @@ from meshrun.actors.bundles import PlacementRequest
 from meshrun.protocol.packing import pack, unpack
 
 
-class Place(Struct, frozen=True):
+class PlaceNodes(Struct, frozen=True):
     """To Ray's process: place the nodes of a launch."""
 
     request: PlacementRequest
@@ -18,20 +18,20 @@ class Place(Struct, frozen=True):
     """How long the launch may take to end once the launcher has closed the connection."""
 
 
-class Waits(Struct, frozen=True):
+class PlacementWaits(Struct, frozen=True):
     """To the launcher: the cluster has yet to free resources."""
 
     note: str
 
 
-class Refused(Struct, frozen=True):
+class PlacementRefused(Struct, frozen=True):
     """To the launcher: there is no cluster, or it cannot provide the nodes."""
 
     error: str
     hint: str | None
 
 
-class Placed(Struct, frozen=True):
+class NodesPlaced(Struct, frozen=True):
     """To the launcher: what the cluster provides."""
 
     hosts: list[tuple[str, int]]
@@ -40,17 +40,17 @@ class Placed(Struct, frozen=True):
     """The socket for the streams of the nodes."""
 
 
-Reply = Waits | Refused | Placed
+Reply = PlacementWaits | PlacementRefused | NodesPlaced
 
 
-def write_line(message: Place | Reply) -> bytes:
+def write_line(message: PlaceNodes | Reply) -> bytes:
     """Return the line of a message."""
     return pack(message) + b"\n"
 
 
-def read_order(line: bytes) -> Place:
+def read_order(line: bytes) -> PlaceNodes:
     """Return the launcher's order."""
-    order: Place = unpack(line, Place)
+    order: PlaceNodes = unpack(line, PlaceNodes)
     return order
 
 

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from meshrun.actors.bundles import PlacementRequest
-from meshrun.actors.driver_messages import Place, Placed, Refused, Waits, read_reply, write_line
+from meshrun.actors.driver_messages import (
+    NodesPlaced,
+    PlacementRefused,
+    PlacementWaits,
+    PlaceNodes,
+    read_reply,
+    write_line,
+)
 from meshrun.errors import HostError
 from meshrun.host.leftovers import remove_if_stale
 from meshrun.host.printable import one_line
@@ -55,15 +62,15 @@ class RayCluster:
         Raises:
             HostError: If the cluster cannot provide them, or there is none.
         """
-        self._control.sendall(write_line(Place(request, self._call, self._grace_s)))
+        self._control.sendall(write_line(PlaceNodes(request, self._call, self._grace_s)))
         with self._control.makefile("rb") as lines:
             for line in lines:
                 match read_reply(line):
-                    case Waits(note=text):
+                    case PlacementWaits(note=text):
                         note(text)
-                    case Refused(error=error, hint=hint):
+                    case PlacementRefused(error=error, hint=hint):
                         raise HostError(error, hint=hint)
-                    case Placed(hosts=hosts, address=address):
+                    case NodesPlaced(hosts=hosts, address=address):
                         self._folder = os.path.dirname(address)
                         return Remote(
                             hosts=tuple(Host(name, workers) for name, workers in hosts),
