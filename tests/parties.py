@@ -15,7 +15,7 @@ import pytest
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.protocol.events import FromNodes, Where
+from meshrun.protocol.events import FromNodes, ShowStacks
 from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.hub import Hub
@@ -91,7 +91,7 @@ class Party:
     @property
     def asked(self) -> list[str]:
         """The reasons given when it was asked where its ranks are."""
-        return [event.why for event in self.received(Where)]
+        return [event.why for event in self.received(ShowStacks)]
 
     def close(self) -> None:
         """Close everything, once."""

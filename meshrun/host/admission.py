@@ -20,7 +20,7 @@ from meshrun.host.sockets import listen_on
 _SO_ATTACH_REUSEPORT_CBPF = 51
 _LOAD, _LOAD_BYTE, _AND, _IF_EQUAL, _GO, _RETURN = 0x20, 0x30, 0x54, 0x15, 0x05, 0x06
 _NETWORK_HEADER = 0x1_0000_0000 - 0x10_0000
-_DECOY, _LISTENER = 0, 1
+_SINK, _LISTENER = 0, 1
 """The sockets by number, in the order in which they began to listen."""
 _Step = tuple[int, int, int, int]
 """Code, steps to skip if true, steps to skip if false, and a number."""
@@ -40,14 +40,14 @@ def listen_for(addresses: Iterable[str], on: str) -> tuple[socket.socket, socket
         raise OSError(errno.ENOTSUP, "requires Linux")
     steps = _build_program(addresses)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
-    decoy = listen_on(on, 0, is_shared=True)
+    sink = listen_on(on, 0, is_shared=True)
     try:
         # Before the other one listens, so that it never gets a connection of an outsider.
         program = struct.pack("@HP", len(steps), ctypes.addressof(code))
-        decoy.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)
-        return listen_on(on, decoy.getsockname()[1], is_shared=True), decoy
+        sink.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)
+        return listen_on(on, sink.getsockname()[1], is_shared=True), sink
     except BaseException:
-        decoy.close()
+        sink.close()
         raise
 
 
@@ -73,7 +73,7 @@ def _build_program(addresses: Iterable[str]) -> list[_Step]:
             steps_v6 += [(_LOAD, 0, 0, _NETWORK_HEADER + 8 + 4 * number)]
             steps_v6 += [(_IF_EQUAL, 0, to_next, word)]
         steps_v6.append((_RETURN, 0, 0, _LISTENER))
-    refuse: _Step = (_RETURN, 0, 0, _DECOY)
+    refuse: _Step = (_RETURN, 0, 0, _SINK)
     return [
         (_LOAD_BYTE, 0, 0, _NETWORK_HEADER),
         (_AND, 0, 0, 0xF0),

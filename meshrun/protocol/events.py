@@ -141,7 +141,7 @@ class TimesReported(Struct, frozen=True, kw_only=True):
     """What delays that node's late ranks, as far as it can tell."""
 
 
-class Where(Struct, frozen=True, kw_only=True):
+class ShowStacks(Struct, frozen=True, kw_only=True):
     """The coordinator has the other nodes print where their ranks are."""
 
     why: Line = ""
@@ -194,7 +194,7 @@ NodesEvent = (
     | NextBegins
     | LaunchOver
 )
-FromNodes = NodesEvent | AskTimes | TimesReported | Where
+FromNodes = NodesEvent | AskTimes | TimesReported | ShowStacks
 Event = (
     LaunchBegan
     | FromZygote

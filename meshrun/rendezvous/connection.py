@@ -26,7 +26,7 @@ from meshrun.rendezvous.handshake import (
     refusal,
 )
 from meshrun.rendezvous.hub import Hub
-from meshrun.rendezvous.messages import Beat, Message, MessageError, Parting, decode, encode
+from meshrun.rendezvous.messages import Beat, Disconnect, Message, MessageError, decode, encode
 from meshrun.rendezvous.node_phases import ConnectionPhase
 from meshrun.rendezvous.peer_clock import PeerClock
 
@@ -88,7 +88,7 @@ class Connection:
         self._unconfirmed: deque[bytes | None] = deque()
         """Those sent since then; ``None`` for one that was not kept."""
         self._why = "it closed the connection"
-        """Why it is closed, or the peer would close it; its Parting may give a better reason."""
+        """Why it is closed, or the peer would close it; its Disconnect may give a better reason."""
         self.is_silent = False
         """Whether one side has dropped the other for its silence."""
         self.handshake_error: HandshakeError | None = None
@@ -227,7 +227,7 @@ class Connection:
             return ""
         self.is_silent, why = True, f"no message from it for {silent_s:.0f} s"
         if self.is_open:
-            self.send(Parting(why=why))
+            self.send(Disconnect(why=why))
         return why
 
     def loss(self, node_rank: int, host: str, why: str) -> NodeLost:
@@ -358,7 +358,7 @@ class Connection:
                 self._take_beat(message)
                 continue
             self.received += 1
-            if isinstance(message, Parting):
+            if isinstance(message, Disconnect):
                 self.is_silent, self.can_resume = True, False
                 self._why = f"it dropped this node: {message.why}"
         if messages or len(received) >= _SEGMENT:

@@ -85,7 +85,7 @@ class Coordinator:
         """How long to gather nodes."""
         self.store_listener: socket.socket | None = None
         """The socket of this generation's store, which ranks of another one cannot reach."""
-        self._decoy: socket.socket | None = None
+        self._sink: socket.socket | None = None
         """The socket that gets connections of outsiders to the store."""
         self._bound, port = address_of(listener.getsockname()), listener.getsockname()[1]
         known = (connection.own_address for connection in connections.values())
@@ -439,12 +439,12 @@ class Coordinator:
     def _open_store(self) -> None:
         self._close_store()
         connections, nodes = self._round.connections.values(), self._nodes.infos.values()
-        self.store_listener, self._decoy = listen_for_nodes(
+        self.store_listener, self._sink = listen_for_nodes(
             self._bound, connections, nodes, self._hub
         )
 
     def _close_store(self) -> None:
-        for each in (self.store_listener, self._decoy):
+        for each in (self.store_listener, self._sink):
             if each is not None:
                 each.close()
 

@@ -26,7 +26,7 @@ from meshrun.protocol.events import (
     NextBegins,
     OthersFinished,
     Roster,
-    Where,
+    ShowStacks,
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import NodeOutcome, Trouble
@@ -191,7 +191,7 @@ class Failed(_WithOutcome, frozen=True):
     """Participant to coordinator: a generation failed here, so all ranks must stop."""
 
 
-class Parting(Struct, frozen=True, kw_only=True):
+class Disconnect(Struct, frozen=True, kw_only=True):
     """In both directions, before a connection is closed: why the sender drops the peer."""
 
     why: Line
@@ -233,9 +233,9 @@ class Times(Struct, frozen=True, kw_only=True):
 Decision = GenerationAborted | OthersFinished | NextBegins | LaunchOver
 """To participants: what happens next, as an event of their own launches."""
 Message = (
-    Join | Resume | Resumed | GaveUp | Waiting | Refused | Welcome | Beat | Parting
+    Join | Resume | Resumed | GaveUp | Waiting | Refused | Welcome | Beat | Disconnect
     | Failed | Finished | Cleared
-    | Leave | Decision | Where | AskTimes | Times
+    | Leave | Decision | ShowStacks | AskTimes | Times
 )  # fmt: skip
 _OF_ONE_NODE = ("node_rank", "next_address", "next_port")
 """The fields of a Welcome that differ between nodes."""

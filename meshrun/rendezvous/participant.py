@@ -13,7 +13,7 @@ from meshrun.protocol.events import (
     LaunchOver,
     NextBegins,
     OthersFinished,
-    Where,
+    ShowStacks,
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.attempts import Attempts
@@ -138,7 +138,7 @@ class Participant:
                 self._fail(message.as_error())
             case Welcome() if self._gave_up is None:
                 self._welcome(connection, message)
-            case AskTimes() | Where():
+            case AskTimes() | ShowStacks():
                 events.append(message)
             case GenerationAborted() | OthersFinished() | NextBegins() | LaunchOver():
                 events.append(self._follow(message))

@@ -9,8 +9,8 @@ from meshrun.protocol.events import (
     AllCleared,
     GenerationAborted,
     OthersFinished,
+    ShowStacks,
     TimesReported,
-    Where,
 )
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.connection import Connection
@@ -70,7 +70,7 @@ class Round:
             case Cleared():
                 self._cleared.add(OWN)
                 self.advance()
-            case Where() | AskTimes():
+            case ShowStacks() | AskTimes():
                 self.broadcast(message)
 
     def receive(self, number: int, connection: Connection, message: Message) -> None:

@@ -149,7 +149,7 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
     from torch.distributed import PrefixStore
 
     store, rank, world_size = found.store, found.rank, found.world_size
-    store = PrefixStore("meshrun/cards", store)
+    store = PrefixStore("meshrun/node-info", store)
     info = NodeInfo(
         host=order.host,
         address=order.address,

@@ -13,7 +13,7 @@ from meshrun.errors import MeshrunError
 from meshrun.host.interfaces import address_of
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import CoordinatorHandshake, OtherLaunch
-from meshrun.rendezvous.messages import Beat, Message, Parting, Refused
+from meshrun.rendezvous.messages import Beat, Disconnect, Message, Refused
 from meshrun.rendezvous.this_node import ThisNode
 
 _PROOF_WITHIN_S = 10.0
@@ -79,7 +79,7 @@ class Unauthenticated:
                     who, what = connection.their_address, f"has connected, but {_NO_JOIN}"
                     self._report(who, what)
                     self.unheard[_origin(connection)] = f"{who} {what}"
-                    connection.send(Parting(why=_NO_JOIN))
+                    connection.send(Disconnect(why=_NO_JOIN))
                 self._drop(connection, "it did not identify itself")
         self._listen()
 

@@ -53,10 +53,10 @@ from meshrun.protocol.events import (
     LaunchBegan,
     MeetingFailed,
     Met,
+    ShowStacks,
     SignalArrived,
     TimePassed,
     TimesReported,
-    Where,
     ZygoteGone,
 )
 from meshrun.protocol.from_zygote import (
@@ -341,7 +341,7 @@ class Loop:
             self._on_node_event(nodes.peers.events.popleft(), nodes)
 
     def _on_node_event(self, event: FromNodes, nodes: NodeLink) -> None:
-        if isinstance(event, Where):
+        if isinstance(event, ShowStacks):
             self._monitor.ask(event.why)
         elif isinstance(event, AskTimes | TimesReported):
             if self._monitor.stragglers is not None:
@@ -490,7 +490,7 @@ class Loop:
         self._monitor.ask("SIGQUIT: showing where the ranks are")
         if self._nodes is not None:
             why = f"SIGQUIT on {self.hosts[0]}: showing where the ranks are"
-            self._nodes.peers.send(Where(why=why))
+            self._nodes.peers.send(ShowStacks(why=why))
 
     def _on_stop_signal(self, signum: int, why: str) -> None:
         self._signalled_s = self._signalled_s or time.monotonic()

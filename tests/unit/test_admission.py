@@ -67,18 +67,18 @@ def test_only_these_addresses_get_in(
 ) -> None:
     """In both families, for any number of addresses, including the last one."""
     try:
-        listener, decoy = listen_for(admitted, bound)
+        listener, sink = listen_for(admitted, bound)
     except Exception as error:
         if ":" in bound:
             pytest.skip(f"no IPv6 here: {error}")
         raise
     held.callback(listener.close)
-    held.callback(decoy.close)
+    held.callback(sink.close)
     place = ("::1" if bound == source == "::1" else "127.0.0.1", listener.getsockname()[1])
 
     assert connect(held, place, source)
     assert is_waiting(listener) == gets_in
-    assert is_waiting(decoy) != gets_in
+    assert is_waiting(sink) != gets_in
 
 
 @pytest.mark.parametrize("is_elastic", [False, True], ids=["fixed", "elastic"])

@@ -12,7 +12,7 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFinished,
-    Where,
+    ShowStacks,
 )
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import NodeOutcome, RankState
@@ -203,7 +203,7 @@ def test_a_node_that_falls_silent_is_lost(parties: Parties, three: list[Party]) 
 
 def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party]) -> None:
     """With the reason, which users see."""
-    three[0].send(Where(why="SIGQUIT on node0"))
+    three[0].send(ShowStacks(why="SIGQUIT on node0"))
     parties.until(lambda: three[1].asked and three[2].asked)
 
     assert three[1].asked == ["SIGQUIT on node0"]

@@ -26,8 +26,8 @@ from meshrun.protocol.events import (
     Met,
     NextBegins,
     NodeLost,
+    ShowStacks,
     TimesReported,
-    Where,
 )
 from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankExited
@@ -318,7 +318,7 @@ def test_a_node_that_leaves_takes_part_no_more(
     participant.send(CLEARED)
     participant.send(LEAVE)
     coordinator.send(late)
-    coordinator.send(Where())
+    coordinator.send(ShowStacks())
     parties.until(lambda: participant.asked)
     coordinator.close("it left")
     parties.turn(5)
@@ -466,7 +466,7 @@ def test_a_reset_connection_is_resumed(parties: Parties) -> None:
     coordinator, participant = met(parties, ahead_ns=5 * S)
 
     def send(text: str) -> None:
-        coordinator.send(Where(why=text))
+        coordinator.send(ShowStacks(why=text))
         participant.send(Times(generation=0, answers=[], why={0: text}))
 
     def received() -> tuple[list[str], list[str]]:
