@@ -32,6 +32,7 @@ def run_on_ranks(
     *,
     only: int | None = None,
     hidden: Collection[int] = (),
+    is_last: bool = False,
 ) -> None:
     """Run a cell on all ranks, or on one, and print values by coordinate except of ``hidden``.
 
@@ -40,7 +41,7 @@ def run_on_ranks(
     """
     labels = group.labels
     texts: dict[str, list[str]] = {}
-    values = call_on_ranks(group, run_cell, cell, name, only, hidden)
+    values = call_on_ranks(group, run_cell, cell, name, only, hidden, is_last=is_last)
     for rank, (label, value) in enumerate(zip(labels, values, strict=True)):
         if value is not None and rank not in hidden:
             texts.setdefault(value, []).append(label)
@@ -50,8 +51,12 @@ def run_on_ranks(
             write_text(sys.stdout, f"[{shown}] {text}\n")
 
 
-def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) -> list[Any]:
+def call_on_ranks(
+    group: WorkerGroup, function: Callable[..., Any], *args: Any, is_last: bool = False
+) -> list[Any]:
     """Call a function on all ranks for an interactive user; return what each rank returned.
+
+    If ranks are lost, a note says that new ones will start, unless the call ``is_last``.
 
     Raises:
         CellFailed: With the exception of the first rank that raised one.
@@ -74,7 +79,7 @@ def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) 
         text = cause.text if isinstance(cause, RankTraceback) else str(error)
         failed = CellFailed(text.strip(), error)
     finally:
-        if not group.is_open:
+        if not (group.is_open or is_last):
             note(
                 "the ranks were stopped and their variables are lost; new ranks start with the next"
                 " input"

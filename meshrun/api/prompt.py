@@ -68,6 +68,7 @@ class _Prompt(code.InteractiveConsole):
         super().__init__()
         self._options, self._program = options, program
         self.compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self._is_typed = sys.stdin.isatty()
         self.group = self._start()
         self._labels = self.group.labels
         self._only: int | None = None
@@ -78,16 +79,15 @@ class _Prompt(code.InteractiveConsole):
 
     def run(self) -> int:
         """Run the program, then all input; return the exit code."""
-        is_typed = sys.stdin.isatty()
         try:
-            succeeded = not self._program or self._run_program(is_typed)
-            if is_typed:
+            succeeded = not self._program or self._run_program()
+            if self._is_typed:
                 self._interact()
             elif succeeded:
                 succeeded = self._run_piped(sys.stdin.buffer.read())
         except SystemExit as error:
             return _exit_code(error)
-        return 0 if is_typed or succeeded else self._code
+        return 0 if self._is_typed or succeeded else self._code
 
     def runsource(self, source: str, filename: str = "", symbol: str = "single") -> bool:  # noqa: ARG002
         """Run an input on the ranks; return whether it is incomplete."""
@@ -126,14 +126,17 @@ class _Prompt(code.InteractiveConsole):
             exitmsg="",
         )
 
-    def _run_program(self, is_typed: bool) -> bool:
+    def _run_program(self) -> bool:
         """Run the program; return whether it succeeded. If it exits, the prompt does not."""
         try:
-            return self._try(lambda: call_on_ranks(self.group, run_own_program))
+            is_last = not self._is_typed
+            return self._try(lambda: call_on_ranks(self.group, run_own_program, is_last=is_last))
         except SystemExit as error:
-            return _exit_code(error) == 0
+            code = _exit_code(error)
+            self._code = code or self._code
+            return code == 0
         except KeyboardInterrupt:
-            if not is_typed:
+            if not self._is_typed:
                 raise
             say("KeyboardInterrupt")
             return False
@@ -150,7 +153,10 @@ class _Prompt(code.InteractiveConsole):
 
     def _run(self, cell: str, name: str) -> bool:
         """Run a cell as :meth:`_try` does."""
-        return self._try(lambda: run_on_ranks(self._open_group(), cell, name, only=self._only))
+        is_last = not self._is_typed
+        return self._try(
+            lambda: run_on_ranks(self._open_group(), cell, name, only=self._only, is_last=is_last)
+        )
 
     def _try(self, call: Callable[[], object]) -> bool:
         """Make a call on the ranks, and print its error; return whether it succeeded.
@@ -166,7 +172,7 @@ class _Prompt(code.InteractiveConsole):
                 raise failed.error from None
             if isinstance(failed.error, RankFailed | HostError):
                 self._code = failed.error.exit_code
-            if not isinstance(failed.error, RankFailed):  # which the launcher has reported
+            if not getattr(failed.error, "is_reported_elsewhere", False):
                 say(failed.message)
         except MeshrunError as error:
             _print_error(error)

@@ -430,7 +430,11 @@ class WorkerGroup:
             result = read_result(self._folder, code, began_ns=self._began_ns)
         except MeshrunError as error:
             return error
-        return (result.trouble or RankFailed(result)) if result.exit_code else None
+        if not result.exit_code:
+            return None
+        error = result.trouble or RankFailed(result)
+        error.is_reported_elsewhere = bool(result.best_steps)  # unless the launcher was killed
+        return error
 
     def _collect_stacks(self) -> str:
         """Return the stacks of the ranks that are in a call, as the launcher reports them."""

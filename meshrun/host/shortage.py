@@ -53,7 +53,8 @@ def describe_shortage(error: BaseException) -> HostError | None:
         path, number = error.filename, error.errno
     elif isinstance(error, ImportError):
         path, number = error.path, _number_in(str(error))
-    hint = REFUSED if number == errno.EPERM and path is None else hint_for(number)
+    is_refused = number in (errno.EPERM, errno.ENOSYS) and path is None
+    hint = REFUSED if is_refused else hint_for(number)
     if number is None or hint is None:
         return None
     what = "the operating system refused what meshrun needs"

@@ -8,6 +8,7 @@ import struct
 import sys
 
 from meshrun.errors import HostError, UsageError
+from meshrun.host.shortage import describe_shortage
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -50,9 +51,11 @@ def listen_on(address: str, port: int, *, is_shared: bool = False) -> socket.soc
                 f"port {port} on {address} is in use",
                 hint="remove --master-port, or the port of --rdzv-endpoint, to use a free one",
             ) from error
+        what = f"cannot listen on `{address}` port {port}: {error.strerror}"
+        if (shortage := describe_shortage(error)) is not None:
+            raise HostError(what, hint=shortage.hint) from error
         raise UsageError(
-            f"cannot listen on `{address}` port {port}: {error.strerror}",
-            hint="on one node, remove the address: ranks meet on loopback",
+            what, hint="on one node, remove the address: ranks meet on loopback"
         ) from error
     try:
         _check_route_to(listener)

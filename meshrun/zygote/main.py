@@ -64,6 +64,19 @@ def run_zygote(
         ending: Ends a rank.
         known_at_start: Modules that a new interpreter has loaded before its program.
     """
+    try:
+        return _prepare(fds, program, ending, known_at_start).serve()
+    except (OSError, MemoryError) as error:
+        if (shortage := describe_shortage(error)) is None:
+            raise
+        note(f"{shortage.message}; {shortage.hint}")
+        os._exit(shortage.exit_code)
+
+
+def _prepare(
+    fds: Sequence[int], program: Program, ending: ExitHandler, known_at_start: frozenset[str]
+) -> ZygoteServer:
+    """Import what ranks share, and return the server that forks them."""
     control_fd, reports_fd, stacks_fd = fds
     control, reports = socket.socket(fileno=control_fd), socket.socket(fileno=reports_fd)
     for inherited in (control, reports):
@@ -81,23 +94,16 @@ def run_zygote(
     guard = Guard(order.scratch_dir, control)
     source = _load(control, program, order, known_at_start)
     ending.keep_modules()
-    try:
-        server = ZygoteServer(
-            control=control,
-            reports=reports,
-            program=program,
-            source=source,
-            fresh=order.start_method == "exec",
-            ending=ending,
-            dispositions=dispositions,
-            guard=guard,
-        )
-        return server.serve()
-    except (OSError, MemoryError) as error:
-        if (shortage := describe_shortage(error)) is None:
-            raise
-        note(f"{shortage.message}; {shortage.hint}")
-        os._exit(shortage.exit_code)
+    return ZygoteServer(
+        control=control,
+        reports=reports,
+        program=program,
+        source=source,
+        fresh=order.start_method == "exec",
+        ending=ending,
+        dispositions=dispositions,
+        guard=guard,
+    )
 
 
 def _load(

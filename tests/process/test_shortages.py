@@ -329,6 +329,25 @@ def test_a_zygote_without_memory(call: str, fake_torch: object, tmp_path: Path) 
     assert "Traceback" not in ours.stderr
 
 
+@pytest.mark.nightly
+def test_a_zygote_whose_system_calls_are_refused(fake_torch: object, tmp_path: Path) -> None:
+    """By a seccomp profile, before it has done anything: getsockopt(2)."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import errno, os, socket\n"
+        "class Refusing(socket.socket):\n"
+        "    def __init__(self, *words, fileno=None, **more):\n"
+        "        if fileno is not None: raise OSError(errno.EPERM, os.strerror(errno.EPERM))\n"
+        "        super().__init__(*words, **more)\n"
+        "socket.socket = Refusing\n"
+    )
+    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHONPATH": path})
+
+    assert ours.returncode == 71, ours.stderr
+    assert "Operation not permitted; see the seccomp profile" in ours.stderr
+    assert "Traceback" not in ours.stderr
+
+
 def test_a_store_that_cannot_start_a_thread(fake_torch: object, tmp_path: Path) -> None:
     """As at pids.max of a cgroup: one line says why the process that hosts it exited."""
     error = "RuntimeError('Resource temporarily unavailable')"

@@ -147,11 +147,18 @@ def test_a_closed_stdin_is_empty(fake_torch: Path) -> None:
         ("x = 1", "x +", 1, "SyntaxError: invalid syntax"),
         ("1 / 0", "print('never')", 1, 'begin.py", line 1, in <module>'),
         ("import sys\nsys.exit('enough')", "print('never')", 1, "enough"),
+        ("import sys\nsys.exit(5)", "print('never')", 5, ""),
         ("import sys\nsys.exit()", "print('x is', 1)", 0, ""),
         ("x = 1", "raise SystemExit", 0, ""),
         ("x =", "print('never')", 1, "SyntaxError: invalid syntax"),
         ("x = 1", "import os\nos._exit(4)", 4, "exited with code 4"),
         ("import os\nos._exit(4)", "print('never')", 4, "exited with code 4"),
+        (
+            "from os import getppid, kill\nfrom signal import pause",
+            "kill(getppid(), 9)\npause()",
+            137,
+            "was killed by SIGKILL",
+        ),
     ],
 )
 def test_scripts_and_pipes_that_fail(
@@ -167,6 +174,8 @@ def test_scripts_and_pipes_that_fail(
     assert ("x is 1" in ran.stdout) == ("x is" in piped)
     assert ran.stderr.count("Traceback") <= 1
     assert "failed, exit code" not in ran.stderr  # as the launcher has reported it
+    assert ran.stderr.count("was killed by SIGKILL") <= 1
+    assert "next input" not in ran.stderr
 
 
 @pytest.mark.nightly

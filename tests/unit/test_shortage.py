@@ -28,6 +28,7 @@ FULL = OSError(errno.ENFILE, os.strerror(errno.ENFILE))
         (FULL, f"{REFUSED}: Too many open files in system"),
         (OSError(errno.EIO, "I/O", "/a/b"), "cannot use `/a/b`: Input/output error"),
         (OSError(errno.EPERM, "no"), f"{REFUSED}: Operation not permitted"),
+        (OSError(errno.ENOSYS, "no"), f"{REFUSED}: Function not implemented"),
         (OSError(errno.EPERM, "no", "/a/b"), None),
         (MemoryError(), "this machine is out of memory"),
         (
