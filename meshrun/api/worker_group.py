@@ -432,9 +432,9 @@ class WorkerGroup:
             return error
         if not result.exit_code:
             return None
-        error = result.trouble or RankFailed(result)
-        error.is_reported_elsewhere = bool(result.best_steps)  # unless the launcher was killed
-        return error
+        trouble = result.trouble or RankFailed(result)
+        trouble.is_reported_elsewhere = bool(result.best_steps)  # unless the launcher was killed
+        return trouble
 
     def _collect_stacks(self) -> str:
         """Return the stacks of the ranks that are in a call, as the launcher reports them."""
