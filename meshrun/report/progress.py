@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 
 from meshrun.console.console import Console
@@ -57,6 +58,18 @@ _THREADS_TAKE_S = 2.0
 """How long threads of a rank that raised may take to end before a note names them."""
 
 
+class Noted(Enum):
+    """What was noted of how a generation's ranks are stopped."""
+
+    NOTHING = "nothing"
+    STOP = "stop"
+    """Why they are asked to stop."""
+    DEADLINE = "deadline"
+    """When they will be killed."""
+    KILL = "kill"
+    """That they are killed."""
+
+
 class StartProgress(Watcher):
     """Shows a status line while a launch starts, and notes on what happens to it.
 
@@ -68,7 +81,7 @@ class StartProgress(Watcher):
         self.plan, self._console, self._quiet = plan, console, quiet
         self._began_ns = time.monotonic_ns()
         self._started = False
-        self._noted_stop = self._noted_kill = self._noted_deadline = False
+        self._noted = Noted.NOTHING
         self._noted_spares = ""
         self.reported_lost: frozenset[int] = frozenset()
         """Ranks of this generation whose lost connection was noted."""
@@ -127,13 +140,14 @@ class StartProgress(Watcher):
             if restarts and not self._started:
                 self._note_unstarted(state)
             self._began_ns = time.monotonic_ns()
-            self._noted_stop = self._started = False
+            self._noted, self._started = Noted.NOTHING, False
             self.reported_lost = frozenset()
-        if isinstance(event, SignalArrived) and self._noted_stop and state.alive:
+        has_noted = self._noted is not Noted.NOTHING
+        if isinstance(event, SignalArrived) and has_noted and state.alive:
             self._note_signal(event, state)
-        if isinstance(event, NodeLost) and self._noted_stop:
+        if isinstance(event, NodeLost) and has_noted:
             self._console.note(str(event))
-        if state.stopping and not self._noted_stop:
+        if state.stopping and not has_noted:
             self._note_stop(event, state, restarts=restarts)
         if state.stopping and not restarts:
             self._show_shutdown(event, state)
@@ -239,7 +253,7 @@ class StartProgress(Watcher):
 
     def _note_stop(self, event: Event, state: State, *, restarts: bool) -> None:
         """Note why the ranks are stopped, unless another note or the report says so."""
-        self._noted_stop = True
+        self._noted = Noted.STOP
         if self._slow_threads is not None:
             self._slow_threads.cancel()
             self._slow_threads = None
@@ -254,11 +268,11 @@ class StartProgress(Watcher):
         if event.why or (event.signum == signal.SIGTERM and state.sigterm_repeats):
             return
         name = signal_name(event.signum)
-        if state.killed and not self._noted_kill:
-            self._noted_kill = True
+        if state.killed and self._noted is not Noted.KILL:
+            self._noted = Noted.KILL
             self._console.note(f"{name} again: killing {self._alive(state)} now")
         elif not state.killed and state.deadline_ns is not None:
-            self._noted_deadline = True
+            self._noted = Noted.DEADLINE
             left_s = round((state.deadline_ns - event.at_ns) / 1e9, 1)
             text = f"killing in {left_s:g} s"
             if len(state.signals) == 2:
@@ -270,9 +284,11 @@ class StartProgress(Watcher):
         """Show how many ranks have exited, and note which ones are killed after the timeout."""
         total, left = len(state.ranks), len(state.alive)
         exited = f"{total - left} of {total} ranks exited"
-        if isinstance(event, TimePassed) and state.killed and left and not self._noted_kill:
-            self._noted_kill = True
-            after = "" if self._noted_deadline else f" after {state.shutdown_timeout_s:g} s"
+        is_late = isinstance(event, TimePassed) and state.killed and left
+        if is_late and self._noted is not Noted.KILL:
+            is_known = self._noted is Noted.DEADLINE
+            after = "" if is_known else f" after {state.shutdown_timeout_s:g} s"
+            self._noted = Noted.KILL
             self._console.note(f"timed out{after}: {exited}; killing {self._alive(state)}")
         if self._console.shows_status and isinstance(event, RankExited | SignalArrived):
             self._console.set_status(exited if left else "")

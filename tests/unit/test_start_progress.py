@@ -15,7 +15,7 @@ from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.plan.plan import complete_plan
 from meshrun.protocol.events import GenerationAborted, LaunchBegan, Met, SignalArrived, TimePassed
-from meshrun.protocol.from_zygote import LeftoversEnded
+from meshrun.protocol.from_zygote import GenerationEnded, LeftoversEnded
 from meshrun.protocol.generation import Cause, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
@@ -260,6 +260,21 @@ def test_what_survives_sigkill_is_returned() -> None:
 def test_a_shim_waits_once_for_what_survives_sigkill() -> None:
     """Then it ends the guard, which would share the port with the next store."""
     assert run_python(_HELD + _KEEP) == "None\n"
+
+
+def test_each_generation_whose_ranks_are_killed_is_noted(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Not only the first one that exceeds the shutdown timeout."""
+    watch = StartProgress(plan_of(), Console())
+    for causes in ((), (Cause(description="a rank failed", at_ns=1),)):
+        state = State(shutdown_timeout_s=1.0, ranks={0: RankState(pid=7)}, causes=causes)
+        watch.see(GenerationEnded(at_ns=1), state)
+        for stop in (Stop.ASKED, Stop.KILLED):
+            watch.see(TimePassed(at_ns=1), replace(state, stop=stop))
+    killing = "meshrun: timed out after 1 s: 0 of 1 ranks exited; killing rank 0"
+
+    assert capfd.readouterr().err.splitlines().count(killing) == 2
 
 
 def test_survivors_are_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
