@@ -10,7 +10,7 @@ import sys
 import termios
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from meshrun.host.interfaces import address_of
 from meshrun.host.reactor import Reactor
@@ -160,7 +160,7 @@ class Connection:
         if self.phase is ConnectionPhase.HANDSHAKE:
             self._waiting.append(message)
         elif isinstance(message, Beat):
-            self._write(encode(message))
+            self._out.write(self._writer.frame(encode(message)))
         else:
             self.send_text(encode(message))
 
@@ -173,10 +173,6 @@ class Connection:
         """
         if self.phase in (ConnectionPhase.OPEN, ConnectionPhase.INTERRUPTED):
             self._unconfirmed.append(text if kept else None)
-            self._write(text)
-
-    def _write(self, text: bytes) -> None:
-        if self.phase is ConnectionPhase.OPEN:
             self._out.write(self._writer.frame(text))
 
     def receive(self) -> list[Message]:
@@ -386,6 +382,13 @@ class Connection:
 def beat_s(nnodes: int, node_timeout_s: float) -> float:
     """Return the interval of heartbeats, which is longer with many nodes."""
     return max(BEAT_S, min(nnodes / _NODES_PER_S, node_timeout_s / _LEAST_BEATS))
+
+
+def send_all(connections: Iterable[Connection], message: Message) -> None:
+    """Send a message to several peers, encoded once."""
+    text = encode(message)
+    for connection in connections:
+        connection.send_text(text)
 
 
 def close_gracefully(connections: Collection[Connection], *, is_last: bool = False) -> None:

@@ -20,7 +20,7 @@ from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins, N
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
-from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
+from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
 from meshrun.rendezvous.expected_nodes import check_settings, note_different_arguments
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
@@ -32,7 +32,6 @@ from meshrun.rendezvous.messages import (
     SharedWelcome,
     Waiting,
     Welcome,
-    encode,
 )
 from meshrun.rendezvous.node_phases import Coordination
 from meshrun.rendezvous.policy import change_of_nodes
@@ -117,7 +116,7 @@ class Coordinator:
                 self._regroup()
             case LaunchOver():
                 self._phase, self._round.is_ending = Coordination.OVER, True
-                self._send_all(message)
+                send_all(self._connections.values(), message)
                 for connection in self._connections.values():
                     connection.can_resume = False  # they leave, perhaps before they have read all
                 self._hub.events.append(message)
@@ -128,11 +127,6 @@ class Coordinator:
     def all_delivered(self) -> bool:
         """Whether the other nodes have received all messages; silent ones are not waited for."""
         return all(connection.is_delivered for connection in self._connections.values())
-
-    def _send_all(self, message: Message) -> None:
-        text = encode(message)
-        for connection in self._connections.values():
-            connection.send_text(text)
 
     # ---- time ------------------------------------------------------------------------------
 
@@ -166,12 +160,12 @@ class Coordinator:
         elif deadline.note_is_due():
             text = f"waiting at {self._endpoint}: {self._choose()} ({deadline})"
             self._hub.note(text)
-            self._send_all(Waiting(text=text, has_begun=True))
+            send_all(self._connections.values(), Waiting(text=text, has_begun=True))
 
     def _fail(self, error: MeshrunError) -> None:
         self._phase = Coordination.FAILED
         if not self._causes:  # no node has been welcomed yet
-            self._send_all(Refused.of(error))
+            send_all(self._connections.values(), Refused.of(error))
         self._hub.fail(error)
 
     # ---- nodes that join and leave ---------------------------------------------------------

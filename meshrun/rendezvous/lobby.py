@@ -13,12 +13,12 @@ from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.from_zygote import GaveUp
-from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
+from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany, list_names
 from meshrun.rendezvous.hub import Deadline
-from meshrun.rendezvous.messages import Join, Message, Refused, Waiting, encode
+from meshrun.rendezvous.messages import Join, Message, Refused, Waiting
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
@@ -171,9 +171,7 @@ class Lobby:
 
     def _notify_all(self, text: str) -> None:
         self._hub.note(text)
-        message = encode(Waiting(text=text))
-        for connection in self._connections.values():
-            connection.send_text(message)
+        send_all(self._connections.values(), Waiting(text=text))
 
     def _endpoint(self) -> str:
         name = self._listener.getsockname()

@@ -13,7 +13,7 @@ from meshrun.protocol.events import (
     TimesReported,
 )
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connection import Connection, send_all
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import (
     Cleared,
@@ -22,7 +22,6 @@ from meshrun.rendezvous.messages import (
     Leave,
     Message,
     Times,
-    encode,
 )
 
 OWN = 0
@@ -144,7 +143,4 @@ class Round:
 
     def broadcast(self, message: Message, *, but: int = OWN) -> None:
         """Send a message to all other nodes, or to all but one."""
-        text = encode(message)
-        for number, connection in self.connections.items():
-            if number != but:
-                connection.send_text(text)
+        send_all((each for number, each in self.connections.items() if number != but), message)
