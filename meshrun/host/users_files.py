@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from types import ModuleType
 
 _IN_PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -47,7 +50,32 @@ def module_files(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, str]]
 
 def is_installed(path: str | None) -> bool:
     """Return whether a file belongs to an installed package, of this or another environment."""
-    return path is not None and any(folder in path for folder in _INSTALLED)
+    if path is None:
+        return False
+    return any(folder in path for folder in _INSTALLED) or path.startswith(
+        _targets(tuple(sys.path), os.environ.get("PWD"), _program_folder())
+    )
+
+
+@lru_cache
+def _targets(import_paths: tuple[str, ...], *own: str | None) -> tuple[str, ...]:
+    """Return the folders that ``pip install --target`` has filled.
+
+    Some deploy a program together with its packages; its folder and the working one do not count.
+    """
+    others = (path for path in import_paths if path and path not in own)
+    return tuple(os.path.join(path, "") for path in others if _has_packages(path))
+
+
+def _program_folder() -> str | None:
+    path = names_of(sys.modules.get("__main__")).get("__file__")
+    return os.path.dirname(path) if isinstance(path, str) else None
+
+
+def _has_packages(folder: str) -> bool:
+    with suppress(OSError):
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return False
 
 
 def is_users_file(path: str) -> bool:

@@ -15,8 +15,9 @@ _HEADER = ("DIM", "OPERATION", "SIZE", "MIN", "MEDIAN", "MAX", "BUS", "SLOWEST G
 def render_check(result: CheckResult) -> str:
     """Return the result as text."""
     measured, layout, findings = result.measured, result.layout, result.findings
-    lines = [f"checked {count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}", ""]
-    lines += _table(result)
+    lines = [f"checked {count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"]
+    if result.rows:
+        lines += ["", *_table(result)]
     missing = {each.partition(":")[0] for rank in measured.ranks for each in rank.unsupported}
     if missing:
         names = ", ".join(sorted(missing))

@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from importlib.metadata import version
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from meshrun import __version__
 from meshrun.console.console import Console
 from meshrun.errors import HostError
 from meshrun.host.whole_file import check_target
@@ -259,7 +259,7 @@ class EventLog(Watcher):
         if isinstance(event, events.LaunchBegan):
             mesh, program = self.plan.layout.mesh, self.plan.program.target
             name = str(mesh) if mesh else None
-            return LaunchStarted(program=program, mesh=name, version=version("meshrun"))
+            return LaunchStarted(program=program, mesh=name, version=__version__)
         if isinstance(event, events.Met):
             size = self.plan.layout.world_size
             return NodesJoined(hosts=list(event.hosts), world_size=size)

@@ -11,11 +11,11 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import version
 from typing import Literal, get_args
 
 from msgspec import Struct
 
+from meshrun import __version__
 from meshrun.console.console import Console
 from meshrun.errors import HostError, UsageError
 from meshrun.host.ask_driver import Driver
@@ -66,7 +66,6 @@ class Metrics(Watcher):
         console.note(f"metrics are at http://{place}/metrics")
         self._driver = Driver(console.note)
         self.replan(plan)
-        self._version = version("meshrun")  # from a file, which may be on a slow disk
         self._began_s = time.monotonic()
         self._restarts: Counter[str] = Counter()
         self._lost_nodes = 0
@@ -138,7 +137,7 @@ class Metrics(Watcher):
     def _families(self) -> Iterator[Family]:
         state, layout, now_s = self._state, self.plan.layout, time.monotonic()
         mesh = str(layout.mesh) if layout.mesh else ""
-        info = {"version": self._version, "mesh": mesh, "node_rank": self.plan.node_rank}
+        info = {"version": __version__, "mesh": mesh, "node_rank": self.plan.node_rank}
         yield Family("meshrun_info", "The launch; the value is always 1.", ((info, 1),))
         yield Family(
             "meshrun_uptime_seconds", "Time since the launch began.", now_s - self._began_s

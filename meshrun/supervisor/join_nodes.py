@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from msgspec import Struct
 from msgspec.structs import replace
 
+from meshrun import __version__
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.ask_driver import ask_driver
 from meshrun.host.nvml import read_driver_version
@@ -117,7 +118,7 @@ def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
         launcher=secrets.token_hex(8),
         addresses=addresses_to_name(),
         settings={
-            "meshrun's version": _version("meshrun"),
+            "meshrun's version": __version__,
             "torch's version": _version("torch"),
             "--nnodes": format_nnodes(request.rendezvous.least_nodes, plan.layout.nnodes),
             "--mesh": format_mesh(request.mesh) if request.mesh else "",

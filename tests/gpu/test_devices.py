@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -120,7 +121,7 @@ def test_asking_for_a_gpu_in_an_import_spoils_no_fork(way: str, tmp_path: Path) 
         "import asks, torch\nassert asks.found\nprint('sum', torch.ones(3).cuda().sum().item())\n"
     )
     more = ("--preload", "asks") if way == "preload" else ()
-    ours = run_meshrun(*more, program, env={"PYTHONPATH": f"{tmp_path}:{PROGRAMS.parent.parent}"})
+    ours = run_meshrun(*more, program, env={"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"})
 
     assert ours.returncode == 0, ours.stderr
     assert "new interpreter" not in ours.stderr
@@ -132,7 +133,7 @@ def test_an_import_that_uses_a_gpu_has_ranks_start_without_fork(tmp_path: Path) 
     (tmp_path / "uses.py").write_text("import torch\nheld = torch.ones(1).cuda()\n")
     program = tmp_path / "program.py"
     program.write_text("import torch\nprint('sum', torch.ones(3).cuda().sum().item())\n")
-    path = f"{tmp_path}:{PROGRAMS.parent.parent}"
+    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
     ours = run_meshrun("--preload", "uses", program, env={"PYTHONPATH": path})
 
     assert ours.returncode == 0, ours.stderr
