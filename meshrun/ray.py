@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from meshrun.api.launch import LaunchOptions
+from meshrun.api.launch import LaunchOptions, sign
 from meshrun.api.launch import launch as launch_here
 from meshrun.layout.parameters import check_parameters
 from meshrun.protocol.result import LaunchResult
@@ -52,17 +52,19 @@ def launch(
 def launch(
     program: Any,
     *,
-    resources: Mapping[str, float] | None = None,
-    strategy: str | None = None,
-    domain: str | None = None,
-    timeout: float | str | None = None,
-    address: str | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    module: bool = False,
     **flags: Any,
 ) -> Any:
     """Launch a script or a function on nodes of a Ray cluster, and wait for it to finish.
 
     Args:
-        program: As for :func:`meshrun.launch`.
+        program: As for :func:`meshrun.launch`, like the other parameters except the last ones.
+        args: Arguments of the script or the function.
+        kwargs: The function's keyword arguments.
+        module: Whether ``program`` is the name of a module.
+        **flags: Those of :func:`meshrun.launch`, and these, which may all be omitted:
         resources: What each node needs, by Ray's names: by default a CPU for each rank, and a GPU
             if the cluster has any.
         strategy: A strategy of Ray's placement groups, such as ``STRICT_SPREAD``, which gives each
@@ -71,7 +73,6 @@ def launch(
         timeout: How long to wait for the nodes: 60 or ``"10m"``.
         address: The address of the cluster. By default the one that this process is connected to,
             or ``RAY_ADDRESS``, or the cluster on this machine.
-        **flags: As for :func:`meshrun.launch`.
 
     Returns:
         For a script, its result, even if it failed; for a function, what each rank returned,
@@ -84,17 +85,23 @@ def launch(
         Exception: What the first rank to fail raised, if ``program`` is a function; its
             ``__cause__`` shows the rank's traceback.
     """
-    check_parameters(RayOptions, {**flags, **locals()})
-    given = {**(resources or {}), "strategy": strategy, "domain": domain, "timeout": timeout}
-    words = [f"--submit-arg={name}={value}" for name, value in given.items() if value is not None]
+    flags = {name: value for name, value in flags.items() if value is not None}
+    check_parameters(RayOptions, flags)
+    given = {**flags.pop("resources", {})}
+    given |= {name: flags.pop(name) for name in ("strategy", "domain", "timeout") if name in flags}
+    words = [f"--submit-arg={name}={value}" for name, value in given.items()]
     options = flags.pop("options", ())
-    if (address := address or _connected()) is not None:
-        flags["env"] = {**(flags.get("env") or {}), "RAY_ADDRESS": address}
+    if (address := flags.pop("address", None) or _connected()) is not None:
+        flags["env"] = {**flags.get("env", {}), "RAY_ADDRESS": address}
+    flags |= {"args": args, "kwargs": kwargs, "module": module}
     return launch_here(
         program,
         options=["--submit=ray", *words, *([options] if isinstance(options, str) else options)],
         **flags,
     )
+
+
+sign(launch, RayOptions)
 
 
 def _connected() -> str | None:

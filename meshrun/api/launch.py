@@ -167,18 +167,18 @@ def launch(
         return read_values(folder, result)
 
 
-def _full_signature() -> inspect.Signature:
-    """Return the signature of ``launch()`` with the name of each option, for notebooks and help."""
-    short = inspect.signature(launch)
+def sign(function: Any, options: type[Any]) -> None:
+    """Name each of the options in the signature of a function, for notebooks and ``help()``."""
+    short = inspect.signature(function)
     *own, _ = short.parameters.values()
-    options = [
+    named = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in get_type_hints(LaunchOptions).items()
+        for name, kind in get_type_hints(options).items()
     ]
-    return short.replace(parameters=[*own, *options])
+    function.__signature__ = short.replace(parameters=[*own, *named])
 
 
-launch.__signature__ = _full_signature()  # type: ignore[attr-defined]
+sign(launch, LaunchOptions)
 
 
 def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
