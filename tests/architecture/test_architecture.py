@@ -58,6 +58,14 @@ def test_the_public_names_are_frozen() -> None:
     assert [name for name in sorted(kept) if f"`{name}`" not in reference] == []
 
 
+def test_rooms_take_no_public_names_from_the_package() -> None:
+    """The contract of imports cannot see these."""
+    texts = (path.read_text() for path in (ROOT / "meshrun").rglob("*.py"))
+    taken = (name for text in texts for name in re.findall(r"from meshrun import (.+)", text))
+
+    assert set(PUBLIC).isdisjoint(re.split(r"\W+", " ".join(taken)))
+
+
 def test_the_hints_of_public_functions_can_be_read() -> None:
     """By ``typing.get_type_hints()``, although torch is not imported."""
     functions = [each for name in PUBLIC if isfunction(each := getattr(meshrun, name))]
