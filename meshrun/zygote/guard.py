@@ -19,7 +19,9 @@ from meshrun.host.processes import (
     become_subreaper,
     die_with_parent,
     frees_memory,
+    is_stopped,
     marked_processes,
+    parent_of,
     send_signal,
     started_at,
 )
@@ -46,6 +48,7 @@ class Guard:
         self._launcher_born = started_at(self._launcher)
         if is_hung_up(control):  # it is dead, and another process may have the id by now
             self._launcher_born = None
+        self._launchers_parent = parent_of(self._launcher)
         self._zygote = 0
 
     def begin(self, zygote: int) -> None:
@@ -69,6 +72,7 @@ class Guard:
         while os.getppid() == self._zygote:
             if not self._launcher_lives():  # wake it even if its parent is a shim, stopped too
                 send_signal(self._zygote, signal.SIGCONT)
+            self._wake_orphaned_launcher()
             signal.sigtimedwait({signal.SIGCONT}, _CHECK_LAUNCHER_EVERY_S)
         self._wait_for_launcher()
         finish(killing_marked(self._mark))
@@ -84,6 +88,13 @@ class Guard:
         if self._scratch_dir:
             self._wait_for_launcher()
             remove_if_stale(self._scratch_dir)
+
+    def _wake_orphaned_launcher(self) -> None:
+        """Continue a launcher whose parent has ended while it was stopped, as it is to end too."""
+        parent = parent_of(self._launcher)
+        if parent != self._launchers_parent and is_stopped(self._launcher):
+            send_signal(self._launcher, signal.SIGCONT)
+        self._launchers_parent = parent
 
     def _wait_for_launcher(self) -> None:
         # It is no child of ours, and not every system has a descriptor for its end.

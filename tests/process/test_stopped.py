@@ -134,7 +134,10 @@ def test_a_launcher_stopped_by_sigstop_has_its_ranks_stopped(
 def test_quiet_ranks_stop_with_the_program_that_launched_them(
     fake_torch: object, tmp_path: Path
 ) -> None:
-    """No output of theirs wakes the launcher, so it has to check its caller's state by itself."""
+    """No output of theirs wakes the launcher, so it has to check its caller's state by itself.
+
+    They also end with it, even if the launcher is stopped then.
+    """
     caller = tmp_path / "caller.py"
     caller.write_text(CALLER)
     program = PROGRAMS / "wait.py"
@@ -145,6 +148,8 @@ def test_quiet_ranks_stop_with_the_program_that_launched_them(
         wait_for_states(ranks, stopped=True)
         run.signal(signal.SIGCONT)
         wait_for_states(ranks, stopped=False)
+        [launcher] = psutil.Process(run.process.pid).children()
+        launcher.suspend()
         run.signal(signal.SIGKILL)
 
         assert run.wait() == 137
