@@ -10,7 +10,7 @@ import pytest
 
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.rendezvous.node_phases import AtEndpoint, ConnectionPhase, Coordination, Participation
-from meshrun.ssh.host_phases import ControllerPhase, HostPhase
+from meshrun.ssh.host_phases import AgentPhase, ControllerPhase, HostPhase
 from tests.kit import ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
@@ -19,7 +19,7 @@ DIAGRAMS = dict(
         (
             *(Phase, Stop, NodesPhase, Link),
             *(ConnectionPhase, Coordination, Participation, AtEndpoint),
-            *(ControllerPhase, HostPhase),
+            *(ControllerPhase, HostPhase, AgentPhase),
         ),
         re.findall(r"```mermaid\nstateDiagram-v2\n(.+?)```", PAGE, re.DOTALL),
         strict=True,

@@ -47,6 +47,7 @@ from meshrun.ssh.agent_messages import (
     read_hello,
 )
 from meshrun.ssh.framing import BEAT_S, ERR, MESSAGE, OUT, frame, greeting
+from meshrun.ssh.host_phases import AgentPhase
 from meshrun.ssh.remote_command import ADDRESS, without_own
 from meshrun.start import own_command
 
@@ -71,12 +72,13 @@ def main(first: Mapping[str, Any], version: str) -> NoReturn:
 
 
 class Agent:
-    """Talks to the controller and watches the launcher."""
+    """Reads the controller's orders, watches the launcher and writes its output and other news."""
 
-    def __init__(self, hello: Hello, version: str) -> None:
-        self._hello, self._version = hello, version
+    def __init__(self, hello: Hello, version: str, *, orders: int = 0, news: int = 1) -> None:
+        self._hello, self._version, self._orders = hello, version, orders
         self._reactor = Reactor()
-        self._out = WriteBuffer(1, self._reactor)
+        self._out = WriteBuffer(news, self._reactor)
+        self._phase = AgentPhase.WAITING
         self._line = b""
         """The beginning of a line from the controller."""
         self._listener: socket.socket | None = None
@@ -86,19 +88,18 @@ class Agent:
         """The launcher's open streams by descriptor: kind and pipe."""
         self._received_ns = self._reactor.now_ns()
         self._reactor.call_later(hello.lease_s, self._check_controller)
-        self._is_ending = False
-        """Whether the launcher was asked to stop."""
         self._is_abandoned = False
         """Whether the controller is gone."""
-        self._over = False
         self._why = ""
         """Why the controller is considered gone, if it was silent for too long."""
-        os.set_blocking(0, False)
-        self._reactor.add_reader(0, self._receive)
-        self._reactor.on_signal(lambda: None)  # a turn looks at what has ended
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        os.set_blocking(orders, False)
+        self._reactor.add_reader(orders, self._receive)
+        self._caught: list[int] = []
+        """Signals that have arrived."""
+        self._reactor.on_signal(self._stop)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a turn looks at what has ended
         for signum in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, lambda signum, _: self._stop(signum))
+            signal.signal(signum, lambda signum, _: self._caught.append(signum))
 
     def run(self) -> None:
         """Carry out the controller's orders until the end."""
@@ -108,7 +109,7 @@ class Agent:
         else:
             self._send(_describe_host())
             self._reactor.every(BEAT_S, self._beat)
-            while not self._over:
+            while self._phase is not AgentPhase.OVER:
                 self._turn()
         self._finish()
 
@@ -141,7 +142,7 @@ class Agent:
         if self._out.is_broken:
             self._lose_controller()
         if self._launcher is not None and self._launcher.poll() is not None:
-            self._over = True
+            self._phase = AgentPhase.OVER
 
     def _beat(self) -> None:
         if not self._out.queued_bytes:
@@ -159,7 +160,7 @@ class Agent:
             self._lose_controller()
 
     def _receive(self) -> None:
-        received = read_now(0, _CHUNK)
+        received = read_now(self._orders, _CHUNK)
         if received is None:
             return
         if not received:
@@ -174,7 +175,7 @@ class Agent:
         match order:
             case Listen():
                 self._listen(order)
-            case StartLauncher():
+            case StartLauncher() if self._phase is AgentPhase.WAITING:
                 self._start(order)
             case SignalLauncher() if self._launcher is not None:
                 if order.even_if_met or not self._has_met():
@@ -185,20 +186,22 @@ class Agent:
     def _lose_controller(self) -> None:
         if not self._is_abandoned:
             self._is_abandoned = True
-            self._reactor.remove(0)
+            self._reactor.remove(self._orders)
             self._end(self._why or "the connection to the host where meshrun was started was lost")
 
-    def _stop(self, signum: int) -> None:
-        if self._launcher is None:
-            _print_error(f"it received {signal_name(signum)}")
-        self._end("", signum)  # the launcher reports it as if it alone had received it
+    def _stop(self) -> None:
+        for signum in self._caught:
+            if self._launcher is None:
+                _print_error(f"it received {signal_name(signum)}")
+            self._end("", signum)  # the launcher reports it as if it alone had received it
+        self._caught.clear()
 
     def _end(self, why: str, signum: int = signal.SIGTERM) -> None:
         """Stop the launcher, which is silent if the controller reports why; without one, exit."""
         if self._launcher is None:
-            self._over = True
-        elif not self._is_ending:
-            self._is_ending = True
+            self._phase = AgentPhase.OVER
+        elif self._phase is AgentPhase.RUNNING:
+            self._phase = AgentPhase.ENDING
             self._reactor.call_later(self._hello.grace_s + _AFTER_GRACE_S, self._launcher.kill)
             if why:
                 with contextlib.suppress(OSError):
@@ -238,6 +241,7 @@ class Agent:
                 stderr=subprocess.PIPE,
                 pass_fds=passed,
             )
+        self._phase = AgentPhase.RUNNING
         if self._listener is not None:
             self._listener.close()
         for kind, pipe in ((OUT, self._launcher.stdout), (ERR, self._launcher.stderr)):

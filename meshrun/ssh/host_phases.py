@@ -34,3 +34,15 @@ class HostPhase(Enum):
     """Its launcher was ordered to start."""
     DONE = "done"
     """Nothing more is expected of it."""
+
+
+class AgentPhase(Enum):
+    """Where an agent is with its launcher."""
+
+    WAITING = "waiting"
+    """For the order to start it."""
+    RUNNING = "running"
+    ENDING = "ending"
+    """The launcher was asked to stop."""
+    OVER = "over"
+    """It has exited, or will not be started."""

@@ -43,7 +43,7 @@ from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.node_phases import ConnectionPhase, Coordination, Participation
 from meshrun.rendezvous.policy import ELASTIC, FIXED, Policy
-from meshrun.ssh.host_phases import ControllerPhase, HostPhase
+from meshrun.ssh.host_phases import AgentPhase, ControllerPhase, HostPhase
 from tests.diagrams import DIAGRAMS, FOLLOWS
 from tests.histories import S, raised
 from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, reported
@@ -163,7 +163,7 @@ def test_only_last_phases_have_no_way_out() -> None:
     assert last == {
         Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CUT_OFF, ConnectionPhase.CLOSED,
         Coordination.OVER, Participation.STAYING, Participation.OVER, Participation.FAILED,
-        ControllerPhase.ENDING, ControllerPhase.RESTARTING, HostPhase.DONE,
+        ControllerPhase.ENDING, ControllerPhase.RESTARTING, HostPhase.DONE, AgentPhase.OVER,
     }  # fmt: skip
     for kind, diagram in DIAGRAMS.items():
         assert f"[*] --> {next(iter(kind)).name.lower()}\n" in diagram
