@@ -105,7 +105,6 @@ def launch(
     *,
     invocation: Invocation,
     watchers: Sequence[Watcher],
-    join_command: str | None,
     report: Callable[[LaunchResult], object],
 ) -> LaunchResult:
     """Carry out a plan, and wait until all processes have ended.
@@ -115,7 +114,6 @@ def launch(
         console: Shows what ranks print.
         invocation: How this launcher was started.
         watchers: Follow the launch, in addition to those that the plan requires.
-        join_command: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
         report: Reports the end to the user, before the other nodes exit with an error.
 
     Raises:
@@ -143,7 +141,7 @@ def launch(
             else:
                 from meshrun.supervisor.join_nodes import prepare_meeting
 
-                meeting = prepare_meeting(config, join_command)
+                meeting = prepare_meeting(config)
             folder = make_run_folder(plan, run_id)
             stack.callback(folder.close, went_well=False)
         loop = Loop(

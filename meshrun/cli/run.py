@@ -227,28 +227,29 @@ def _launch_here(
     from meshrun.console.console import Console
     from meshrun.report.progress import StartProgress
 
-    if invocation.hosts_present:
-        hosts = invocation.hosts_present
-        rendezvous = replace(request.rendezvous, present=len(hosts), hosts=hosts)
-        # A warm server would end with the launch, as everything that a host's agent starts.
-        request = replace(request, rendezvous=rendezvous, warm_idle_s=None)
-    if request.rendezvous.step_of is not None:
+    rendezvous = request.rendezvous
+    if rendezvous.step_of is not None:
         from meshrun.submit.srun_step import launch_on_nodes
 
-        return launch_on_nodes(request, options.line.words(), job=request.rendezvous.step_of)
+        return launch_on_nodes(request, options.line.words(), job=rendezvous.step_of)
+    if hosts := invocation.hosts_present:
+        rendezvous = replace(rendezvous, present=len(hosts), hosts=hosts)
+        # A warm server would end with the launch, as everything that a host's agent starts.
+        request = replace(request, warm_idle_s=None)
+    # An agent, a scheduler or a launch() on each node starts the others, not a command line.
+    if invocation.caller is None and not _scheduler_starts_all(cluster, request):
+        rendezvous = replace(rendezvous, join_command=command_for_others(options.line))
+    request = replace(request, rendezvous=rendezvous)
     plan = app.plan_or_decline(request, cluster)
     set_title("launcher", *sys.argv[1:])
     host = os.uname().nodename if invocation.is_quiet else ""
     console = Console(is_json=plan.request.console.is_json, host=host)
     progress = StartProgress(plan, console, quiet=invocation.is_quiet)
-    # An agent, a scheduler or a launch() on each node starts the others, not a command line.
-    is_typed = invocation.caller is None and not _scheduler_starts_all(cluster, request)
     result = app.launch(
         plan,
         console,
         invocation=invocation,
         watchers=[progress],
-        join_command=command_for_others(options.line) if is_typed else None,
         report=lambda result: _report(options, invocation, plan, result, progress),
     )
     if plan.is_elastic and _is_later_task(cluster):

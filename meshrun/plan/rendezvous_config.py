@@ -43,8 +43,6 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
     elastic launch tries to rejoin."""
     listener: int | None = None
     """Descriptor of an inherited socket that already listens at the endpoint."""
-    join_command: str | None = None
-    """The command to print for the other nodes, with ``ENDPOINT`` in place of the endpoint."""
 
     @property
     def asks_torch(self) -> bool:

@@ -51,6 +51,8 @@ class RendezvousSettings(Struct, frozen=True, kw_only=True):
     """The domain of this node, if a scheduler provides it."""
     secret: str | None = None
     """A secret that only the job's processes know, if a scheduler provides one."""
+    join_command: str | None = None
+    """The command to print for the other nodes, with ``ENDPOINT`` in place of the endpoint."""
 
     def __repr__(self) -> str:
         return Struct.__repr__(replace(self, secret=None))

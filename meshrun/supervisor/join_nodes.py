@@ -51,14 +51,14 @@ class Meeting(Struct, frozen=True):
     secret: bytes
 
 
-def prepare_meeting(config: RendezvousConfig, join_command: str | None) -> Meeting:
+def prepare_meeting(config: RendezvousConfig) -> Meeting:
     """Return what can be known before anything starts.
 
     Raises:
         HostError: If the secret's file cannot be read.
     """
-    secret, is_secret = find_secret(os.environ, config), bool(read_secret(os.environ, config))
-    return Meeting(replace(config, is_secret=is_secret, join_command=join_command), secret)
+    secret = find_secret(os.environ, config)
+    return Meeting(replace(config, is_secret=bool(read_secret(os.environ, config))), secret)
 
 
 def meet_nodes(
