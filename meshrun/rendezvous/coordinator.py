@@ -7,14 +7,11 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
-from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.layout import Layout
-from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
 from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins, NodeLost
 from meshrun.protocol.from_zygote import GaveUp
@@ -29,17 +26,14 @@ from meshrun.rendezvous.messages import (
     Refused,
     Resume,
     Resumed,
-    SharedWelcome,
     Waiting,
-    Welcome,
 )
 from meshrun.rendezvous.node_phases import Coordination
 from meshrun.rendezvous.policy import change_of_nodes
-from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import OWN, Round
-from meshrun.rendezvous.store_access import listen_for_nodes
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
+from meshrun.rendezvous.welcomer import Welcomer
 
 _SPARE = "this node is a spare: it joins when another node is lost or the mesh has room for it"
 
@@ -82,24 +76,16 @@ class Coordinator:
         self._phase = Coordination.GATHERING
         self._deadline = hub.deadline(config.return_s)
         """How long to gather nodes."""
-        self.store_listener: socket.socket | None = None
-        """The socket of this generation's store, which ranks of another one cannot reach."""
-        self._sink: socket.socket | None = None
-        """The socket that gets connections of outsiders to the store."""
-        self._bound, port = address_of(listener.getsockname()), listener.getsockname()[1]
-        known = (connection.own_address for connection in connections.values())
-        is_any = is_unspecified(self._bound)
-        self._address = next(known, infos[0].host) if is_any else self._bound
-        self._endpoint = format_endpoint(self._address, port)
         self._beats = hub.reactor.every(BEAT_S, self._beat)
-        self._reach: Reachability | None = None
-        """Tests whether the next node can be reached."""
         self._connections = dict(connections)
         """Those to all other nodes; the round has those to nodes that take part."""
         for number, connection in connections.items():
             self._watch(number, connection)
         self._round = Round(0, dict(connections), world_size=0, hub=hub)
-        self._listener, self._run_id = listener, run_id
+        self._welcomer = Welcomer(
+            node, self._nodes, self._connections, listener=listener, run_id=run_id
+        )
+        self._listener = listener
         self._unauthenticated = Unauthenticated(listener, node, self._on_join)
         self._regroup()
 
@@ -122,6 +108,11 @@ class Coordinator:
                 self._hub.events.append(message)
             case _:
                 self._round.send(message)
+
+    @property
+    def store_listener(self) -> socket.socket | None:
+        """The socket of this generation's store."""
+        return self._welcomer.store_listener
 
     @property
     def all_delivered(self) -> bool:
@@ -151,14 +142,14 @@ class Coordinator:
             )
             todo = "start another node with the same command to join"
             if self._config.present is not None:  # a launcher is started on each host
-                todo = f"check that the other hosts can reach {self._endpoint}"
+                todo = f"check that the other hosts can reach {self._welcomer.endpoint}"
             self._fail(
                 RendezvousError(
                     what, hint=f"{todo}; {self._policy.wait_option} sets how long to wait"
                 )
             )
         elif deadline.note_is_due():
-            text = f"waiting at {self._endpoint}: {self._choose()} ({deadline})"
+            text = f"waiting at {self._welcomer.endpoint}: {self._choose()} ({deadline})"
             self._hub.note(text)
             send_all(self._connections.values(), Waiting(text=text, has_begun=True))
 
@@ -363,12 +354,7 @@ class Coordinator:
         self._ran = runs
         self._notified -= runs.keys()
         self._begin_round()
-        self._open_store()
-        if before is None and self._policy.tests_reach:
-            self._probe_next_node()
-        own = self._welcome(previous)
-        self._welcome_others(own)
-        self._hub.events.append(own.met(store_address=self._address, own_address=self._address))
+        self._hub.events.append(self._welcomer.welcome(list(runs), self._causes, previous))
 
     def _resize(self, runs: Mapping[int, str], before: Layout | None, after: Layout) -> Resize:
         """Return how the nodes that ran last differ from those that run now."""
@@ -381,67 +367,6 @@ class Coordinator:
             hosts=tuple(runs.values()),
         )
 
-    def _probe_next_node(self) -> None:
-        if self._round.connections:
-            number, connection = next(iter(self._round.connections.items()))
-            info = self._nodes.infos[number]
-            self._reach = Reachability(self._address, self._hub)
-            self._reach.probe(info.host, connection.their_address, info.reach_port)
-
-    def _welcome_others(self, own: Welcome) -> None:
-        """Send each other node its place, and the address of the node after it."""
-        shared, numbers = SharedWelcome(own), list(self._ran)
-        for rank, number in enumerate(numbers):
-            if number != OWN:
-                after = numbers[(rank + 1) % len(numbers)]
-                self._connections[number].send_text(
-                    shared.encode(rank, *self._port_of(after)), kept=False
-                )
-
-    def _welcome(self, previous: dict[str, Any]) -> Welcome:
-        """Return the Welcome for this node; that of the others differs only in their own place."""
-        assert self.store_listener is not None  # noqa: S101 - it was just opened
-        nodes = self._nodes
-        infos = [nodes.infos[number] for number in self._ran]
-        return Welcome(
-            node_rank=0,
-            hosts=tuple(info.host for info in infos),
-            nproc_per_node=tuple(info.nproc for info in infos),
-            nodes_per_domain=nodes.layout.nodes_per_domain if nodes.layout else (),
-            roles=tuple(info.role for info in infos),
-            run_id=self._run_id,
-            store_port=self.store_listener.getsockname()[1],
-            # Old tracebacks are useless, and would make each message longer than the last.
-            causes=(
-                *(replace(each, raised=None) for each in self._causes[:-1]),
-                *self._causes[-1:],
-            ),
-            previous=previous,
-        )
-
-    def _port_of(self, number: int) -> tuple[str, int]:
-        """Return a node's address and port for the test by the preceding node.
-
-        The address is "" for that of the coordinator, and the port 0 if there is nothing to test.
-        """
-        if self._reach is None or self._causes:  # tested already
-            return "", 0
-        if number == OWN:
-            return "", self._reach.port
-        return self._connections[number].their_address, self._nodes.infos[number].reach_port
-
-    def _open_store(self) -> None:
-        self._close_store()
-        connections, nodes = self._round.connections.values(), self._nodes.infos.values()
-        self.store_listener, self._sink = listen_for_nodes(
-            self._bound, connections, nodes, self._hub
-        )
-
-    def _close_store(self) -> None:
-        for each in (self.store_listener, self._sink):
-            if each is not None:
-                each.close()
-
     def _notify_spares(self) -> None:
         for number in self._connections.keys() - self._round.connections.keys() - self._notified:
             self._notified.add(number)
@@ -453,7 +378,5 @@ class Coordinator:
         self._beats.cancel()
         self._unauthenticated.close("the launch has ended")
         self._listener.close()
-        if self._reach is not None:
-            self._reach.close()
         close_gracefully(self._connections.values())
-        self._close_store()
+        self._welcomer.close()

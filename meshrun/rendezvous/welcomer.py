@@ -1,0 +1,123 @@
+"""Node 0 at the start of a generation with other nodes: opens the store, sends each its place."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from meshrun.host.interfaces import address_of, is_unspecified
+from meshrun.plan.rendezvous_config import format_endpoint
+from meshrun.protocol.events import Met
+from meshrun.protocol.generation import Cause
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.membership import Membership
+from meshrun.rendezvous.messages import SharedWelcome, Welcome
+from meshrun.rendezvous.reachability import Reachability
+from meshrun.rendezvous.round import OWN
+from meshrun.rendezvous.store_access import listen_for_nodes
+from meshrun.rendezvous.this_node import ThisNode
+
+
+class Welcomer:
+    """The sockets of the ranks' store, and what the nodes need to know to start ranks.
+
+    Args:
+        listener: Node 0's socket for launchers.
+        connections: To all other nodes, by number; the owner adds and removes them.
+    """
+
+    def __init__(
+        self,
+        node: ThisNode,
+        nodes: Membership,
+        connections: Mapping[int, Connection],
+        *,
+        listener: socket.socket,
+        run_id: str,
+    ) -> None:
+        self._hub, self._policy, self._run_id = node.hub, node.policy, run_id
+        self._nodes, self._connections = nodes, connections
+        self._bound, port = address_of(listener.getsockname()), listener.getsockname()[1]
+        known = (connection.own_address for connection in connections.values())
+        is_any = is_unspecified(self._bound)
+        self._address = next(known, node.info.host) if is_any else self._bound
+        self.endpoint = format_endpoint(self._address, port)
+        self.store_listener: socket.socket | None = None
+        """The socket of this generation's store, which ranks of another one cannot reach."""
+        self._sink: socket.socket | None = None
+        """The socket that gets connections of outsiders to the store."""
+        self._reach: Reachability | None = None
+        """Tests whether the next node can be reached."""
+
+    def welcome(
+        self, numbers: Sequence[int], causes: Sequence[Cause], previous: dict[str, Any]
+    ) -> Met:
+        """Send each node its place; return the event for this node's launch.
+
+        Args:
+            numbers: The nodes in node order, this one first.
+            causes: Why each generation before this one ended.
+            previous: The layout of the last one.
+
+        Raises:
+            HostError: If this machine has lost the address where the nodes met.
+        """
+        self._close_store()
+        others = [self._connections[number] for number in numbers[1:]]
+        self.store_listener, self._sink = listen_for_nodes(
+            self._bound, others, self._nodes.infos.values(), self._hub
+        )
+        if others and not causes and self._policy.tests_reach:
+            info = self._nodes.infos[numbers[1]]
+            self._reach = Reachability(self._address, self._hub)
+            self._reach.probe(info.host, others[0].their_address, info.reach_port)
+        own = self._welcome(numbers, causes, previous, self.store_listener.getsockname()[1])
+        shared = SharedWelcome(own)
+        for rank, other in enumerate(others, 1):
+            after = numbers[(rank + 1) % len(numbers)]
+            next_node = ("", 0) if causes else self._port_of(after)  # tested already
+            other.send_text(shared.encode(rank, *next_node), kept=False)
+        return own.met(store_address=self._address, own_address=self._address)
+
+    def _welcome(
+        self, numbers: Sequence[int], causes: Sequence[Cause], previous: dict[str, Any], port: int
+    ) -> Welcome:
+        """Return the Welcome for this node; that of the others differs only in their own place."""
+        layout, infos = self._nodes.layout, [self._nodes.infos[number] for number in numbers]
+        return Welcome(
+            node_rank=0,
+            hosts=tuple(info.host for info in infos),
+            nproc_per_node=tuple(info.nproc for info in infos),
+            nodes_per_domain=layout.nodes_per_domain if layout else (),
+            roles=tuple(info.role for info in infos),
+            run_id=self._run_id,
+            store_port=port,
+            # Old tracebacks are useless, and would make each message longer than the last.
+            causes=(*(replace(each, raised=None) for each in causes[:-1]), *causes[-1:]),
+            previous=previous,
+        )
+
+    def _port_of(self, number: int) -> tuple[str, int]:
+        """Return a node's address and port for the test by the preceding node.
+
+        The address is "" for that of the coordinator, and the port 0 if there is nothing to test.
+        """
+        if self._reach is None:
+            return "", 0
+        if number == OWN:
+            return "", self._reach.port
+        return self._connections[number].their_address, self._nodes.infos[number].reach_port
+
+    def _close_store(self) -> None:
+        for each in (self.store_listener, self._sink):
+            if each is not None:
+                each.close()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        if self._reach is not None:
+            self._reach.close()
+        self._close_store()
