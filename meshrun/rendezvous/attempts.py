@@ -222,7 +222,7 @@ class Attempts:
             return
         answered = AtEndpoint.UNKNOWN if foreign_s is None else AtEndpoint.FOREIGN
         found = AtEndpoint.NOTHING if is_refused else answered
-        most_s = foreign_s or _REFUSED_LONG_S
+        most_s = _REFUSED_LONG_S if foreign_s is None else foreign_s
         if found is not self._found or most_s != self._since.timeout_s:
             self._found, self._since = found, self._hub.deadline(most_s)
         if is_refused and self._since.waited_s >= 1:
