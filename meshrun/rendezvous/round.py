@@ -56,7 +56,7 @@ class Round:
         self.is_ending = False
         """Whether the nodes have been asked to stop their ranks."""
         self.is_done = False
-        """Whether every program has finished."""
+        """Whether every program has finished; a rank may still fail as it exits."""
 
     def send(self, message: Message) -> None:
         """Carry out a message of this node's own launch, and send the others what they need."""
