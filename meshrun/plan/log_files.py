@@ -40,6 +40,17 @@ class RankFiles(Struct, frozen=True, kw_only=True):
     """The file to which torch-elastic's ``record`` writes an exception; "" for none."""
 
 
+class PluginOptions(Struct, frozen=True, kw_only=True):
+    """What a plug-in that chooses the files is created with."""
+
+    log_dir: str | None
+    redirects: int | dict[int, int]
+    """Streams of all ranks, or of each local rank."""
+    tee: int | dict[int, int]
+    local_ranks: list[int]
+    """The ranks whose output is printed; empty for all."""
+
+
 def attempt_folder(run_folder: str, generation: int) -> str:
     """Return the folder of one generation of ranks."""
     return os.path.join(run_folder, f"attempt_{generation}")

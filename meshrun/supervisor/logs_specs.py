@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from typing import Any
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.entry_points import entry_points
-from meshrun.plan.log_files import RankFiles, StreamFile
+from meshrun.plan.log_files import PluginOptions, RankFiles
 from meshrun.plan.parse import Streams
 from meshrun.plan.request import LogRequest
+from meshrun.protocol.packing import convert, read_json, to_builtins
 from meshrun.start import own_command
 
 GROUP = "torchrun.logs_specs"
@@ -39,12 +39,12 @@ class LogsPlugin:
             encoding="utf-8",
         )
         self._send(
-            {
-                "log_dir": logs.log_dir,
-                "redirects": _choice(logs.redirects, nproc),
-                "tee": _choice(logs.tee, nproc),
-                "local_ranks": sorted(local_ranks or ()),
-            }
+            PluginOptions(
+                log_dir=logs.log_dir,
+                redirects=_choice(logs.redirects, nproc),
+                tee=_choice(logs.tee, nproc),
+                local_ranks=sorted(local_ranks or ()),
+            )
         )
 
     def choose(self, envs: Mapping[int, Mapping[str, str]]) -> dict[int, RankFiles]:
@@ -60,12 +60,12 @@ class LogsPlugin:
                 f"the --logs-specs plugin `{self._name}` failed",
                 hint="see its traceback above",
             )
-        chosen: dict[str, Any] = json.loads(answer)
-        return {rank: _files(chosen, str(rank)) for rank in envs}
+        files: dict[int, RankFiles] = convert(dict[int, RankFiles], read_json(answer))
+        return files
 
     def _send(self, value: object) -> None:
         try:
-            print(json.dumps(value), file=self._process.stdin, flush=True)
+            print(json.dumps(to_builtins(value)), file=self._process.stdin, flush=True)
         except BrokenPipeError:  # the missing answer shows it
             pass
 
@@ -77,21 +77,7 @@ class LogsPlugin:
         self._process.wait()
 
 
-def _choice(streams: Streams, nproc: int) -> dict[str, int]:
+def _choice(streams: Streams, nproc: int) -> int | dict[int, int]:
     if not streams.of_ranks:
-        return {"all": streams.everywhere}
-    return {str(rank): streams.of(rank) for rank in range(nproc)}
-
-
-def _files(chosen: Mapping[str, Any], rank: str) -> RankFiles:
-    def stream(name: str) -> StreamFile:
-        path = chosen[f"{name}s"].get(rank) or None
-        teed = path is not None and rank in chosen[f"tee_{name}s"]
-        filtered = chosen[f"filtered_{name}"] if teed else ""
-        return StreamFile(path=path, printed=teed or path is None, filtered=filtered)
-
-    return RankFiles(
-        stdout=stream("stdout"),
-        stderr=stream("stderr"),
-        error_file=chosen["error_files"].get(rank, ""),
-    )
+        return streams.everywhere
+    return {rank: streams.of(rank) for rank in range(nproc)}
