@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -42,7 +41,6 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.node_phases import ConnectionPhase, Coordination, Participation
-from meshrun.rendezvous.policy import ELASTIC, FIXED, Policy
 from meshrun.ssh.host_phases import AgentPhase, ControllerPhase, HostPhase
 from tests.diagrams import DIAGRAMS, FOLLOWS
 from tests.histories import S, raised
@@ -146,14 +144,6 @@ def test_a_node_of_several_keeps_to_the_diagrams(
     ranks = {0: RankState(), 1: RankState(), 2: RankState(), 3: RankState()}
     state = State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts, nodes=nodes)
     follow(state, events)
-
-
-@pytest.mark.parametrize("policy", [FIXED, ELASTIC], ids=["fixed", "elastic"])
-def test_a_policy_keeps_to_the_diagram(policy: Policy) -> None:
-    """What it says of a participant that has no place, or has lost node 0."""
-    arrows = [*policy.if_no_place.items(), *policy.if_lost.items()]
-
-    assert [after for before, after in arrows if after not in FOLLOWS[Participation][before]] == []
 
 
 def test_only_last_phases_have_no_way_out() -> None:
