@@ -4,16 +4,16 @@
 calls these functions:
 
 1. ``ask_cluster``: ``cluster/`` detects a scheduler, whose facts complete the request.
-2. ``plan``: from facts about this machine, of ``host/``, ``plan/`` and ``layout/`` decide all about
-   the launch. The plan is a value, which a dry run prints.
-3. ``launch`` carries out the plan. ``supervisor/`` starts a process of ``zygote/``, or gets one
-   from a ``warm/`` server. It imports torch and forks the ranks, which build the ``mesh/`` and run
-   the program in ``worker/``. These processes exchange the messages of ``protocol/``. After each
-   event, ``lifecycle/`` decides what happens next. ``rendezvous/`` connects this launcher to those
-   of other nodes, ``console/`` prints the lines of the ranks, and ``report/`` describes the launch.
+2. ``plan``: ``host/`` reads the facts about this machine, and ``plan/`` and ``layout/`` decide
+   everything about the launch. The result is a value, which a dry run prints.
+3. ``launch`` carries out this plan. ``supervisor/`` starts a zygote (``zygote/``), or gets one from
+   a server (``warm/``). The zygote imports torch and forks the ranks (``worker/``), which build the
+   mesh (``mesh/``) and run the program. Their messages are in ``protocol/``. After each event,
+   ``lifecycle/`` decides what happens next. ``rendezvous/`` connects the launchers of all nodes,
+   ``console/`` prints the output of the ranks, and ``report/`` reports progress and the end.
 
-``ssh/`` starts launchers on other hosts, ``actors/`` on the nodes of a Ray cluster, and ``submit/``
-through a job of a scheduler. ``check/`` judges what ``--check`` has measured.
+``ssh/`` starts launchers on other hosts, ``actors/`` on nodes of a Ray cluster, and ``submit/`` by
+a job of a scheduler. ``check/`` judges the measurements of ``--check``.
 """
 
 from __future__ import annotations
