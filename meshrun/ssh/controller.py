@@ -139,7 +139,7 @@ class Controller:
             # At the same moment, every process here received it, so ssh did too.
             if stopped is not None and stopped.at_s < self._lost_s + _SAME_MOMENT_S:
                 return stopped
-            may_restart = self._phase is ControllerPhase.RESTARTING and not self._forwarded
+            may_restart = self._phase is ControllerPhase.RESTARTING and stopped is None
             return lost_error(self._lost, may_restart=may_restart)
         needed = filter(self._needs, self._sessions)
         found = [(each.host.name, each.error) for each in needed if each.error is not None]

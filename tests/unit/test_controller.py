@@ -41,7 +41,7 @@ HISTORIES: list[tuple[str, list[Event], str, str]] = [
     ("1:3", [*ALL_ANSWER, (0, "finishes"), (1, "vanishes")], "code 0",
      f"host host1 was lost: {GONE}"),
     ("1:3", [*ALL_ANSWER, (0, "cannot launch")], "HostError: host host0: no room", ""),
-    ("1:3", [*ALL_ANSWER, (0, "is killed"), TURN, *ALL_ANSWER], "code 0",
+    ("1:3", [*ALL_ANSWER, (None, "SIGQUIT"), (0, "is killed"), TURN, *ALL_ANSWER], "code 0",
      f"host host0 was lost: {KILLED}"),
     ("1:3", [*ALL_ANSWER, (0, "is unfit"), (1, "is stopped"), (2, "is stopped"), TURN,
              (1, "refuses"), (2, "refuses")],
