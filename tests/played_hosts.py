@@ -124,7 +124,7 @@ class PlayedAgent:
                 self.received[-1] += f" {words} {order.env['MESHRUN_HOSTS_PRESENT']}"
             case StopLauncher():
                 self.received[-1] += f" {order.why}"
-                self.must_end = True
+                self.must_end |= order.even_if_met
             case SignalLauncher():
                 self.received[-1] += f" {order.signum} {order.even_if_met}"
                 self.must_end |= order.signum != signal.SIGQUIT

@@ -180,7 +180,7 @@ class Agent:
             case SignalLauncher() if self._launcher is not None:
                 if order.even_if_met or not self._has_met():
                     send_signal(self._launcher.pid, order.signum)
-            case StopLauncher():
+            case StopLauncher() if order.even_if_met or not self._has_met():
                 self._end(order.why)
 
     def _lose_controller(self) -> None:

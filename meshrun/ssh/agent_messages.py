@@ -60,6 +60,8 @@ class StopLauncher(Struct, frozen=True, kw_only=True):
     """Controller to agent: stop the launcher and exit."""
 
     why: str
+    even_if_met: bool
+    """Whether to stop it although it has met node 0, with which it ends by itself."""
 
 
 class Alive(Struct, frozen=True, kw_only=True):

@@ -290,7 +290,8 @@ class Controller:
         """Return why a host is lost, if its launcher did not exit normally."""
         if (ended := session.ended) is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
-            others_know = ended.has_met or self._stopped is not None
+            is_running = self._phase is ControllerPhase.RUNNING
+            others_know = ended.has_met or self._stopped is not None or not is_running
             is_stopped = -ended.code in own and others_know
             if ended.code < 0 and not is_stopped and self._phase not in _STOPS:
                 return f"its launcher was killed by {signal_name(-ended.code)}"
@@ -333,11 +334,11 @@ class Controller:
             self._retry.close()
             self._deadline.restart(self._most_s_to_end)
         self._phase = phase
-        if phase in _STOPS:
+        if phase in _STOPS or self._policy.ends_with_first:
             # For the launchers' messages to each other.
             why = f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
-            for session in self._launched:
-                session.send(StopLauncher(why=why))
+            for session in self._launched:  # one that has come back may not have met the first
+                session.send(StopLauncher(why=why, even_if_met=phase in _STOPS))
 
     @property
     def _most_s_to_end(self) -> float:

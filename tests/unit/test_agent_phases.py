@@ -34,11 +34,22 @@ ORDERS = {
     "listen": Listen(addresses=["127.0.0.1"]),
     "start": StartLauncher(words=[], env={}, listens=True),
     "signal": SignalLauncher(signum=signal.SIGINT, even_if_met=True),
-    "stop": StopLauncher(why="the launch has ended"),
+    "stop": StopLauncher(why="the launch has ended", even_if_met=True),
+    "stop unless met": StopLauncher(why="the launch has ended", even_if_met=False),
 }
 GONE = "the controller is gone"
 HIT = "start, and SIGTERM meanwhile"
-EVENTS = ("start", HIT, "signal", "stop", "SIGTERM", "silence", "the launcher exits", GONE)
+EVENTS = (
+    "start",
+    HIT,
+    "signal",
+    "stop",
+    "stop unless met",
+    "SIGTERM",
+    "silence",
+    "the launcher exits",
+    GONE,
+)
 
 
 class PlayedLauncher:
@@ -153,6 +164,7 @@ HISTORIES: list[tuple[list[str], list[str], list[int]]] = [
     ([HIT, "the launcher exits"], ["Ready", "LauncherEnded"], [15]),
     (["start", "SIGTERM", "SIGTERM", "stop"], ["Ready"], [15]),
     (["start", "stop", "the launcher exits", "SIGTERM"], ["Ready", "LauncherEnded"], [15]),
+    (["start", "stop unless met", "the launcher exits"], ["Ready", "LauncherEnded"], [15]),
     (["start", "silence"], ["Ready"], [15]),
 ]
 """What happens, the messages of the agent, and the signals that its launcher gets."""
