@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.over_ssh import SAYS, all_gone, pids_of
+from tests.engines.over_ssh import SAYS, TICKS, all_gone, launch, pids_of
 from tests.engines.sshd import MakeSshd, Sshd
 from tests.engines.together import Launch
 from tests.kit import PROGRAMS
@@ -114,6 +114,25 @@ def test_a_host_that_cannot_be_used_is_tried_again(make_sshd: MakeSshd, tmp_path
     assert run.end() == 0, run.text
     assert places(run, 0) == ["0 of 2 on node1", "1 of 2 on node2"]
     assert places(run, 1) == ["0 of 3 on node1", "1 of 3 on node2", "2 of 3 on node0"]
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("fake_torch")
+def test_a_host_that_comes_back_at_the_end_is_not_waited_for(
+    make_sshd: MakeSshd, tmp_path: Path
+) -> None:
+    """Its launcher would wait for the first node, which has ended."""
+    sshd = make_sshd(2)
+    words = ("--nnodes", "1:2", "--export", "PYTHONPATH", "--nproc-per-node", "1")
+    run = launch(sshd, *words, TICKS, tmp_path)
+    run.wait_for("tick 3\n", times=2)
+    os.kill(pids_of(sshd, 1, "meshrun agent")[-1], signal.SIGKILL)
+    run.wait_for("host node1 is back")
+    (tmp_path / "go").touch()
+
+    assert run.end() == 0, run.text
+    assert "waiting for node 0" not in run.text
     all_gone(sshd)
 
 
