@@ -193,8 +193,9 @@ class Controller:
 
     def _workers_on(self, session: HostSession) -> list[str]:
         nproc = self._request.nproc_per_node
-        if isinstance(nproc, tuple):
-            nproc = self._policy.workers_on(nproc, session.number, session.host)
+        if isinstance(nproc, tuple) and not self._policy.keeps_places:
+            is_listed = session.number < len(nproc)
+            nproc = nproc[session.number] if is_listed else session.host.workers
         workers = (nproc,) if isinstance(nproc, int) else nproc
         if isinstance(workers, tuple):
             return ["--nproc-per-node", ",".join(map(str, workers))]

@@ -5,11 +5,8 @@ Nothing else in this package asks which of the two a launch is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec import Struct
 
-from meshrun.plan.hostfile import Host
 from meshrun.ssh.host_phases import ControllerPhase
 
 
@@ -22,19 +19,15 @@ class HostPolicy(Struct, frozen=True, kw_only=True):
     """Whether the other hosts are to end once the first one has succeeded."""
     after_loss: ControllerPhase
     """What follows once a host that the launch needs is lost."""
-    workers_on: Callable[[tuple[int, ...], int, Host], tuple[int, ...] | int | None]
-    """Returns what the launcher on a host is told of the workers of all, in the order of hosts."""
-
-
-def _own_workers(workers: tuple[int, ...], number: int, host: Host) -> int | None:
-    return workers[number] if number < len(workers) else host.workers
+    keeps_places: bool
+    """Whether a host's node rank is its place in the list, by which it finds its workers."""
 
 
 FIXED = HostPolicy(
     needs_all=True,
     ends_with_first=False,
     after_loss=ControllerPhase.ENDING,
-    workers_on=lambda workers, *_: workers,
+    keeps_places=True,
 )
 """All hosts take part until the end."""
 
@@ -42,6 +35,6 @@ ELASTIC = HostPolicy(
     needs_all=False,
     ends_with_first=True,
     after_loss=ControllerPhase.RESTARTING,
-    workers_on=_own_workers,  # its node rank may change
+    keeps_places=False,
 )
 """Lost hosts are tried again; the first one, where the others meet, decides how the launch ends."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from msgspec import Struct
-
 from meshrun.errors import RendezvousError
 from meshrun.ssh.connect import Connector
 from meshrun.ssh.host_failure import Refusal
@@ -16,14 +14,6 @@ from meshrun.ssh.pool import HostPool
 
 _FIRST_TRY_S = 5.0
 _LONGEST_S = 60.0
-
-
-class _Absence(Struct):
-    """A host that is missing."""
-
-    why: Refusal
-    is_reported: bool
-    """Whether a note has been printed."""
 
 
 class HostRetry:
@@ -37,7 +27,9 @@ class HostRetry:
         self, connector: Connector, pool: HostPool, *, start: Callable[[HostSession], None]
     ) -> None:
         self._connector, self._pool, self._start = connector, pool, start
-        self._absences: dict[int, _Absence] = {}
+        self._absences: dict[int, Refusal] = {}
+        self._reported: dict[int, str] = {}
+        """What the last note said about each of them."""
         self._waits: dict[int, float] = {}
         """The last delay of each host, which it keeps when it is back."""
         self._is_closed = False
@@ -52,54 +44,53 @@ class HostRetry:
                 happen if the launch is ending: its launchers exit one after the other.
         """
         session.close()
-        absence = self._schedule(session.number, why, is_reported=False)
+        if not self._is_closed:
+            self._schedule(session.number, why)
         if report:
-            self._report(absence)
+            self._report(session.number, why)
 
     def give_up(self, session: HostSession, why: Refusal) -> None:
         """Continue without a host, for good."""
         session.close()
-        self._report(_Absence(why, is_reported=False))
+        self._report(session.number, why)
 
-    def _schedule(self, number: int, why: Refusal, *, is_reported: bool) -> _Absence:
+    def _schedule(self, number: int, why: Refusal) -> None:
         """Retry a host after twice its last delay."""
+        self._absences[number] = why
         wait_s = min(2 * self._waits.get(number, _FIRST_TRY_S / 2), _LONGEST_S)
         self._waits[number] = wait_s
-        self._absences[number] = absence = _Absence(why, is_reported=is_reported)
-        self._pool.reactor.call_later(wait_s, partial(self._try, number, absence))
-        return absence
+        self._pool.reactor.call_later(wait_s, partial(self._try, number))
 
     def check(self) -> None:
         """Start launchers on hosts that have answered, and postpone those that do not answer."""
-        for number, absence in list(self._absences.items()):
+        for number in list(self._absences):
             session = self._pool.sessions[number]
             if session.phase is HostPhase.READY:
-                del self._absences[number]
+                del self._absences[number], self._reported[number]
                 self._pool.console.note(f"host {session.host.name} is back")
                 self._start(session)
             elif session.phase is HostPhase.CONNECTING:
                 refusal = self._connector.refusal(session)
                 if refusal is not None:
                     session.close()
-                    self._postpone(number, absence, refusal)
+                    self._postpone(number, refusal)
 
-    def _try(self, number: int, absence: _Absence) -> None:
-        if self._is_closed:
+    def _try(self, number: int) -> None:
+        if (why := self._absences.get(number)) is None:
             return
-        self._report(absence)
+        self._report(number, why)
         try:
             self._pool.sessions[number] = self._connector.open_session(number)
         except RendezvousError as error:  # such as too many processes
-            self._postpone(number, absence, Refusal(absence.why.host, error.message))
+            self._postpone(number, Refusal(why.host, error.message))
 
-    def _postpone(self, number: int, before: _Absence, why: Refusal) -> None:
-        is_reported = before.is_reported and why.why == before.why.why
-        self._report(self._schedule(number, why, is_reported=is_reported))
+    def _postpone(self, number: int, why: Refusal) -> None:
+        self._schedule(number, why)
+        self._report(number, why)
 
-    def _report(self, absence: _Absence) -> None:
-        if not absence.is_reported:
-            absence.is_reported = True
-            why = absence.why
+    def _report(self, number: int, why: Refusal) -> None:
+        if self._reported.get(number) != why.why:
+            self._reported[number] = why.why
             self._pool.console.note(f"continuing without host {why.host}: {why.why}")
 
     def close(self) -> None:
