@@ -21,13 +21,12 @@ from meshrun.actors.driver_messages import (
     PlacementWaits,
     PlaceNodes,
     Reply,
-    read_order,
-    write_line,
 )
 from meshrun.actors.node_group import NodeGroup, first_line
 from meshrun.errors import HostError
 from meshrun.host.leftovers import private_folder
 from meshrun.host.title import set_title
+from meshrun.protocol.packing import pack, unpack
 
 _NOTE_S = 5.0
 """How long to wait for resources before a note says so."""
@@ -45,7 +44,7 @@ def main(_: object) -> None:
     control = socket.socket(fileno=os.dup(0))
     set_title("ray-driver")
     with control.makefile("rb") as lines:
-        order = read_order(lines.readline())
+        order: PlaceNodes = unpack(lines.readline(), PlaceNodes)
     with private_folder() as folder:
         try:
             asyncio.run(_serve(control, order, os.path.join(folder, "relays")))
@@ -58,7 +57,7 @@ def main(_: object) -> None:
 
 def _reply(control: socket.socket, reply: Reply) -> None:
     with contextlib.suppress(OSError):
-        control.sendall(write_line(reply))
+        control.sendall(pack(reply) + b"\n")
 
 
 async def _serve(control: socket.socket, order: PlaceNodes, address: str) -> None:

@@ -1,11 +1,10 @@
-"""Messages between a launcher and the process that is connected to Ray, one in each line."""
+"""Messages between a launcher and the process that is connected to Ray, packed into lines."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
 from meshrun.actors.bundles import PlacementRequest
-from meshrun.protocol.packing import pack, unpack
 
 
 class PlaceNodes(Struct, frozen=True):
@@ -41,20 +40,3 @@ class NodesPlaced(Struct, frozen=True):
 
 
 Reply = PlacementWaits | PlacementRefused | NodesPlaced
-
-
-def write_line(message: PlaceNodes | Reply) -> bytes:
-    """Return the line of a message."""
-    return pack(message) + b"\n"
-
-
-def read_order(line: bytes) -> PlaceNodes:
-    """Return the launcher's order."""
-    order: PlaceNodes = unpack(line, PlaceNodes)
-    return order
-
-
-def read_reply(line: bytes) -> Reply:
-    """Return a reply of Ray's process."""
-    reply: Reply = unpack(line, Reply)
-    return reply

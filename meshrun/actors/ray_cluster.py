@@ -17,8 +17,7 @@ from meshrun.actors.driver_messages import (
     PlacementRefused,
     PlacementWaits,
     PlaceNodes,
-    read_reply,
-    write_line,
+    Reply,
 )
 from meshrun.errors import HostError
 from meshrun.host.leftovers import remove_if_stale
@@ -26,6 +25,7 @@ from meshrun.host.printable import one_line
 from meshrun.host.stderr import note
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import Reach, Remote
+from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
 
 _EXIT_TAKES_S = 10.0
@@ -62,10 +62,11 @@ class RayCluster:
         Raises:
             HostError: If the cluster cannot provide them, or there is none.
         """
-        self._control.sendall(write_line(PlaceNodes(request, self._call, self._grace_s)))
+        order = PlaceNodes(request, self._call, self._grace_s)
+        self._control.sendall(pack(order) + b"\n")
         with self._control.makefile("rb") as lines:
             for line in lines:
-                match read_reply(line):
+                match unpack(line, Reply):
                     case PlacementWaits(note=text):
                         note(text)
                     case PlacementRefused(error=error, hint=hint):

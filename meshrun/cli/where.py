@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from meshrun import __version__, app
+from meshrun import app
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request, read_program, with_hosts
 from meshrun.cluster import ClusterFacts
@@ -42,9 +42,7 @@ def detect(options: Options) -> Detected:
         request = fit_to_cluster(request, facts)
         planned = app.plan(request, check_host=False, cluster=facts)
     except MeshrunError as error:
-        return Detected(facts=facts, request=request, version=__version__, error=error)
+        return Detected(facts=facts, request=request, error=error)
     config = planned.rendezvous
     has_secret = config is not None and bool(read_secret(os.environ, config))
-    return Detected(
-        facts=facts, request=request, version=__version__, plan=planned, has_secret=has_secret
-    )
+    return Detected(facts=facts, request=request, plan=planned, has_secret=has_secret)

@@ -8,7 +8,9 @@ import platform
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from meshrun import __version__
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import is_rank
 from meshrun.errors import MeshrunError
@@ -28,8 +30,6 @@ class Detected(Struct, frozen=True, kw_only=True):
     facts: ClusterFacts | None
     request: LaunchRequest
     """Completed with the facts, unless they contradict it."""
-    version: str
-    """Of meshrun."""
     plan: LaunchPlan | None = None
     """What would be started here; ``None`` after an error."""
     error: MeshrunError | None = None
@@ -65,19 +65,19 @@ class _Launch(Struct, frozen=True):
     meeting: _Meeting | None
 
 
-class _Report(Struct, frozen=True):
+class _Report(Struct, frozen=True, kw_only=True):
     """The keys of the JSON, in order."""
 
     meshrun: str
     python: str
     host: str
     in_rank: bool
-    system: str | None
-    evidence: str | None
-    notes: Sequence[str]
-    variables: dict[str, str]
-    job_id: str | None
-    allocation: _Allocation | None
+    system: str | None = None
+    evidence: str | None = None
+    notes: Sequence[str] = ()
+    variables: dict[str, str] = {}
+    job_id: str | None = None
+    allocation: _Allocation | None = None
     launch: _Launch | None
     error: str | None
     hint: str | None
@@ -97,33 +97,34 @@ def render_detected(found: Detected) -> str:
 
 def _report(found: Detected) -> _Report:
     facts, error, mask = found.facts, found.error, Mask(os.environ)
-    return _Report(
-        meshrun=found.version,
+    report = _Report(
+        meshrun=__version__,
         python=platform.python_version(),
         host=os.uname().nodename,
         in_rank=is_rank(),
-        system=facts.system if facts else None,
-        evidence=facts.evidence if facts else None,
-        notes=facts.notes if facts else (),
+        launch=_launch(found, found.plan) if found.plan else None,
+        error=mask.text(error.message) if error else None,
+        hint=mask.text(error.hint) if error and error.hint else None,
+    )
+    if facts is None:
+        return report
+    return replace(
+        report,
+        system=facts.system,
+        evidence=facts.evidence,
+        notes=facts.notes,
         variables={
             name: MASK if is_secret(name) or value == facts.secret else mask.text(value)
             for name, value in facts.variables
-        }
-        if facts
-        else {},
-        job_id=facts.job_id if facts else None,
+        },
+        job_id=facts.job_id,
         allocation=_Allocation(
             nodes=facts.nnodes,
             hosts=facts.hosts,
             node_rank=facts.node_rank,
             processes_on_node=facts.task.local_world_size if facts.task else 1,
             process_on_node=facts.task.local_rank if facts.task else 0,
-        )
-        if facts
-        else None,
-        launch=_launch(found, found.plan) if found.plan else None,
-        error=mask.text(error.message) if error else None,
-        hint=mask.text(error.hint) if error and error.hint else None,
+        ),
     )
 
 
