@@ -6,7 +6,7 @@ import time
 
 from msgspec.structs import replace
 
-from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.errors import MeshrunError, NodeLostError
 from meshrun.protocol.collectives import AskTimes
 from meshrun.protocol.events import (
     GenerationAborted,
@@ -194,7 +194,7 @@ class Participant:
         self._hub.note(f"reconnecting to node 0 at {endpoint}, up to {within_s:.0f} s")
         self._info = replace(self._info, node_rank=None)
         who = f"node 0 ({self._host})" if self._host else "node 0"
-        error = RendezvousError(
+        error = NodeLostError(
             f"{who} was lost: {self._lost}",
             hint="see the output of its launcher for why it exited; a launch cannot continue"
             " without node 0",

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 from msgspec.structs import replace
 
-from meshrun.errors import UsageError
+from meshrun.errors import NodeLostError, UsageError
 from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
 from meshrun.protocol.events import (
@@ -283,6 +283,7 @@ def test_a_lost_coordinator_is_not_searched_for(parties: Parties, two: list[Part
     parties.until(lambda: two[1].received(MeetingFailed))
 
     error = two[1].received(MeetingFailed)[0].error
+    assert isinstance(error, NodeLostError)
     assert error.message == "node 0 (node0) was lost: it closed the connection"
     assert error.exit_code == 69
 
