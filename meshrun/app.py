@@ -65,22 +65,8 @@ def plan(
 ) -> LaunchPlan:
     """Decide everything about a launch, without starting it.
 
-    Missing devices are an error if ``check_host``, which a dry run does not request.
-
-    Raises:
-        UsageError: If the request is inconsistent, with the numbers.
-        HostError: If this machine refuses what the request needs.
-    """
-    check_backend(request.rendezvous.backend)
-    facts = read_host_facts(request, check_host=check_host)
-    planned = build_plan(request, facts, check_host=check_host)
-    few_cores = note_few_cores(cluster, facts, planned.layout.nproc_per_node[planned.node_rank])
-    notes = (*request.notes, *few_cores, *note_no_nics(planned))
-    return replace(planned, request=replace(planned.request, notes=notes))
-
-
-def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> LaunchPlan:
-    """Decide everything about a launch; if that fails, tell the other nodes.
+    With ``check_host``, which a dry run omits, it is an error if this machine lacks devices or is
+    unfit for ranks, and the other nodes are told of any error.
 
     Raises:
         UsageError: If the request is inconsistent, with the numbers.
@@ -88,15 +74,20 @@ def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> Lau
         NodeExcludedError: If this node has failed too often.
     """
     try:
-        planned = plan(request, cluster=cluster)
-        if request.check_gpus or request.node_history is not None:
+        check_backend(request.rendezvous.backend)
+        facts = read_host_facts(request, check_host=check_host)
+        planned = build_plan(request, facts, check_host=check_host)
+        if check_host and (request.check_gpus or request.node_history is not None):
             from meshrun.report.node_history import check_node
 
             check_node(planned, note)
-        return planned
     except MeshrunError as error:
-        decline(request.rendezvous, request.nnodes, error)
+        if check_host:
+            decline(request.rendezvous, request.nnodes, error)
         raise
+    few_cores = note_few_cores(cluster, facts, planned.layout.nproc_per_node[planned.node_rank])
+    notes = (*request.notes, *few_cores, *note_no_nics(planned))
+    return replace(planned, request=replace(planned.request, notes=notes))
 
 
 def launch(

@@ -240,7 +240,7 @@ def _launch_here(
     if invocation.caller is None and not _scheduler_starts_all(cluster, request):
         rendezvous = replace(rendezvous, join_command=command_for_others(options.line))
     request = replace(request, rendezvous=rendezvous)
-    plan = app.plan_or_decline(request, cluster)
+    plan = app.plan(request, cluster=cluster)
     set_title("launcher", *sys.argv[1:])
     host = os.uname().nodename if invocation.is_quiet else ""
     console = Console(is_json=plan.request.console.is_json, host=host)
