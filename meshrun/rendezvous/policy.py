@@ -61,10 +61,7 @@ FIXED = Policy(
     too_few="{lost}; after {waited_s:.0f} s {nodes}",
     wait_option="--node-timeout TIME",
     if_no_place={},
-    if_lost={
-        Participation.RUNNING: Participation.OVER,
-        Participation.CLEARED: Participation.OVER,
-    },
+    if_lost={Participation.RUNNING: Participation.OVER, Participation.CLEARED: Participation.OVER},
     committed=(Participation.RUNNING, Participation.CLEARED),
 )
 """All nodes take part. A lost one ends the launch, unless a restart is left and it returns."""

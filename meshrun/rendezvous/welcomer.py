@@ -67,38 +67,31 @@ class Welcomer:
         """
         self._close_store()
         others = [self._connections[number] for number in numbers[1:]]
+        infos, layout = [self._nodes.infos[number] for number in numbers], self._nodes.layout
         self.store_listener, self._sink = listen_for_nodes(
             self._bound, others, self._nodes.infos.values(), self._hub
         )
         if others and not causes and self._policy.tests_reach:
-            info = self._nodes.infos[numbers[1]]
             self._reach = Reachability(self._address, self._hub)
-            self._reach.probe(info.host, others[0].their_address, info.reach_port)
-        own = self._welcome(numbers, causes, previous, self.store_listener.getsockname()[1])
-        shared = SharedWelcome(own)
-        for rank, other in enumerate(others, 1):
-            after = numbers[(rank + 1) % len(numbers)]
-            next_node = ("", 0) if causes else self._port_of(after)  # tested already
-            other.send_text(shared.encode(rank, *next_node), kept=False)
-        return own.met(store_address=self._address, own_address=self._address)
-
-    def _welcome(
-        self, numbers: Sequence[int], causes: Sequence[Cause], previous: dict[str, Any], port: int
-    ) -> Welcome:
-        """Return the Welcome for this node; that of the others differs only in their own place."""
-        layout, infos = self._nodes.layout, [self._nodes.infos[number] for number in numbers]
-        return Welcome(
+            self._reach.probe(infos[1].host, others[0].their_address, infos[1].reach_port)
+        own = Welcome(
             node_rank=0,
             hosts=tuple(info.host for info in infos),
             nproc_per_node=tuple(info.nproc for info in infos),
             nodes_per_domain=layout.nodes_per_domain if layout else (),
             roles=tuple(info.role for info in infos),
             run_id=self._run_id,
-            store_port=port,
+            store_port=self.store_listener.getsockname()[1],
             # Old tracebacks are useless, and would make each message longer than the last.
             causes=(*(replace(each, raised=None) for each in causes[:-1]), *causes[-1:]),
             previous=previous,
         )
+        shared = SharedWelcome(own)
+        for rank, other in enumerate(others, 1):
+            after = numbers[(rank + 1) % len(numbers)]
+            next_node = ("", 0) if causes else self._port_of(after)  # tested already
+            other.send_text(shared.encode(rank, *next_node), kept=False)
+        return own.met(store_address=self._address, own_address=self._address)
 
     def _port_of(self, number: int) -> tuple[str, int]:
         """Return a node's address and port for the test by the preceding node.
