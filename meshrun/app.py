@@ -122,7 +122,7 @@ def launch(
     from meshrun.supervisor.run_folder import make_run_folder
 
     run_id = plan.request.rendezvous.run_id or os.urandom(8).hex()
-    config, listener, meeting = inherit_listener(plan.rendezvous), None, None
+    config, listener, rendezvous = inherit_listener(plan.rendezvous), None, None
     with ExitStack() as stack:
         with declining(config):
             check_program(plan.program)
@@ -130,9 +130,9 @@ def launch(
             if config is None:
                 listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
             else:
-                from meshrun.supervisor.join_nodes import prepare_meeting
+                from meshrun.supervisor.join_nodes import prepare_rendezvous
 
-                meeting = prepare_meeting(config)
+                rendezvous = prepare_rendezvous(config)
             folder = make_run_folder(plan, run_id)
             stack.callback(folder.close, went_well=False)
         loop = Loop(
@@ -143,7 +143,7 @@ def launch(
             console=console,
             invocation=invocation,
             watchers=watchers,
-            meeting=meeting,
+            rendezvous=rendezvous,
         )
         remove_stale_folders()  # while the zygote imports torch
         result = loop.run()

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
-from meshrun.rendezvous.node_phases import AtEndpoint, ConnectionPhase, Coordination, Participation
+from meshrun.rendezvous.node_phases import (
+    ConnectionPhase,
+    CoordinatorPhase,
+    EndpointPhase,
+    ParticipantPhase,
+)
 from meshrun.ssh.host_phases import AgentPhase, ControllerPhase, HostPhase
 from tests.kit import ROOT
 
@@ -18,7 +23,7 @@ DIAGRAMS = dict(
     zip(
         (
             *(Phase, Stop, NodesPhase, Link),
-            *(ConnectionPhase, Coordination, Participation, AtEndpoint),
+            *(ConnectionPhase, CoordinatorPhase, ParticipantPhase, EndpointPhase),
             *(ControllerPhase, HostPhase, AgentPhase),
         ),
         re.findall(r"```mermaid\nstateDiagram-v2\n(.+?)```", PAGE, re.DOTALL),

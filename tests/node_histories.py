@@ -7,11 +7,11 @@ from meshrun.lifecycle.actions import Action, Decide, EndZygote, Report, StartAl
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllCleared,
+    AllJoined,
     Event,
     GenerationAborted,
+    JoinFailed,
     LaunchOver,
-    MeetingFailed,
-    Met,
     NextBegins,
     NodeLost,
     OthersFinished,
@@ -31,7 +31,7 @@ NODE_LOST = NodeLost(
 )
 CAUSE = Cause(rank=2, description="exited with code 7", at_ns=5 * S)
 NEXT = NextBegins(generation=1, cause=CAUSE, at_ns=8 * S)
-NOT_MET = MeetingFailed(error=RendezvousError("1 of 2 nodes joined"), at_ns=5 * S)
+NOT_MET = JoinFailed(error=RendezvousError("1 of 2 nodes joined"), at_ns=5 * S)
 
 END = EndZygote()
 START = StartAll(generation=0)
@@ -40,9 +40,9 @@ CLEARED = Report(what="cleared")
 THE_END = Decide(next_after=None)
 
 
-def met(node_rank: int) -> Met:
+def met(node_rank: int) -> AllJoined:
     ranks = (0, 1) if node_rank == 0 else (2, 3)
-    return Met(
+    return AllJoined(
         node_rank=node_rank, hosts=("node0", "node1"), nproc_per_node=(2, 2), run_id="r",
         store_address="10.0.0.1", store_port=1, own_address="10.0.0.2", at_ns=1, ranks=ranks,
     )  # fmt: skip

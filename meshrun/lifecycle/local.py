@@ -78,7 +78,7 @@ def _zygote_ready(state: State, _: ZygoteReady) -> State:
 
 def start_if_due(state: State) -> State:
     """Start the ranks if the zygote is ready, every node has joined and no back-off is left."""
-    waits = state.begin_ns is not None or state.nodes.phase is NodesPhase.MEETING
+    waits = state.begin_ns is not None or state.nodes.phase is NodesPhase.JOINING
     if state.stopping or state.phase is not Phase.WAITING or waits:
         return state
     state = replace(state, phase=Phase.RUNNING).do(StartAll(generation=state.generation))

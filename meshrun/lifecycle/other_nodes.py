@@ -28,10 +28,10 @@ from meshrun.lifecycle.restart import cause_of_change, may_continue, may_restart
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllCleared,
+    AllJoined,
     GenerationAborted,
+    JoinFailed,
     LaunchOver,
-    MeetingFailed,
-    Met,
     NextBegins,
     NodeLost,
     OthersFinished,
@@ -39,7 +39,7 @@ from meshrun.protocol.events import (
 from meshrun.protocol.generation import Cause, RankState
 
 
-def _met(state: State, event: Met) -> State:
+def _joined(state: State, event: AllJoined) -> State:
     known = state.nodes
     ranks = {rank: RankState() for rank in event.ranks}
     if known.is_met:  # the nodes have changed since
@@ -50,7 +50,7 @@ def _met(state: State, event: Met) -> State:
     return start_if_due(replace(state, ranks=ranks, causes=event.causes))
 
 
-def _meeting_failed(state: State, event: MeetingFailed) -> State:
+def _join_failed(state: State, event: JoinFailed) -> State:
     known = state.nodes
     if known.failed is not None or state.over:
         return state
@@ -96,7 +96,7 @@ def _generation_aborted(state: State, event: GenerationAborted) -> State:
 def _all_cleared(state: State, event: AllCleared) -> State:
     """Decide for every node: restart the ranks, or end the launch."""
     change = state.nodes.change
-    if state.nodes.phase in (NodesPhase.MEETING, NodesPhase.OVER):
+    if state.nodes.phase in (NodesPhase.JOINING, NodesPhase.OVER):
         return state
     state = state.with_nodes(outcomes=event.outcomes)
     if change is not None and may_continue(state):
@@ -131,8 +131,8 @@ def _launch_over(state: State, event: LaunchOver) -> State:
 
 
 HANDLERS: dict[type[Any], Callable[[State, Any], State]] = {
-    Met: _met,
-    MeetingFailed: _meeting_failed,
+    AllJoined: _joined,
+    JoinFailed: _join_failed,
     NodeLost: _node_lost,
     GenerationAborted: _generation_aborted,
     OthersFinished: _others_finished,

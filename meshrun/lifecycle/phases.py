@@ -48,7 +48,7 @@ class ExitBarrier(Enum):
 class NodesPhase(Enum):
     """Where the nodes of a launch are with one generation, as far as this node knows."""
 
-    MEETING = "meeting"
+    JOINING = "joining"
     RUNNING = "running"
     CLEARED = "cleared"
     """This node has reported that nothing of this generation is left on it."""

@@ -13,8 +13,8 @@ from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
     GenerationAborted,
     Hung,
+    JoinFailed,
     LaunchOver,
-    MeetingFailed,
     NodeLost,
     ZygoteGone,
 )
@@ -31,9 +31,9 @@ from meshrun.protocol.generation import Cause, NodeOutcome, RankState
 class NodesState(Struct, frozen=True, kw_only=True):
     """What this launcher knows of the other nodes, if there are any."""
 
-    phase: NodesPhase = NodesPhase.MEETING
+    phase: NodesPhase = NodesPhase.JOINING
     link: Link = Link.UP
-    failed: MeetingFailed | None = None
+    failed: JoinFailed | None = None
     lost: NodeLost | None = None
     """The first lost node."""
     signum: int | None = None
@@ -57,7 +57,7 @@ class NodesState(Struct, frozen=True, kw_only=True):
     @property
     def is_met(self) -> bool:
         """Whether there are other nodes, and all have joined once."""
-        return self.phase not in (NodesPhase.MEETING, NodesPhase.ALONE)
+        return self.phase not in (NodesPhase.JOINING, NodesPhase.ALONE)
 
     @property
     def is_cleared(self) -> bool:

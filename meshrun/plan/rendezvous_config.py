@@ -67,7 +67,7 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
         return format_endpoint(self.host or "", self.port or DEFAULT_PORT)
 
 
-def meet_at(
+def join_at(
     rendezvous: RendezvousConfig, address: str, port: int, *, nnodes: int
 ) -> RendezvousConfig:
     """Return the configuration for meeting at the first node, which torch's rendezvous found."""

@@ -81,7 +81,7 @@ class Roster(Struct, frozen=True, kw_only=True):
     """The layout of the generation before this one; empty for the first."""
 
 
-class Met(Roster, frozen=True, kw_only=True):
+class AllJoined(Roster, frozen=True, kw_only=True):
     """All nodes have joined, and each knows what to start."""
 
     store_address: str
@@ -93,7 +93,7 @@ class Met(Roster, frozen=True, kw_only=True):
     """The ranks of this node; the loop fills them in."""
 
 
-class MeetingFailed(Struct, frozen=True, kw_only=True):
+class JoinFailed(Struct, frozen=True, kw_only=True):
     """This node could not join the launch, or the launch has too few nodes."""
 
     error: MeshrunError
@@ -185,8 +185,8 @@ class TimePassed(Struct, frozen=True, kw_only=True):
 
 
 NodesEvent = (
-    Met
-    | MeetingFailed
+    AllJoined
+    | JoinFailed
     | NodeLost
     | GenerationAborted
     | OthersFinished

@@ -16,7 +16,7 @@ from meshrun.rendezvous.dialer import Dialer
 from meshrun.rendezvous.handshake import ParticipantHandshake, Translated
 from meshrun.rendezvous.hub import RETRY_S
 from meshrun.rendezvous.messages import Message
-from meshrun.rendezvous.node_phases import AtEndpoint
+from meshrun.rendezvous.node_phases import EndpointPhase
 from meshrun.rendezvous.this_node import ThisNode
 
 _FIRST_GREETING_S = 3.0
@@ -29,8 +29,8 @@ _SILENT = "it accepts connections but does not answer"
 _FOREIGN_S = 5.0
 """How long another launch may answer at the endpoint: an earlier one may still be ending."""
 _OTHER_PORT = {
-    AtEndpoint.FOREIGN: AtEndpoint.FALLBACK,
-    AtEndpoint.FALLBACK: AtEndpoint.FOREIGN,
+    EndpointPhase.FOREIGN: EndpointPhase.FALLBACK,
+    EndpointPhase.FALLBACK: EndpointPhase.FOREIGN,
 }
 """While something else answers, the attempts alternate between two ports."""
 
@@ -69,7 +69,7 @@ class Attempts:
         """Why the last connection was closed, as the last note said."""
         self._lost: MeshrunError | None = None
         """How a coordinator was lost that cannot be reached again if nothing listens there."""
-        self._found = AtEndpoint.UNKNOWN
+        self._found = EndpointPhase.UNKNOWN
         self._deadline = self._since = self._hub.deadline(node.config.timeout_s)
         """How long all attempts may take, and how long it may be what was found."""
         self._next = reactor.call_at(time.monotonic_ns(), self._try, skips=False)
@@ -93,7 +93,7 @@ class Attempts:
         if self._deadline.is_over:
             self._give_up(f" within {self._deadline.timeout_s:.0f} s")
         elif self._deadline.note_is_due():
-            is_long = self._found is AtEndpoint.NOTHING and self._since.is_over
+            is_long = self._found is EndpointPhase.NOTHING and self._since.is_over
             doubt = "; its launcher has not started yet or has exited" if is_long else ""
             place = self._config.endpoint
             self._hub.note(f"waiting for node 0 at {place}: {self._why}{doubt} ({self._deadline})")
@@ -116,7 +116,7 @@ class Attempts:
                 f"{self._dialer.own} is an address of this machine, which is not node 0: set"
                 " --rdzv-endpoint to an address of the node with --node-rank 0"
             )
-        if self._found is AtEndpoint.NOTHING:
+        if self._found is EndpointPhase.NOTHING:
             return (
                 "check that node 0's launcher is running, that it waits at this address, as it"
                 " prints, and that the name resolves to the same machine on every node"
@@ -151,7 +151,7 @@ class Attempts:
 
     @property
     def _port(self) -> int:
-        uses_fallback = self._found is AtEndpoint.FALLBACK
+        uses_fallback = self._found is EndpointPhase.FALLBACK
         return fallback_port(self._secret) if uses_fallback else self._config.port or 0
 
     def _dialed(self, connected: socket.socket | None, why: str) -> None:
@@ -178,7 +178,7 @@ class Attempts:
         if connection.is_open:
             self._end_of_wait.cancel()
             self._connection, self._is_redirected = None, False
-            self._found = AtEndpoint.UNKNOWN
+            self._found = EndpointPhase.UNKNOWN
             self._connected(connection, messages)
         elif isinstance(connection.handshake_error, Translated):
             self._connect_directly(connection.handshake_error.address)
@@ -208,7 +208,7 @@ class Attempts:
         """Try again after a connection; for ``foreign_s``, something else may answer there."""
         self._connection = None
         self._not_connected(why, foreign_s)
-        if why != self._noted and self._found is not AtEndpoint.FALLBACK:
+        if why != self._noted and self._found is not EndpointPhase.FALLBACK:
             self._noted = why
             self._hub.note(f"node 0 at {self._config.endpoint}: {why}; retrying")
 
@@ -217,11 +217,11 @@ class Attempts:
         if is_refused and self._lost is not None:
             self._failed(self._lost)
             return
-        if self._found is AtEndpoint.FALLBACK:  # usually, nothing listens there
+        if self._found is EndpointPhase.FALLBACK:  # usually, nothing listens there
             self._try_later(self._why)
             return
-        answered = AtEndpoint.UNKNOWN if foreign_s is None else AtEndpoint.FOREIGN
-        found = AtEndpoint.NOTHING if is_refused else answered
+        answered = EndpointPhase.UNKNOWN if foreign_s is None else EndpointPhase.FOREIGN
+        found = EndpointPhase.NOTHING if is_refused else answered
         most_s = _REFUSED_LONG_S if foreign_s is None else foreign_s
         if found is not self._found or most_s != self._since.timeout_s:
             self._found, self._since = found, self._hub.deadline(most_s)

@@ -28,7 +28,7 @@ from meshrun.rendezvous.messages import (
     Resumed,
     Waiting,
 )
-from meshrun.rendezvous.node_phases import Coordination
+from meshrun.rendezvous.node_phases import CoordinatorPhase
 from meshrun.rendezvous.policy import change_of_nodes
 from meshrun.rendezvous.round import OWN, Round
 from meshrun.rendezvous.this_node import ThisNode
@@ -73,7 +73,7 @@ class Coordinator:
         """The hosts of the last generation, by number, in node order."""
         self._causes: list[Cause] = []
         """Why each generation before this one, or the one that will begin, ended."""
-        self._phase = Coordination.GATHERING
+        self._phase = CoordinatorPhase.GATHERING
         self._deadline = hub.deadline(config.return_s)
         """How long to gather nodes."""
         self._beats = hub.reactor.every(BEAT_S, self._beat)
@@ -97,11 +97,11 @@ class Coordinator:
             case NextBegins():
                 self._causes.append(message.cause)
                 self._exclude_failing_node(message.cause)
-                self._phase = Coordination.GATHERING
+                self._phase = CoordinatorPhase.GATHERING
                 self._deadline = self._hub.deadline(self._config.return_s)
                 self._regroup()
             case LaunchOver():
-                self._phase, self._round.is_ending = Coordination.OVER, True
+                self._phase, self._round.is_ending = CoordinatorPhase.OVER, True
                 send_all(self._connections.values(), message)
                 for connection in self._connections.values():
                     connection.can_resume = False  # they leave, perhaps before they have read all
@@ -131,7 +131,7 @@ class Coordinator:
             if why := connection.give_up_if_silent(self._config.node_timeout_s):
                 self._lose(number, why)
         self._unauthenticated.check()
-        if self._phase is Coordination.GATHERING:
+        if self._phase is CoordinatorPhase.GATHERING:
             self._check_deadline()
 
     def _check_deadline(self) -> None:
@@ -154,7 +154,7 @@ class Coordinator:
             send_all(self._connections.values(), Waiting(text=text, has_begun=True))
 
     def _fail(self, error: MeshrunError) -> None:
-        self._phase = Coordination.FAILED
+        self._phase = CoordinatorPhase.FAILED
         if not self._causes:  # no node has been welcomed yet
             send_all(self._connections.values(), Refused.of(error))
         self._hub.fail(error)
@@ -220,7 +220,7 @@ class Coordinator:
         self._nodes.add(number, info)
         self._connections[number] = connection
         self._watch(number, connection)
-        if self._phase is Coordination.GATHERING:
+        if self._phase is CoordinatorPhase.GATHERING:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
         elif not (self._round.is_ending or self._round.is_done):
@@ -270,7 +270,7 @@ class Coordinator:
         connection.close(why)
         self._round.connections.pop(number, None)
         node_rank = self._nodes.remove(number)
-        if self._phase is Coordination.OVER:
+        if self._phase is CoordinatorPhase.OVER:
             return
         if node_rank is None:
             self._hub.note(f"lost spare node {host}: {why}")
@@ -314,7 +314,7 @@ class Coordinator:
             except HostError as error:
                 self._fail(error)
                 return
-        self._phase = Coordination.RUNNING
+        self._phase = CoordinatorPhase.RUNNING
         self._notify_spares()
 
     @property

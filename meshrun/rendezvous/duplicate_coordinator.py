@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from meshrun.errors import MeshrunError
-from meshrun.protocol.events import MeetingFailed
+from meshrun.protocol.events import JoinFailed
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.this_node import ThisNode
@@ -31,7 +31,7 @@ class DuplicateCoordinator:
     def refusal(self) -> MeshrunError | None:
         """Return the refusal by another node 0, if there is one."""
         while self._hub.events:
-            if isinstance(news := self._hub.events.popleft(), MeetingFailed):
+            if isinstance(news := self._hub.events.popleft(), JoinFailed):
                 return news.error
         return None
 

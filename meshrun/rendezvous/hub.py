@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from meshrun.errors import MeshrunError
 from meshrun.host.reactor import Reactor
 from meshrun.protocol.activity import Activity
-from meshrun.protocol.events import FromNodes, MeetingFailed
+from meshrun.protocol.events import FromNodes, JoinFailed
 
 if TYPE_CHECKING:
     from meshrun.rendezvous.connection import Connection
@@ -80,7 +80,7 @@ class Hub:
 
     def fail(self, error: MeshrunError) -> None:
         """Queue the event that this node or the launch has failed to join."""
-        self.events.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+        self.events.append(JoinFailed(error=error, at_ns=time.monotonic_ns()))
 
     def deadline(self, timeout_s: float) -> Deadline:
         """Return a deadline that begins now, and does not count lost time."""

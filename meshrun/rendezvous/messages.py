@@ -20,9 +20,9 @@ from meshrun.host.printable import lines, one_line
 from meshrun.layout import MAX_RANKS, Layout
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.events import (
+    AllJoined,
     GenerationAborted,
     LaunchOver,
-    Met,
     NextBegins,
     OthersFinished,
     Roster,
@@ -132,14 +132,14 @@ class Welcome(Roster, frozen=True, kw_only=True):
         if previous > MAX_RANKS:
             raise ValueError(f"a layout of {previous} ranks")
 
-    def met(self, *, store_address: str, own_address: str) -> Met:
+    def joined(self, *, store_address: str, own_address: str) -> AllJoined:
         """Return the event for this node's launch.
 
         Args:
             store_address: The address at which this node reaches the coordinator.
             own_address: The address at which the coordinator reaches this node.
         """
-        return Met(
+        return AllJoined(
             **{name: getattr(self, name) for name in Roster.__struct_fields__},
             store_address=store_address,
             own_address=own_address,

@@ -20,7 +20,7 @@ class ConnectionPhase(Enum):
     CLOSED = "closed"
 
 
-class AtEndpoint(Enum):
+class EndpointPhase(Enum):
     """What a participant has found at the endpoint."""
 
     UNKNOWN = "unknown"
@@ -33,7 +33,7 @@ class AtEndpoint(Enum):
     """Likewise; this attempt is made at the port on which node 0 reports that."""
 
 
-class Coordination(Enum):
+class CoordinatorPhase(Enum):
     """Where node 0 is with the generations of a launch, once all nodes have joined."""
 
     GATHERING = "gathering"
@@ -46,7 +46,7 @@ class Coordination(Enum):
     """The launch has ended."""
 
 
-class Participation(Enum):
+class ParticipantPhase(Enum):
     """The part of a node other than node 0 in the launch."""
 
     JOINING = "joining"

@@ -27,14 +27,14 @@ from meshrun.rendezvous.messages import (
     Waiting,
     Welcome,
 )
-from meshrun.rendezvous.node_phases import ConnectionPhase, Participation
+from meshrun.rendezvous.node_phases import ConnectionPhase, ParticipantPhase
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.resumption import Resumption
 from meshrun.rendezvous.this_node import ThisNode
 
-_TAKES_PART = (Participation.RUNNING, Participation.CLEARED)
-_CONNECTS = (Participation.JOINING, Participation.RETURNING)
-_ENDED = (Participation.STAYING, Participation.OVER, Participation.FAILED)
+_TAKES_PART = (ParticipantPhase.RUNNING, ParticipantPhase.CLEARED)
+_CONNECTS = (ParticipantPhase.JOINING, ParticipantPhase.RETURNING)
+_ENDED = (ParticipantPhase.STAYING, ParticipantPhase.OVER, ParticipantPhase.FAILED)
 
 
 class Participant:
@@ -47,7 +47,7 @@ class Participant:
     def __init__(self, node: ThisNode, addresses: tuple[str, ...] = ()) -> None:
         self._node, self._config, self._info = node, node.config, node.info
         self._hub, self._policy = node.hub, node.policy
-        self._phase = Participation.JOINING
+        self._phase = ParticipantPhase.JOINING
         self._attempts = Attempts(node, addresses, connected=self._connected, failed=self._fail)
         self._connection: Connection | None = None
         """The connection to the coordinator, after the handshake."""
@@ -68,11 +68,11 @@ class Participant:
         if self._connection is not None and self._phase in _TAKES_PART:
             self._connection.send(message)
         if isinstance(message, Leave):
-            self._enter(Participation.OVER)
-        elif isinstance(message, Cleared) and self._phase is Participation.RUNNING:
-            self._enter(Participation.CLEARED)
-        elif isinstance(message, Cleared) and self._phase is Participation.CUT_OFF:
-            self._enter(Participation.RETURNING)
+            self._enter(ParticipantPhase.OVER)
+        elif isinstance(message, Cleared) and self._phase is ParticipantPhase.RUNNING:
+            self._enter(ParticipantPhase.CLEARED)
+        elif isinstance(message, Cleared) and self._phase is ParticipantPhase.CUT_OFF:
+            self._enter(ParticipantPhase.RETURNING)
             self._return()
 
     def give_up(self, notice: GaveUp) -> None:
@@ -84,13 +84,13 @@ class Participant:
     @property
     def all_notified(self) -> bool:
         """Whether the coordinator has answered that notice."""
-        return self._phase is Participation.FAILED
+        return self._phase is ParticipantPhase.FAILED
 
-    def _enter(self, phase: Participation) -> None:
+    def _enter(self, phase: ParticipantPhase) -> None:
         if self._phase not in _ENDED:
             self._phase = phase
         if self._connection is not None:
-            self._connection.can_resume = self._phase in (*_TAKES_PART, Participation.SPARE)
+            self._connection.can_resume = self._phase in (*_TAKES_PART, ParticipantPhase.SPARE)
 
     def _beat(self) -> None:
         """Send a heartbeat, and check whether the coordinator is silent or missing for too long."""
@@ -147,9 +147,9 @@ class Participant:
         """Note what comes next; return it as an event that happens now."""
         if isinstance(decision, LaunchOver):
             has_failed = decision.exit_code != 0
-            self._enter(Participation.STAYING if has_failed else Participation.OVER)
+            self._enter(ParticipantPhase.STAYING if has_failed else ParticipantPhase.OVER)
         elif isinstance(decision, NextBegins):
-            self._enter(Participation.RUNNING)
+            self._enter(ParticipantPhase.RUNNING)
         return replace(decision, at_ns=time.monotonic_ns())
 
     def _welcome(self, connection: Connection, welcome: Welcome) -> None:
@@ -158,14 +158,16 @@ class Participant:
         except MeshrunError as error:
             self._fail(error)
             return
-        self._enter(Participation.RUNNING)
+        self._enter(ParticipantPhase.RUNNING)
         self._host = welcome.hosts[0]
         if self._reach is not None:
             after = welcome.hosts[(welcome.node_rank + 1) % len(welcome.hosts)]
             address = welcome.next_address or connection.their_address
             self._reach.probe(after, address, welcome.next_port)
         self._hub.events.append(
-            welcome.met(store_address=connection.their_address, own_address=connection.own_address)
+            welcome.joined(
+                store_address=connection.their_address, own_address=connection.own_address
+            )
         )
 
     # ---- the end of a connection -----------------------------------------------------------
@@ -180,7 +182,7 @@ class Participant:
         if self._phase in _TAKES_PART:
             self._hub.events.append(connection.loss(0, self._host, why))
         self._enter(self._policy.if_lost.get(self._phase, self._phase))
-        if self._phase is Participation.RETURNING:
+        if self._phase is ParticipantPhase.RETURNING:
             self._return()
 
     def _end_resumption(self) -> None:
@@ -205,7 +207,7 @@ class Participant:
         if self._connection is not None and self._phase in self._policy.committed:
             self._connection.close(error.message)  # no decision of this coordinator will follow
             return
-        self._enter(Participation.FAILED)
+        self._enter(ParticipantPhase.FAILED)
         self._attempts.close()
         self._hub.fail(error)
 
@@ -217,6 +219,6 @@ class Participant:
         if self._reach is not None:
             self._reach.close()
         if self._connection is not None:
-            if self._phase is Participation.STAYING:
+            if self._phase is ParticipantPhase.STAYING:
                 close_gracefully([self._connection], is_last=True)
             self._connection.close("the launch has ended")

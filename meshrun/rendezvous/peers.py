@@ -21,7 +21,7 @@ from meshrun.plan.rendezvous_config import (
     RendezvousConfig,
     fallback_port,
     format_endpoint,
-    meet_at,
+    join_at,
 )
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
@@ -153,7 +153,7 @@ class Peers:
         address = with_interface_of(first.address, self._config.host or "")
         self._node = replace(
             self._node,
-            config=meet_at(self._config, address, first.port, nnodes=found.nnodes),
+            config=join_at(self._config, address, first.port, nnodes=found.nnodes),
             info=replace(self._node.info, node_rank=found.node_rank),
             secret=hashlib.sha256(self._node.secret + first.secret.encode()).digest(),
         )

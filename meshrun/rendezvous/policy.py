@@ -12,7 +12,7 @@ from msgspec import Struct
 from meshrun.protocol.events import GenerationAborted, NodeLost
 from meshrun.rendezvous.membership import Membership
 from meshrun.rendezvous.messages import Join
-from meshrun.rendezvous.node_phases import Participation
+from meshrun.rendezvous.node_phases import ParticipantPhase
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -34,11 +34,11 @@ class Policy(Struct, frozen=True, kw_only=True):
     too_few: str
     """The error if nodes are still missing after the time that :attr:`wait_option` sets."""
     wait_option: str
-    if_no_place: Mapping[Participation, Participation]
+    if_no_place: Mapping[ParticipantPhase, ParticipantPhase]
     """How a node goes on that has joined, but that no generation needs yet."""
-    if_lost: Mapping[Participation, Participation]
+    if_lost: Mapping[ParticipantPhase, ParticipantPhase]
     """How a node goes on that has lost node 0."""
-    committed: Collection[Participation]
+    committed: Collection[ParticipantPhase]
     """The phases in which node 0 does not refuse a node any more."""
 
 
@@ -61,8 +61,11 @@ FIXED = Policy(
     too_few="{lost}; after {waited_s:.0f} s {nodes}",
     wait_option="--node-timeout TIME",
     if_no_place={},
-    if_lost={Participation.RUNNING: Participation.OVER, Participation.CLEARED: Participation.OVER},
-    committed=(Participation.RUNNING, Participation.CLEARED),
+    if_lost={
+        ParticipantPhase.RUNNING: ParticipantPhase.OVER,
+        ParticipantPhase.CLEARED: ParticipantPhase.OVER,
+    },
+    committed=(ParticipantPhase.RUNNING, ParticipantPhase.CLEARED),
 )
 """All nodes take part. A lost one ends the launch, unless a restart is left and it returns."""
 
@@ -76,14 +79,14 @@ ELASTIC = Policy(
     too_few="after {waited_s:.0f} s {nodes}",
     wait_option="--rdzv-conf join_timeout=TIME",
     if_no_place={
-        Participation.JOINING: Participation.SPARE,
-        Participation.RETURNING: Participation.SPARE,
+        ParticipantPhase.JOINING: ParticipantPhase.SPARE,
+        ParticipantPhase.RETURNING: ParticipantPhase.SPARE,
     },
     if_lost={
-        Participation.RUNNING: Participation.CUT_OFF,
-        Participation.CLEARED: Participation.RETURNING,
-        Participation.SPARE: Participation.RETURNING,
+        ParticipantPhase.RUNNING: ParticipantPhase.CUT_OFF,
+        ParticipantPhase.CLEARED: ParticipantPhase.RETURNING,
+        ParticipantPhase.SPARE: ParticipantPhase.RETURNING,
     },
-    committed=(Participation.RUNNING,),
+    committed=(ParticipantPhase.RUNNING,),
 )
 """Nodes join and leave: each change ends the generation, and the next one has other nodes."""

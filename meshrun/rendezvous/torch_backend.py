@@ -96,10 +96,10 @@ def _meet(
     _in_background(watch_for_declines, order, handler, done, partial(_report, reports))
     found = handler.next_rendezvous()
     done.set()
-    met = _exchange(order, found)
-    if met.node_rank == 0:
-        announce_running(order, store, met.coordinator)
-    return met
+    joined = _exchange(order, found)
+    if joined.node_rank == 0:
+        announce_running(order, store, joined.coordinator)
+    return joined
 
 
 def _hint(order: Negotiate, error: BaseException) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.plan.rendezvous_config import format_endpoint
-from meshrun.protocol.events import Met
+from meshrun.protocol.events import AllJoined
 from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.membership import Membership
@@ -54,7 +54,7 @@ class Welcomer:
 
     def welcome(
         self, numbers: Sequence[int], causes: Sequence[Cause], previous: dict[str, Any]
-    ) -> Met:
+    ) -> AllJoined:
         """Send each node its place; return the event for this node's launch.
 
         Args:
@@ -63,7 +63,7 @@ class Welcomer:
             previous: The layout of the last one.
 
         Raises:
-            HostError: If this machine has lost the address where the nodes met.
+            HostError: If this machine has lost the address where the nodes joined.
         """
         self._close_store()
         others = [self._connections[number] for number in numbers[1:]]
@@ -91,7 +91,7 @@ class Welcomer:
             after = numbers[(rank + 1) % len(numbers)]
             next_node = ("", 0) if causes else self._port_of(after)  # tested already
             other.send_text(shared.encode(rank, *next_node), kept=False)
-        return own.met(store_address=self._address, own_address=self._address)
+        return own.joined(store_address=self._address, own_address=self._address)
 
     def _port_of(self, number: int) -> tuple[str, int]:
         """Return a node's address and port for the test by the preceding node.

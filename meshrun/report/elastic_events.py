@@ -20,7 +20,7 @@ from meshrun.host.entry_points import entry_points, load
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.error_record import render_record
-from meshrun.protocol.events import AllCleared, Event, Met, NextBegins
+from meshrun.protocol.events import AllCleared, AllJoined, Event, NextBegins
 from meshrun.protocol.from_zygote import RankStarted
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.result import LaunchResult, signal_name
@@ -64,7 +64,7 @@ class ElasticEvents(Watcher):
         """Record the start of a worker and, before the first one, how long nodes took to join."""
         if isinstance(event, AllCleared):
             self._waits_since_ns = event.at_ns
-        elif isinstance(event, Met | NextBegins):
+        elif isinstance(event, AllJoined | NextBegins):
             self._waited_ns = time.monotonic_ns() - self._waits_since_ns
         elif isinstance(event, RankStarted):
             if state.generation != self._generation:

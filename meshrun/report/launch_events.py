@@ -260,7 +260,7 @@ class EventLog(Watcher):
             mesh, program = self.plan.layout.mesh, self.plan.program.target
             name = str(mesh) if mesh else None
             return LaunchStarted(program=program, mesh=name, version=__version__)
-        if isinstance(event, events.Met):
+        if isinstance(event, events.AllJoined):
             size = self.plan.layout.world_size
             return NodesJoined(hosts=list(event.hosts), world_size=size)
         if isinstance(event, from_zygote.RankBeat):

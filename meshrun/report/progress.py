@@ -18,11 +18,11 @@ from meshrun.lifecycle.restart import back_off
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import (
+    AllJoined,
     Event,
     GenerationAborted,
+    JoinFailed,
     LaunchBegan,
-    MeetingFailed,
-    Met,
     NextBegins,
     NodeLost,
     SignalArrived,
@@ -161,7 +161,7 @@ class StartProgress(Watcher):
         match event:
             case LaunchBegan():
                 self._note_plan()
-            case Met():
+            case AllJoined():
                 self._note_spares()
             case ZygoteUnsafe(reason=reason):
                 self._console.note(f"starting a new interpreter per rank: {reason}")
@@ -260,7 +260,7 @@ class StartProgress(Watcher):
         self._console.set_status("")
         failed_to_start = isinstance(event, StartFailed) or state.broken is not None
         is_over = failed_to_start and not _count_left(state)
-        if not (restarts or is_over or isinstance(event, MeetingFailed | Checked)):
+        if not (restarts or is_over or isinstance(event, JoinFailed | Checked)):
             self._console.note(self._describe_stop(event, state))
 
     def _note_signal(self, event: SignalArrived, state: State) -> None:
@@ -338,7 +338,7 @@ class StartProgress(Watcher):
         if state.begin_ns is not None:
             return "waiting to restart"
         if not started:
-            waits = state.phase is Phase.WAITING and state.nodes.phase is NodesPhase.MEETING
+            waits = state.phase is Phase.WAITING and state.nodes.phase is NodesPhase.JOINING
             return "waiting for the other nodes" if waits else "importing torch"
         if started < total:
             return f"started {started} of {total} ranks ({elapsed})"
@@ -416,7 +416,7 @@ def _begins_generation(event: Event, state: State) -> bool:
     if isinstance(event, NextBegins):
         return True
     if state.nodes.is_met:
-        return isinstance(event, Met) and bool(event.causes)
+        return isinstance(event, AllJoined) and bool(event.causes)
     return isinstance(event, GenerationEnded | ZygoteGone) and not state.over
 
 

@@ -44,39 +44,41 @@ _SHOWN = 80
 """Characters of an argument that an error shows."""
 
 
-class Meeting(Struct, frozen=True):
+class RendezvousAccess(Struct, frozen=True):
     """Where this node meets the others, and what only launchers of this launch know."""
 
     config: RendezvousConfig
     secret: bytes
 
 
-def prepare_meeting(config: RendezvousConfig) -> Meeting:
+def prepare_rendezvous(config: RendezvousConfig) -> RendezvousAccess:
     """Return what can be known before anything starts.
 
     Raises:
         HostError: If the secret's file cannot be read.
     """
     secret = find_secret(os.environ, config)
-    return Meeting(replace(config, is_secret=bool(read_secret(os.environ, config))), secret)
+    return RendezvousAccess(
+        replace(config, is_secret=bool(read_secret(os.environ, config))), secret
+    )
 
 
-def meet_nodes(
+def join_nodes(
     plan: LaunchPlan,
-    meeting: Meeting,
+    rendezvous: RendezvousAccess,
     reactor: Reactor,
     *,
     note: Callable[[str], None],
     negotiate: Callable[[Negotiate], None],
 ) -> NodeLink:
     """Begin to meet the other nodes."""
-    config = meeting.config
+    config = rendezvous.config
     for warning in secret_warnings(os.environ, config):
         note(warning)
     node = ThisNode(
         config=config,
-        info=describe_node(plan, meeting.secret),
-        secret=meeting.secret,
+        info=describe_node(plan, rendezvous.secret),
+        secret=rendezvous.secret,
         hub=Hub(reactor, note),
         fit=partial(fit_nodes, plan.request),
     )

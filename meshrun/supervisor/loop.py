@@ -47,12 +47,12 @@ from meshrun.protocol.codec import WireError
 from meshrun.protocol.collectives import AskTimes, RankAnswer
 from meshrun.protocol.events import (
     AllCleared,
+    AllJoined,
     Event,
     FromNodes,
     GenerationAborted,
+    JoinFailed,
     LaunchBegan,
-    MeetingFailed,
-    Met,
     ShowStacks,
     SignalArrived,
     TimePassed,
@@ -91,7 +91,7 @@ from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.watcher import Stopwatch, Watcher
 
 if TYPE_CHECKING:
-    from meshrun.supervisor.join_nodes import Meeting
+    from meshrun.supervisor.join_nodes import RendezvousAccess
     from meshrun.supervisor.node_link import NodeLink
 
 _LATE_NS = 1_000_000_000
@@ -109,13 +109,13 @@ class Loop:
     """One launch, from the start of the zygote in the constructor until all processes have ended.
 
     Args:
-        plan: What to start; on several nodes, the part that is known before they have met.
-        run_id: Name of the launch; on several nodes, until they have met.
+        plan: What to start; on several nodes, the part that is known before they have joined.
+        run_id: Name of the launch; on several nodes, until they have joined.
         folder: The ranks' files; closed once the ranks have ended.
         store_listener: The store's socket on a single node; on several, the coordinator makes one.
         invocation: How this launcher was started.
         watchers: Follow the launch.
-        meeting: Where this node meets the others, if there are any.
+        rendezvous: Where this node meets the others, if there are any.
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class Loop:
         console: Console,
         invocation: Invocation,
         watchers: Sequence[Watcher],
-        meeting: Meeting | None,
+        rendezvous: RendezvousAccess | None,
     ) -> None:
         self._caller, self._console, self._folder = invocation.caller, console, folder
         self._stopwatch = Stopwatch(invocation.began_ns)
         self._initial_plan = plan
-        """The plan before the nodes met, to be completed each time they meet."""
-        self.state = _initial_state(plan, has_other_nodes=meeting is not None)
+        """The plan before the nodes joined, to be completed each time they meet."""
+        self.state = _initial_state(plan, has_other_nodes=rendezvous is not None)
         self._reactor = Reactor()
         self._pause = Pause(
             self._reactor,
@@ -184,9 +184,9 @@ class Loop:
             on_control=self._on_control,
             on_reports=self._on_reports,
         )
-        if meeting is None:
+        if rendezvous is None:
             self._note_met()
-        self._nodes = None if meeting is None else self._meet(meeting)
+        self._nodes = None if rendezvous is None else self._meet(rendezvous)
         self._set_up_turn()
 
     def _catch_signals(self) -> SignalQueue:
@@ -198,12 +198,12 @@ class Loop:
             always=(signal.SIGQUIT, signal.SIGCONT, *request.forwarded_signals),
         )
 
-    def _meet(self, meeting: Meeting) -> NodeLink:
-        from meshrun.supervisor.join_nodes import meet_nodes  # not needed on a single node
+    def _meet(self, rendezvous: RendezvousAccess) -> NodeLink:
+        from meshrun.supervisor.join_nodes import join_nodes  # not needed on a single node
 
-        nodes = meet_nodes(
+        nodes = join_nodes(
             self._initial_plan,
-            meeting,
+            rendezvous,
             self._reactor,
             note=self._console.note,
             negotiate=self._processes.send,
@@ -229,7 +229,7 @@ class Loop:
 
     @property
     def plan(self) -> LaunchPlan:
-        """What is started; on several nodes, final once they have met."""
+        """What is started; on several nodes, final once they have joined."""
         return self._processes.plan
 
     @property
@@ -351,7 +351,7 @@ class Loop:
         else:
             if isinstance(event, AllCleared):
                 self.state, event = self._monitor.explain_wait(self.state, event)
-            self._handle(self._complete(event, nodes) if isinstance(event, Met) else event)
+            self._handle(self._complete(event, nodes) if isinstance(event, AllJoined) else event)
 
     def _handle(self, event: Event) -> None:
         before_ns = self.state.deadline_ns
@@ -573,18 +573,18 @@ class Loop:
             timers=self._processes.timers,
         ).gather()
 
-    def _complete(self, met: Met, nodes: NodeLink) -> Met | MeetingFailed:
+    def _complete(self, joined: AllJoined, nodes: NodeLink) -> AllJoined | JoinFailed:
         """Complete the plan with what the other nodes sent."""
         try:
-            self._processes.meet(self._initial_plan, met, nodes.peers.listener)
+            self._processes.join(self._initial_plan, joined, nodes.peers.listener)
         except MeshrunError as error:
-            return MeetingFailed(error=error, at_ns=met.at_ns, node_rank=met.node_rank)
-        nodes.hosts = met.hosts
+            return JoinFailed(error=error, at_ns=joined.at_ns, node_rank=joined.node_rank)
+        nodes.hosts = joined.hosts
         self._output.replan(self.plan)
         for watcher in self._watchers:
             watcher.replan(self.plan)
         self._note_met()
-        return replace(met, ranks=tuple(self._processes.ranks))
+        return replace(joined, ranks=tuple(self._processes.ranks))
 
     def _start_all(self, generation: int) -> None:
         start = partial(self._try_to_start, partial(self._processes.start_all, generation))

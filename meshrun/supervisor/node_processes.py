@@ -25,7 +25,7 @@ from meshrun.plan.plan import LaunchPlan, RankPlan, complete_plan
 from meshrun.plan.rank_env import THREAD_VARIABLES, LaunchFacts, rank_environment
 from meshrun.protocol import codec
 from meshrun.protocol.error_record import read_record, write_record
-from meshrun.protocol.events import Met
+from meshrun.protocol.events import AllJoined
 from meshrun.protocol.raised import as_torch_prints
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.to_zygote import (
@@ -59,7 +59,7 @@ class NodeProcesses:
     """The processes below the launcher: the zygote, and the ranks that it starts.
 
     Args:
-        run_id: Name of the launch; on several nodes, until they have met.
+        run_id: Name of the launch; on several nodes, until they have joined.
         listener: The store's socket; ``None`` if the store is on another node, or not known yet.
     """
 
@@ -100,7 +100,7 @@ class NodeProcesses:
         """The zygote, its state and CPU time at the last look, and when it was noted."""
         reactor.every(_LOOK_EVERY_S, self._look_at_zygote)
 
-    def meet(self, plan: LaunchPlan, met: Met, listener: socket.socket | None) -> None:
+    def join(self, plan: LaunchPlan, joined: AllJoined, listener: socket.socket | None) -> None:
         """Complete a plan with what the other nodes sent, before ranks are started.
 
         Raises:
@@ -108,18 +108,18 @@ class NodeProcesses:
         """
         plan = complete_plan(
             plan,
-            node_rank=met.node_rank,
-            nproc_per_node=met.nproc_per_node,
-            nodes_per_domain=met.nodes_per_domain,
-            roles=met.roles,
+            node_rank=joined.node_rank,
+            nproc_per_node=joined.nproc_per_node,
+            nodes_per_domain=joined.nodes_per_domain,
+            roles=joined.roles,
         )
         facts = replace(
             self.facts,
-            run_id=met.run_id,
-            master_addr=met.store_address,
-            master_port=met.store_port,
-            interface=interface_of(met.own_address),
-            previous=json.dumps(met.previous) if met.previous else "",
+            run_id=joined.run_id,
+            master_addr=joined.store_address,
+            master_port=joined.store_port,
+            interface=interface_of(joined.own_address),
+            previous=json.dumps(joined.previous) if joined.previous else "",
         )
         self._replan(plan, facts, listener)
 

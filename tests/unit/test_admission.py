@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from meshrun.host.admission import listen_for
-from meshrun.protocol.events import Met
+from meshrun.protocol.events import AllJoined
 from meshrun.rendezvous.membership import fit_without_mesh
 from tests.parties import Parties, info
 from tests.unit.test_elastic_nodes import fit
@@ -93,8 +93,8 @@ def test_the_ranks_store_is_for_nodes_of_the_launch(
     changes = {"least_nodes": 1, "return_s": 60.0} if is_elastic else {}
     coordinator = parties.coordinator(2, fit=fit if is_elastic else fit_without_mesh, **changes)
     participant = parties.participant(info("node1", 1), **changes)
-    parties.until(lambda: coordinator.received(Met) and participant.received(Met))
-    met = participant.received(Met)[0]
+    parties.until(lambda: coordinator.received(AllJoined) and participant.received(AllJoined))
+    met = participant.received(AllJoined)[0]
     place = (met.store_address, met.store_port)
 
     store = coordinator.side.store_listener

@@ -6,9 +6,9 @@ import pytest
 
 from meshrun.protocol.events import (
     AllCleared,
+    AllJoined,
     GenerationAborted,
     LaunchOver,
-    Met,
     NextBegins,
     NodeLost,
     OthersFinished,
@@ -19,7 +19,7 @@ from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.rendezvous import connection
 from meshrun.rendezvous.messages import Cleared, Failed, Finished
-from meshrun.rendezvous.node_phases import Coordination
+from meshrun.rendezvous.node_phases import CoordinatorPhase
 from meshrun.rendezvous.participant import Participant
 from tests.diagrams import unseen
 from tests.parties import WHY, Parties, Party, info, names
@@ -40,7 +40,7 @@ def three(parties: Parties) -> list[Party]:
         parties.coordinator(3),
         *(parties.participant(info(f"node{n}", n), nnodes=3) for n in (1, 2)),
     ]
-    parties.until(lambda: all(party.received(Met) for party in met))
+    parties.until(lambda: all(party.received(AllJoined) for party in met))
     for party in met:
         party.events.clear()
     return met
@@ -213,7 +213,7 @@ def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party
 def test_a_node_that_is_given_up_learns_why(parties: Parties, silenced: int) -> None:
     """Both sides report the silence, and not that the other one closed the connection."""
     met = [parties.coordinator(2), parties.participant(info("node1", 1))]
-    parties.until(lambda: all(party.received(Met) for party in met))
+    parties.until(lambda: all(party.received(AllJoined) for party in met))
     silent, other = met[silenced], met[1 - silenced]
     parties.all.remove(silent)  # it gets no more turns
     parties.pass_s(33)
@@ -232,7 +232,9 @@ def test_each_phase_of_the_coordinator_is_reached(parties: Parties) -> None:
     for wait_s in (0, 40, None):
         coordinator = parties.coordinator(2, return_s=30.0)
         other = parties.participant(info("node1", 1))
-        parties.until(lambda one=coordinator, two=other: one.received(Met) and two.received(Met))
+        parties.until(
+            lambda one=coordinator, two=other: one.received(AllJoined) and two.received(AllJoined)
+        )
         parties.remove(other)
         if wait_s is not None:  # else the launch ends at once
             parties.until(lambda one=coordinator: one.received(NodeLost))
@@ -240,4 +242,4 @@ def test_each_phase_of_the_coordinator_is_reached(parties: Parties) -> None:
             parties.pass_s(wait_s, step_s=5)
         coordinator.send(OVER)
 
-    assert unseen(Coordination) == []
+    assert unseen(CoordinatorPhase) == []

@@ -14,10 +14,10 @@ from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
 from meshrun.protocol.events import (
     AllCleared,
+    AllJoined,
     GenerationAborted,
+    JoinFailed,
     LaunchOver,
-    MeetingFailed,
-    Met,
     NextBegins,
     NodeLost,
 )
@@ -47,7 +47,7 @@ def two(parties: Parties) -> list[Party]:
     """A coordinator and a participant whose ranks run, with their events so far removed."""
     coordinator = parties.coordinator(MOST, fit=fit, there=2, least_nodes=1, return_s=60.0)
     met = [coordinator, newcomer(parties, "node1", rank=1)]
-    parties.until(lambda: all(party.received(Met) for party in met))
+    parties.until(lambda: all(party.received(AllJoined) for party in met))
     forget(met)
     return met
 
@@ -71,13 +71,13 @@ def grown(parties: Parties, two: Sequence[Party], host: str = "node2") -> Party:
     third = newcomer(parties, host, launcher="third")
     parties.until(lambda: all(party.received(GenerationAborted) for party in two))
     start_next_generation(parties, two, 1)
-    parties.until(lambda: third.received(Met) and two[1].received(Met))
+    parties.until(lambda: third.received(AllJoined) and two[1].received(AllJoined))
     return third
 
 
 def hosts_of(party: Party) -> tuple[str, ...]:
     """Return the hosts of the latest generation that a party began."""
-    return party.received(Met)[-1].hosts
+    return party.received(AllJoined)[-1].hosts
 
 
 def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: list[Party]) -> None:
@@ -87,14 +87,14 @@ def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: li
     assert two[1].received(GenerationAborted)[0].why == "node2 joins: dp 2 -> 3"
     assert two[0].received(GenerationAborted)[0].resizes
     start_next_generation(parties, two, 1)
-    parties.until(lambda: all(party.received(Met) for party in three))
+    parties.until(lambda: all(party.received(AllJoined) for party in three))
 
-    assert [party.received(Met)[0].node_rank for party in three] == [0, 1, 2]
+    assert [party.received(AllJoined)[0].node_rank for party in three] == [0, 1, 2]
     assert {hosts_of(party) for party in three} == {("node0", "node1", "node2")}
-    resize = three[2].received(Met)[0].causes[0].resize
+    resize = three[2].received(AllJoined)[0].causes[0].resize
     assert resize is not None
     assert (resize.joined, resize.left, resize.shapes) == (("node2",), (), "dp 2 -> 3")
-    assert three[2].received(Met)[0].previous == {
+    assert three[2].received(AllJoined)[0].previous == {
         **fit([info("a"), info("b")]).to_dict(),
         "generation": 0,
     }
@@ -103,14 +103,14 @@ def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: li
 def test_each_generation_has_its_own_store(parties: Parties, two: list[Party]) -> None:
     """Ranks of a lost node cannot meet those that continue."""
     grown(parties, two)
-    first = two[1].received(Met)[0].store_port
+    first = two[1].received(AllJoined)[0].store_port
     parties.remove(parties.all[-1])
     parties.until(lambda: two[1].received(GenerationAborted)[1:])
     forget(two)
     start_next_generation(parties, two, 2)
-    parties.until(lambda: two[1].received(Met))
+    parties.until(lambda: two[1].received(AllJoined))
 
-    assert two[1].received(Met)[0].store_port != first
+    assert two[1].received(AllJoined)[0].store_port != first
     assert first != parties.port
 
 
@@ -126,8 +126,8 @@ def test_a_lost_address_of_the_first_node_is_reported(
     newcomer(parties, "node2")
     parties.until(lambda: all(party.received(GenerationAborted) for party in two))
     start_next_generation(parties, two, 1)
-    parties.until(lambda: two[0].received(MeetingFailed))
-    error = two[0].received(MeetingFailed)[0].error
+    parties.until(lambda: two[0].received(JoinFailed))
+    error = two[0].received(JoinFailed)[0].error
 
     assert error.message.startswith("this machine has lost the address 127.0.0.1")
     assert error.exit_code == 71
@@ -136,10 +136,10 @@ def test_a_lost_address_of_the_first_node_is_reported(
 def test_only_a_node_with_a_different_setting_fails(parties: Parties, two: list[Party]) -> None:
     """Its error names the setting."""
     other = newcomer(parties, "node2", mesh="dp=2")
-    parties.until(lambda: other.received(MeetingFailed))
+    parties.until(lambda: other.received(JoinFailed))
     parties.pass_s(3)
 
-    error = other.received(MeetingFailed)[0].error
+    error = other.received(JoinFailed)[0].error
     assert (error.message, error.exit_code) == (
         "mesh is dp=2 on node2, but not set on node0, the first node", 2,
     )  # fmt: skip
@@ -162,7 +162,7 @@ def test_nodes_beyond_the_maximum_wait_and_end_with_the_others(
     two[0].send(OVER)
     parties.until(lambda: spare.received(LaunchOver))
 
-    assert not spare.received(MeetingFailed)
+    assert not spare.received(JoinFailed)
 
 
 def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Party]) -> None:
@@ -178,10 +178,10 @@ def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Part
         == "node 1 (node1) was lost: it closed the connection"
     )
     start_next_generation(parties, [two[0], third], 2)
-    parties.until(lambda: spare.received(Met))
+    parties.until(lambda: spare.received(AllJoined))
 
     assert hosts_of(spare) == ("node0", "node3", "node2")
-    assert spare.received(Met)[0].causes[-1].resize.shapes == "dp=3 as before"
+    assert spare.received(AllJoined)[0].causes[-1].resize.shapes == "dp=3 as before"
 
 
 def test_the_launch_continues_without_a_node_that_leaves(
@@ -252,11 +252,11 @@ def test_a_node_that_was_cut_off_rejoins(parties: Parties, two: list[Party]) -> 
     cut.send(Cleared(generation=0, outcome=NodeOutcome()))
     parties.until(lambda: coordinator.received(GenerationAborted))
     start_next_generation(parties, [coordinator], 2)
-    parties.until(lambda: cut.received(Met))
+    parties.until(lambda: cut.received(AllJoined))
 
     assert coordinator.received(GenerationAborted)[0].why == "node1 joins: dp 1 -> 2"
     assert hosts_of(cut) == ("node0", "node1")
-    assert len(cut.received(Met)[0].causes) == 2
+    assert len(cut.received(AllJoined)[0].causes) == 2
 
 
 def test_a_node_that_rejoins_before_its_loss_is_noticed(parties: Parties, two: list[Party]) -> None:
@@ -266,7 +266,7 @@ def test_a_node_that_rejoins_before_its_loss_is_noticed(parties: Parties, two: l
     again = newcomer(parties, "node1")
     parties.until(lambda: coordinator.received(GenerationAborted))
     start_next_generation(parties, [coordinator], 1)
-    parties.until(lambda: again.received(Met))
+    parties.until(lambda: again.received(AllJoined))
 
     assert hosts_of(again) == ("node0", "node1")
     assert (
@@ -280,9 +280,9 @@ def test_a_lost_coordinator_is_not_searched_for(parties: Parties, two: list[Part
     parties.remove(two[0])
     parties.until(lambda: two[1].received(NodeLost))
     two[1].send(Cleared(generation=0, outcome=NodeOutcome()))
-    parties.until(lambda: two[1].received(MeetingFailed))
+    parties.until(lambda: two[1].received(JoinFailed))
 
-    error = two[1].received(MeetingFailed)[0].error
+    error = two[1].received(JoinFailed)[0].error
     assert isinstance(error, NodeLostError)
     assert error.message == "node 0 (node0) was lost: it closed the connection"
     assert error.exit_code == 69
@@ -311,11 +311,11 @@ def test_a_node_lost_before_the_first_generation_is_not_needed(parties: Parties)
     )
     second = newcomer(parties, "node2", rank=2)
     parties.pass_s(15)
-    assert not coordinator.received(Met)
-    parties.until(lambda: coordinator.received(Met) and second.received(Met))
+    assert not coordinator.received(AllJoined)
+    parties.until(lambda: coordinator.received(AllJoined) and second.received(AllJoined))
 
     assert hosts_of(second) == ("node0", "node2")
-    assert second.received(Met)[0].node_rank == 1
+    assert second.received(AllJoined)[0].node_rank == 1
 
 
 def test_the_others_do_not_wait_for_a_node_that_cannot_participate(parties: Parties) -> None:
@@ -324,7 +324,7 @@ def test_the_others_do_not_wait_for_a_node_that_cannot_participate(parties: Part
     broken = newcomer(parties, "node1", rank=1)
     broken.side.give_up(GaveUp(host="node1", reason="no GPU was found", exit_code=2))
     third = newcomer(parties, "node2", rank=2)
-    parties.until(lambda: coordinator.received(Met) and third.received(Met))
+    parties.until(lambda: coordinator.received(AllJoined) and third.received(AllJoined))
 
     assert hosts_of(third) == ("node0", "node2")
     assert coordinator.notes == ["node1 cannot take part: no GPU was found"]
@@ -338,9 +338,9 @@ def test_a_node_that_could_not_participate_may_come_back(parties: Parties) -> No
     parties.until(lambda: coordinator.notes)
     again = newcomer(parties, "node1", rank=1, launcher="again")
     parties.pass_s(2)
-    assert not coordinator.received(Met)
+    assert not coordinator.received(AllJoined)
     third = newcomer(parties, "node2", rank=2)
-    parties.until(lambda: again.received(Met) and third.received(Met))
+    parties.until(lambda: again.received(AllJoined) and third.received(AllJoined))
 
     assert hosts_of(third) == ("node0", "node1", "node2")
 
@@ -356,10 +356,10 @@ def test_a_host_whose_place_is_still_taken_by_its_lost_launcher_gets_it_back(
     parties.remove(lost)
     parties.pass_s(10)
     third = newcomer(parties, "node2", rank=2)
-    parties.until(lambda: again.received(Met) and third.received(Met))
+    parties.until(lambda: again.received(AllJoined) and third.received(AllJoined))
 
     assert hosts_of(third) == ("node0", "node1", "node2")
-    assert not coordinator.received(MeetingFailed)
+    assert not coordinator.received(JoinFailed)
 
 
 def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int, how: str) -> None:
@@ -381,14 +381,14 @@ def test_a_host_that_fails_twice_alone_is_excluded(parties: Parties, two: list[P
     fail_on(parties, three, 2, 1, "exited with code 3")
     parties.until(lambda: three[1].received(NextBegins))
     fail_on(parties, three, 3, 1, "exited with code 3")
-    parties.until(lambda: spare.received(Met) and two[1].received(MeetingFailed))
+    parties.until(lambda: spare.received(AllJoined) and two[1].received(JoinFailed))
     again = newcomer(parties, "node1")
-    parties.until(lambda: again.received(MeetingFailed))
+    parties.until(lambda: again.received(JoinFailed))
 
     why = "the last two failures were on node1 and on no other node: rank 1 exited with code 3"
     assert hosts_of(spare) == ("node0", "node3", "node2")
     for party in (two[1], again):
-        error = party.received(MeetingFailed)[0].error
+        error = party.received(JoinFailed)[0].error
         assert (error.message, error.exit_code) == (
             f"{why}; the other nodes continue without it",
             71,
@@ -414,7 +414,7 @@ def test_a_host_that_does_not_fail_alone_stays(
         fail_on(parties, three, generation, rank, how)
         parties.until(lambda: all(party.received(NextBegins) for party in three))
 
-    assert not any(party.received(MeetingFailed) for party in three)
+    assert not any(party.received(JoinFailed) for party in three)
 
 
 def test_a_host_name_that_several_nodes_have_is_not_excluded(
@@ -426,7 +426,7 @@ def test_a_host_name_that_several_nodes_have_is_not_excluded(
         fail_on(parties, three, generation, rank, f"exited with code {rank}")
         parties.until(lambda: all(party.received(NextBegins) for party in three))
 
-    assert not any(party.received(MeetingFailed) for party in three)
+    assert not any(party.received(JoinFailed) for party in three)
 
 
 # ---- a fixed number of nodes ---------------------------------------------------------------------
@@ -440,7 +440,7 @@ def fixed(parties: Parties) -> list[Party]:
         coordinator,
         *(parties.participant(info(f"node{rank}", rank), nnodes=3) for rank in (1, 2)),
     ]
-    parties.until(lambda: all(party.received(Met) for party in met))
+    parties.until(lambda: all(party.received(AllJoined) for party in met))
     forget(met)
     return met
 
@@ -458,20 +458,20 @@ def test_a_restarted_node_gets_its_place_back(parties: Parties, fixed: list[Part
     """Even if it is not the last node; the others wait for it."""
     left = lose(parties, fixed, 1)
     parties.pass_s(20)
-    assert not left[0].received(Met)
+    assert not left[0].received(AllJoined)
     back = parties.participant(info("node1", 1), nnodes=3)
-    parties.until(lambda: all(party.received(Met) for party in (*left, back)))
+    parties.until(lambda: all(party.received(AllJoined) for party in (*left, back)))
 
-    assert [party.received(Met)[0].node_rank for party in (*left, back)] == [0, 2, 1]
+    assert [party.received(AllJoined)[0].node_rank for party in (*left, back)] == [0, 2, 1]
     assert hosts_of(back) == ("node0", "node1", "node2")
-    assert back.received(Met)[0].causes[0].description == WHY.description
+    assert back.received(AllJoined)[0].causes[0].description == WHY.description
 
 
 def test_a_node_that_does_not_return_ends_the_others(parties: Parties, fixed: list[Party]) -> None:
     """After the time limit, with an error that names it."""
     left = lose(parties, fixed, 2)
-    parties.until(lambda: parties.pass_s(5) or left[0].received(MeetingFailed))
-    error = left[0].received(MeetingFailed)[0].error
+    parties.until(lambda: parties.pass_s(5) or left[0].received(JoinFailed))
+    error = left[0].received(JoinFailed)[0].error
 
     assert error.exit_code == 69
     assert error.message.startswith("node 2 (node2) was lost: it closed the connection; after 3")
@@ -483,9 +483,9 @@ def test_the_first_of_two_lost_nodes_is_named(parties: Parties, fixed: list[Part
     left = lose(parties, fixed, 2)
     parties.remove(left[1])
     parties.until(lambda: len(left[0].received(NodeLost)) == 2)
-    parties.until(lambda: parties.pass_s(5) or left[0].received(MeetingFailed))
+    parties.until(lambda: parties.pass_s(5) or left[0].received(JoinFailed))
 
-    message = left[0].received(MeetingFailed)[0].error.message
+    message = left[0].received(JoinFailed)[0].error.message
     assert message.startswith("node 2 (node2) was lost: it closed the connection; after 3")
     assert message.endswith("1 of 3 nodes joined (node0)")
     assert "1 of 3 nodes joined (node0) (" in left[0].notes[-1]
@@ -502,8 +502,8 @@ def test_a_surplus_node_ends_at_once(
 ) -> None:
     """The others get no event."""
     surplus = parties.participant(info("node9", rank), nnodes=3)
-    parties.until(lambda: surplus.received(MeetingFailed))
-    error = surplus.received(MeetingFailed)[0].error
+    parties.until(lambda: surplus.received(JoinFailed))
+    error = surplus.received(JoinFailed)[0].error
 
     assert (error.message, error.exit_code) == (message, 2)
     assert [party.events for party in fixed] == [[], [], []]
@@ -519,7 +519,7 @@ def test_a_silent_host_may_rejoin_before_it_counts_as_lost(
     left = fixed[:2]
     parties.until(lambda: left[0].received(NodeLost) and left[1].received(GenerationAborted))
     start_next_generation(parties, left, 1)
-    parties.until(lambda: back.received(Met))
+    parties.until(lambda: back.received(AllJoined))
     silent.close()
 
     assert left[0].received(NodeLost)[0].why == "its launcher restarted"
@@ -542,5 +542,5 @@ def test_a_spare_reconnects_at_intervals(parties: Parties, two: list[Party]) -> 
                 attempts += 1
 
     assert sum("reconnecting" in note for note in spare.notes) == 1
-    assert spare.received(MeetingFailed)
+    assert spare.received(JoinFailed)
     assert 1 < attempts < 2 * 70

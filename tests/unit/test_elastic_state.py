@@ -12,10 +12,10 @@ from meshrun.lifecycle.actions import Action, Decide, Report, StartAll, StartZyg
 from meshrun.lifecycle.outcome import build_result, describe_end
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
+    AllJoined,
     Event,
     GenerationAborted,
-    MeetingFailed,
-    Met,
+    JoinFailed,
     NodeLost,
     TimePassed,
     ZygoteGone,
@@ -69,12 +69,12 @@ CUT = NodeLost(
     node_rank=0, host="node0", why="no message from it for 31 s", at_ns=5 * S, heard_ns=4 * S
 )
 GONE = ZygoteGone(wait_status=9, at_ns=9 * S)
-TOO_LATE = MeetingFailed(error=RendezvousError("after 600 s 1 node is there"), at_ns=20 * S)
+TOO_LATE = JoinFailed(error=RendezvousError("after 600 s 1 node is there"), at_ns=20 * S)
 NEXT = StartAll(generation=1)
 LEAVES = Report(what="leaves")
 
 
-def again(node_rank: int, *ranks: int) -> Met:
+def again(node_rank: int, *ranks: int) -> AllJoined:
     """Return the event that nodes have joined for the next generation."""
     return replace(met(node_rank), ranks=ranks, causes=(CHANGE,))
 

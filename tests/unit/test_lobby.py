@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from meshrun.protocol.events import MeetingFailed, Met
+from meshrun.protocol.events import AllJoined, JoinFailed
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import ParticipantHandshake
@@ -30,8 +30,8 @@ def test_nodes_meet(parties: Parties) -> None:
     """Each receives its rank, the names of all nodes, and the address of the store."""
     coordinator = parties.coordinator(3)
     late, early = (parties.participant(info(f"node{n}"), nnodes=3) for n in (2, 1))
-    parties.until(lambda: all(party.received(Met) for party in (coordinator, early, late)))
-    met = [party.received(Met)[0] for party in (coordinator, early, late)]
+    parties.until(lambda: all(party.received(AllJoined) for party in (coordinator, early, late)))
+    met = [party.received(AllJoined)[0] for party in (coordinator, early, late)]
 
     assert [each.node_rank for each in met] == [0, 1, 2]
     assert {each.hosts for each in met} == {("node0", "node1", "node2")}
@@ -46,9 +46,9 @@ def test_a_range_of_nodes_may_end_at_one(parties: Parties) -> None:
     """Then it waits for no other node."""
     coordinator = parties.coordinator(1)
     coordinator.side.begin()  # type: ignore[union-attr]
-    parties.until(lambda: coordinator.received(Met))
+    parties.until(lambda: coordinator.received(AllJoined))
 
-    assert coordinator.received(Met)[0].hosts == ("node0",)
+    assert coordinator.received(AllJoined)[0].hosts == ("node0",)
 
 
 def test_another_secret_is_not_admitted(parties: Parties) -> None:
@@ -58,13 +58,13 @@ def test_another_secret_is_not_admitted(parties: Parties) -> None:
     parties.until(lambda: any("was rejected" in note for note in coordinator.notes))
     parties.pass_s(3)
     right = parties.participant(info("node1"))
-    parties.until(lambda: right.received(Met))
+    parties.until(lambda: right.received(AllJoined))
 
     reason = "it belongs to another launch or has a different secret"
     assert coordinator.notes.count(f"127.0.0.1 was rejected: {reason}") == 1
     assert any(reason in note for note in wrong.notes)
-    assert coordinator.received(Met)[0].hosts == ("node0", "node1")
-    assert not wrong.received(Met)
+    assert coordinator.received(AllJoined)[0].hosts == ("node0", "node1")
+    assert not wrong.received(AllJoined)
 
 
 def test_nodes_with_another_secret_in_place_of_all_missing_ones_end_the_launch(
@@ -73,9 +73,9 @@ def test_nodes_with_another_secret_in_place_of_all_missing_ones_end_the_launch(
     """At once: no other node is expected that could be told."""
     coordinator = parties.coordinator(2)
     parties.participant(info("node1"), secret=b"other")
-    parties.until(lambda: parties.pass_s(0.1, step_s=0.1) or coordinator.received(MeetingFailed))
+    parties.until(lambda: parties.pass_s(0.1, step_s=0.1) or coordinator.received(JoinFailed))
 
-    message = coordinator.received(MeetingFailed)[0].error.message
+    message = coordinator.received(JoinFailed)[0].error.message
     assert "127.0.0.1 has a different --rdzv-id or MESHRUN_SECRET" in message
     assert coordinator.side.all_notified  # type: ignore[union-attr]
 
@@ -88,7 +88,7 @@ def test_garbage_at_the_port_is_dropped(parties: Parties, sent: bytes) -> None:
     stranger.setblocking(False)
     parties.until(lambda: _is_closed(stranger))
     parties.participant(info("node1"))
-    parties.until(lambda: coordinator.received(Met))
+    parties.until(lambda: coordinator.received(AllJoined))
 
     assert "127.0.0.1 was rejected: the other end is not a meshrun launcher" in coordinator.notes
 
@@ -110,19 +110,19 @@ def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: boo
         )
     broken.side.give_up(GAVE_UP)  # type: ignore[union-attr]
     parties.until(
-        lambda: all(party.received(MeetingFailed) for party in (coordinator, waiting, broken))
+        lambda: all(party.received(JoinFailed) for party in (coordinator, waiting, broken))
     )
     assert not coordinator.side.all_notified  # type: ignore[union-attr]
     late = parties.participant(info("node3"), nnodes=4)
-    parties.until(lambda: late.received(MeetingFailed))
-    errors = [party.received(MeetingFailed)[0].error for party in parties.all]
+    parties.until(lambda: late.received(JoinFailed))
+    errors = [party.received(JoinFailed)[0].error for party in parties.all]
 
     assert {error.message for error in errors} == {
         "node1 exited before all nodes had joined: SyntaxError: invalid syntax"
     }
     assert {error.exit_code for error in errors} == {3}
     assert all(party.side.all_notified for party in parties.all)  # type: ignore[union-attr]
-    assert not any(party.received(Met) for party in parties.all)
+    assert not any(party.received(AllJoined) for party in parties.all)
 
 
 def test_the_last_node_to_join_does_not_begin_a_failed_launch(parties: Parties) -> None:
@@ -130,10 +130,10 @@ def test_the_last_node_to_join_does_not_begin_a_failed_launch(parties: Parties) 
     coordinator = parties.coordinator(2)
     coordinator.side.give_up(GAVE_UP)  # type: ignore[union-attr]
     participant = parties.participant(info("node2"))
-    parties.until(lambda: participant.received(MeetingFailed))
+    parties.until(lambda: participant.received(JoinFailed))
 
     assert coordinator.side.all_notified  # type: ignore[union-attr]
-    assert not coordinator.received(Met)
+    assert not coordinator.received(AllJoined)
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -181,7 +181,7 @@ def test_other_connections_do_not_keep_participants_out(
     parties.participant(info("node1"))
 
     def have_met() -> bool:
-        if coordinator.received(Met):
+        if coordinator.received(AllJoined):
             return True
         for number, each in enumerate(unauthenticated):
             if _is_closed(each):
@@ -191,7 +191,7 @@ def test_other_connections_do_not_keep_participants_out(
 
     parties.until(have_met)
 
-    assert coordinator.received(Met)[0].hosts == ("node0", "node1")
+    assert coordinator.received(AllJoined)[0].hosts == ("node0", "node1")
     assert len(coordinator.notes) <= 21
 
 
@@ -202,7 +202,7 @@ def test_nodes_that_wait_for_a_late_one_can_still_be_reached(parties: Parties) -
     parties.pass_s(40)
     late = parties.participant(info("node2"), nnodes=3)
     everyone = [coordinator, early, late]
-    parties.until(lambda: all(party.received(Met) for party in everyone))
+    parties.until(lambda: all(party.received(AllJoined) for party in everyone))
     parties.pass_s(12)
 
     assert not any("cannot reach" in note for party in everyone for note in party.notes)
@@ -221,7 +221,7 @@ def test_a_node_that_sends_a_byte_at_a_time_counts_as_silent(parties: Parties) -
         parties.pass_s(1)
 
     assert _is_closed(connection)
-    assert not coordinator.received(MeetingFailed)
+    assert not coordinator.received(JoinFailed)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -240,9 +240,9 @@ def test_a_connection_that_joins_twice_is_closed(
     connection.sendall(first + writer.frame(encode(second)) + writer.frame(encode(second)))
     parties.until(lambda: _is_closed(connection))
     others = [parties.participant(info(f"node{rank}", rank), nnodes=3) for rank in (1, 2)]
-    parties.until(lambda: all(other.received(Met) for other in others))
+    parties.until(lambda: all(other.received(AllJoined) for other in others))
 
-    assert coordinator.received(Met)[0].hosts == ("node0", "node1", "node2")
+    assert coordinator.received(AllJoined)[0].hosts == ("node0", "node1", "node2")
 
 
 def _authenticated(parties: Parties) -> tuple[socket.socket, FrameWriter]:
@@ -262,7 +262,7 @@ def test_a_first_message_that_does_not_arrive_is_reported(parties: Parties, begi
     connection.sendall(begins)
     parties.pass_s(12)
     right = parties.participant(info("node1"))
-    parties.until(lambda: right.received(Met))
+    parties.until(lambda: right.received(AllJoined))
 
     why = "its first long message did not arrive within 10 s; check that the network carries large"
     assert [why in note for note in coordinator.notes].count(True) == 1
@@ -275,9 +275,9 @@ def test_a_first_message_that_never_arrives_is_the_hint(parties: Parties) -> Non
     _authenticated(parties)
     parties.pass_s(12)
     connection, _ = _authenticated(parties)
-    parties.until(lambda: parties.pass_s(1) or coordinator.received(MeetingFailed))
+    parties.until(lambda: parties.pass_s(1) or coordinator.received(JoinFailed))
     parties.remove(coordinator)
-    error = coordinator.received(MeetingFailed)[0].error
+    error = coordinator.received(JoinFailed)[0].error
 
     assert "127.0.0.1 has connected, but its first long message" in str(error.hint)
     assert error.message.encode() in connection.recv(4096)
@@ -294,9 +294,9 @@ def test_a_crowd_of_participants_does_not_wait_for_a_heartbeat(
     assert beat_ns is not None
     for number in range(1, 9):
         parties.participant(info(f"node{number}"), nnodes=9)
-    parties.until(lambda: coordinator.received(Met) or parties.clock.now_ns >= beat_ns)
+    parties.until(lambda: coordinator.received(AllJoined) or parties.clock.now_ns >= beat_ns)
 
-    assert coordinator.received(Met)
+    assert coordinator.received(AllJoined)
 
 
 def test_a_participant_that_sends_slowly_is_admitted(parties: Parties) -> None:
@@ -352,7 +352,7 @@ def test_connections_that_are_reset_are_no_further_host(parties: Parties) -> Non
 
     (note,) = (note for note in coordinator.notes if "was rejected" in note)
     assert note.startswith("127.0.0.1 was rejected: it belongs to another launch")
-    assert not coordinator.received(MeetingFailed)
+    assert not coordinator.received(JoinFailed)
 
 
 def test_a_participant_that_vanishes_may_join_again(parties: Parties) -> None:
@@ -365,10 +365,10 @@ def test_a_participant_that_vanishes_may_join_again(parties: Parties) -> None:
     parties.turn(5)
     for rank in (1, 2):
         parties.participant(info(f"node{rank}", rank), nnodes=3)
-    parties.until(lambda: coordinator.received(Met))
+    parties.until(lambda: coordinator.received(AllJoined))
 
-    assert coordinator.received(Met)[0].hosts == ("node0", "node1", "node2")
-    assert not coordinator.received(MeetingFailed)
+    assert coordinator.received(AllJoined)[0].hosts == ("node0", "node1", "node2")
+    assert not coordinator.received(JoinFailed)
 
 
 def _is_open(party: object) -> bool:
@@ -404,9 +404,9 @@ def test_a_host_that_was_cut_off_may_join_again(parties: Parties, rank: int | No
     parties.turn(5)
     assert not coordinator.events
     parties.participant(info("node2"), nnodes=3)
-    parties.until(lambda: coordinator.received(Met))
+    parties.until(lambda: coordinator.received(AllJoined))
 
-    assert coordinator.received(Met)[0].hosts == ("node0", "node1", "node2")
+    assert coordinator.received(AllJoined)[0].hosts == ("node0", "node1", "node2")
     cut.close()
 
 
@@ -417,25 +417,23 @@ def test_two_launchers_on_one_host_are_two_nodes(parties: Parties) -> None:
     parties.until(lambda: _is_open(first))
     parties.pass_s(5)
     parties.participant(info("node1"), nnodes=3)
-    parties.until(lambda: coordinator.received(Met))
+    parties.until(lambda: coordinator.received(AllJoined))
 
-    assert coordinator.received(Met)[0].hosts == ("node0", "node1", "node1")
+    assert coordinator.received(AllJoined)[0].hosts == ("node0", "node1", "node1")
 
 
 def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
     """With the same message and exit code."""
     coordinator = parties.coordinator(2, settings={"--mesh": "dp=2"})
     participant = parties.participant(info("node1", **{"--mesh": "dp=4"}))
-    parties.until(
-        lambda: coordinator.received(MeetingFailed) and participant.received(MeetingFailed)
-    )
-    errors = [party.received(MeetingFailed)[0].error for party in (coordinator, participant)]
+    parties.until(lambda: coordinator.received(JoinFailed) and participant.received(JoinFailed))
+    errors = [party.received(JoinFailed)[0].error for party in (coordinator, participant)]
 
     assert {error.message for error in errors} == {
         "--mesh is dp=4 on node1, but dp=2 on node0, the first node"
     }
     assert {error.exit_code for error in errors} == {2}
-    assert len(coordinator.received(MeetingFailed)) == 1
+    assert len(coordinator.received(JoinFailed)) == 1
 
 
 def test_waiting_nodes_learn_which_are_missing(parties: Parties) -> None:
@@ -459,7 +457,7 @@ def test_the_meeting_ends_at_the_timeout(parties: Parties) -> None:
     coordinator = parties.coordinator(3, timeout_s=20.0)
     participant = parties.participant(info("node1", 1), nnodes=3, timeout_s=15.0)
     parties.pass_s(22)
-    errors = [party.received(MeetingFailed)[0].error for party in (coordinator, participant)]
+    errors = [party.received(JoinFailed)[0].error for party in (coordinator, participant)]
 
     assert {error.message for error in errors} == {
         "after 20 s 2 of 3 nodes joined; missing: node 2"
@@ -472,12 +470,12 @@ def test_a_surplus_node_is_rejected(parties: Parties) -> None:
     """Once all nodes have joined, no other is admitted, and the launch continues."""
     coordinator = parties.coordinator(2)
     participants = [parties.participant(info(f"node{n}")) for n in (1, 2)]
-    parties.until(lambda: coordinator.received(Met))
+    parties.until(lambda: coordinator.received(AllJoined))
     parties.pass_s(5)
-    met = [party for party in participants if party.received(Met)]
+    met = [party for party in participants if party.received(AllJoined)]
 
     assert len(met) == 1
-    assert not any(party.received(MeetingFailed) for party in (coordinator, *met))
+    assert not any(party.received(JoinFailed) for party in (coordinator, *met))
 
 
 def test_a_coordinator_that_ends_notifies_waiting_nodes(parties: Parties) -> None:
@@ -489,7 +487,7 @@ def test_a_coordinator_that_ends_notifies_waiting_nodes(parties: Parties) -> Non
     parties.stranger()
     parties.turn(5)
     parties.remove(coordinator)
-    parties.until(lambda: participant.received(MeetingFailed))
+    parties.until(lambda: participant.received(JoinFailed))
 
-    error = participant.received(MeetingFailed)[0].error
+    error = participant.received(JoinFailed)[0].error
     assert error.message == "node0 exited before all nodes had joined"

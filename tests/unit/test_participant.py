@@ -21,9 +21,9 @@ from meshrun.plan.rendezvous_config import fallback_port
 from meshrun.protocol.collectives import AskTimes, GroupCalls, RankTimes
 from meshrun.protocol.events import (
     AllCleared,
+    AllJoined,
+    JoinFailed,
     LaunchOver,
-    MeetingFailed,
-    Met,
     NextBegins,
     NodeLost,
     ShowStacks,
@@ -45,7 +45,7 @@ from meshrun.rendezvous.messages import (
     Welcome,
     encode,
 )
-from meshrun.rendezvous.node_phases import AtEndpoint, ConnectionPhase, Participation
+from meshrun.rendezvous.node_phases import ConnectionPhase, EndpointPhase, ParticipantPhase
 from meshrun.rendezvous.participant import Participant
 from tests.diagrams import unseen
 from tests.parties import SECRET, WHY, Parties, Party, S, info
@@ -114,10 +114,10 @@ def test_something_else_answers(
             connection.shutdown(socket.SHUT_WR)
             parties.until(lambda: was_left(connection))  # it has read this, however busy we are
         parties.pass_s(1)
-        return participant.received(MeetingFailed)
+        return participant.received(JoinFailed)
 
     parties.until(answer)
-    error = participant.received(MeetingFailed)[0].error
+    error = participant.received(JoinFailed)[0].error
 
     assert error.exit_code == 69
     place = f"node 0 at 127.0.0.1:{parties.port}"
@@ -137,8 +137,8 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
         told = "it accepts connections but does not answer"
         assert any(told in note for note in participant.notes)
         with closing(accepted(parties, other)):  # it retries
-            parties.until(lambda: parties.pass_s(1) or participant.received(MeetingFailed))
-    error = participant.received(MeetingFailed)[0].error
+            parties.until(lambda: parties.pass_s(1) or participant.received(JoinFailed))
+    error = participant.received(JoinFailed)[0].error
     assert error.message.endswith(told)
     assert error.hint is not None
     assert "stopped or slow" in error.hint
@@ -201,7 +201,7 @@ def test_a_slow_answer_is_waited_for(parties: Parties, other: socket.socket) -> 
         connection.sendall(reply + waiting)
         parties.until(lambda: "it waits" in participant.notes)
 
-    assert not participant.received(MeetingFailed)
+    assert not participant.received(JoinFailed)
 
 
 def test_a_launcher_that_does_not_go_on_is_no_other_program(
@@ -215,7 +215,7 @@ def test_a_launcher_that_does_not_go_on_is_no_other_program(
             parties.pass_s(11)
 
     assert any("its answer takes more than 10 s" in note for note in participant.notes)
-    assert not participant.received(MeetingFailed)
+    assert not participant.received(JoinFailed)
 
 
 def test_a_coordinator_with_another_secret_is_rejected(
@@ -231,7 +231,7 @@ def test_a_coordinator_with_another_secret_is_rejected(
             lambda: any("does not have this launch's secret" in note for note in participant.notes)
         )
 
-    assert not participant.received(Met)
+    assert not participant.received(AllJoined)
 
 
 @pytest.mark.parametrize(
@@ -252,13 +252,13 @@ def test_a_welcome_with_wrong_values_is_rejected(
     accepting = CoordinatorHandshake(SECRET)
     coordinator = Connection(accepted(parties, other), accepting, participant.hub)
     coordinator.send(welcome(**wrong))
-    parties.until(lambda: coordinator.receive() or participant.received(MeetingFailed))
+    parties.until(lambda: coordinator.receive() or participant.received(JoinFailed))
     coordinator.close("the test is over")
-    error = participant.received(MeetingFailed)[0].error
+    error = participant.received(JoinFailed)[0].error
 
     assert told in error.message
     assert error.exit_code == 69
-    assert not participant.received(Met)
+    assert not participant.received(AllJoined)
 
 
 def test_a_coordinator_whose_proxy_outlives_it(parties: Parties, other: socket.socket) -> None:
@@ -273,7 +273,7 @@ def test_a_coordinator_whose_proxy_outlives_it(parties: Parties, other: socket.s
         with suppress(BlockingIOError):
             other.accept()[0].close()
         parties.pass_s(1)
-    error = participant.received(MeetingFailed)[0].error
+    error = participant.received(JoinFailed)[0].error
 
     assert error.message.endswith("within 20 s: it closed the connection")
 
@@ -290,13 +290,13 @@ def test_what_answered_before_the_coordinator_is_forgotten(
         accepted(parties, other), CoordinatorHandshake(SECRET), participant.hub
     )
     coordinator.send(welcome())
-    parties.until(lambda: coordinator.receive() or participant.received(Met))
+    parties.until(lambda: coordinator.receive() or participant.received(AllJoined))
     parties.pass_s(10)
     coordinator.close("it has ended")
     participant.send(Cleared(generation=0, outcome=NodeOutcome()))
     parties.until(lambda: participant.received(NodeLost))
     with closing(accepted(parties, other)):
-        assert not participant.received(MeetingFailed)
+        assert not participant.received(JoinFailed)
 
 
 def test_a_suspended_coordinator_is_waited_for(parties: Parties, other: socket.socket) -> None:
@@ -312,7 +312,7 @@ def test_a_suspended_coordinator_is_waited_for(parties: Parties, other: socket.s
             parties.pass_s(4)
     assert any("accepts connections but does not answer" in note for note in participant.notes)
     with closing(accepted(parties, other)):
-        assert not participant.received(MeetingFailed)
+        assert not participant.received(JoinFailed)
     coordinator.close("the test is over")
 
 
@@ -326,7 +326,7 @@ def test_a_node_that_leaves_takes_part_no_more(
         accepted(parties, other), CoordinatorHandshake(SECRET), participant.hub
     )
     coordinator.send(welcome())
-    parties.until(lambda: coordinator.receive() or participant.received(Met))
+    parties.until(lambda: coordinator.receive() or participant.received(AllJoined))
     participant.send(CLEARED)
     participant.send(LEAVE)
     coordinator.send(late)
@@ -335,7 +335,7 @@ def test_a_node_that_leaves_takes_part_no_more(
     coordinator.close("it left")
     parties.turn(5)
 
-    assert cast("Participant", participant.side)._phase is Participation.OVER
+    assert cast("Participant", participant.side)._phase is ParticipantPhase.OVER
     assert not participant.received(NodeLost)
 
 
@@ -353,8 +353,8 @@ def test_a_coordinator_that_breaks_off_is_lost(
     parties.until(lambda: coordinator.receive() or participant.received(NodeLost))
     coordinator.close("the test is over")
 
-    assert participant.received(Met)
-    assert not participant.received(MeetingFailed)
+    assert participant.received(AllJoined)
+    assert not participant.received(JoinFailed)
 
 
 def test_what_answers_redirects_a_node_only_once(parties: Parties, other: socket.socket) -> None:
@@ -377,7 +377,7 @@ def test_what_answers_redirects_a_node_only_once(parties: Parties, other: socket
                 parties.until(look)
 
     assert b"proof" in answer
-    assert not participant.received(MeetingFailed)
+    assert not participant.received(JoinFailed)
 
 
 def test_text_of_other_hosts_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
@@ -421,7 +421,7 @@ def test_an_address_of_this_machine_that_came_late_is_reported(
         participant = parties.participant(info("node1"), timeout_s=60.0)
         parties.until(lambda: cast("Participant", participant.side)._attempts._dialer.own)
         parties.pass_s(61)
-    error = participant.received(MeetingFailed)[0].error
+    error = participant.received(JoinFailed)[0].error
 
     told = "127.0.0.1 is an address of this machine: start meshrun here again"
     assert str(error.hint).startswith(told)
@@ -432,10 +432,10 @@ def test_a_coordinator_that_never_starts_is_reported(parties: Parties) -> None:
     with refused_port(parties):
         participant = parties.participant(info("node1"), timeout_s=18.0)
         parties.until(
-            lambda: cast("Participant", participant.side)._attempts._found is AtEndpoint.NOTHING
+            lambda: cast("Participant", participant.side)._attempts._found is EndpointPhase.NOTHING
         )
         parties.pass_s(20)
-    error = participant.received(MeetingFailed)[0].error
+    error = participant.received(JoinFailed)[0].error
 
     assert error.exit_code == 69
     refused = r"within 18 s: Connection refused for \d+ s"
@@ -452,7 +452,7 @@ def met(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
     coordinator = parties.coordinator(2, node_timeout_s=30.0)
     joining = replace(info("node1"), launcher="n1")
     participant = parties.participant(joining, ahead_ns=ahead_ns)
-    parties.until(lambda: coordinator.received(Met) and participant.received(Met))
+    parties.until(lambda: coordinator.received(AllJoined) and participant.received(AllJoined))
     return coordinator, participant
 
 
@@ -676,13 +676,15 @@ def test_the_time_of_a_failure_is_converted_to_the_local_clock(
 
 FAILED = replace(OVER, exit_code=3)
 ELSEWHERE = welcome(run_id="another")
-LAWFUL: dict[Participation, list[Any]] = {
-    Participation.JOINING: [None, b"no launcher", "close", welcome(), SPARE, OVER, FAILED, REFUSED],
-    Participation.SPARE: [None, "close", welcome(), ELSEWHERE, OVER, FAILED],
-    Participation.RUNNING: [None, "close", CLEARED, CLEARED, CLEARED, LEAVE, OVER, FAILED],
-    Participation.CLEARED: [None, "close", NEXT, NEXT, welcome(), SPARE, OVER, FAILED, REFUSED],
-    Participation.CUT_OFF: [None, CLEARED, LEAVE],
-    Participation.RETURNING: [
+LAWFUL: dict[ParticipantPhase, list[Any]] = {
+    ParticipantPhase.JOINING: [
+        None, b"no launcher", "close", welcome(), SPARE, OVER, FAILED, REFUSED,
+    ],
+    ParticipantPhase.SPARE: [None, "close", welcome(), ELSEWHERE, OVER, FAILED],
+    ParticipantPhase.RUNNING: [None, "close", CLEARED, CLEARED, CLEARED, LEAVE, OVER, FAILED],
+    ParticipantPhase.CLEARED: [None, "close", NEXT, NEXT, welcome(), SPARE, OVER, FAILED, REFUSED],
+    ParticipantPhase.CUT_OFF: [None, CLEARED, LEAVE],
+    ParticipantPhase.RETURNING: [
         None, b"no launcher", "close", welcome(), SPARE, OVER, FAILED, REFUSED,
     ],
 }  # fmt: skip
@@ -699,7 +701,7 @@ PATHS: list[list[Any]] = [
 ]  # fmt: skip
 
 
-def live(parties: Parties, choose: Callable[[Participation], Any]) -> Participation:
+def live(parties: Parties, choose: Callable[[ParticipantPhase], Any]) -> ParticipantPhase:
     """Have a participant meet what ``choose`` says for its phase; return its last phase."""
     coordinator = None
     with closing(listen_on("127.0.0.1", 0)) as listener:
@@ -711,7 +713,7 @@ def live(parties: Parties, choose: Callable[[Participation], Any]) -> Participat
             does = choose(side._phase)
             if isinstance(does, Cleared | Leave):
                 participant.send(does)
-            elif side._phase is not Participation.CUT_OFF and does is not None:
+            elif side._phase is not ParticipantPhase.CUT_OFF and does is not None:
                 if coordinator is None or coordinator.closed is not None:
                     connection = accepted(parties, listener)
                     if isinstance(does, bytes):
@@ -741,7 +743,7 @@ def test_each_phase_of_a_participant_is_reached(parties: Parties) -> None:
         live(parties, lambda _, steps=steps: next(steps))
         assert not list(steps)
 
-    assert unseen(Participation) == []
+    assert unseen(ParticipantPhase) == []
 
 
 @pytest.mark.nightly
@@ -751,7 +753,7 @@ def test_phases_follow_the_diagram_in_any_history(parties: Parties, seed: int) -
     choose = random.Random(seed).choice
     last = live(parties, lambda phase: choose(LAWFUL[phase]))
 
-    assert last in (Participation.STAYING, Participation.OVER, Participation.FAILED)
+    assert last in (ParticipantPhase.STAYING, ParticipantPhase.OVER, ParticipantPhase.FAILED)
 
 
 def test_each_phase_of_a_connection_is_reached(parties: Parties) -> None:
@@ -780,18 +782,18 @@ def test_whatever_may_be_at_the_endpoint_is_noticed(parties: Parties) -> None:
     participant = parties.participant(info("node1"), node_timeout_s=100.0)
     attempts = cast("Participant", participant.side)._attempts
 
-    def until(found: AtEndpoint) -> None:
+    def until(found: EndpointPhase) -> None:
         parties.until(lambda: parties.pass_s(0.1, step_s=0.1) or attempts._found is found)
 
     for answers in ([b"", b"SSH-2.0\n", b""], [b"SSH-2.0\n"]):
-        until(AtEndpoint.NOTHING)
+        until(EndpointPhase.NOTHING)
         with closing(listen_on("127.0.0.1", port)) as listener:
             listener.setblocking(False)
             for answer in answers:
                 with closing(accepted(parties, listener)) as connection:
                     connection.sendall(answer)
-                until(AtEndpoint.FOREIGN if answer else AtEndpoint.UNKNOWN)
-    until(AtEndpoint.NOTHING)
+                until(EndpointPhase.FOREIGN if answer else EndpointPhase.UNKNOWN)
+    until(EndpointPhase.NOTHING)
     with (
         closing(listen_on("127.0.0.1", port)) as listener,
         closing(listen_on("127.0.0.1", fallback_port(SECRET))) as fallback,
@@ -800,11 +802,11 @@ def test_whatever_may_be_at_the_endpoint_is_noticed(parties: Parties) -> None:
             each.setblocking(False)
         with closing(accepted(parties, listener)) as connection:
             connection.sendall(b"SSH-2.0\n")
-        until(AtEndpoint.FALLBACK)
+        until(EndpointPhase.FALLBACK)
         coordinator = Connection(
             accepted(parties, fallback), CoordinatorHandshake(SECRET), participant.hub
         )
-        parties.until(lambda: coordinator.receive() or attempts._found is AtEndpoint.UNKNOWN)
+        parties.until(lambda: coordinator.receive() or attempts._found is EndpointPhase.UNKNOWN)
         coordinator.close("the test is over")
 
-    assert unseen(AtEndpoint) == []
+    assert unseen(EndpointPhase) == []

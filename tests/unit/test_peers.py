@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
-from meshrun.protocol.events import FromNodes, MeetingFailed, Met
+from meshrun.protocol.events import AllJoined, FromNodes, JoinFailed
 from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits, NodeInfo
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.hub import Hub
@@ -96,10 +96,10 @@ def test_the_launcher_with_the_endpoint_is_first(launchers: list[Launcher]) -> N
     for name in ("a", "b"):
         launchers.append(Launcher(name, host="127.0.0.1", port=port, is_secret=False))
         wait_until(lambda: _turned(launchers), lambda: str(launchers[0].notes))
-    until(launchers, Met)
+    until(launchers, AllJoined)
 
-    assert [each.received(Met).node_rank for each in launchers] == [0, 1]
-    assert [each.received(Met).hosts for each in launchers] == [("a", "b")] * 2
+    assert [each.received(AllJoined).node_rank for each in launchers] == [0, 1]
+    assert [each.received(AllJoined).hosts for each in launchers] == [("a", "b")] * 2
     told = (
         f"no secret is set: anyone who can reach 127.0.0.1:{port} and knows this command can join"
     )
@@ -124,9 +124,9 @@ def test_nodes_share_a_machine_whose_name_is_a_loopback_address(
     for rank in node_ranks:
         launchers.append(Launcher("node0", host="node0", port=port, node_rank=rank))
         wait_until(lambda: _turned(launchers), lambda: str(launchers[0].notes))
-    until(launchers, Met)
+    until(launchers, AllJoined)
 
-    assert [each.received(Met).node_rank for each in launchers] == [0, 1]
+    assert [each.received(AllJoined).node_rank for each in launchers] == [0, 1]
 
 
 def test_a_node_rank_overrides_the_address(launchers: list[Launcher]) -> None:
@@ -134,9 +134,9 @@ def test_a_node_rank_overrides_the_address(launchers: list[Launcher]) -> None:
     port = free_port()
     for rank in (1, 0):
         launchers.append(Launcher(f"n{rank}", host="127.0.0.1", port=port, node_rank=rank))
-    until(launchers, Met)
+    until(launchers, AllJoined)
 
-    assert [each.received(Met).node_rank for each in launchers] == [1, 0]
+    assert [each.received(AllJoined).node_rank for each in launchers] == [1, 0]
 
 
 def test_a_first_node_without_an_endpoint_listens_on_an_address(launchers: list[Launcher]) -> None:
@@ -152,10 +152,10 @@ def test_a_first_node_whose_port_is_taken_gets_an_error(launchers: list[Launcher
     with closing(listen_on("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         launchers.append(Launcher("a", host="127.0.0.1", port=port, node_rank=0))
-        until(launchers, MeetingFailed)
+        until(launchers, JoinFailed)
 
-    assert launchers[0].received(MeetingFailed).error.exit_code == 71
-    assert str(port) in launchers[0].received(MeetingFailed).error.message
+    assert launchers[0].received(JoinFailed).error.exit_code == 71
+    assert str(port) in launchers[0].received(JoinFailed).error.message
 
 
 def node_0_elsewhere(launchers: list[Launcher], name: str, port: int, **config: Any) -> Launcher:
@@ -197,10 +197,10 @@ def test_two_first_nodes_are_an_error(
     for name in (early, *({"impostor", "real"} - {early})):
         address = "127.0.0.1" if name == "real" else "127.0.0.2"
         node_0_elsewhere(launchers, name, port, **{"local_addr": address, **why})
-    until(launchers, MeetingFailed)
+    until(launchers, JoinFailed)
 
     for each in launchers:
-        error = each.received(MeetingFailed).error
+        error = each.received(JoinFailed).error
         assert error.message == "real and impostor are both node 0"
         assert error.exit_code == 2
 
@@ -211,9 +211,9 @@ def test_a_first_node_that_reaches_itself_continues(launchers: list[Launcher]) -
     port = free_port()
     node_0_elsewhere(launchers, "a", port, local_addr="127.0.0.1")
     launchers.append(Launcher("b", host="127.0.0.1", port=port, node_rank=1))
-    until(launchers, Met)
+    until(launchers, AllJoined)
 
-    assert [each.received(Met).hosts for each in launchers] == [("a", "b")] * 2
+    assert [each.received(AllJoined).hosts for each in launchers] == [("a", "b")] * 2
 
 
 # ---- torch's rendezvous -------------------------------------------------------------------------
@@ -254,10 +254,10 @@ def test_torch_finds_the_first_node_and_the_launchers_meet_there(
     found = replace(FOUND, coordinator=listening(order))
     first.peers.receive(found)
     second.peers.receive(replace(found, node_rank=1))
-    until(launchers, Met)
+    until(launchers, AllJoined)
 
-    assert second.received(Met).store_address == order.address
-    assert second.received(Met).hosts == ("a", "b")
+    assert second.received(AllJoined).store_address == order.address
+    assert second.received(AllJoined).hosts == ("a", "b")
 
 
 def test_the_random_value_of_torchs_rendezvous_is_part_of_the_secret(
@@ -279,7 +279,7 @@ def test_the_random_value_of_torchs_rendezvous_is_part_of_the_secret(
         return any("was rejected" in note for note in first.notes)
 
     wait_until(look, lambda: str(first.notes))
-    assert not first.received(Met)
+    assert not first.received(AllJoined)
 
 
 def test_a_failed_rendezvous_of_torch_is_reported(launchers: list[Launcher]) -> None:
@@ -287,10 +287,10 @@ def test_a_failed_rendezvous_of_torch_is_reported(launchers: list[Launcher]) -> 
     first = negotiating(launchers, "a", free_port())
     first.peers.receive(NegotiationWaits(text="1 of 2 nodes joined\x1b[2J"))
     first.peers.receive(NegotiationFailed(text="after 600 s: 1 of 2 nodes joined"))
-    until([first], MeetingFailed)
+    until([first], JoinFailed)
 
     assert first.notes == [r"1 of 2 nodes joined\x1b[2J"]  # others write to torch's store
-    error = first.received(MeetingFailed).error
+    error = first.received(JoinFailed).error
     assert error.exit_code == 69
     assert error.message.startswith("etcd at 127.0.0.1:")
     assert error.message.endswith(": after 600 s: 1 of 2 nodes joined")
@@ -315,9 +315,9 @@ def test_a_name_service_that_never_answers_is_reported(
     monkeypatch.setattr("meshrun.host.outgoing.look_up", lambda _: signal.pause())
     before = children()
     launchers.append(first := Launcher("a", host="node0", port=free_port(), timeout_s=0.2))
-    until([first], MeetingFailed)
+    until([first], JoinFailed)
 
-    error = first.received(MeetingFailed).error
+    error = first.received(JoinFailed).error
     assert re.fullmatch(
         r"the name `node0` does not resolve after \d+ s: the name service has not answered yet",
         error.message,

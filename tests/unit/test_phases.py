@@ -40,7 +40,7 @@ from meshrun.protocol.from_zygote import (
 )
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
-from meshrun.rendezvous.node_phases import ConnectionPhase, Coordination, Participation
+from meshrun.rendezvous.node_phases import ConnectionPhase, CoordinatorPhase, ParticipantPhase
 from meshrun.ssh.host_phases import AgentPhase, ControllerPhase, HostPhase
 from tests.diagrams import DIAGRAMS, FOLLOWS
 from tests.histories import S, raised
@@ -152,7 +152,8 @@ def test_only_last_phases_have_no_way_out() -> None:
 
     assert last == {
         Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CUT_OFF, ConnectionPhase.CLOSED,
-        Coordination.OVER, Participation.STAYING, Participation.OVER, Participation.FAILED,
+        CoordinatorPhase.OVER,
+        ParticipantPhase.STAYING, ParticipantPhase.OVER, ParticipantPhase.FAILED,
         ControllerPhase.ENDING, ControllerPhase.RESTARTING, HostPhase.DONE, AgentPhase.OVER,
     }  # fmt: skip
     for kind, diagram in DIAGRAMS.items():

@@ -7,7 +7,7 @@ import pytest
 from meshrun.errors import UsageError
 from meshrun.protocol.events import NodeLost
 from meshrun.rendezvous.membership import Membership, fit_without_mesh
-from meshrun.rendezvous.node_phases import Participation
+from meshrun.rendezvous.node_phases import ParticipantPhase
 from meshrun.rendezvous.policy import ELASTIC, FIXED, Policy, change_of_nodes
 from tests.diagrams import FOLLOWS
 from tests.parties import info
@@ -51,4 +51,6 @@ def test_a_participant_goes_on_as_the_diagram_says(policy: Policy) -> None:
     """If there is no place for it, and if it has lost node 0."""
     arrows = [*policy.if_no_place.items(), *policy.if_lost.items()]
 
-    assert [after for before, after in arrows if after not in FOLLOWS[Participation][before]] == []
+    assert [
+        after for before, after in arrows if after not in FOLLOWS[ParticipantPhase][before]
+    ] == []

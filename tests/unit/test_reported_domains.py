@@ -15,7 +15,7 @@ from meshrun.layout.spec import parse_mesh
 from meshrun.plan.hostfile import Host
 from meshrun.plan.plan import LaunchPlan, build_plan, complete_plan
 from meshrun.plan.request import LaunchRequest, Remote
-from meshrun.protocol.events import MeetingFailed, Met
+from meshrun.protocol.events import AllJoined, JoinFailed
 from meshrun.rendezvous.expected_nodes import ExpectedNodes
 from meshrun.rendezvous.membership import Membership, fit_nodes
 from meshrun.rendezvous.messages import Join
@@ -180,8 +180,8 @@ def joined(parties: Parties, domains: Sequence[str], asked: LaunchRequest) -> li
 def test_all_nodes_receive_the_domains(parties: Parties) -> None:
     """So each completes the same plan; nodes without a node rank are sorted by domain."""
     all_of_them = joined(parties, "abab", request())
-    parties.until(lambda: all(party.received(Met) for party in all_of_them))
-    met = [party.received(Met)[0] for party in all_of_them]
+    parties.until(lambda: all(party.received(AllJoined) for party in all_of_them))
+    met = [party.received(AllJoined)[0] for party in all_of_them]
 
     assert {each.nodes_per_domain for each in met} == {(2, 2)}
     assert {each.hosts for each in met} == {("node0", "node2", "node1", "node3")}
@@ -190,8 +190,8 @@ def test_all_nodes_receive_the_domains(parties: Parties) -> None:
 def test_no_rank_starts_where_domains_do_not_fit(parties: Parties) -> None:
     """Every node receives the error."""
     all_of_them = joined(parties, "aaab", request())
-    parties.until(lambda: all(party.received(MeetingFailed) for party in all_of_them))
+    parties.until(lambda: all(party.received(JoinFailed) for party in all_of_them))
 
     for party in all_of_them:
-        assert "only 1 of the 2 groups of 4" in party.received(MeetingFailed)[0].error.message
-        assert not party.received(Met)
+        assert "only 1 of the 2 groups of 4" in party.received(JoinFailed)[0].error.message
+        assert not party.received(AllJoined)

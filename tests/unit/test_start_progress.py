@@ -14,7 +14,13 @@ from meshrun.host.reactor import Reactor
 from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.plan.plan import complete_plan
-from meshrun.protocol.events import GenerationAborted, LaunchBegan, Met, SignalArrived, TimePassed
+from meshrun.protocol.events import (
+    AllJoined,
+    GenerationAborted,
+    LaunchBegan,
+    SignalArrived,
+    TimePassed,
+)
 from meshrun.protocol.from_zygote import GenerationEnded, LeftoversEnded
 from meshrun.protocol.generation import Cause, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
@@ -161,9 +167,9 @@ def change(generation: int, lost: str, shapes: str) -> Cause:
     )  # fmt: skip
 
 
-def met(*causes: Cause) -> Met:
+def met(*causes: Cause) -> AllJoined:
     """Return the event that all nodes have joined."""
-    return Met(
+    return AllJoined(
         node_rank=0, hosts=("node0",), nproc_per_node=(1,), run_id="j", store_address="node0",
         store_port=1, own_address="node0", at_ns=1, causes=tuple({} for _ in causes),
     )  # fmt: skip
