@@ -138,13 +138,11 @@ class InternalError(MeshrunError):
 
 
 _KINDS: dict[str, type[MeshrunError]] = {
-    kind.__name__: kind
-    for kind in (
-        MeshrunError, UsageError, LayoutError, ProgramError, MeshError, HostError, HangError,
-        RendezvousError, NodeLostError, NodeExcludedError, CheckError, InternalError,
-    )
-}  # fmt: skip
-"""The classes that take a message and no other text."""
+    name: kind
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, MeshrunError) and kind is not SpecError
+}
+"""The classes above that take a message and no other text."""
 
 
 def kind_of(error: MeshrunError) -> str:

@@ -11,7 +11,8 @@ from msgspec import Struct
 from meshrun import app
 from meshrun.cluster import Surroundings, detect
 from meshrun.cluster.cluster_facts import ClusterFacts
-from meshrun.errors import MeshrunError
+from meshrun.errors import MeshrunError, SpecError
+from meshrun.protocol.generation import Trouble
 from meshrun.protocol.packing import Line
 from meshrun.rendezvous import messages
 from tests.kit import ROOT
@@ -71,8 +72,10 @@ def missing_codes() -> set[int]:
 
 
 def test_an_exit_code_is_one_row() -> None:
-    """Every error's exit code is in the reference; a missing one is noticed."""
+    """Every error's exit code is in the reference and reaches other nodes; a gap is noticed."""
     assert missing_codes() == set()
+    own = {each for each in errors() if each.__module__ == MeshrunError.__module__} - {SpecError}
+    assert {type(Trouble.of(each("it failed")).as_error()) for each in own} == own
 
     class QuotaError(MeshrunError):
         exit_code = 250
