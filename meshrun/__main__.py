@@ -16,8 +16,9 @@ _FEW_COLLECTIONS = 50_000
 def main(_known_at_start: object = None) -> None:
     """Run the command line and exit with its code."""
     from meshrun.cli.end import end_by_signals
+    from meshrun.host.own_variables import HOSTS_PRESENT, PARENT_PID
 
-    end_by_signals(silently="MESHRUN_PARENT_PID" in os.environ)  # its caller reports it
+    end_by_signals(silently=PARENT_PID in os.environ)  # its caller reports it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see interrupts_delayed()
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # As some daemons start programs; the exit codes of children would be lost.
@@ -28,7 +29,7 @@ def main(_known_at_start: object = None) -> None:
     gc.set_threshold(_FEW_COLLECTIONS)
     atexit.register(gc.freeze)  # at exit, the interpreter collects garbage once more
     from meshrun.cli.command import run_command_line
-    from meshrun.protocol.caller import HOSTS_PRESENT, PARENT_PID, Invocation
+    from meshrun.protocol.caller import Invocation
     from meshrun.protocol.step_task import join_step
 
     hosts, _, quiet = os.environ.pop(HOSTS_PRESENT, "").partition(" ")

@@ -21,10 +21,11 @@ from meshrun.actors.bundles import (
 from meshrun.actors.relay import LOST
 from meshrun.errors import HostError
 from meshrun.host.folder import read_private, write_private
+from meshrun.host.own_variables import CALL_FOLDER, NODE_ADDRESS
 from meshrun.protocol.result import signal_name
-from meshrun.ssh.remote_command import ADDRESS, boot_command
+from meshrun.ssh.remote_command import boot_command
 from meshrun.wording import duration
-from meshrun.worker.function import ANSWER, FOLDER_VARIABLE, call_file, path_file
+from meshrun.worker.function import ANSWER, call_file, path_file
 
 _DOMAIN = "ray.io/gpu-domain"
 """The label that nodes share if NVLink connects them."""
@@ -249,10 +250,10 @@ class NodeGroup:
         context = self._ray.get_runtime_context()
         await actor.start.remote(
             boot_command("")[1:],
-            {"RAY_ADDRESS": context.gcs_address, ADDRESS: node.get("NodeManagerAddress", "")},
+            {"RAY_ADDRESS": context.gcs_address, NODE_ADDRESS: node.get("NodeManagerAddress", "")},
             cpus=int(self._bundles[number]["CPU"]),
             workers=self._request.workers[number],
-            files=None if self._call is None else (FOLDER_VARIABLE, _call_in(self._call)),
+            files=None if self._call is None else (CALL_FOLDER, _call_in(self._call)),
         )
 
     async def _why_lost(self, number: int, error: Exception) -> str:

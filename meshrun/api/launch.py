@@ -15,9 +15,10 @@ from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.folder import read_private, write_private
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_stale, writing_to
+from meshrun.host.own_variables import PARENT_FOLDER, PARENT_PID
 from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh, mesh_text
-from meshrun.protocol.caller import ERROR, PARENT_FOLDER, PARENT_PID, REPORT, Caller, as_caller
+from meshrun.protocol.caller import ERROR, REPORT, Caller, as_caller
 from meshrun.protocol.result import LaunchResult, Timings, describe_exit
 from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.start import own_command

@@ -33,6 +33,7 @@ from meshrun.api.rank_output import RankOutput
 from meshrun.api.remote_call import RankTraceback, exited_early, load_value, pickle_call, write_path
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder, writing_to
+from meshrun.host.own_variables import SERVE
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import reporting_shortages
 from meshrun.layout.parameters import check_parameter, check_parameters
@@ -41,7 +42,7 @@ from meshrun.plan.parse import parse_seconds
 from meshrun.protocol.result import RankFailed
 from meshrun.worker.call_channel import CallDone, Channel, accept, listen_in
 from meshrun.worker.error_copy import unpickle_error
-from meshrun.worker.serve_calls import PROGRAM, SERVE
+from meshrun.worker.serve_calls import PROGRAM
 
 _R = TypeVar("_R")
 _STACKS_S, _QUIET_S = 10.0, 0.3

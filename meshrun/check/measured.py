@@ -6,9 +6,6 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-RESULT_FILE = "MESHRUN_CHECK_FILE"
-"""The variable that names the file to which rank 0 writes the measurements of all ranks."""
-
 Op = Literal["all_reduce", "all_gather", "all_to_all"]
 
 BUS_FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "all_to_all": 1.0}

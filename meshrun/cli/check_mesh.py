@@ -12,6 +12,7 @@ from meshrun.cli.options import Options
 from meshrun.errors import UsageError
 from meshrun.host.folder import read_private
 from meshrun.host.leftovers import private_folder
+from meshrun.host.own_variables import CHECK_FILE
 from meshrun.host.processes import signals_blocked
 from meshrun.host.stderr import note
 from meshrun.plan.rank_program import Program
@@ -75,14 +76,14 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
         HostError: If the result cannot be written.
     """
     from meshrun.check.judge import evaluate, failed_hosts
-    from meshrun.check.measured import RESULT_FILE, Measured
+    from meshrun.check.measured import Measured
     from meshrun.protocol.packing import unpack
 
     with ExitStack() as held:
         atexit.register(held.close)  # if a signal ends the launch, it ends this process too
         with signals_blocked(STOP_SIGNALS):  # until the folder is held
             path = os.path.join(held.enter_context(private_folder()), "measured")
-        os.environ[RESULT_FILE] = path
+        os.environ[CHECK_FILE] = path
         code = launch()
         if code or not os.path.exists(path):
             return code

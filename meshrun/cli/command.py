@@ -14,10 +14,11 @@ from meshrun import __version__
 from meshrun.cli.end import call_at_end, end_by_signal, end_with
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import PET, Options
-from meshrun.cli.variables import BETWEEN_LAUNCHERS, IN_RANK
+from meshrun.cli.variables import IN_RANK
 from meshrun.cli.words import CommandLine, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output
+from meshrun.host.own_variables import BETWEEN_LAUNCHERS
 from meshrun.host.shortage import describe_shortage
 from meshrun.host.stderr import discard_output, patient, say
 from meshrun.plan.parse import is_on, parse_flag

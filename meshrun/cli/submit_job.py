@@ -20,6 +20,7 @@ from meshrun.cli.words import as_words
 from meshrun.errors import HostError, UsageError
 from meshrun.host.detect_host import accelerator_of_torch
 from meshrun.host.machine import UNKNOWN_HOST
+from meshrun.host.own_variables import SECRET
 from meshrun.host.stderr import note
 from meshrun.plan.masking import Mask
 from meshrun.plan.parse import parse_choice, split_words
@@ -228,7 +229,7 @@ def _exported(patterns: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, value)
         for name, value in requested_variables(os.environ, patterns).items()
-        if _VARIABLE.fullmatch(name) and name != "MESHRUN_SECRET"
+        if _VARIABLE.fullmatch(name) and name != SECRET
     )
 
 

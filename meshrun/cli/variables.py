@@ -7,18 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshrun.cli.option import Option
 from meshrun.cli.options import PET, Options
 from meshrun.cli.words import nearest
+from meshrun.host.own_variables import BETWEEN_LAUNCHERS, SWITCHES, USER_VARIABLES
 from meshrun.plan.parse import parse_flag
 
-SWITCHES = ("MESHRUN_OPEN_STORE", "MESHRUN_NATIVE_STACKS", "MESHRUN_FULL_EXIT")
-"""Variables without an option that are true or false."""
-USER_VARIABLES = (*SWITCHES, "MESHRUN_SECRET", "MESHRUN_SECRET_FILE", "MESHRUN_DATA_DIMS")
-"""Variables without an option that users set."""
-BETWEEN_LAUNCHERS = frozenset({
-    "MESHRUN_PARENT_PID", "MESHRUN_PARENT_FOLDER", "MESHRUN_HOSTS_PRESENT", "MESHRUN_LISTENER",
-    "MESHRUN_NODE_ADDRESS", "MESHRUN_LAUNCH_MARK", "MESHRUN_CALL_FOLDER", "MESHRUN_SERVE",
-    "MESHRUN_WATCH_FILE", "MESHRUN_CHECK_FILE", "MESHRUN_STEP",
-})  # fmt: skip
-"""Variables that one process of meshrun sets for another."""
 IN_RANK = "MESHRUN_GENERATION"
 """Set in a rank and everything that it starts."""
 _PET_CUTOFF = 0.8

@@ -17,6 +17,7 @@ from meshrun.cli.read import check_one_node
 from meshrun.errors import HostError, ProgramError, UsageError
 from meshrun.host.folder import open_private, write_private
 from meshrun.host.leftovers import private_folder
+from meshrun.host.own_variables import WATCH_FILE
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.stderr import note, say
 from meshrun.host.title import set_title
@@ -30,7 +31,6 @@ from meshrun.start import own_command
 from meshrun.supervisor.program_file import check_folder, file_of
 from meshrun.supervisor.signals import SignalQueue
 from meshrun.wording import count
-from meshrun.worker.note_files import WATCH
 
 
 def watch_files(options: Options, request: LaunchRequest, invocation: Invocation) -> int:
@@ -95,7 +95,7 @@ class _Watch:
         """
         with private_folder() as folder:
             noted, is_stopping = _NotedFiles(os.path.join(folder, "files")), False
-            own = {**as_caller(folder), WATCH: noted.path}
+            own = {**as_caller(folder), WATCH_FILE: noted.path}
             self._files.changed()  # forget earlier changes
             with interrupts_delayed():
                 process = subprocess.Popen(

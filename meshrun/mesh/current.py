@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import MeshError
+from meshrun.host.own_variables import WORKER_PID
 from meshrun.layout.spec import AnyMesh, mesh_text
 from meshrun.mesh.build import BuiltMesh, not_in_a_child, slice_mesh, this_process
 from meshrun.mesh.build_here import build_from_environment, build_here, layout_of
@@ -135,7 +136,7 @@ def init_mesh(
 def _own_mesh(fallback: str | None) -> BuiltMesh:
     """Return the process's own mesh; build it first if the environment describes one."""
     if this_process.built is None:
-        if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
+        if os.environ.get(WORKER_PID, str(os.getpid())) != str(os.getpid()):
             raise not_in_a_child()
         this_process.built = build_from_environment(fallback)
     this_process.built.check_valid()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from meshrun.errors import LayoutError, MeshError, UsageError
+from meshrun.host.own_variables import DATA_DIMS
 from meshrun.layout import Layout
 from meshrun.layout.axes import rest_of
 from meshrun.layout.environment import not_a_launch, read_layout
@@ -75,7 +76,7 @@ def data_shard(*dims: str | int) -> tuple[int, int]:
 
 
 def _default_dims(layout: Layout) -> tuple[str, ...]:
-    if text := os.environ.get("MESHRUN_DATA_DIMS"):
+    if text := os.environ.get(DATA_DIMS):
         return tuple(dim.strip() for dim in text.split(",") if dim.strip())
     names = layout.mesh_dim_names
     if names is None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from meshrun.host.interfaces import interface_variables
+from meshrun.host.own_variables import SECRET_VARIABLES
 from meshrun.layout.environment import format_layout
 from meshrun.plan.group_options import format_group_options
 from meshrun.plan.nic_affinity import nic_variables
@@ -16,9 +17,6 @@ from meshrun.plan.request import STOP_SIGNALS
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
 """Variables that set how many threads a numeric library starts when imported."""
-
-SECRET_VARIABLES = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
-"""Variables by which launchers on several nodes authenticate; ranks do not get them."""
 
 
 def zygote_environment(base: Mapping[str, str]) -> dict[str, str]:

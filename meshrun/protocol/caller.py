@@ -9,22 +9,17 @@ import re
 from msgspec import Struct
 
 from meshrun.host.folder import open_private, read_private
+from meshrun.host.own_variables import PARENT_FOLDER, PARENT_PID
 from meshrun.protocol.step_task import StepTask
 
-PARENT_PID = "MESHRUN_PARENT_PID"
-"""The process id of the ``launch()`` or the agent whose child a launcher is."""
-PARENT_FOLDER = "MESHRUN_PARENT_FOLDER"
-"""The parent's private folder, for the files below."""
 ERROR = "error.json"
-"""What a launcher that cannot launch writes there: its error."""
+"""A file in the caller's folder, which a launcher that cannot launch writes: its error."""
 REPORT = "report.json"
 """The report of a launcher that was told to write it there."""
 MET = "met"
 """A file in that folder once all nodes have joined: node 0 then passes signals on to the others."""
 WHY = "why"
 """A file in that folder with the reason for the parent's next signal to the launcher."""
-HOSTS_PRESENT = "MESHRUN_HOSTS_PRESENT"
-"""The hosts of a ``--hosts`` launch that run ranks at its start; `` quiet`` on all but one."""
 
 _MARK = "\x1e"
 _END_OF_CALL = re.compile(f"{_MARK}([0-9]{{1,18}}){_MARK}")

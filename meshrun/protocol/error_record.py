@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from meshrun.errors import MeshrunError
 from meshrun.host.folder import Opener, nonblocking
+from meshrun.host.own_variables import WORKER_PID
 from meshrun.host.printable import one_line
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.codec import shorten
@@ -79,7 +80,7 @@ def forward_error(result: LaunchResult) -> None:
     A rank that started this launcher as a child may handle the failure, so nothing is written then.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    is_worker = os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) == str(os.getpid())
+    is_worker = os.environ.get(WORKER_PID, str(os.getpid())) == str(os.getpid())
     cause = cause_of(result)
     if path and is_worker and cause is not None and cause.raised is not None:
         record = render_record(cause.raised, result.exit_code)

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from meshrun.host.descriptors import empty_stdin
+from meshrun.host.own_variables import STEP
 
 if TYPE_CHECKING:
     from meshrun.host.reactor import Reactor
 
-STEP = "MESHRUN_STEP"
-"""The name of the step, set for its launchers if a meshrun process waits for srun."""
 SILENT = "silent"
-"""The word after the name if srun does not return the tasks' stderr."""
+"""The word after the step's name if srun does not return the tasks' stderr."""
 _MARK = "\x1e"
 _BEGUN_LINE = re.compile(rf"{_MARK}[^{_MARK}\n]{{0,99}}(?:{_MARK}\r?)?\Z".encode())
 """An incomplete line of this kind at the end of a text."""

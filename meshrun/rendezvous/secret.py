@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cache
 
 from meshrun.errors import HostError
+from meshrun.host.own_variables import SECRET, SECRET_FILE
 from meshrun.host.small_file import read_small
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.wording import count
@@ -45,13 +46,13 @@ def read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
     Raises:
         HostError: If ``MESHRUN_SECRET_FILE`` cannot be read, or is empty.
     """
-    text, path = env.get("MESHRUN_SECRET", ""), env.get("MESHRUN_SECRET_FILE")
+    text, path = env.get(SECRET, ""), env.get(SECRET_FILE)
     if text or not path:
         return text or config.secret or ""
     text = _content(path)
     if not text:
         raise HostError(
-            f"MESHRUN_SECRET_FILE `{path}` is empty",
+            f"{SECRET_FILE} `{path}` is empty",
             hint=f"create it with `(umask 077; {_DRAW} > {shlex.quote(path)})` and copy it to every"
             " node",
         )
@@ -61,18 +62,18 @@ def read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
 def secret_warnings(env: Mapping[str, str], config: RendezvousConfig) -> list[str]:
     """Return warnings about a secret that is weak, or that other users can read."""
     warnings = []
-    text, path = read_secret(env, config), env.get("MESHRUN_SECRET_FILE")
+    text, path = read_secret(env, config), env.get(SECRET_FILE)
     if 0 < len(text) < _SHORT:
         warnings.append(
             f"the secret has only {count(len(text), 'character')} and could be guessed by whoever"
             f" impersonates the first node; `{_DRAW}` generates one of 44"
         )
-    if path and not env.get("MESHRUN_SECRET"):
+    if path and not env.get(SECRET):
         with suppress(FileNotFoundError):  # removed once it was read
             mode = stat.S_IMODE(os.stat(path).st_mode)
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 warnings.append(
-                    f"MESHRUN_SECRET_FILE `{path}` is accessible to other users (mode {mode:04o});"
+                    f"{SECRET_FILE} `{path}` is accessible to other users (mode {mode:04o});"
                     f" run `chmod 600 {shlex.quote(path)}`"
                 )
     return warnings
@@ -84,4 +85,4 @@ def _content(path: str) -> str:
     try:
         return read_small(path).strip()
     except OSError as error:
-        raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
+        raise HostError(f"{SECRET_FILE} `{path}`: {error.strerror}") from error

@@ -10,6 +10,7 @@ from meshrun.errors import HostError, UsageError
 from meshrun.host.admission import listen_for
 from meshrun.host.host_names import is_address
 from meshrun.host.interfaces import own_addresses
+from meshrun.host.own_variables import OPEN_STORE
 from meshrun.host.sockets import listen_on
 from meshrun.plan.parse import is_on
 from meshrun.plan.rendezvous_config import format_endpoint
@@ -37,7 +38,7 @@ def listen_for_nodes(
         HostError: If this machine has lost the address ``on``.
     """
     try:
-        if is_on(os.environ.get("MESHRUN_OPEN_STORE")):
+        if is_on(os.environ.get(OPEN_STORE)):
             return listen_on(on, 0), None
         theirs = {each.their_address for each in connections if each.their_address}
         if ":" in on:

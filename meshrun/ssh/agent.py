@@ -20,6 +20,7 @@ from meshrun.host.descriptors import read_now
 from meshrun.host.folder import read_private, write_private
 from meshrun.host.interfaces import interface_of, is_loopback, outward_address
 from meshrun.host.leftovers import private_folder
+from meshrun.host.own_variables import LISTENER, NODE_ADDRESS
 from meshrun.host.processes import die_with_parent, interrupts_delayed, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
@@ -48,7 +49,7 @@ from meshrun.ssh.agent_messages import (
 )
 from meshrun.ssh.framing import BEAT_S, ERR, MESSAGE, OUT, frame, greeting
 from meshrun.ssh.host_phases import AgentPhase
-from meshrun.ssh.remote_command import ADDRESS, without_own
+from meshrun.ssh.remote_command import without_own
 from meshrun.start import own_command
 
 _CHUNK = 64 * 1024
@@ -230,7 +231,7 @@ class Agent:
         passed: tuple[int, ...] = ()
         if order.listens and self._listener is not None:
             passed = (self._listener.fileno(),)
-            whole["MESHRUN_LISTENER"] = str(self._listener.fileno())
+            whole[LISTENER] = str(self._listener.fileno())
         report = os.path.join(self._folder, REPORT)
         with interrupts_delayed():
             self._launcher = subprocess.Popen(
@@ -294,7 +295,7 @@ class Agent:
 def _describe_host() -> Ready:
     """Return this machine's id and addresses, and the controller's address."""
     theirs, _, own, _ = (os.environ.get("SSH_CONNECTION", "") + "   ").split(" ")[:4]
-    own = os.environ.pop(ADDRESS, "") or own
+    own = os.environ.pop(NODE_ADDRESS, "") or own
     return Ready(own=own, theirs=theirs, machine=_machine())
 
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from meshrun.errors import MeshrunError, NodeExcludedError
+from meshrun.host.own_variables import HOSTS_PRESENT, SECRET
 from meshrun.host.processes import is_stopped
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.caller import HOSTS_PRESENT
 from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLauncher
 from meshrun.ssh.connect import Connector, Stopped
@@ -60,7 +60,7 @@ class Controller:
         self._request, self._words, self._excluded = request, words, excluded
         self._env = {
             **exported(os.environ, request.reach.export),
-            "MESHRUN_SECRET": os.environ.get("MESHRUN_SECRET") or secrets.token_hex(32),
+            SECRET: os.environ.get(SECRET) or secrets.token_hex(32),
         }
         self._signals = SignalQueue(
             request.stop_signals,

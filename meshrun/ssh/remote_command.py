@@ -7,9 +7,15 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from meshrun.errors import UsageError
+from meshrun.host.own_variables import (
+    HOSTS_PRESENT,
+    LISTENER,
+    PARENT_FOLDER,
+    PARENT_PID,
+    SECRET_FILE,
+)
 from meshrun.host.visibility import CUDA, XPU
 from meshrun.plan.hostfile import Host
-from meshrun.protocol.caller import HOSTS_PRESENT
 
 EXPORTED = (
     "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "VIRTUAL_ENV", "CONDA_PREFIX",
@@ -21,8 +27,8 @@ EXPORTED = (
 _OWN = (
     "MESHRUN_HOSTS", "MESHRUN_HOSTFILE", "MESHRUN_INCLUDE", "MESHRUN_EXCLUDE", "MESHRUN_SSH",
     "MESHRUN_EXPORT", "MESHRUN_LAUNCHER", "MESHRUN_CONNECT_TIMEOUT", "MESHRUN_REPORT",
-    "MESHRUN_SUBMIT_ARG", "MESHRUN_SECRET_FILE", "MESHRUN_PARENT_*", "MESHRUN_LISTENER",
-    HOSTS_PRESENT, "PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE",
+    "MESHRUN_SUBMIT_ARG", SECRET_FILE, PARENT_PID, PARENT_FOLDER, LISTENER, HOSTS_PRESENT,
+    "PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE",
     "SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*", "MPI_LOCAL*", "HYDRA_*", "MV2_*",
     "PALS_*", "FLUX_*", "JSM_*", "LSB_*", "PBS_*", "PE_HOSTFILE",
 )  # fmt: skip
@@ -35,8 +41,6 @@ _OF_A_HOST = (
     "SHLVL", "_", "DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "MAIL", "TTY", "TMUX*", "STY",
 )  # fmt: skip
 """Names of variables that a pattern such as ``*`` does not match."""
-ADDRESS = "MESHRUN_NODE_ADDRESS"
-"""The address at which others reach an agent's host, if known."""
 NO_STDIN = "its stdin is empty"
 """What an agent prints that receives no first line."""
 _BOOT = (

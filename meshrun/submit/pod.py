@@ -6,6 +6,7 @@ from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.host.interfaces import is_unspecified
+from meshrun.host.own_variables import SECRET
 from meshrun.plan.masking import holds_secret
 from meshrun.submit.job import Job
 from meshrun.submit.yaml import Explained
@@ -72,7 +73,7 @@ def command_of(job: Job, head: str | None) -> list[str]:
 def variables_of(job: Job) -> list[Any]:
     """Return the variables of the container; secret ones refer to the Secret."""
     own = Explained(
-        {"name": "MESHRUN_SECRET", "valueFrom": _from_secret(job, SECRET_KEY)},
+        {"name": SECRET, "valueFrom": _from_secret(job, SECRET_KEY)},
         "The secret by which the nodes recognize each other.",
     )
     exported: list[dict[str, Any]] = [

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from meshrun.errors import UsageError
+from meshrun.host.own_variables import SECRET
 from meshrun.submit.job import Job
 from meshrun.submit.slurm_options import (
     check_options,
@@ -17,9 +18,9 @@ from meshrun.submit.slurm_options import (
     split_containers,
 )
 
-_PRELUDE = """\
+_PRELUDE = f"""\
 # The secret by which the nodes recognize each other, new for each run of the job.
-export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
+export {SECRET}=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
 
 """
 _ENDS_TOGETHER = """\

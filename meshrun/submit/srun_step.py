@@ -17,14 +17,14 @@ from meshrun.errors import HostError, NodeLostError, UsageError
 from meshrun.host.descriptors import read_now
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.memory import MemoryWatch
+from meshrun.host.own_variables import SECRET, SECRET_VARIABLES, STEP
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.host.stderr import note
 from meshrun.plan.plan import check_elsewhere
-from meshrun.plan.rank_env import SECRET_VARIABLES
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
-from meshrun.protocol.step_task import SILENT, STEP, StepReports
+from meshrun.protocol.step_task import SILENT, StepReports
 from meshrun.start import own_command
 from meshrun.submit.slurm_options import end_options
 from meshrun.supervisor.program_file import check_program
@@ -324,4 +324,4 @@ def _environment() -> dict[str, str]:
     """Return the launchers' environment, with a secret by which they recognize each other."""
     if any(map(os.environ.get, SECRET_VARIABLES)):
         return dict(os.environ)
-    return {**os.environ, "MESHRUN_SECRET": secrets.token_hex(32)}
+    return {**os.environ, SECRET: secrets.token_hex(32)}

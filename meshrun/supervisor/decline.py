@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError, UsageError
+from meshrun.host.own_variables import LISTENER
 from meshrun.host.stderr import note
 from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_rendezvous
 from meshrun.plan.request import LaunchRequest, Rendezvous
@@ -55,7 +56,7 @@ def declining(config: RendezvousConfig | None) -> Iterator[None]:
 
 def inherit_listener(config: RendezvousConfig | None) -> RendezvousConfig | None:
     """Return the config with the listening socket that the parent of this launcher has opened."""
-    listener = os.environ.pop("MESHRUN_LISTENER", "")
+    listener = os.environ.pop(LISTENER, "")
     return replace(config, listener=int(listener)) if config and listener else config
 
 

@@ -13,6 +13,7 @@ from functools import partial
 
 from meshrun.host.descriptors import unnamed_file
 from meshrun.host.forked_call import ForkedCall
+from meshrun.host.own_variables import NATIVE_STACKS
 from meshrun.host.processes import (
     SignalState,
     die_with_parent,
@@ -239,7 +240,7 @@ class StackRequests:
         """Begin to collect the native stacks of some ranks, if py-spy is installed."""
         pids = [each.pid for rank, each in self._requests.items() if rank != ZYGOTE]
         pids = pids[:_MOST_NATIVE]
-        is_wanted = bool(pids) and is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True)
+        is_wanted = bool(pids) and is_on(os.environ.get(NATIVE_STACKS), unset=True)
         if is_wanted and (program := shutil.which("py-spy")):
             with suppress(OSError):  # no process can be started
                 self._native = ForkedCall(partial(_collect_native, program, pids))

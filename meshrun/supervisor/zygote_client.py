@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
+from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.processes import Ended, marked_processes, send_signal, signals_blocked
 from meshrun.host.reactor import Steps
 from meshrun.host.shortage import TOO_FEW_PROCESSES, hint_for
@@ -26,7 +27,7 @@ from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote, 
 from meshrun.protocol.to_zygote import Prepare, StartStore, ToZygote
 from meshrun.start import own_command
 from meshrun.zygote.control import LEFT_TO_LAUNCHER
-from meshrun.zygote.guard import LAUNCH_MARK, killing_orphans
+from meshrun.zygote.guard import killing_orphans
 
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun, WarmZygote

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from meshrun.host.absolute import absolute
 from meshrun.host.descriptors import unnamed_file
+from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.pidfd import has_ended, send_signal_to
 from meshrun.host.processes import Ended, is_stopped
 from meshrun.host.reactor import Steps, finish
@@ -34,7 +35,7 @@ from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.learnt import Learnt, read_learnt
 from meshrun.worker.program import inspect_program
 from meshrun.worker.sys_path import holds, on_path
-from meshrun.zygote.guard import LAUNCH_MARK, killing_marked
+from meshrun.zygote.guard import killing_marked
 
 _ANSWERS_WITHIN_S = 10.0
 _BETWEEN_LOOKS_S = 0.005

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
+from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.pidfd import open_pidfd
 from meshrun.host.processes import signals_blocked, started_at
 from meshrun.host.reactor import Reactor
@@ -46,7 +47,6 @@ from meshrun.warm.warm_messages import Assignment
 from meshrun.worker.exit import ExitHandler
 from meshrun.worker.learnt import is_own, stat_of
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
-from meshrun.zygote.guard import LAUNCH_MARK
 from meshrun.zygote.main import run_zygote
 
 _HANDLED = {signal.SIGTERM, signal.SIGCHLD, signal.SIGIO}

@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.exclusion import how_to_exclude, node_name
+from meshrun.host.own_variables import SERVE, WATCH_FILE, WORKER_PID
 from meshrun.host.printable import one_line
 from meshrun.host.title import set_title
 from meshrun.mesh.late_settings import is_of_group, note
@@ -147,11 +148,11 @@ def _join(
 
 def _run(program: Program, source: Source, reporter: Reporter) -> None:
     """Run the program, and note its files for ``--watch``; or serve a prompt, which may run it."""
-    if (watched := os.environ.pop("MESHRUN_WATCH_FILE", None)) is not None:
+    if (watched := os.environ.pop(WATCH_FILE, None)) is not None:
         from meshrun.worker.note_files import note_files
 
         note_files(watched)
-    if "MESHRUN_SERVE" in os.environ:
+    if SERVE in os.environ:
         from meshrun.worker.serve_calls import serve_instead
 
         serve_instead(partial(run_program, program, source.code, _print_exit_text))
@@ -185,7 +186,7 @@ def set_environment(order: StartRank) -> None:
     for name in THREAD_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(order.environment)
-    os.environ["MESHRUN_WORKER_PID"] = str(os.getpid())
+    os.environ[WORKER_PID] = str(os.getpid())
 
 
 def _report(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False) -> None:

@@ -25,11 +25,12 @@ import torch
 import torch.distributed as dist
 
 from meshrun.check.judge import compare_links, slow_ranks
-from meshrun.check.measured import RESULT_FILE, Collective, Measured, PeerExchange, RankMeasures
+from meshrun.check.measured import Collective, Measured, PeerExchange, RankMeasures
 from meshrun.check.schedule import pairs_of
 from meshrun.errors import MeshError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.folder import write_private
+from meshrun.host.own_variables import CHECK_FILE
 from meshrun.layout import Layout
 from meshrun.mesh.current import current_mesh
 from meshrun.mesh.current_layout import current_layout
@@ -64,7 +65,7 @@ def main() -> None:
     mode, *paths = sys.argv[1:]
     measured = gather(measure(mode, paths))
     if measured is not None:
-        write_private(os.environ[RESULT_FILE], pack(measured))
+        write_private(os.environ[CHECK_FILE], pack(measured))
     dist.barrier()
 
 

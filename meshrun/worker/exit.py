@@ -26,6 +26,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from meshrun.host.own_variables import FULL_EXIT
 from meshrun.host.users_files import is_installed, is_users_file, names_of
 from meshrun.plan.parse import is_on
 from meshrun.protocol.from_zygote import RankFinished, RankLeaves
@@ -72,7 +73,7 @@ class ExitHandler:
 
         ``MESHRUN_FULL_EXIT=1`` leaves the end to Python and the C library, for tools that hook it.
         """
-        if is_on(os.environ.get("MESHRUN_FULL_EXIT")):
+        if is_on(os.environ.get(FULL_EXIT)):
             return
         self._pid = os.getpid()
         self._reporter, self._barrier_fd = reporter, barrier_fd

@@ -12,13 +12,12 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from meshrun.host.folder import open_private
+from meshrun.host.own_variables import CALL_FOLDER
 
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
 
 PROGRAM = "meshrun.worker.function"
 """This module, as the program of a launch."""
-FOLDER_VARIABLE = "MESHRUN_CALL_FOLDER"
-"""The variable with a copy of the folder on this node, if it is not the caller's node."""
 ANSWER = ".pkl"
 """The end of the names of files with an answer, and of no others."""
 
@@ -133,5 +132,5 @@ def unpicklable(value: object, rank: int, error: Exception) -> TypeError:
 
 
 if __name__ == "__main__":
-    _folder, _copy = sys.argv.pop(), os.environ.pop(FOLDER_VARIABLE, None)
+    _folder, _copy = sys.argv.pop(), os.environ.pop(CALL_FOLDER, None)
     run(_copy or _folder, for_all_nodes=_copy is not None)

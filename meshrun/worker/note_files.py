@@ -11,9 +11,6 @@ from typing import Any
 from meshrun.host.folder import open_private
 from meshrun.host.users_files import is_users_file, module_files
 
-WATCH = "MESHRUN_WATCH_FILE"
-"""The variable with the file to which ``MTIME_NS PATH`` and NUL are appended for each file."""
-
 
 def note_files(list_path: str) -> None:
     """Note the files imported so far, and later ones when they are compiled or, if cached, run.

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
+from meshrun.host.own_variables import SERVE
 from meshrun.worker.error_copy import pickle_error
 from meshrun.worker.function import restore_path, unpicklable
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 PROGRAM = "meshrun.worker.serve_calls"
 """This module, as the program of a launch."""
-SERVE = "MESHRUN_SERVE"
-"""The variable with the caller's folder, in a rank that serves instead of running its program."""
 _programs: list[Callable[[], None]] = []
 """The function that runs this rank's own program."""
 

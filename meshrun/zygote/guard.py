@@ -14,6 +14,7 @@ import time
 from typing import NoReturn
 
 from meshrun.host.leftovers import remove_if_stale
+from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.processes import (
     become_guard,
     become_subreaper,
@@ -27,9 +28,6 @@ from meshrun.host.processes import (
 )
 from meshrun.host.reactor import Steps, finish
 from meshrun.zygote.control import is_hung_up, launcher_pid
-
-LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
-"""A variable with a random value, set for everything that a launch starts, to find leftovers."""
 
 _CHECK_LAUNCHER_EVERY_S = 1.0
 _SWEEP_TAKES_S = 10.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.cli.variables import BETWEEN_LAUNCHERS
+from meshrun.host.own_variables import BETWEEN_LAUNCHERS
 from tests.kit import PROGRAMS, environments, run_meshrun
 
 

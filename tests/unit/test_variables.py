@@ -9,8 +9,9 @@ import pytest
 
 from meshrun.cli.options import Options
 from meshrun.cli.read import check_other_options
-from meshrun.cli.variables import BETWEEN_LAUNCHERS, USER_VARIABLES, unknown_variables
+from meshrun.cli.variables import unknown_variables
 from meshrun.errors import UsageError
+from meshrun.host.own_variables import BETWEEN_LAUNCHERS, USER_VARIABLES
 from tests.kit import ROOT
 
 NAME = re.compile(r"\bMESHRUN_[A-Z_]*[A-Z]\b")
@@ -84,20 +85,18 @@ def test_the_options_that_no_variable_sets_are_documented() -> None:
 
 
 def test_every_variable_of_the_code_is_known_or_documented() -> None:
-    """It belongs to an option, to users, between launchers, or to ranks."""
+    """It belongs to an option, to users, between launchers, or to ranks; code spells it once."""
     page = (ROOT / "docs" / "reference" / "environment.md").read_text()
     documented = {*NAME.findall(page)}
     known = {str(row.variable) for row in Options.rows()} | {*USER_VARIABLES} | BETWEEN_LAUNCHERS
-    used = {
-        name
-        for path in (ROOT / "meshrun").rglob("*.py")
-        for name in NAME.findall(path.read_text())
-        if name != "MESHRUN_PARENT_"
-    }
+    texts = [path.read_text() for path in (ROOT / "meshrun").rglob("*.py")]
+    used = {name for text in texts for name in NAME.findall(text)}
 
     assert used - known - documented == set()
     assert set(USER_VARIABLES) <= documented
     assert not BETWEEN_LAUNCHERS & documented - {"MESHRUN_LAUNCH_MARK"}
+    for name in {*USER_VARIABLES, *BETWEEN_LAUNCHERS}:
+        assert sum(text.count(f'"{name}"') for text in texts) == 1, name
 
 
 @pytest.mark.parametrize(
