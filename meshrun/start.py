@@ -38,8 +38,8 @@ def own_command(part: str, *words: str, unbuffered: bool = False) -> list[str]:
 
         raise HostError(
             f"meshrun cannot start its processes: there is no file `{file}`",
-            hint="install it with pip; it runs neither from a zip archive, unless that is unpacked"
-            " as shiv does it, nor frozen into a program",
+            hint="install it with pip: meshrun cannot run from a zip archive (unless unpacked"
+            " first, as shiv does) or a frozen executable",
         )
     return [sys.executable, *["-u"] * unbuffered, file, part, *words]
 

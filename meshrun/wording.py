@@ -51,6 +51,11 @@ def listed(values: Sequence[object], *, most: int = 8, rest: str = ", ...") -> s
     return ", ".join(map(str, values[:most])) + rest * (len(values) > most)
 
 
+def either(words: Sequence[str]) -> str:
+    """Return alternatives: ``a``, ``a or b``, ``a, b or c``."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
 def plural(number: int, ending: str = "s") -> str:
     """Return the ending of a noun after ``number``."""
     return "" if number == 1 else ending

@@ -128,7 +128,7 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
     if result.generation is None:
         raise UsageError(
             "no rank was started, so there are no values",
-            hint="remove the option that starts nothing, such as --dry-run",
+            hint="remove options that prevent ranks from starting, such as --dry-run",
         )
     heads = {}
     for name in os.listdir(folder):

@@ -393,7 +393,7 @@ class WorkerGroup:
         if len(found) < world_size:
             raise self._end(_CLOSE_S) or UsageError(
                 "no rank was started, so there is none to call",
-                hint="remove the option that starts nothing, such as --dry-run",
+                hint="remove options that prevent ranks from starting, such as --dry-run",
             )
 
     def _end(self, grace_s: float) -> MeshrunError | None:

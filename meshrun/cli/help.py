@@ -13,7 +13,7 @@ from meshrun.cli.option import Option, ParsedOptions
 from meshrun.cli.options import TOPICS
 from meshrun.errors import UsageError
 from meshrun.host.stderr import has_colors
-from meshrun.wording import DOCS
+from meshrun.wording import DOCS, either
 
 ABOUT = "Launch a PyTorch program on every device and hand it a ready DeviceMesh."
 SYNOPSIS = ("[OPTIONS] SCRIPT [ARGS]...", "[OPTIONS] -m MODULE [ARGS]...")
@@ -144,7 +144,7 @@ def _find(table: type[ParsedOptions], topic: str) -> Option[Any]:
         if len(near) == 1 and near[0] in names:
             return names[near[0]]
         near = near or get_close_matches(name, known, n=2, cutoff=0.7)
-        meant = " or ".join(f"`{word}`" for word in near)
+        meant = either([f"`{word}`" for word in near])
         raise UsageError(
             f"no help topic or option `{topic}`",
             hint=f"did you mean {meant}?" if near else f"topics are {', '.join(TOPICS)}",

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from msgspec import Struct
 
 from meshrun.errors import UsageError
+from meshrun.wording import either
 
 _OTHER_LAUNCHERS = {
     "--nproc-per-node": "np nprocs n-procs num-procs num-processes num-workers workers ntasks"
@@ -147,7 +148,7 @@ def _read_option(
         if not candidates:
             return [], [], _unknown(name, takes_value)
         if len(candidates) > 1:
-            meant = " or ".join(f"`{option}`" for option in candidates)
+            meant = either([f"`{option}`" for option in candidates])
             message = f"ambiguous option `{name}`: {meant}"
             return [], [], UsageError(message, hint="write more of the name")
         name = candidates[0]
@@ -172,7 +173,7 @@ def _read_letters(word: str, takes_value: Mapping[str, bool], _: Collection[str]
 
 
 def _unknown(name: str, options: Collection[str]) -> UsageError:
-    meant = " or ".join(f"`{option}`" for option in nearest(name, options))
+    meant = either([f"`{option}`" for option in nearest(name, options)])
     hint = f"did you mean {meant}?" if meant else "see `meshrun --help`"
     if " " in name:
         hint = "this is one word with spaces: pass its parts as separate words, in Python as a list"

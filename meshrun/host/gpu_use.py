@@ -39,7 +39,7 @@ class GpuUse(Struct, frozen=True, kw_only=True):
     holders: tuple[Holder, ...] = ()
 
     def __str__(self) -> str:
-        who = "; ".join(map(str, self.holders)) or "no process that NVML shows here"
+        who = "; ".join(map(str, self.holders)) or "no process visible to NVML"
         return f"GPU {self.gpu.label} has {size(self.used_bytes)} in use ({who})"
 
 

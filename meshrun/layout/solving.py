@@ -8,7 +8,7 @@ from itertools import islice
 
 from meshrun.errors import LayoutError
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
-from meshrun.wording import count, listed
+from meshrun.wording import count, either, listed
 
 MAX_RANKS = 10_000_000
 _MOST_LISTED = 4
@@ -125,7 +125,7 @@ def _hint(mesh: MeshSpec, slots: Sequence[int], needed: int) -> str:
     """Return the nearest choices: first meshes that use all workers, then counts that fit."""
     total, nodes = sum(slots), len(slots)
     meshes = _meshes_that_fill(mesh, total)[:3]
-    fits = " or ".join(f"`{format_mesh(choice)}`" for choice in meshes)
+    fits = either([f"`{format_mesh(choice)}`" for choice in meshes])
     choices = [f"{fits} for {count(total, 'worker')}"]
     if len(set(slots)) == 1:
         if slots[0] != needed // nodes and needed % nodes == 0:

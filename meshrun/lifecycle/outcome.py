@@ -257,9 +257,9 @@ def _hint_of_loss(lost: NodeLost) -> str:
 def find_trouble(state: State, host: str = "") -> MeshrunError | None:
     """Return what ended the launch from outside its ranks, or ``None``."""
     if state.hung is not None:
+        nothing = "none used the CPU, printed anything, or called meshrun.heartbeat()"
         return HangError(
-            f"no rank made progress for {state.hung.idle_s:.1f} s: "
-            + (state.hung.why or "none used its CPU, printed, or called meshrun.heartbeat()"),
+            f"no rank made progress for {state.hung.idle_s:.1f} s: {state.hung.why or nothing}",
             hint="see where the ranks are in the stacks above; --hang-timeout sets the limit",
         )
     here = _trouble_here(state)
@@ -289,8 +289,8 @@ def _hint_of_death(signum: int | None) -> str:
     if signum is None:
         return "its output above says why"
     if signum == signal.SIGKILL:
-        return "if nobody killed it on purpose, look for the out-of-memory killer in `dmesg`"
-    return "if nobody killed it on purpose, its output above may say why"
+        return "unless it was killed on purpose, check `dmesg` for the out-of-memory killer"
+    return "unless it was killed on purpose, its output above may say why"
 
 
 def _trouble_here(state: State) -> MeshrunError | None:

@@ -46,7 +46,7 @@ def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
         kinds.setdefault(kind, entry)
         found += _expand(entry, flag) if "-" in entry and kind == "a number" else [entry]
     if len(kinds) > 1:
-        mixed = " and ".join(f"`{entry}`, {kind}" for kind, entry in kinds.items())
+        mixed = " and ".join(f"{kind} (`{entry}`)" for kind, entry in kinds.items())
         raise UsageError(
             f"{flag} mixes {mixed}",
             hint="use one kind: CUDA ends its list of devices where the kind changes",

@@ -130,8 +130,8 @@ class Attempts:
         """Return what may be wrong if something else than node 0 seems to answer."""
         if _SILENT in self._why:
             return (
-                "node 0's launcher may be stopped or slow, and a longer --node-timeout waits longer"
-                " for it; or another program is using the port"
+                "node 0's launcher may be stopped or slow (a longer --node-timeout gives it more"
+                " time), or another program is using the port"
             )
         run_id = self._config.run_id
         own_id = f" (here {one_line(run_id, 80)})" if run_id else ""

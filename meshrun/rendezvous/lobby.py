@@ -167,7 +167,7 @@ class Lobby:
         if self._config.join_command is not None and not self._has_shown_command:
             self._has_shown_command = True
             command = self._config.join_command.replace("ENDPOINT", self._endpoint(), 1)
-            self._hub.note(f"on each other node: {command}")
+            self._hub.note(f"run on every other node: {command}")
 
     def _notify_all(self, text: str) -> None:
         self._hub.note(text)

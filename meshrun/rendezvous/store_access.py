@@ -50,8 +50,8 @@ def listen_for_nodes(
             listener = listen_on(on, 0)
             place = format_endpoint(*listener.getsockname()[:2])
             hub.note(
-                f"anyone who can reach the ranks' store at {place} can write to it: cannot keep"
-                f" other machines from it ({error.strerror})"
+                "cannot restrict the ranks' store to this launch's machines"
+                f" ({error.strerror}): anyone who can reach {place} can write to it"
             )
             return listener, None
     except UsageError as error:

@@ -58,7 +58,7 @@ class GpuWait:
             self.cancel()
             then()
 
-        text = f"waiting until at most {limit} are in use, for up to {most}:"
+        text = f"waiting up to {most} for GPU memory in use to drop to {limit}:"
         self._timers = [
             self._reactor.call_later(_SOON_S, partial(note_uses, text)),
             self._reactor.call_later(limits.timeout_s, give_up),
@@ -66,7 +66,7 @@ class GpuWait:
         try:
             self._until_free = ForkedCall(partial(_wait_until_free, gpus, limits.limit_bytes))
         except OSError as error:
-            self._note(f"cannot wait for GPU memory in a process of its own: {error.strerror}")
+            self._note(f"cannot start a process to wait for GPU memory: {error.strerror}")
             finish()
         else:
             self._reactor.add_reader(self._until_free, finish)

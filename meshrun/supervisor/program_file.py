@@ -75,7 +75,7 @@ def _check_script(path: str) -> None:
         raise ProgramError(
             f"can't open file '{absolute(path)}': [Errno {error.errno}] {error.strerror}",
             exit_code=2,
-            hint=_hint_for(path),
+            hint=_hint_for(path, error),
         ) from error
     if begins.startswith(b"\x7fELF"):
         raise ProgramError(
@@ -189,12 +189,13 @@ def _check_command(name: str) -> None:
     )
 
 
-def _hint_for(path: str) -> str | None:
+def _hint_for(path: str, error: OSError) -> str | None:
     """Return what may be meant by a path that cannot be opened."""
     if path == "-":
         return "pass /dev/stdin for a program on standard input"
     if os.path.islink(path):
-        return f"it is a symbolic link to `{os.readlink(path)}`"
+        missing = ", which does not exist" if isinstance(error, FileNotFoundError) else ""
+        return f"it is a symbolic link to `{os.readlink(path)}`{missing}"
     folder = os.path.dirname(path) or "."
     if os.path.isfile(f"{path}.py"):
         return f"did you mean `{path}.py`?"

@@ -170,8 +170,8 @@ def test_the_first_node_shows_the_command_for_the_others(
     words = ("--nnodes", "2", *MESH, SAYS)
     first = Launch(hosts, 0, words)
     of_schedulers = [Launch(hosts, host, words, env=env) for host, env in enumerate(STARTED, 1)]
-    first.wait_for("on each other node: ")
-    shown = first.text.partition("on each other node: ")[2].splitlines()[0]
+    first.wait_for("run on every other node: ")
+    shown = first.text.partition("run on every other node: ")[2].splitlines()[0]
 
     assert shown.startswith("meshrun --rdzv-endpoint 10.77.0.1:29500 --nnodes 2 --mesh dp=2,tp=2")
     assert "1 of 2 nodes joined; missing: node 1" in first.text
@@ -179,7 +179,7 @@ def test_the_first_node_shows_the_command_for_the_others(
         launch.wait_for("waiting at ")
         launch.send(signal.SIGTERM)
         launch.end()
-    assert not any("on each other node" in launch.text for launch in of_schedulers)
+    assert not any("run on every other node" in launch.text for launch in of_schedulers)
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])

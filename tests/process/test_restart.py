@@ -275,12 +275,12 @@ def test_a_restart_waits_for_gpu_memory(
     words = ("--gpus", "0", "--nproc-per-node", "2", "--max-restarts", "1", AGAIN, "1", "3")
 
     with start_meshrun("--gpu-memory-wait", "512MiB,1h", *words, folder=tmp_path) as run:
-        wait_until(lambda: "waiting until" in run.stderr, lambda: run.stderr)
+        wait_until(lambda: "waiting up to" in run.stderr, lambda: run.stderr)
         assert "generation 1" not in run.stdout
         fake_nvml([mine, busy])
         assert run.wait() == 0, run.stderr
     assert (
-        "waiting until at most 512 MiB are in use, for up to 3600 s: GPU 0 has 3.0 GiB in use"
+        "waiting up to 3600 s for GPU memory in use to drop to 512 MiB: GPU 0 has 3.0 GiB in use"
         f" (pid {os.getpid()} ({Path('/proc/self/comm').read_text().strip()}) 2.0 GiB, not of this"
         " launch; pid 4194305, ended or in another container)"
     ) in run.stderr
@@ -301,7 +301,7 @@ def test_a_wait_for_memory_ends_with_the_launch(
     words = ("--gpu-memory-wait", "512MiB,1h", "--nproc-per-node", "2", "--max-restarts", "1")
 
     with start_meshrun(*words, AGAIN, "1", "3", folder=tmp_path) as run:
-        wait_until(lambda: "waiting until" in run.stderr, lambda: run.stderr)
+        wait_until(lambda: "waiting up to" in run.stderr, lambda: run.stderr)
         run.signal(signum)
         assert run.wait() == 128 + signum
     assert "generation 1" not in run.stdout

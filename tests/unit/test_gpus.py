@@ -242,8 +242,8 @@ def test_lists_of_gpus_are_parsed(text: str, entries: tuple[str, ...]) -> None:
         ("0-2,2", "names 2 more than once"),
         ("0,00", "names 0 more than once"),
         ("GPU-1,GPU-1", "names GPU-1 more than once"),
-        ("0,GPU-1", "mixes `0`, a number and `GPU-1`, a UUID"),
-        ("MIG-1,GPU-1", "mixes `MIG-1`, the name of a MIG instance and `GPU-1`, a UUID"),
+        ("0,GPU-1", "mixes a number (`0`) and a UUID (`GPU-1`)"),
+        ("MIG-1,GPU-1", "mixes the name of a MIG instance (`MIG-1`) and a UUID (`GPU-1`)"),
     ],
 )
 def test_invalid_lists_of_gpus(text: str, message: str) -> None:
@@ -546,7 +546,7 @@ def test_ranks_restart_if_no_process_can_wait_for_memory(
 
     assert begun == ["now"]
     assert notes[-1:] == [
-        "cannot wait for GPU memory in a process of its own: Resource temporarily unavailable"
+        "cannot start a process to wait for GPU memory: Resource temporarily unavailable"
     ]
 
 

@@ -444,11 +444,11 @@ def test_waiting_nodes_learn_which_are_missing(parties: Parties) -> None:
     participant = parties.participant(info("node1", 1), nnodes=3)
     parties.pass_s(14)
     waiting = [note for note in coordinator.notes if note.startswith("waiting at ")]
-    command = f"on each other node: meshrun --rdzv-endpoint 127.0.0.1:{parties.port} x.py ENDPOINT"
+    command = f"meshrun --rdzv-endpoint 127.0.0.1:{parties.port} x.py ENDPOINT"
 
     assert len(waiting) == 3
     assert "2 of 3 nodes joined; missing: node 2" in waiting[-1]
-    assert coordinator.notes.count(command) == 1
+    assert coordinator.notes.count(f"run on every other node: {command}") == 1
     assert [note for note in participant.notes if note.startswith("waiting at ")] == waiting
 
 
