@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from meshrun import __version__
-from meshrun.cli.end import call_at_end, end_by_signal, end_with
+from meshrun.cli.end import call_at_end, code_for, end_by_signal, end_with
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import PET, Options
 from meshrun.cli.variables import IN_RANK
@@ -86,8 +86,8 @@ def run_line(args: Sequence[str], invocation: Invocation) -> int:
     except MeshrunError as error:
         message = f"{getattr(error, 'option', '')} {error.message}"
         error.message += options.variables_behind(message)
-        if options.exit_code == "torchrun" and error.exit_code != UsageError.exit_code:
-            error.exit_code = 1
+        if error.exit_code != UsageError.exit_code:  # which torchrun's parser returns too
+            error.exit_code = code_for(options.exit_code, error.exit_code)
         raise
 
 

@@ -9,9 +9,12 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.host.stderr import note
+
+if TYPE_CHECKING:
+    from meshrun.plan.request import ExitCodes
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _at_end: list[Callable[[int], None]] = []
@@ -20,6 +23,11 @@ _at_end: list[Callable[[int], None]] = []
 def call_at_end(function: Callable[[int], None]) -> None:
     """Call a function with the exit code of this process when it ends, even by a signal."""
     _at_end.append(function)
+
+
+def code_for(exit_codes: ExitCodes, code: int) -> int:
+    """Return the exit code of a launch as ``--exit-code`` says: torchrun's is 1 for any failure."""
+    return int(code != 0) if exit_codes == "torchrun" else code
 
 
 def end_with(code: int) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from meshrun.cli.check_mesh import check_mesh, check_requirements, read_check_program
-from meshrun.cli.end import end_as, end_by_signal
+from meshrun.cli.end import code_for, end_as, end_by_signal
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
     build_request,
@@ -279,7 +279,9 @@ def _report(
         if text := render_failure(unseen, reported_lost=progress.reported_lost, bare=bare):
             say(text)
     if (task := invocation.task) is not None and not task.is_first:
-        task.report_end(_code_for_shell(plan.request, result), is_over=bool(result.elsewhere))
+        task.report_end(
+            code_for(plan.request.exit_codes, result.exit_code), is_over=bool(result.elsewhere)
+        )
 
 
 def _is_reported_elsewhere(result: LaunchResult, plan: LaunchPlan, invocation: Invocation) -> bool:
@@ -297,13 +299,8 @@ def _is_reported_elsewhere(result: LaunchResult, plan: LaunchPlan, invocation: I
 def _end_with(request: LaunchRequest, result: LaunchResult) -> int:
     """Return the exit code of a launch, or end by the signal that ended it."""
     if result.signum is None or result.preempted or request.exit_codes == "torchrun":
-        return _code_for_shell(request, result)
+        return code_for(request.exit_codes, result.exit_code)
     return end_by_signal(result.signum)
-
-
-def _code_for_shell(request: LaunchRequest, result: LaunchResult) -> int:
-    """Return the exit code of the launch, or torchrun's."""
-    return int(result.exit_code != 0) if request.exit_codes == "torchrun" else result.exit_code
 
 
 def _scheduler_starts_all(cluster: ClusterFacts | None, request: LaunchRequest) -> bool:
