@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _EVERY_S = 0.3
+"""A store can wait until a key is set, but not until its value or the counter changes."""
 
 
 class DeclineProcess:

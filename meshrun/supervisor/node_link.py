@@ -28,6 +28,7 @@ _SILENT_STAY_S = 1.0
 _IMPORT_TAKES_S = 60.0
 """How long importing torch may take, where it is needed to notify the others."""
 _LOOK_EVERY_S = 0.3
+"""A callback at the end of the import would have to pass through three modules."""
 _CHECK_DELIVERY_S = 0.01
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from meshrun.host.reactor import Reactor
 
 _CHECK_EVERY_S = 0.5
+"""The kernel reports that a child is stopped, but not that the caller is."""
 
 
 class Pause:

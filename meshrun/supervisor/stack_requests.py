@@ -47,6 +47,7 @@ ZYGOTE = -1
 """Stands for the zygote."""
 _ZYGOTES_NAME = "the process that starts the ranks"
 _CHECK_EVERY_S = 0.002
+"""Neither the files that ranks write to nor ``/proc`` can be waited for."""
 _READ_BYTES = 256 * 1024
 _MOST_NATIVE = 4
 _NATIVE_TAKES_S = 10.0

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 EXIT_TAKES_S = 10.0
 """How long the zygote may take to exit once its socket is closed, and then after SIGKILL."""
 _BETWEEN_LOOKS_S = 0.001
+"""The zygote exits within milliseconds, and steps wait for times only, not for processes."""
 
 
 class ZygoteClient:

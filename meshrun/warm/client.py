@@ -39,6 +39,7 @@ from meshrun.zygote.guard import killing_marked
 
 _ANSWERS_WITHIN_S = 10.0
 _BETWEEN_LOOKS_S = 0.005
+"""Steps wait for times only, not for sockets, and the shim may be stopped again."""
 _KILL_TAKES_S = 30.0
 """How long a shim may take to report the end of a zygote that was killed, and of all below it."""
 _PACKET_BYTES = 64 * 1024
