@@ -11,6 +11,7 @@ calls these functions:
    mesh (``mesh/``) and run the program. Their messages are in ``protocol/``. After each event,
    ``lifecycle/`` decides what happens next. ``rendezvous/`` connects the launchers of all nodes,
    ``console/`` prints the output of the ranks, and ``report/`` reports progress and the end.
+   ``supervisor/loop.py`` receives Ctrl-C and other signals, ``lifecycle/local.py`` decides on them.
 
 ``ssh/`` starts launchers on other hosts, ``actors/`` on nodes of a Ray cluster, and ``submit/`` by
 a job of a scheduler. ``check/`` judges the measurements of ``--check``.

@@ -54,7 +54,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the variables that a rank has in addition to ``base``.
 
-    ``supervisor.node_processes`` adds those the zygote lacks, and the rank adds its process id.
+    ``supervisor.node_processes`` adds those the zygote lacks. ``zygote.spawn`` starts new programs
+    with all of them; ``worker.bootstrap`` sets them in every Python rank, with its process id.
     If a scheduler's task is itself a rank, ``mesh.scheduler_task`` makes the variables instead.
 
     Names and values follow torchrun 2.13 (``_start_workers`` in
