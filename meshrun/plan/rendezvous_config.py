@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
-from meshrun.plan.parse import format_nnodes, is_on, parse_flag, parse_seconds
+from meshrun.plan.parse import format_nnodes, parse_flag, parse_seconds
 from meshrun.plan.request import Rendezvous, RendezvousSettings
 
 DEFAULT_PORT = 29500
@@ -43,6 +43,8 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
     elastic launch tries to rejoin."""
     listener: int | None = None
     """Descriptor of an inherited socket that already listens at the endpoint."""
+    is_host: bool | None = None
+    """Whether this node serves the endpoint of c10d, if given."""
 
     @property
     def asks_torch(self) -> bool:
@@ -57,8 +59,7 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
     def is_first(self) -> bool | None:
         """Whether this node is node 0; ``None`` if only the endpoint can tell."""
         if self.backend == "c10d":
-            is_host = dict(self.conf).get("is_host")
-            return None if is_host is None else is_on(is_host)
+            return self.is_host
         return None if self.node_rank is None else self.node_rank == 0
 
     @property
@@ -123,8 +124,7 @@ def plan_rendezvous(rendezvous: Rendezvous, nnodes: int) -> RendezvousConfig | N
     settings = dict(rendezvous.conf)
     timeout_s = _seconds(settings, "join_timeout", "timeout", unset=_JOIN_S)
     last_call_s = _seconds(settings, "last_call_timeout", unset=_LAST_CALL_S)
-    if (is_host := settings.get("is_host")) is not None and rendezvous.backend == "c10d":
-        parse_flag(is_host, "--rdzv-conf is_host")
+    is_host = settings.get("is_host") if rendezvous.backend == "c10d" else None
     same: dict[str, Any] = {
         name: getattr(rendezvous, name) for name in RendezvousSettings.__struct_fields__
     }
@@ -136,6 +136,7 @@ def plan_rendezvous(rendezvous: Rendezvous, nnodes: int) -> RendezvousConfig | N
         timeout_s=min(timeout_s, _START_S) if is_present else timeout_s,
         last_call_s=last_call_s if is_elastic and not is_present else None,
         return_s=timeout_s if is_elastic else rendezvous.node_timeout_s,
+        is_host=None if is_host is None else parse_flag(is_host, "--rdzv-conf is_host"),
     )
 
 

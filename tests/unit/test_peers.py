@@ -183,7 +183,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     "why",
     [
         {},
-        {"node_rank": None, "backend": "c10d", "conf": (("is_host", "1"),)},
+        {"node_rank": None, "backend": "c10d", "is_host": True},
         {"node_rank": None, "host": "localhost"},  # which is also the name of both machines
     ],
     ids=["rank", "c10d", "name"],
