@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
+from typing import Any
 
 import pytest
 from msgspec import Struct
@@ -11,12 +14,21 @@ from msgspec import Struct
 from meshrun import app
 from meshrun.cluster import Surroundings, detect
 from meshrun.cluster.cluster_facts import ClusterFacts
-from meshrun.errors import MeshrunError, SpecError
+from meshrun.errors import MeshrunError, SpecError, UsageError
+from meshrun.protocol.events import AllJoined
 from meshrun.protocol.generation import Trouble
 from meshrun.protocol.packing import Line
 from meshrun.rendezvous import messages
+from meshrun.rendezvous.round import Round
+from tests import schedulers
 from tests.kit import ROOT
+from tests.parties import Parties, info
 from tests.plans import request_of
+from tests.schedulers import FILES
+
+REAL = [env for name, env in vars(schedulers).items() if name.isupper() and isinstance(env, dict)]
+HOSTNAMES = ("here", "mnist-worker-1", "job-worker-1")
+"""Those of pods are in their variables."""
 
 
 def test_the_examples_of_additions_apply() -> None:
@@ -34,20 +46,36 @@ def test_the_examples_of_additions_apply() -> None:
     assert looked_up
 
 
-def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan covers the scheduler's nodes and names it as their source."""
+def missing_systems(*environments: dict[str, str]) -> set[str]:
+    """Return the systems that start processes in these environments but not in the reference."""
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    table = page.partition("## How nodes are detected")[2]
+    listed = re.findall(r"^\| ([^|]+)", table, re.MULTILINE)
+    found = set()
+    for env, hostname, detector in product(environments, HOSTNAMES, detect.DETECTORS):
+        with suppress(UsageError):
+            facts = detector(Surroundings(env, hostname=hostname, read=FILES.__getitem__))
+            found |= {facts.system} if facts else set()
+    assert found
+    return {system for system in found if not any(system in row for row in listed)}
 
-    def detect_lsf(here: Surroundings) -> ClusterFacts | None:
-        hosts = tuple(here.env.get("LSB_HOSTS", "").split())
+
+def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan covers its nodes and names it as their source; a gap in the reference is noticed."""
+    assert missing_systems(*REAL) == set()
+
+    def detect_nomad(here: Surroundings) -> ClusterFacts | None:
+        hosts = tuple(here.env.get("NOMAD_HOSTS", "").split())
         if not hosts:
             return None
         return ClusterFacts(
-            system="LSF", evidence="LSB_HOSTS", nnodes=len(hosts), node_rank=1, head=hosts[:1],
+            system="Nomad", evidence="NOMAD_HOSTS", nnodes=len(hosts), node_rank=1, head=hosts[:1],
             hosts=hosts, job_id="7",
         )  # fmt: skip
 
-    monkeypatch.setattr(detect, "DETECTORS", (detect_lsf, *detect.DETECTORS))
-    monkeypatch.setenv("LSB_HOSTS", "a1 a2 a3")
+    monkeypatch.setattr(detect, "DETECTORS", (detect_nomad, *detect.DETECTORS))
+    monkeypatch.setenv("NOMAD_HOSTS", "a1 a2 a3")
+    assert missing_systems({"NOMAD_HOSTS": "a1"}) == {"Nomad"}
     asked = request_of(nproc_per_node=(1,))
     request, cluster = app.ask_cluster(asked)
     plan = app.plan(request, check_host=False, cluster=cluster)
@@ -55,7 +83,7 @@ def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plan.layout.nnodes, plan.node_rank) == (3, 1)
     assert plan.rendezvous is not None
     assert plan.rendezvous.host == "a1"
-    assert {system for _, _, system in plan.request.sources} == {"LSF"}
+    assert {system for _, _, system in plan.request.sources} == {"Nomad"}
 
 
 def errors(kind: type[MeshrunError] = MeshrunError) -> Iterator[type[MeshrunError]]:
@@ -84,8 +112,8 @@ def test_an_exit_code_is_one_row() -> None:
     del QuotaError
 
 
-def test_a_message_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It survives encoding and decoding, which checks its fields and escapes their text."""
+def test_a_message_is_one_class(monkeypatch: pytest.MonkeyPatch, parties: Parties) -> None:
+    """It reaches its reader; decoding checks its fields and escapes their text."""
 
     class Drain(Struct, frozen=True, kw_only=True):
         generation: messages.Generation
@@ -93,8 +121,14 @@ def test_a_message_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(messages, "Message", messages.Message | Drain)
     Drain.__module__ = __name__
-    text = messages.encode(Drain(generation=0, why="maintenance\x1b[2J"))  # type: ignore[arg-type]
+    received: list[object] = []
+    monkeypatch.setattr(Round, "receive", lambda *arguments: received.append(arguments[-1]))
+    coordinator, participant = parties.coordinator(2), parties.participant(info("node1"))
+    parties.until(lambda: coordinator.received(AllJoined) and participant.received(AllJoined))
+    drain: Any = Drain(generation=0, why="maintenance\x1b[2J")
+    participant.send(drain)
+    parties.until(lambda: Drain(generation=0, why=r"maintenance\x1b[2J") in received)
 
-    assert messages.decode(text) == Drain(generation=0, why=r"maintenance\x1b[2J")
+    text = messages.encode(drain)
     with pytest.raises(messages.MessageError):
         messages.decode(text.replace(b"why", b"who"))
