@@ -117,8 +117,8 @@ class _Cells:
             check_by_dry_run(["--mesh", mesh, *options, *shown])
             if group.is_open:
                 note(
-                    f"`{shlex.join(words)}` needs other ranks than `{shlex.join(self._words)}`; the"
-                    " variables of the old ones are lost"
+                    f"`{shlex.join(words)}` needs different ranks than"
+                    f" `{shlex.join(self._words)}`; the variables of the old ranks are lost"
                 )
         self.stop()
         self._group, self._words = WorkerGroup(mesh=mesh, options=options), words

@@ -342,8 +342,8 @@ class Options(ParsedOptions):
         "Report where each rank is if startup takes longer than this. `0` disables the report.",
         details="The launch continues.")
     hang_timeout = Option(parse_seconds, 0.0, "TIME", FAILURES,
-        "Stop or restart the ranks if none uses its CPU, prints or calls `heartbeat()` for this "
-        "long. `0` disables the check.", details="See [how to find a hang]"
+        "Stop or restart the ranks if none uses the CPU, prints anything or calls `heartbeat()` "
+        "for this long. `0` disables the check.", details="See [how to find a hang]"
         "(../how-to/find-a-hang.md).")
     stragglers = Switch(FAILURES,
         "Report a rank that others wait for more than 10 % of the time.",

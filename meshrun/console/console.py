@@ -249,7 +249,7 @@ class Console:
         for name, outlet in (("stdout", self._out), ("stderr", self._err)):
             if outlet.error is None and outlet in self._reported_lost:
                 self._reported_lost.remove(outlet)
-                self.note(f"{name} can be written again; {outlet.lost_bytes:,} bytes were lost")
+                self.note(f"writing to {name} works again; {outlet.lost_bytes:,} bytes were lost")
             elif outlet.error is not None and outlet not in self._reported_lost:
                 self._reported_lost.add(outlet)
                 if not is_reader_gone(outlet.error):

@@ -17,7 +17,7 @@ def last_read_s(stopped_s: float, ended_s: float, shutdown_timeout_s: float) -> 
 
 def dropped_note(count: int) -> str:
     """Return the note about discarded bytes."""
-    return f"dropped {count:,} bytes of output: its reader does not keep up"
+    return f"dropped {count:,} bytes of output: its reader cannot keep up"
 
 
 class SlowReaders:

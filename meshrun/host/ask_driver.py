@@ -65,7 +65,7 @@ class Driver:
             self._next_note_s = _SLOW_S
         if asked.killed_by is not None:
             self._has_crashed = True
-            self.trouble = f"the NVIDIA driver's library was ended by signal {asked.killed_by}"
+            self.trouble = f"the NVIDIA driver's library crashed with signal {asked.killed_by}"
         return answer
 
     def close(self) -> None:

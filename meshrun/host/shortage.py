@@ -26,7 +26,7 @@ _HINTS = {
     errno.EDQUOT: _DISK,
     errno.EIO: "see `dmesg`: a disk or a network file system may have failed",
     errno.EROFS: "set TMPDIR to a writable folder",
-    errno.ESTALE: "a network file system was exchanged: start again in a new shell",
+    errno.ESTALE: "a network file system was replaced: start again in a new shell",
 }
 """What to try for each error number; the limit on open files in place of ``{files}``."""
 REFUSED = (

@@ -373,7 +373,7 @@ def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
     if request.start_method is not None:
         return request.start_method, "as requested"
     if sys.platform == "darwin":  # as Python's multiprocessing decides
-        return "exec", "libraries of macOS may start threads, which forks lose"
+        return "exec", "macOS libraries may start threads, which a fork loses"
     return "fork", "torch is imported once and ranks are forked"
 
 

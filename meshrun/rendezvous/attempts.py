@@ -118,8 +118,8 @@ class Attempts:
             )
         if self._found is EndpointPhase.NOTHING:
             return (
-                "check that node 0's launcher is running, that it waits at this address, as it"
-                " prints, and that the name resolves to the same machine on every node"
+                "check that node 0's launcher is running, that the address it prints is this one,"
+                " and that the name resolves to the same machine on every node"
             )
         return (
             "check that meshrun was started there, that this node can reach the port, and that the"

@@ -108,7 +108,7 @@ class Lobby:
             self._left_to_notify = 0  # their own timeouts expire too
             self._fail(
                 RendezvousError(
-                    f"after {self._config.timeout_s:.0f} s {self._expected.missing()}",
+                    f"after {self._config.timeout_s:.0f} s, {self._expected.missing()}",
                     hint=self._hint(),
                 )
             )

@@ -58,7 +58,7 @@ FIXED = Policy(
     replaceable=Membership.on_host,
     event_of_loss=lambda lost, _: lost,
     announces_changes=False,
-    too_few="{lost}; after {waited_s:.0f} s {nodes}",
+    too_few="{lost}; after {waited_s:.0f} s, {nodes}",
     wait_option="--node-timeout TIME",
     if_no_place={},
     if_lost={
@@ -76,7 +76,7 @@ ELASTIC = Policy(
     replaceable=lambda *_: (),  # containers may share the name of a host
     event_of_loss=_change_by_loss,
     announces_changes=True,
-    too_few="after {waited_s:.0f} s {nodes}",
+    too_few="after {waited_s:.0f} s, {nodes}",
     wait_option="--rdzv-conf join_timeout=TIME",
     if_no_place={
         ParticipantPhase.JOINING: ParticipantPhase.SPARE,

@@ -22,7 +22,7 @@ from meshrun.wording import count
 _ROW = 18.0
 _SPREAD = 1.5
 """The least ratio of speeds that a color scale covers, so that similar speeds look similar."""
-_RED = "red: less than half of the usual bandwidth, on one link or on all of a node or rank"
+_RED = "red: less than half the usual bandwidth, on one link or on all of a node or rank"
 _STYLE = """
 <style>.meshrun .slow,.meshrun .slow rect{fill:none;stroke:#e5484d;stroke-width:2.5}</style>"""
 _Places = Mapping[int, tuple[float, float, float, float]]

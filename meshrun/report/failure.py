@@ -138,7 +138,7 @@ def describe_rank_end(failure: RankFailure) -> str:
     elif failure.exit_code == 0:
         end = LEFT_EARLY
     if _was_quit(failure):
-        return f"was quit in its debugger, exit code {failure.exit_code}"
+        return f"was quit from its debugger, exit code {failure.exit_code}"
     if failure.raised is None:
         return end
     if failure.raised.kind == "SystemExit":

@@ -131,7 +131,7 @@ class Metrics(Watcher):
             total = len(self._state.ranks)
             is_ready = ready == total and not self._state.stopping
             status = "200 OK" if is_ready else "503 Service Unavailable"
-            return Response(f"{ready} of {total} ranks run the program\n", status)
+            return Response(f"{ready} of {total} ranks are running the program\n", status)
         return Response("use /metrics, /healthz or /readyz\n", "404 Not Found")
 
     def _families(self) -> Iterator[Family]:
@@ -199,7 +199,7 @@ def _listen(address: str, port: int) -> socket.socket:
     except (HostError, UsageError) as error:
         raise type(error)(
             f"--metrics: {error.message}",
-            hint="use an address of this machine and a free port; 0 is any free one",
+            hint="use an address of this machine and a free port; 0 picks any",
         ) from error
 
 

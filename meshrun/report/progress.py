@@ -215,7 +215,7 @@ class StartProgress(Watcher):
         if new := self._take_new(event.survivors):
             self._console.note(
                 f"{_processes(new)} survived SIGKILL: the kernel cannot kill a process that"
-                " waits for a disk, a driver or a network file system (state D in `ps`) until"
+                " is waiting for a disk, a driver or a network file system (state D in `ps`) until"
                 " that responds"
             )
         if new := self._take_new(event.denied):
@@ -346,7 +346,7 @@ class StartProgress(Watcher):
             is_checking = self._is_checking and not joined
             what = "checking the mesh" if is_checking else f"{joined} of {total} ranks joined"
             return f"{what} ({elapsed})"
-        what = "built their mesh" if self._has_mesh else "are ready"
+        what = "have built their mesh" if self._has_mesh else "are ready"
         return f"{ready} of {total} ranks {what} ({elapsed})"
 
     def _describe_stop(self, event: Event, state: State) -> str:

@@ -50,7 +50,7 @@ def stop_servers() -> str:
         raise HostError(
             f"{count(len(left), 'warm server')} did not end after SIGKILL:"
             f" {', '.join(map(str, left))}",
-            hint="the kernel cannot end it, perhaps because a network file system does not respond",
+            hint="the kernel cannot kill it, perhaps because a network file system hangs",
         )
     place.remove()
     return f"stopped {count(len(servers), 'warm server')}"

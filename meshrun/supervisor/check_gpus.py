@@ -75,7 +75,7 @@ def examine_gpus(plan: LaunchPlan, note: Callable[[str], None]) -> None:
     if (unfit := _unfit(findings, gpus)) is not None:
         raise unfit
     if not findings:
-        note(f"{where}{count(len(gpus), 'GPU')} checked, nothing found")
+        note(f"{where}{count(len(gpus), 'GPU')} checked, no problems found")
 
 
 def _find_problems(healths: Sequence[GpuHealth], xids: Sequence[Xid]) -> list[GpuFinding]:
@@ -141,7 +141,7 @@ def _in_log(gpu: Gpu, xids: Sequence[Xid]) -> Iterator[GpuFinding]:
     own = [xid for xid in xids if xid.is_on(gpu.address)]
     times = Counter(xid.number for xid in own)
     for number, last in {xid.number: xid for xid in own}.items():
-        what = f"{last}, {times[number]} x in the kernel log since boot"
+        what = f"{last}, {count(times[number], 'time')} in the kernel log since boot"
         is_program = number in _OF_PROGRAMS
         advice = "a program can cause this" if is_program else _RESET.format(_number(gpu))
         yield GpuFinding(gpu, what, advice)

@@ -458,7 +458,7 @@ class Loop:
             try:
                 message = self._processes.zygote.receive_report()
                 if isinstance(message, FromRank) and message.rank not in self.state.ranks:
-                    raise WireError(f"a message of rank {message.rank}, which is not here")
+                    raise WireError(f"a message from rank {message.rank}, which is not here")
             except WireError:
                 if not self._noted_malformed_report:
                     self._noted_malformed_report = True

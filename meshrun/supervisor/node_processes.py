@@ -213,7 +213,7 @@ class NodeProcesses:
             self._note(f"{who} is stopped; the launch waits for it until `kill -CONT {pid}`")
         else:
             self._note(
-                f"waiting for {who}, which waits for a disk, a driver or a network file system"
+                f"waiting for {who}, which is waiting for a disk, a driver or a network file system"
                 " (state D in `ps`)"
             )
 

@@ -53,7 +53,7 @@ _MOST_NATIVE = 4
 _NATIVE_TAKES_S = 10.0
 _WHY_SILENT = {
     SignalState.GONE: "has exited",
-    SignalState.UNHANDLED: "is not running Python that meshrun started, or not yet",
+    SignalState.UNHANDLED: "is not running Python started by meshrun, or has not started it yet",
     SignalState.STOPPED: "is suspended (SIGCONT resumes it)",
     SignalState.TRACED: "is stopped by a debugger",
     SignalState.PENDING: "does not respond: it is blocked in the kernel, or blocks every signal",

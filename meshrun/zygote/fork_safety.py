@@ -90,7 +90,7 @@ class ImportWatch:
         self._first: dict[str, str] = {}
         """The first sign of each kind, with the import that caused it."""
         self._imported: list[str] = []
-        self._examine("a startup hook of Python's, such as sitecustomize,")
+        self._examine("a Python startup hook, such as sitecustomize,")
 
     def imported(self, module: str) -> None:
         """Examine the process after the import of a module."""

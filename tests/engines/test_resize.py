@@ -249,7 +249,7 @@ def test_too_few_nodes_for_too_long_are_an_error(make_hosts: MakeHosts, tmp_path
     os.kill(launches[1].process.pid, signal.SIGKILL)
 
     assert launches[0].end() == 69, launches[0].text
-    assert " s 1 of at least 2 nodes joined (node0)\n" in launches[0].text
+    assert " s, 1 of at least 2 nodes joined (node0)\n" in launches[0].text
     all_gone(hosts)
 
 

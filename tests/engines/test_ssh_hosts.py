@@ -227,7 +227,7 @@ def test_a_host_that_does_not_reach_the_first_one_is_named(make_sshd: MakeSshd) 
     run = launch(sshd, *timeout, *MESH, SAYS, hosts="node1,node2")
 
     assert run.end() == 69, run.text
-    assert "error: after 5 s 1 of 2 nodes joined; missing: node2" in run.text
+    assert "error: after 5 s, 1 of 2 nodes joined; missing: node2" in run.text
     all_gone(sshd)
 
 

@@ -104,4 +104,4 @@ def test_a_crash_of_the_library_is_reported(function: str, hang: Path) -> None:
     ours = run_meshrun("--nproc-per-node", "1", "--no-python", "true")
 
     assert ours.returncode == 71
-    assert ours.stderr.startswith("error: the NVIDIA driver's library was ended by signal 6\n")
+    assert ours.stderr.startswith("error: the NVIDIA driver's library crashed with signal 6\n")

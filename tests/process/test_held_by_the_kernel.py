@@ -15,7 +15,7 @@ from tests.kit import PROGRAMS, start_meshrun, wait_until
 
 pytestmark = pytest.mark.nightly
 HOST = os.uname().nodename
-SURVIVES = "survived SIGKILL: the kernel cannot kill a process that waits for"
+SURVIVES = "survived SIGKILL: the kernel cannot kill a process that is waiting for"
 KILLED = "the process that starts the ranks was killed by SIGKILL, and the ranks ended with it"
 
 

@@ -207,6 +207,6 @@ def test_a_zygote_that_cannot_run_is_noted(state: str, fake_torch: object, tmp_p
         assert running.wait() == 0
 
     what = {"T": f"is stopped; the launch waits for it until `kill -CONT {zygote}`"}.get(
-        state, "which waits for a disk, a driver or a network file system (state D in `ps`)"
+        state, "which is waiting for a disk, a driver or a network file system (state D in `ps`)"
     )
     assert what in running.stderr

@@ -144,7 +144,7 @@ def test_a_command_is_left_alone(tmp_path: Path) -> None:
     words = ("--no-python", "--nproc-per-node", "2", "sh", "-c", "echo up; exec sleep 600")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
-        ask(running, "all x2: is not running Python that meshrun started, or not yet")
+        ask(running, "all x2: is not running Python started by meshrun, or has not started it yet")
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
 

@@ -47,7 +47,7 @@ def test_q_ends_the_launch_and_says_so() -> None:
         lines = terminal.all_lines
 
     assert code == 1
-    assert "error: rank 1 [dp0 tp1] was quit in its debugger, exit code 1" in lines
+    assert "error: rank 1 [dp0 tp1] was quit from its debugger, exit code 1" in lines
     assert not any("bdb.py" in line for line in lines)
     assert terminal.modes_left == terminal.modes
 

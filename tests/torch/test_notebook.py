@@ -104,7 +104,7 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert slips[2][0] == "error: options: `tp=1` is neither an option nor the value of one"
     assert slips[3] == known, "a typo must not lose the ranks"
     assert others == ["[all] False", "ran"]
-    message = "meshrun: `dp=2 --device cpu --collapse` needs other ranks than `dp=2 --device cpu`; "
+    message = "`dp=2 --device cpu --collapse` needs different ranks than `dp=2 --device cpu`; "
     assert message in ran.stderr
     assert stop == ["ran"]
     assert bad[0].startswith("error: `x` is not a size")

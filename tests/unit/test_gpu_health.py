@@ -76,7 +76,7 @@ def test_healthy_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     unlinked = {**WELL, "links": [None] * 18}
     cards = card("GPU-0", 1, **WELL), card("GPU-1", 2), card("GPU-2", 3, **unlinked)
 
-    assert examine(monkeypatch, [], *cards) == (["3 GPUs checked, nothing found"], None)
+    assert examine(monkeypatch, [], *cards) == (["3 GPUs checked, no problems found"], None)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_gpu_without_an_address_is_found_by_its_uuid(monkeypatch: pytest.Monke
 
     (line,), error = examine(monkeypatch, [], card("GPU-0", 1, **WELL))
 
-    assert line == "1 GPU checked, nothing found"
+    assert line == "1 GPU checked, no problems found"
     assert error is None
 
 
@@ -255,15 +255,15 @@ def test_xids_of_the_gpus_of_a_launch_are_reported(monkeypatch: pytest.MonkeyPat
 
     assert examine(monkeypatch, log, *cards) == (
         [
-            "GPU 0: XID 13, 1 x in the kernel log since boot; a program can cause this",
-            "GPU 1: XID 79 (off the bus), 2 x in the kernel log since boot;"
+            "GPU 0: XID 13, 1 time in the kernel log since boot; a program can cause this",
+            "GPU 1: XID 79 (off the bus), 2 times in the kernel log since boot;"
             " reset it with `nvidia-smi --gpu-reset -i 1`, or reboot the machine",
         ],
         None,
     )
     (unread, well), _ = examine(monkeypatch, None, *cards)
     assert "no permission to read the kernel log" in unread
-    assert well == "2 GPUs checked, nothing found"
+    assert well == "2 GPUs checked, no problems found"
 
 
 def test_xids_since_the_start_explain_a_failure(

@@ -112,7 +112,7 @@ def test_imports_without_torch_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
         (["", ".", ".", ""], None),  # a pool that has ended
         (["", "", "", "."], "an import started 1 thread"),
         (["", "", "po.", "po."], "importing `b` started 3 threads (o, p)"),
-        ([*"...."], "a startup hook of Python's, such as sitecustomize, started 1 thread"),
+        ([*"...."], "a Python startup hook, such as sitecustomize, started 1 thread"),
     ],
 )
 def test_the_first_import_that_left_threads_is_named(

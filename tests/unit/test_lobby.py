@@ -460,7 +460,7 @@ def test_the_meeting_ends_at_the_timeout(parties: Parties) -> None:
     errors = [party.received(JoinFailed)[0].error for party in (coordinator, participant)]
 
     assert {error.message for error in errors} == {
-        "after 20 s 2 of 3 nodes joined; missing: node 2"
+        "after 20 s, 2 of 3 nodes joined; missing: node 2"
     }
     assert {error.exit_code for error in errors} == {69}
     assert "--rdzv-id and MESHRUN_SECRET" in str(errors[0].hint)

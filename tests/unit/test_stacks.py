@@ -419,7 +419,7 @@ def test_only_ranks_that_listen_are_asked(
         os.close(elsewhere)
 
     assert lines[0] == "rank 0: <module> at <string>:3"
-    assert any("rank 1: is not running Python that meshrun started" in line for line in lines)
+    assert any("rank 1: is not running Python started by meshrun" in line for line in lines)
 
 
 @pytest.mark.parametrize(
