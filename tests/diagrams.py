@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
+from meshrun.lifecycle.state import State
 from meshrun.rendezvous.node_phases import (
     ConnectionPhase,
     CoordinatorPhase,
@@ -50,6 +51,19 @@ def unseen(kind: type[Enum]) -> list[tuple[Enum, Enum]]:
     """Return the arrows of a diagram that no change of a phase has followed in this test."""
     arrows = ((before, after) for before, follows in FOLLOWS[kind].items() for after in follows)
     return [arrow for arrow in arrows if arrow not in SEEN]
+
+
+def check_step(before: State, after: State) -> None:
+    """Compare the changes of a launch's phases by one event with their diagrams."""
+    pairs: list[tuple[Enum, Enum]] = [
+        (before.phase, after.phase),
+        (before.stop, after.stop),
+        (before.nodes.phase, after.nodes.phase),
+        (before.nodes.link, after.nodes.link),
+    ]
+    for old, new in pairs:
+        assert new is old or new in FOLLOWS[type(old)][old], (old, new)
+        SEEN.add((old, new))
 
 
 def check_phases(monkeypatch: pytest.MonkeyPatch, *owners: type) -> None:

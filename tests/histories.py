@@ -14,6 +14,7 @@ from meshrun.protocol.events import Event, SignalArrived, TimePassed, ZygoteGone
 from meshrun.protocol.from_zygote import GenerationEnded, RankStarted, StoreEnded, ZygoteReady
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
+from tests.diagrams import check_step
 
 S = 1_000_000_000
 
@@ -73,10 +74,12 @@ def launch(ranks: int = 3, **changes: Any) -> State:
 
 
 def follow(state: State, *events: Event) -> tuple[State, list[Action]]:
-    """Return the state after some events, and the actions taken."""
+    """Return the state after some events, and the actions taken; check each change of a phase."""
     taken: list[Action] = []
     for event in events:
+        before = state
         state, actions = advance(state, event)
+        check_step(before, state)
         taken.extend(actions)
     return state, taken
 

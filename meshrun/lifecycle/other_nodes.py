@@ -96,7 +96,7 @@ def _generation_aborted(state: State, event: GenerationAborted) -> State:
 def _all_cleared(state: State, event: AllCleared) -> State:
     """Decide for every node: restart the ranks, or end the launch."""
     change = state.nodes.change
-    if state.nodes.phase in (NodesPhase.JOINING, NodesPhase.OVER):
+    if state.nodes.phase is not NodesPhase.CLEARED:
         return state
     state = state.with_nodes(outcomes=event.outcomes)
     if change is not None and may_continue(state):
@@ -114,7 +114,7 @@ def _regroup(state: State, cause: Cause) -> State:
 
 def _next_begins(state: State, event: NextBegins) -> State:
     state = with_cause(state, event.cause)
-    if not state.nodes.awaits_decision:
+    if not (state.nodes.awaits_decision and state.nodes.is_cleared):
         return state
     if state.phase not in (Phase.ENDING, Phase.OVER) and state.broken is None:
         return start_next_generation(state, event.at_ns)

@@ -66,6 +66,10 @@ from tests.node_histories import (
     reported,
 )
 
+KILLED = [
+    OTHERS_FAILED, TimePassed(at_ns=35 * S), exited(2, 9, 35), exited(3, 9, 35), ENDED,
+]  # fmt: skip
+CLEAR_NOW = replace(CLEAR, grace_s=0.0)
 NO_RANKS = replace(met(1), ranks=())
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "ranks wait for the nodes": ([READY], []),
@@ -236,6 +240,23 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         ],
         [START, term(3), FAILED, CLEAR, CLEARED, FAILED, CLEAR, CLEARED, END],
     ),
+    "also if this node's ranks had been killed": (
+        [*PARTICIPANT, *KILLED, signalled(15, 37), NEXT, ENDED, over(143, signum=15), GONE],
+        [START, term(2, 3), kill(2, 3), CLEAR_NOW, CLEARED, FAILED, CLEAR, CLEARED, END],
+    ),
+    "ranks start again where they were killed": (
+        [*PARTICIPANT, *KILLED, NEXT],
+        [START, term(2, 3), kill(2, 3), CLEAR_NOW, CLEARED, StartAll(generation=1)],
+    ),
+    "after two failures without progress, after a back-off": (
+        [*PARTICIPANT, *DIES, ENDED, NEXT, *started(2, 3), *DIES, ENDED, NEXT],
+        [
+            START, term(3), FAILED, CLEAR, CLEARED,
+            StartAll(generation=1), term(3), FAILED, CLEAR, CLEARED,
+        ],
+    ),
+    "a launch that ends without this node": ([READY, over(7), GONE], [END]),
+    "a node whose ranks run obeys the coordinator, too": ([*PARTICIPANT, over(7)], [START, END]),
     "a guard that is killed while ranks end changes nothing": (
         [*PARTICIPANT, OTHERS_FAILED, LOST_STORE, *PARTICIPANT_ENDED],
         [START, term(2, 3), CLEAR],

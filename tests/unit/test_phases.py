@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from meshrun.lifecycle import advance
 from meshrun.lifecycle.actions import StartAll
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
@@ -42,9 +40,21 @@ from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.node_phases import ConnectionPhase, CoordinatorPhase, ParticipantPhase
 from meshrun.ssh.host_phases import AgentPhase, ControllerPhase, HostPhase
-from tests.diagrams import DIAGRAMS, FOLLOWS
-from tests.histories import S, raised
-from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, reported
+from tests.diagrams import DIAGRAMS, FOLLOWS, SEEN, unseen
+from tests.histories import KILLED_ZYGOTE, READY, S, follow, launch, raised
+from tests.node_histories import (
+    NEXT,
+    NOT_MET,
+    OTHERS_FAILED,
+    OTHERS_FINISHED,
+    TWO_DIED,
+    all_cleared,
+    met,
+    over,
+    play,
+    reported,
+)
+from tests.unit import test_elastic_state, test_other_nodes, test_state_generations
 
 RANK = st.integers(0, 1)
 SIGNUM = st.sampled_from([2, 13, 15])
@@ -99,25 +109,16 @@ def histories(
     return events
 
 
-def follow(state: State, events: list[Event]) -> None:
-    """Play events, and compare each transition with the diagrams."""
+def follow_all(state: State, events: list[Event]) -> None:
+    """Play events of the ranks that this node has."""
     for event in events:
         if getattr(event, "rank", 0) not in state.ranks:
             continue  # a rank of another node
-        after, actions = advance(state, event)
-        pairs: list[tuple[Enum, Enum]] = [
-            (state.phase, after.phase),
-            (state.stop, after.stop),
-            (state.nodes.phase, after.nodes.phase),
-            (state.nodes.link, after.nodes.link),
-        ]
-        for before, now in pairs:
-            assert now is before or now in FOLLOWS[type(before)][before], (event, before, now)
+        state, actions = follow(state, event)
         if any(isinstance(action, StartAll) for action in actions):
-            assert (after.phase, after.stop) == (Phase.RUNNING, Stop.NONE), event
+            assert (state.phase, state.stop) == (Phase.RUNNING, Stop.NONE), event
         if isinstance(event, TimePassed):  # else the loop would send it again at once
-            assert after.wake_ns is None or after.wake_ns > event.at_ns
-        state = after
+            assert state.wake_ns is None or state.wake_ns > event.at_ns
 
 
 def test_killed_ranks_stay_killed() -> None:
@@ -125,14 +126,14 @@ def test_killed_ranks_stay_killed() -> None:
     signals: list[Event] = [SignalArrived(signum=2, at_ns=0)] * 3
     state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, nodes=NodesState())
 
-    follow(state, [*signals, NOT_MET])
+    follow(state, *signals, NOT_MET)
 
 
 @given(histories(LOCAL), st.integers(0, 2))
 def test_one_node_keeps_to_the_diagrams(events: list[Event], max_restarts: int) -> None:
     """With and without restarts."""
     ranks = {0: RankState(), 1: RankState()}
-    follow(State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts), events)
+    follow_all(State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts), events)
 
 
 @given(histories([*LOCAL, *ELSEWHERE]), st.integers(0, 2), st.booleans())
@@ -143,7 +144,24 @@ def test_a_node_of_several_keeps_to_the_diagrams(
     nodes = NodesState(is_elastic=is_elastic)
     ranks = {0: RankState(), 1: RankState(), 2: RankState(), 3: RankState()}
     state = State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts, nodes=nodes)
-    follow(state, events)
+    follow_all(state, events)
+
+
+def test_every_arrow_is_followed() -> None:
+    """By lawful histories, most of which are there for the actions that they lead to."""
+    SEEN.clear()
+    for _, events, _ in test_state_generations.RESTARTS.values():
+        follow(launch(3, max_restarts=1), *events)
+    for events, _ in test_other_nodes.HISTORIES.values():
+        play(events)
+    for events, _ in test_elastic_state.HISTORIES.values():
+        test_elastic_state.play(events)
+    for max_restarts in (0, 1):
+        play([READY, KILLED_ZYGOTE], max_restarts)
+    broken = ProgramBroken(text="SyntaxError: x", exit_code=1)
+    play([met(0), OTHERS_FAILED, all_cleared(TWO_DIED), broken, NEXT], max_restarts=1)
+
+    assert [unseen(kind) for kind in (Phase, Stop, NodesPhase, Link)] == [[]] * 4
 
 
 def test_only_last_phases_have_no_way_out() -> None:

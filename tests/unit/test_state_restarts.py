@@ -258,9 +258,9 @@ def test_a_zygote_that_is_lost_meanwhile_is_another_failure() -> None:
 def test_each_node_waits_by_itself() -> None:
     """All know the same failures, so a node that learns of another's end has nothing to stop."""
     causes = waiting().causes
-    met = NodesState(phase=NodesPhase.RUNNING)
+    cleared = NodesState(phase=NodesPhase.CLEARED)
     before = launch(
-        1, max_restarts=9, causes=causes[:1], stop=Stop.ASKED, phase=Phase.CLEARING, nodes=met
+        1, max_restarts=9, causes=causes[:1], stop=Stop.ASKED, phase=Phase.CLEARING, nodes=cleared
     )
     begins = NextBegins(generation=2, cause=causes[1], at_ns=9 * S)
     others = GenerationAborted(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
@@ -269,7 +269,9 @@ def test_each_node_waits_by_itself() -> None:
     assert (after.wake_ns, actions) == (10 * S, [])
     assert follow(before, begins, TimePassed(at_ns=10 * S))[1] == [StartAll(generation=2)]
     ended = GenerationEnded(at_ns=11 * S)
-    _, taken = follow(waiting(met), others, TimePassed(at_ns=10 * S), ended)
+    _, taken = follow(
+        waiting(NodesState(phase=NodesPhase.RUNNING)), others, TimePassed(at_ns=10 * S), ended
+    )
     assert taken == [EndGeneration(grace_s=2.0), Report(what="cleared")]
 
 
