@@ -19,7 +19,7 @@ from meshrun.lifecycle.actions import (
 )
 from meshrun.lifecycle.blame import has_culprit
 from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
-from meshrun.lifecycle.restart import back_off, may_restart, plan_restart
+from meshrun.lifecycle.restart import back_off, may_continue, may_restart, plan_restart
 from meshrun.lifecycle.state import NodesState, State, furthest, has_no_rank_left
 from meshrun.protocol.events import (
     Hung,
@@ -239,7 +239,8 @@ def finish(state: State, at_ns: int) -> State:
         return report_cleared(replace(state, phase=Phase.CLEARING))
     nodes = state.nodes
     if nodes.is_met and state.phase is Phase.IMPORTING:  # the zygote has started nothing yet
-        may_follow = (nodes.is_elastic or may_restart(state)) and nodes.signum is None
+        may_follow = may_continue(state) if nodes.is_elastic else may_restart(state)
+        may_follow = may_follow and nodes.signum is None
         state = replace(state, deadline_ns=None)
         return report_cleared(state) if may_follow else _kill_zygote(state)
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
@@ -283,6 +284,7 @@ def start_next_generation(state: State, at_ns: int) -> State:
             phase=NodesPhase.RUNNING,
             is_coordinator=nodes.is_coordinator,
             is_elastic=nodes.is_elastic,
+            failed=nodes.failed,
         )
     fresh = State(
         shutdown_timeout_s=state.shutdown_timeout_s,
@@ -297,9 +299,10 @@ def start_next_generation(state: State, at_ns: int) -> State:
         nodes=nodes,
         actions=state.actions,
     )
-    if fresh.signals:  # which arrived after the last rank had exited
+    # Signals may have arrived after the last rank had exited, and the nodes may not fit here.
+    if fresh.signals or nodes.failed is not None:
         fresh = replace(fresh, zygote_gone=state.zygote_gone)
-        return finish(stop(fresh, at_ns, signum=fresh.signals[0]), at_ns)
+        return finish(stop(fresh, at_ns), at_ns)
     if state.zygote_gone is not None:
         fresh = fresh.do(StartZygote())
     return start_if_due(fresh)

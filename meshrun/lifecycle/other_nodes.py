@@ -25,7 +25,7 @@ from meshrun.lifecycle.local import (
 )
 from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import cause_of_change, may_continue, may_restart, plan_restart
-from meshrun.lifecycle.state import NodesState, State
+from meshrun.lifecycle.state import State
 from meshrun.protocol.events import (
     AllCleared,
     AllJoined,
@@ -40,25 +40,25 @@ from meshrun.protocol.generation import Cause, RankState
 
 
 def _joined(state: State, event: AllJoined) -> State:
-    known = state.nodes
+    known, at_ns = state.nodes, event.at_ns
+    if known.is_met and (state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF):
+        return state
     ranks = {rank: RankState() for rank in event.ranks}
+    state = replace(state, ranks=ranks, causes=event.causes)
     if known.is_met:  # the nodes have changed since
-        if state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF:
-            return state
-        return start_next_generation(replace(state, ranks=ranks, causes=event.causes), event.at_ns)
+        return start_next_generation(state, at_ns)
     state = state.with_nodes(phase=NodesPhase.RUNNING, is_coordinator=event.node_rank == 0)
-    return start_if_due(replace(state, ranks=ranks, causes=event.causes))
+    return start_if_due(state) if known.failed is None else finish(stop(state, at_ns), at_ns)
 
 
 def _join_failed(state: State, event: JoinFailed) -> State:
     known = state.nodes
     if known.failed is not None or state.over:
         return state
-    is_open = known.phase is not NodesPhase.OVER and known.link is not Link.CUT_OFF
-    if event.node_rank is not None and is_open:
-        known = NodesState(phase=NodesPhase.RUNNING, is_coordinator=event.node_rank == 0)
+    if event.joined is not None:
+        return _joined(state.with_nodes(failed=event), event.joined)
     link = Link.CUT_OFF if known.link is Link.RETURNING else known.link
-    state = replace(state, nodes=replace(known, failed=event, link=link))
+    state = state.with_nodes(failed=event, link=link)
     if not known.is_met:
         return mark_stopped(state, phase=Phase.ENDING).do(EndZygote(by_force=True))
     if known.is_cleared and known.may_end_alone:

@@ -98,8 +98,8 @@ class JoinFailed(Struct, frozen=True, kw_only=True):
 
     error: MeshrunError
     at_ns: int
-    node_rank: int | None = None
-    """That of this node if all nodes have joined, but do not fit together here."""
+    joined: AllJoined | None = None
+    """Set if all nodes have joined, but do not fit together here."""
 
 
 class NodeLost(Struct, frozen=True, kw_only=True):

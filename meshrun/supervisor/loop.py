@@ -578,7 +578,7 @@ class Loop:
         try:
             self._processes.join(self._initial_plan, joined, nodes.peers.listener)
         except MeshrunError as error:
-            return JoinFailed(error=error, at_ns=joined.at_ns, node_rank=joined.node_rank)
+            return JoinFailed(error=error, at_ns=joined.at_ns, joined=joined)
         nodes.hosts = joined.hosts
         self._output.replan(self.plan)
         for watcher in self._watchers:

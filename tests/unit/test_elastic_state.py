@@ -112,6 +112,14 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "a lost node ends the ranks, and the coordinator continues": (SHRUNK, SHRINKS),
     "the coordinator continues with the others": ([*SHRUNK, again(0, 0)], [*SHRINKS, NEXT]),
+    "the others do not fit here": (
+        [*SHRUNK, replace(TOO_LATE, joined=again(0)), ENDED, all_cleared()],
+        [*SHRINKS, FAILED, CLEAR, CLEARED, THE_END],
+    ),
+    "the first nodes do not fit here, while the zygote still imports": (
+        [replace(TOO_LATE, joined=met(1)), GONE],
+        [FAILED, BY_FORCE, CLEARED],
+    ),
     "two lost nodes are one change": (
         [*COORDINATOR, LOST, LOST, *COORDINATOR_ENDED, ENDED, all_cleared()],
         SHRINKS,
@@ -252,8 +260,9 @@ def test_a_history_leads_to_these_actions(name: str) -> None:
 
 def test_a_change_counts_as_a_generation_and_not_as_a_restart() -> None:
     """So ranks keep all their restarts."""
-    state, _ = play([*SHRUNK, again(0, 0)])
-    assert (state.generation, state.restarts) == (1, 0)
+    for joins in (again(0, 0), replace(TOO_LATE, joined=again(0))):
+        state, _ = play([*SHRUNK, joins])
+        assert (state.generation, state.restarts) == (1, 0)
     failed = [*SHRUNK, again(0, 0), *started(0), exited(0, 7 << 8, 9), ENDED, all_cleared()]
     decided = [each for each in play(failed, max_restarts=1)[1] if isinstance(each, Decide)]
 

@@ -79,7 +79,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "nodes that do not meet end it at once": ([READY, NOT_MET], [BY_FORCE]),
     "once": ([READY, NOT_MET, NOT_MET], [BY_FORCE]),
     "a node whom the nodes do not fit once they have met tells the others": (
-        [READY, replace(NOT_MET, node_rank=1)],
+        [READY, replace(NOT_MET, joined=NO_RANKS)],
         [FAILED, CLEAR],
     ),
     "others fail while this node still imports": (

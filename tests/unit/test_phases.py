@@ -84,7 +84,7 @@ LOCAL: list[Callable[[int], st.SearchStrategy[Event]]] = [
 ]  # fmt: skip
 ELSEWHERE: list[Callable[[int], st.SearchStrategy[Event]]] = [
     lambda _: st.sampled_from(
-        [met(0), met(1), NOT_MET, replace(NOT_MET, node_rank=1), NEXT, OTHERS_FINISHED, over(7)]
+        [met(0), met(1), NOT_MET, replace(NOT_MET, joined=met(1)), NEXT, OTHERS_FINISHED, over(7)]
     ),
     lambda at: st.builds(
         NodeLost, node_rank=RANK, host=st.just("a"), why=st.just("gone"), at_ns=st.just(at)
