@@ -239,7 +239,8 @@ def finish(state: State, at_ns: int) -> State:
         return report_cleared(replace(state, phase=Phase.CLEARING))
     nodes = state.nodes
     if nodes.is_met and state.phase is Phase.IMPORTING:  # the zygote has started nothing yet
-        may_follow = may_continue(state) if nodes.is_elastic else may_restart(state)
+        needs_restart = nodes.policy.loss_is_failure
+        may_follow = may_restart(state) if needs_restart else may_continue(state)
         may_follow = may_follow and nodes.signum is None
         state = replace(state, deadline_ns=None)
         return report_cleared(state) if may_follow else _kill_zygote(state)
@@ -283,7 +284,7 @@ def start_next_generation(state: State, at_ns: int) -> State:
         nodes = NodesState(
             phase=NodesPhase.RUNNING,
             is_coordinator=nodes.is_coordinator,
-            is_elastic=nodes.is_elastic,
+            policy=nodes.policy,
             failed=nodes.failed,
         )
     fresh = State(
@@ -374,7 +375,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> State:
 def _zygote_gone_on_one_node(state: State, event: ZygoteGone) -> State:
     """Leave the launch, or report that nothing is left here: the coordinator decides what next."""
     nodes = state.nodes
-    if nodes.is_elastic and (nodes.is_cleared or nodes.link is Link.RETURNING):
+    if not nodes.policy.needs_all and (nodes.is_cleared or nodes.link is Link.RETURNING):
         return leave(mark_stopped(state), event.at_ns)
     if state.lost_process is event and nodes.may_leave and not may_restart(state):
         return _leave_if_possible(mark_stopped(state))

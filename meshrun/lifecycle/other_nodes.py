@@ -68,8 +68,7 @@ def _join_failed(state: State, event: JoinFailed) -> State:
 
 def _node_lost(state: State, event: NodeLost) -> State:
     known = state.nodes
-    may_return = known.is_elastic and known.link is not Link.CUT_OFF and known.signum is None
-    if may_return and not state.signals:  # an elastic launch reports only a lost coordinator
+    if known.may_return and not state.signals:  # an elastic launch reports only a lost coordinator
         alone = state.with_nodes(link=Link.RETURNING)
         return finish(stop(alone, event.at_ns, others_know=True), event.at_ns)
     if known.is_coordinator and may_restart(state):  # the lost node may be started again

@@ -216,7 +216,7 @@ def _was_preempted(state: State, *, others: int) -> bool:
     Of a node that was lost, it is not known. One that leaves an elastic launch reports on itself.
     """
     nodes = state.nodes
-    leaves = nodes.is_elastic and not nodes.is_coordinator and nodes.lost is None
+    leaves = not (nodes.policy.needs_all or nodes.is_coordinator or nodes.lost is not None)
     return (
         _stop_signal(state) == signal.SIGTERM
         and any(known.told_to_end_ns is not None for known in state.ranks.values())

@@ -71,15 +71,16 @@ def _find_cause(state: State, at_ns: int) -> Cause:
 def cause_of_change(state: State, event: GenerationAborted) -> Cause:
     """Return the cause of a generation's end by a change of its nodes.
 
-    It is a failure unless the launch is elastic, and that of a rank if one failed before.
+    If it is a failure, it may be that of a rank which failed before.
     """
-    if not state.nodes.is_elastic and has_culprit(state, before_ns=event.at_ns):
+    is_failure = state.nodes.policy.loss_is_failure
+    if is_failure and has_culprit(state, before_ns=event.at_ns):
         return _find_cause(state, event.at_ns)
     return Cause(
         description=event.why,
         at_ns=event.at_ns,
         step=state.best_step,
-        is_failure=not state.nodes.is_elastic,
+        is_failure=is_failure,
     )
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun.lifecycle.actions import Action
+from meshrun.lifecycle.nodes_policy import FIXED, NodesPolicy
 from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
     GenerationAborted,
@@ -40,8 +41,7 @@ class NodesState(Struct, frozen=True, kw_only=True):
     """The signal that stopped another node, and so this one."""
     is_coordinator: bool = False
     """Whether the ranks' store is here, and the decision what comes next."""
-    is_elastic: bool = False
-    """Whether nodes may join and leave during the launch."""
+    policy: NodesPolicy = FIXED
     change: GenerationAborted | None = None
     """The first change of the nodes in this generation; only the coordinator knows it."""
     over: LaunchOver | None = None
@@ -67,13 +67,18 @@ class NodesState(Struct, frozen=True, kw_only=True):
     @property
     def may_end_alone(self) -> bool:
         """Whether a cleared node may exit before the others."""
-        return self.is_elastic or self.phase is NodesPhase.REGROUPING
+        return not self.policy.needs_all or self.phase is NodesPhase.REGROUPING
 
     @property
     def may_leave(self) -> bool:
         """Whether the others can continue without this node and are not being stopped."""
         is_needed = self.is_coordinator or self.is_cleared or self.signum is not None
-        return self.is_elastic and self.awaits_decision and not is_needed
+        return not self.policy.needs_all and self.awaits_decision and not is_needed
+
+    @property
+    def may_return(self) -> bool:
+        """Whether this node is to reconnect if it loses the coordinator."""
+        return self.policy.returns and self.link is not Link.CUT_OFF and self.signum is None
 
     @property
     def awaits_decision(self) -> bool:

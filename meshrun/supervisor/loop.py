@@ -39,6 +39,7 @@ from meshrun.lifecycle.actions import (
     StartAll,
     StartZygote,
 )
+from meshrun.lifecycle.nodes_policy import ELASTIC, FIXED
 from meshrun.lifecycle.outcome import build_result, describe_end
 from meshrun.lifecycle.state import ALONE, NodesState, State, skip_time, was_stopped
 from meshrun.plan.plan import LaunchPlan
@@ -610,11 +611,11 @@ class Loop:
 
 
 def _initial_state(plan: LaunchPlan, *, has_other_nodes: bool) -> State:
-    request = plan.request
+    request, policy = plan.request, ELASTIC if plan.is_elastic else FIXED
     return State(
         shutdown_timeout_s=request.shutdown_timeout_s,
         max_restarts=request.max_restarts,
         sigterm_repeats=request.sigterm_repeats,
         ranks={rank: RankState() for rank in plan.layout.ranks_of_node(plan.node_rank)},
-        nodes=NodesState(is_elastic=plan.is_elastic) if has_other_nodes else ALONE,
+        nodes=NodesState(policy=policy) if has_other_nodes else ALONE,
     )

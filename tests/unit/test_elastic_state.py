@@ -9,6 +9,7 @@ from meshrun.errors import RendezvousError
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Action, Decide, Report, StartAll, StartZygote
+from meshrun.lifecycle.nodes_policy import ELASTIC
 from meshrun.lifecycle.outcome import build_result, describe_end
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
@@ -245,9 +246,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
     """Return the final state of an elastic launch, and the actions taken."""
-    return play_events(
-        events, max_restarts=max_restarts, ranks=2, nodes=NodesState(is_elastic=True)
-    )
+    return play_events(events, max_restarts=max_restarts, ranks=2, nodes=NodesState(policy=ELASTIC))
 
 
 @pytest.mark.parametrize("name", HISTORIES)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from meshrun.lifecycle.actions import StartAll
+from meshrun.lifecycle.nodes_policy import ELASTIC, FIXED, NodesPolicy
 from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
@@ -136,12 +137,12 @@ def test_one_node_keeps_to_the_diagrams(events: list[Event], max_restarts: int) 
     follow_all(State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts), events)
 
 
-@given(histories([*LOCAL, *ELSEWHERE]), st.integers(0, 2), st.booleans())
+@given(histories([*LOCAL, *ELSEWHERE]), st.integers(0, 2), st.sampled_from([FIXED, ELASTIC]))
 def test_a_node_of_several_keeps_to_the_diagrams(
-    events: list[Event], max_restarts: int, is_elastic: bool
+    events: list[Event], max_restarts: int, policy: NodesPolicy
 ) -> None:
     """As coordinator and as participant, however nodes join and leave."""
-    nodes = NodesState(is_elastic=is_elastic)
+    nodes = NodesState(policy=policy)
     ranks = {0: RankState(), 1: RankState(), 2: RankState(), 3: RankState()}
     state = State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts, nodes=nodes)
     follow_all(state, events)
