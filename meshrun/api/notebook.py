@@ -168,5 +168,5 @@ def _check_commands(tree: ast.AST) -> None:
                 mark = "%" if kind == "run_line_magic" else "%%"
                 raise UsageError(
                     f"%%mesh: `{mark}{name}` is a command of IPython, which does not run on ranks",
-                    hint="put it into a cell of its own, without %%mesh; `!command` runs on ranks",
+                    hint="put it in a separate cell, without %%mesh; `!command` runs on ranks",
                 )

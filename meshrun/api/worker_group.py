@@ -261,7 +261,7 @@ class WorkerGroup:
             if self._calling_thread is not None:
                 raise UsageError(
                     "a signal handler called these workers during another call of its thread",
-                    hint="make the call after the other one, or in a thread of its own",
+                    hint="make the call after the other one, or in a separate thread",
                 )
             yield
 

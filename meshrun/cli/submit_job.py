@@ -111,9 +111,7 @@ def _submit_to_kubernetes(kind: str, job: Job, options: Options) -> None:
     if options.dry_run:
         print_text(manifest, options.output)
         return
-    hint = (
-        f"`kubectl delete` the existing `{job.name}`, or leave out --rdzv-id for a name of its own"
-    )
+    hint = f"`kubectl delete` the existing `{job.name}`, or leave out --rdzv-id to get a new name"
     created = _run_with_input(
         ["kubectl", "create", "-f", "-", "-o", "json"],
         render_workload(job, kind),
