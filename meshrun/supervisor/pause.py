@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import partial
 
 from meshrun.host.reactor import Reactor
 
 _CHECK_EVERY_S = 0.5
 """The kernel reports that a child is stopped, but not that the caller is."""
+
+
+class _Ranks(Enum):
+    RUN = auto()
+    STOPPED_WITH_CALLER = auto()
+    STOPPED_UNTIL_SIGCONT = auto()
 
 
 class Pause:
@@ -30,23 +37,30 @@ class Pause:
         resume: Callable[[], None],
     ) -> None:
         self._stop, self._resume = stop, resume
-        self.is_on = False
-        self._until_sigcont = False
+        self._ranks = _Ranks.RUN
         self.has_caller = is_caller_stopped is not None
         """Whether SIGTSTP stops only the ranks, not the launcher."""
         if is_caller_stopped is not None:
             reactor.every(_CHECK_EVERY_S, partial(self._check, is_caller_stopped))
 
+    @property
+    def is_on(self) -> bool:
+        """Whether ranks are stopped."""
+        return self._ranks is not _Ranks.RUN
+
     def begin(self, *, until_sigcont: bool) -> None:
         """Note that ranks are stopped: until SIGCONT if so, else until the caller continues."""
-        self.is_on, self._until_sigcont = True, self._until_sigcont or until_sigcont
+        if until_sigcont:
+            self._ranks = _Ranks.STOPPED_UNTIL_SIGCONT
+        elif not self.is_on:
+            self._ranks = _Ranks.STOPPED_WITH_CALLER
 
     def end(self) -> None:
         """Note that ranks continue."""
-        self.is_on = self._until_sigcont = False
+        self._ranks = _Ranks.RUN
 
     def _check(self, is_caller_stopped: Callable[[], bool]) -> None:
-        if self._until_sigcont or is_caller_stopped():
+        if self._ranks is _Ranks.STOPPED_UNTIL_SIGCONT or is_caller_stopped():
             self._stop()
         elif self.is_on:
             self._resume()
