@@ -101,7 +101,8 @@ class Coordinator:
                 self._deadline = self._hub.deadline(self._config.return_s)
                 self._regroup()
             case LaunchOver():
-                self._phase, self._round.is_ending = CoordinatorPhase.OVER, True
+                self._phase = CoordinatorPhase.OVER
+                self._round.close()
                 send_all(self._connections.values(), message)
                 for connection in self._connections.values():
                     connection.can_resume = False  # they leave, perhaps before they have read all

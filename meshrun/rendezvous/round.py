@@ -54,7 +54,7 @@ class Round:
         self.loss = ""
         """The first loss of a node in this generation, or since it ended."""
         self.is_ending = False
-        """Whether the nodes have been asked to stop their ranks."""
+        """Whether the nodes have been asked to stop their ranks, or the launch is over."""
         self.is_done = False
         """Whether every program has finished; a rank may still fail as it exits."""
 
@@ -123,6 +123,10 @@ class Round:
         self.is_ending = True
         self.broadcast(end, but=but)
         return True
+
+    def close(self) -> None:
+        """Ask the nodes for nothing more, as the launch is over."""
+        self.is_ending = True
 
     def _announce_if_all_finished(self) -> None:
         if self._are_all(self._finished):
