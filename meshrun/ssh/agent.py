@@ -89,10 +89,8 @@ class Agent:
         """The launcher's open streams by descriptor: kind and pipe."""
         self._received_ns = self._reactor.now_ns()
         self._reactor.call_later(hello.lease_s, self._check_controller)
-        self._is_abandoned = False
-        """Whether the controller is gone."""
-        self._why = ""
-        """Why the controller is considered gone, if it was silent for too long."""
+        self._why_gone: str | None = None
+        """Why the controller is considered gone, "" if the connection was lost; ``None`` if not."""
         os.set_blocking(orders, False)
         self._reactor.add_reader(orders, self._receive)
         self._caught: list[int] = []
@@ -155,10 +153,10 @@ class Agent:
         left_s = self._hello.lease_s - silent_s
         if left_s > 0:
             self._reactor.call_later(max(left_s, BEAT_S), self._check_controller)
-        elif not self._is_abandoned:
-            self._why = f"no message from the host where meshrun was started for {silent_s:.0f} s"
-            _print_error(self._why)
-            self._lose_controller()
+        elif self._why_gone is None:
+            why = f"no message from the host where meshrun was started for {silent_s:.0f} s"
+            _print_error(why)
+            self._lose_controller(why)
 
     def _receive(self) -> None:
         received = read_now(self._orders, _CHUNK)
@@ -184,11 +182,11 @@ class Agent:
             case StopLauncher() if order.even_if_met or not self._has_met():
                 self._end(order.why)
 
-    def _lose_controller(self) -> None:
-        if not self._is_abandoned:
-            self._is_abandoned = True
+    def _lose_controller(self, why: str = "") -> None:
+        if self._why_gone is None:
+            self._why_gone = why
             self._reactor.remove(self._orders)
-            self._end(self._why or "the connection to the host where meshrun was started was lost")
+            self._end(why or "the connection to the host where meshrun was started was lost")
 
     def _stop(self) -> None:
         for signum in self._caught:
@@ -276,9 +274,9 @@ class Agent:
                 self._send(LauncherReport(text=report))
             code, has_met = self._launcher.returncode, self._has_met()
             self._holder.close()
-            why = self._why if code else ""
+            why = (self._why_gone or "") if code else ""
             self._send(LauncherEnded(code=code, has_met=has_met, why=why))
-        while self._out.queued_bytes and not self._is_abandoned:
+        while self._out.queued_bytes and self._why_gone is None:
             self._turn()
 
     def _read(self, name: str) -> str | None:
