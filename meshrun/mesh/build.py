@@ -292,7 +292,7 @@ def no_dims(unknown: Sequence[str], known: Sequence[str]) -> MeshError:
     dims = "dims" if len(unknown) > 1 else "dim"
     return MeshError(
         f"the mesh has no {dims} {_quoted(unknown)}",
-        hint=f"use {_quoted(known)}, or launch with another --mesh",
+        hint=f"use {_quoted(known)}, or launch with a different --mesh",
     )
 
 

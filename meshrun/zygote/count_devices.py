@@ -58,7 +58,7 @@ def check_devices(kind: str, workers: int, modules: Sequence[str]) -> None:
         raise UsageError(
             f"--device {kind}: torch "
             + ("has no such device type" if unknown else "could not count these devices"),
-            hint="import its package with --preload, unless torch does by an entry point"
+            hint="import its package with --preload, unless torch does so by an entry point"
             " `torch.backends`"
             if unknown
             else None,

@@ -41,7 +41,7 @@ def test_derived_dims_have_the_groups_of_the_layout() -> None:
     }  # fmt: skip
     assert found["refused"] == [
         "the mesh has no dim `zz`; use `dp`, `cp`, `tp`, `dp_cp`, `efsdp`, `ep`, `all`,"
-        " or launch with another --mesh",
+        " or launch with a different --mesh",
         "dims `cp`, `ep` do not all belong to one mesh; pass dims of the mesh itself, or dims"
         " of one view",
         "dims `cp`, `dp_cp` have ranks in common; None",

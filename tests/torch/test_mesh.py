@@ -101,7 +101,7 @@ WRONG_USES = (
     (
         'current_mesh("pp")',
         "the mesh has no dim `pp`",
-        "use `dp`, `tp`, or launch with another --mesh",
+        "use `dp`, `tp`, or launch with a different --mesh",
     ),
     (
         'current_mesh("tp", "dp")',
