@@ -115,7 +115,7 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
     ("answers", "message", "verbs"),
     [
         ({"create": ('Error (AlreadyExists): jobs.batch "train" already exists', 1)},
-         "hint: `kubectl delete` the existing `train`, or leave out --rdzv-id for a name of its",
+         "hint: `kubectl delete` the existing `train`, or leave out --rdzv-id to get a new name",
           ["create"]),
         ({"apply": ("forbidden", 1)}, "kubectl refused the job: forbidden",
          ["create", "apply", "delete"]),
