@@ -62,6 +62,24 @@ def test_a_launch_goes_on_without_a_lost_node(make_hosts: MakeHosts, tmp_path: P
     all_gone(hosts)
 
 
+@pytest.mark.nightly
+def test_an_option_that_no_longer_fits_ends_the_launch(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    """Every node finds the error in the next generation, and they end together."""
+    hosts = make_hosts(3)
+    more = ("--show", "rank=2")
+    launches = [
+        start(hosts, host, tmp_path, *more, mesh="dp=1:8,tp=1", nnodes="2:3") for host in range(3)
+    ]
+    launches[2].wait_for("in 0 on")
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+
+    assert end_all([launches[0], launches[2]]) == [2, 2]
+    assert "no rank 2 in a world of 2" in launches[0].text
+    all_gone(hosts)
+
+
 def test_a_node_that_comes_later_joins(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """The mesh grows at its end, and the new node knows the previous generation and mesh."""
     hosts = make_hosts(3)
