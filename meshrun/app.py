@@ -149,5 +149,5 @@ def launch(
         remove_stale_folders()  # while the zygote imports torch
         result = loop.run()
     report(result)
-    loop.part()
+    loop.close_nodes()
     return result

@@ -124,9 +124,9 @@ class PlayedAgent:
                 self.received[-1] += f" {words} {order.env['MESHRUN_HOSTS_PRESENT']}"
             case StopLauncher():
                 self.received[-1] += f" {order.why}"
-                self.must_end |= order.even_if_met
+                self.must_end |= order.even_if_joined
             case SignalLauncher():
-                self.received[-1] += f" {order.signum} {order.even_if_met}"
+                self.received[-1] += f" {order.signum} {order.even_if_joined}"
                 self.must_end |= order.signum != signal.SIGQUIT
 
     def turn(self) -> None:
@@ -165,12 +165,12 @@ class PlayedAgent:
         why = ""
         if what in ERRORS:
             self.say(LauncherError(text=json.dumps(ERRORS[what])))
-            code, has_met = ERRORS[what]["exit_code"], False
+            code, has_joined = ERRORS[what]["exit_code"], False
         elif what == "gives up":
-            code, has_met, why = 1, True, "no message from the host"
+            code, has_joined, why = 1, True, "no message from the host"
         else:
-            code, has_met = EXITS.get(what, (0, True))
-        self.say(LauncherEnded(code=code, has_met=has_met, why=why))
+            code, has_joined = EXITS.get(what, (0, True))
+        self.say(LauncherEnded(code=code, has_joined=has_joined, why=why))
         self.end(0)
 
 

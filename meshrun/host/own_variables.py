@@ -1,4 +1,4 @@
-"""The names of meshrun's environment variables that no option has."""
+"""The names of meshrun's environment variables that are no option's and describe no rank."""
 
 from __future__ import annotations
 

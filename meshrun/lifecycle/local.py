@@ -238,7 +238,7 @@ def finish(state: State, at_ns: int) -> State:
     if state.zygote_gone is not None:  # and everything below it
         return report_cleared(replace(state, phase=Phase.CLEARING))
     nodes = state.nodes
-    if nodes.is_met and state.phase is Phase.IMPORTING:  # the zygote has started nothing yet
+    if nodes.have_joined and state.phase is Phase.IMPORTING:  # the zygote has started nothing yet
         needs_restart = nodes.policy.loss_is_failure
         may_follow = may_restart(state) if needs_restart else may_continue(state)
         may_follow = may_follow and nodes.signum is None
@@ -280,7 +280,7 @@ def start_next_generation(state: State, at_ns: int) -> State:
     """
     nodes, (wait_s, _) = state.nodes, back_off(state.causes)
     is_importing = state.zygote_gone is not None or state.phase is Phase.IMPORTING
-    if nodes.is_met:
+    if nodes.have_joined:
         nodes = NodesState(
             phase=NodesPhase.RUNNING,
             is_coordinator=nodes.is_coordinator,
@@ -355,7 +355,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> State:
     """
     nodes = state.nodes
     state = replace(state, zygote_gone=event)
-    if state.over or (nodes.is_met and not nodes.awaits_decision):
+    if state.over or (nodes.have_joined and not nodes.awaits_decision):
         return state
     was_ending = state.phase is Phase.ENDING or state.broken is not None
     if (state.phase is Phase.CLEARING or nodes.is_cleared) and not was_ending:
@@ -364,7 +364,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> State:
     is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
-    if nodes.is_met:
+    if nodes.have_joined:
         return _zygote_gone_on_one_node(state, event)
     state, cause = (state, None) if was_ending else plan_restart(state, event.at_ns)
     if cause is None:

@@ -41,11 +41,13 @@ from meshrun.protocol.generation import Cause, RankState
 
 def _joined(state: State, event: AllJoined) -> State:
     known, at_ns = state.nodes, event.at_ns
-    if known.is_met and (state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF):
+    if known.have_joined and (
+        state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF
+    ):
         return state
     ranks = {rank: RankState() for rank in event.ranks}
     state = replace(state, ranks=ranks, causes=event.causes)
-    if known.is_met:  # the nodes have changed since
+    if known.have_joined:  # the nodes have changed since
         return start_next_generation(state, at_ns)
     state = state.with_nodes(phase=NodesPhase.RUNNING, is_coordinator=event.node_rank == 0)
     return start_if_due(state) if known.failed is None else finish(stop(state, at_ns), at_ns)
@@ -59,7 +61,7 @@ def _join_failed(state: State, event: JoinFailed) -> State:
         return _joined(state.with_nodes(failed=event), event.joined)
     link = Link.CUT_OFF if known.link is Link.RETURNING else known.link
     state = state.with_nodes(failed=event, link=link)
-    if not known.is_met:
+    if not known.have_joined:
         return mark_stopped(state, phase=Phase.ENDING).do(EndZygote(by_force=True))
     if known.is_cleared and known.may_end_alone:
         return leave(state, event.at_ns)

@@ -1,8 +1,7 @@
 """Whether ranks restart after a failure, when, and why not. Pure.
 
-``local`` calls ``plan_restart`` on a single node. On several nodes the coordinator does, in
-``other_nodes``, once nothing is left on any of them; after a change of the nodes of an elastic
-launch it begins another generation without asking here.
+``local`` calls ``plan_restart`` on a single node. On several nodes the coordinator's launcher does,
+in ``other_nodes``, once nothing is left on any of them.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def cause_of_change(state: State, event: GenerationAborted) -> Cause:
 
 def _failure_of_no_rank(state: State) -> str | None:
     nodes, here = state.nodes, describe_failure(state)
-    if not nodes.is_met:
+    if not nodes.have_joined:
         return here
     if here is not None and state.hung is None:
         return f"on node 0, {here}"

@@ -55,14 +55,14 @@ class NodesState(Struct, frozen=True, kw_only=True):
         return self.phase is NodesPhase.ALONE
 
     @property
-    def is_met(self) -> bool:
+    def have_joined(self) -> bool:
         """Whether there are other nodes, and all have joined once."""
         return self.phase not in (NodesPhase.JOINING, NodesPhase.ALONE)
 
     @property
     def is_cleared(self) -> bool:
         """Whether this node has reported that nothing of this generation is left on it."""
-        return self.is_met and self.phase is not NodesPhase.RUNNING
+        return self.have_joined and self.phase is not NodesPhase.RUNNING
 
     @property
     def may_end_alone(self) -> bool:
@@ -83,7 +83,7 @@ class NodesState(Struct, frozen=True, kw_only=True):
     @property
     def awaits_decision(self) -> bool:
         """Whether the coordinator has yet to decide what comes next."""
-        is_open = self.is_met and self.phase is not NodesPhase.OVER
+        is_open = self.have_joined and self.phase is not NodesPhase.OVER
         return is_open and self.link is not Link.CUT_OFF
 
 

@@ -16,7 +16,7 @@ ERROR = "error.json"
 """A file in the caller's folder, which a launcher that cannot launch writes: its error."""
 REPORT = "report.json"
 """The report of a launcher that was told to write it there."""
-MET = "met"
+JOINED = "joined"
 """A file in that folder once all nodes have joined: node 0 then passes signals on to the others."""
 WHY = "why"
 """A file in that folder with the reason for the parent's next signal to the launcher."""
@@ -48,7 +48,7 @@ class Caller(Struct, frozen=True):
         On a full disk this is omitted: they then also come directly.
         """
         with contextlib.suppress(OSError):
-            open(os.path.join(self.folder, MET), "wb", opener=open_private).close()
+            open(os.path.join(self.folder, JOINED), "wb", opener=open_private).close()
 
 
 class Invocation(Struct, frozen=True):

@@ -184,17 +184,17 @@ class Coordinator:
         elif isinstance(info, Resume):
             self._resume(connection, info)
         elif isinstance(info, GaveUp):
-            self._unauthenticated.reject(connection, info.as_error())
+            self._unauthenticated.refuse(connection, info.as_error())
         else:
             try:
                 self._admit(connection, info)
             except MeshrunError as error:
-                self._unauthenticated.reject(connection, error)
+                self._unauthenticated.refuse(connection, error)
 
     def _resume(self, new: Connection, request: Resume) -> None:
         number = self._nodes.of_launcher(request.launcher)
         if number is None or number not in self._connections:
-            self._unauthenticated.reject(new, RendezvousError("it was not back in time"))
+            self._unauthenticated.refuse(new, RendezvousError("it was not back in time"))
             return
         connection = self._connections[number]
         new.send(Resumed(received=connection.received))
@@ -239,7 +239,7 @@ class Coordinator:
         )
         self._hub.note(f"{why}; excluding it")
         del self._round.connections[number]
-        self._unauthenticated.reject(self._connections.pop(number), error)
+        self._unauthenticated.refuse(self._connections.pop(number), error)
         self._nodes.remove(number)
 
     def _failed_on(self, cause: Cause) -> int | None:

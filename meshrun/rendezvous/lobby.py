@@ -72,7 +72,7 @@ class Lobby:
     def begin(self) -> None:
         """Start at once if this node is the only one."""
         if self._expected.is_complete:
-            self._meet()
+            self._all_joined()
 
     def give_up(self, notice: GaveUp) -> None:
         """Notify nodes, as they join, that the launch has failed."""
@@ -103,7 +103,7 @@ class Lobby:
             self._last_call = self._hub.deadline(self._config.last_call_s)
         is_last = self._last_call is not None and self._last_call.is_over
         if self._are_enough and (is_last or self._deadline.is_over):
-            self._meet()  # missing nodes may join later
+            self._all_joined()  # missing nodes may join later
         elif self._deadline.is_over:
             self._left_to_notify = 0  # their own timeouts expire too
             self._fail(
@@ -229,7 +229,7 @@ class Lobby:
         except MeshrunError as error:
             self._fail(error)
         if self._failure is None and self._expected.is_complete:
-            self._meet()
+            self._all_joined()
 
     def _continue_without(self, notice: GaveUp) -> None:
         """Continue without a node that failed before it joined."""
@@ -237,9 +237,9 @@ class Lobby:
         if self._config.last_call_s is None:
             self._expected.left_out.add(notice.host)
         if self._are_enough and self._expected.is_complete:
-            self._meet()
+            self._all_joined()
 
-    def _meet(self) -> None:
+    def _all_joined(self) -> None:
         order = self._expected.order()
         connections = {rank: self._connections.pop(number) for rank, number in enumerate(order, 1)}
         infos = [self._info, *(self._expected.joined[number] for number in order)]

@@ -72,7 +72,7 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
     try:
         handler = make_handler(order)
         store = store_of(handler)
-        _report(reports, find_running(order, store) or _meet(order, handler, store, reports, note))
+        _report(reports, find_running(order, store) or _join(order, handler, store, reports, note))
         if hasattr(handler, "_stop_heartbeats"):  # they log errors as soon as the host exits
             handler._stop_heartbeats()
     except BaseException as error:
@@ -84,7 +84,7 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
         signal.pause()
 
 
-def _meet(
+def _join(
     order: Negotiate,
     handler: Any,
     store: Store | None,

@@ -153,7 +153,7 @@ class Unauthenticated:
             if since_ns <= until_ns and count >= _TRIES
         ]
 
-    def reject(self, connection: Connection, error: MeshrunError) -> None:
+    def refuse(self, connection: Connection, error: MeshrunError) -> None:
         """Send an authenticated node the reason why it cannot join, and wait until it closes."""
         connection.send(Refused.of(error))
         if connection.closed is None:

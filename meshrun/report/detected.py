@@ -44,7 +44,7 @@ class _Allocation(Struct, frozen=True):
     process_on_node: int
 
 
-class _Meeting(Struct, frozen=True):
+class _Rendezvous(Struct, frozen=True):
     backend: str
     host: str | None
     port: int | None
@@ -62,7 +62,7 @@ class _Launch(Struct, frozen=True):
     starter: str | None
     notes: Sequence[str]
     hosts: Sequence[str]
-    meeting: _Meeting | None
+    meeting: _Rendezvous | None
 
 
 class _Report(Struct, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ def _launch(found: Detected, plan: LaunchPlan) -> _Launch:
             *(note for note in plan.request.rendezvous.notes if not _repeats(note, found.facts)),
         ],
         hosts=request.hosts,
-        meeting=_Meeting(
+        meeting=_Rendezvous(
             backend=config.backend,
             host=config.host,
             port=config.port,

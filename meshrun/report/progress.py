@@ -415,7 +415,7 @@ def _begins_generation(event: Event, state: State) -> bool:
     """Whether another generation of ranks is about to start."""
     if isinstance(event, NextBegins):
         return True
-    if state.nodes.is_met:
+    if state.nodes.have_joined:
         return isinstance(event, AllJoined) and bool(event.causes)
     return isinstance(event, GenerationEnded | ZygoteGone) and not state.over
 

@@ -27,7 +27,7 @@ from meshrun.host.sockets import listen_on
 from meshrun.host.sysfs import boot_id
 from meshrun.host.title import set_title
 from meshrun.host.write_buffer import WriteBuffer
-from meshrun.protocol.caller import ERROR, MET, REPORT, WHY, as_caller
+from meshrun.protocol.caller import ERROR, JOINED, REPORT, WHY, as_caller
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.agent_messages import (
@@ -177,9 +177,9 @@ class Agent:
             case StartLauncher() if self._phase is AgentPhase.WAITING:
                 self._start(order)
             case SignalLauncher() if self._launcher is not None:
-                if order.even_if_met or not self._has_met():
+                if order.even_if_joined or not self._has_joined():
                     send_signal(self._launcher.pid, order.signum)
-            case StopLauncher() if order.even_if_met or not self._has_met():
+            case StopLauncher() if order.even_if_joined or not self._has_joined():
                 self._end(order.why)
 
     def _lose_controller(self, why: str = "") -> None:
@@ -248,9 +248,9 @@ class Agent:
                 os.set_blocking(pipe.fileno(), False)
                 self._pipes[pipe.fileno()] = (kind, pipe)
 
-    def _has_met(self) -> bool:
+    def _has_joined(self) -> bool:
         """Whether the launcher has met those of the other nodes."""
-        return os.path.exists(os.path.join(self._folder, MET))
+        return os.path.exists(os.path.join(self._folder, JOINED))
 
     def _forward(self, fd: int) -> bool:
         """Forward available output of a stream; return whether there was any."""
@@ -272,10 +272,10 @@ class Agent:
                 self._send(LauncherError(text=error))
             if (report := self._read(REPORT)) is not None:
                 self._send(LauncherReport(text=report))
-            code, has_met = self._launcher.returncode, self._has_met()
+            code, has_joined = self._launcher.returncode, self._has_joined()
             self._holder.close()
             why = (self._why_gone or "") if code else ""
-            self._send(LauncherEnded(code=code, has_met=has_met, why=why))
+            self._send(LauncherEnded(code=code, has_joined=has_joined, why=why))
         while self._out.queued_bytes and self._why_gone is None:
             self._turn()
 

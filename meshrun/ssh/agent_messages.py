@@ -52,7 +52,7 @@ class SignalLauncher(Struct, frozen=True, kw_only=True):
     """Controller to agent: send the launcher a signal."""
 
     signum: int
-    even_if_met: bool
+    even_if_joined: bool
     """Whether to send it although node 0 passes signals on, as all nodes have joined."""
 
 
@@ -60,7 +60,7 @@ class StopLauncher(Struct, frozen=True, kw_only=True):
     """Controller to agent: stop the launcher and exit."""
 
     why: str
-    even_if_met: bool
+    even_if_joined: bool
     """Whether to stop it although it has met node 0, with which it ends by itself."""
 
 
@@ -115,7 +115,7 @@ class LauncherEnded(Struct, frozen=True, kw_only=True):
 
     code: Annotated[int, Meta(ge=-64, le=255)]
     """Its exit code, or -n for signal n."""
-    has_met: bool
+    has_joined: bool
     """Whether it had met the launchers of the other nodes."""
     why: Line
     """Why the agent stopped it by itself; "" if it did not."""

@@ -182,7 +182,7 @@ class Connector:
             )
         return None
 
-    def meet(self, sessions: Sequence[HostSession]) -> list[str]:
+    def open_endpoint(self, sessions: Sequence[HostSession]) -> list[str]:
         """Return the launchers' rendezvous options; the first host's agent opens the endpoint.
 
         Raises:

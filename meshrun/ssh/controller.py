@@ -166,7 +166,7 @@ class Controller:
             is_excluded = why.host in self._excluded
             (self._retry.give_up if is_excluded else self._retry.add)(self._sessions[number], why)
         usable = [each for each in self._sessions if each.phase is HostPhase.READY]
-        self._rendezvous, self._first = self._connector.meet(usable), usable[0]
+        self._rendezvous, self._first = self._connector.open_endpoint(usable), usable[0]
         placed = usable[: self._request.nnodes]
         self._present = [session.host.name for session in placed]
         if len(placed) > 1:
@@ -224,7 +224,7 @@ class Controller:
             for session in self._launched:
                 # Once all nodes have joined, node 0 forwards what concerns all of them.
                 for_itself = session is self._first or signum in self._request.forwarded_signals
-                session.send(SignalLauncher(signum=signum, even_if_met=for_itself))
+                session.send(SignalLauncher(signum=signum, even_if_joined=for_itself))
 
     def _suspend_ranks(self) -> None:
         """Suspend the ranks for as long as the shell's process is suspended."""
@@ -237,7 +237,7 @@ class Controller:
 
     def _signal_all(self, signum: int) -> None:
         for session in self._launched:
-            session.send(SignalLauncher(signum=signum, even_if_met=True))
+            session.send(SignalLauncher(signum=signum, even_if_joined=True))
 
     def _check_hosts(self) -> None:
         """Handle hosts that have exited or are lost: stop the others, or continue without them."""
@@ -292,7 +292,7 @@ class Controller:
         if (ended := session.ended) is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
             is_running = self._phase is ControllerPhase.RUNNING
-            others_know = ended.has_met or self._stopped is not None or not is_running
+            others_know = ended.has_joined or self._stopped is not None or not is_running
             is_stopped = -ended.code in own and others_know
             if ended.code < 0 and not is_stopped and self._phase not in _STOPS:
                 return f"its launcher was killed by {signal_name(-ended.code)}"
@@ -339,7 +339,7 @@ class Controller:
             # For the launchers' messages to each other.
             why = f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
             for session in self._launched:  # one that has come back may not have met the first
-                session.send(StopLauncher(why=why, even_if_met=phase in _STOPS))
+                session.send(StopLauncher(why=why, even_if_joined=phase in _STOPS))
 
     @property
     def _most_s_to_end(self) -> float:

@@ -186,8 +186,8 @@ class Loop:
             on_reports=self._on_reports,
         )
         if rendezvous is None:
-            self._note_met()
-        self._nodes = None if rendezvous is None else self._meet(rendezvous)
+            self._note_joined()
+        self._nodes = None if rendezvous is None else self._join(rendezvous)
         self._set_up_turn()
 
     def _catch_signals(self) -> SignalQueue:
@@ -199,7 +199,7 @@ class Loop:
             always=(signal.SIGQUIT, signal.SIGCONT, *request.forwarded_signals),
         )
 
-    def _meet(self, rendezvous: RendezvousAccess) -> NodeLink:
+    def _join(self, rendezvous: RendezvousAccess) -> NodeLink:
         from meshrun.supervisor.join_nodes import join_nodes  # not needed on a single node
 
         nodes = join_nodes(
@@ -214,7 +214,7 @@ class Loop:
             self._monitor.stragglers.send_to_nodes = nodes.peers.send
         return nodes
 
-    def _note_met(self) -> None:
+    def _note_joined(self) -> None:
         note_listening(self.plan, self._processes.facts, self._console)
         if self._caller is not None:
             self._caller.note_met()
@@ -279,7 +279,7 @@ class Loop:
         self._console.wait_for_readers(self._reader_timeout_s)
         return result
 
-    def part(self) -> None:
+    def close_nodes(self) -> None:
         """Close the connections to other nodes, which :meth:`run` leaves open.
 
         A scheduler may end all launchers once one has exited with an error. So node 0 reports a
@@ -584,7 +584,7 @@ class Loop:
         self._output.replan(self.plan)
         for watcher in self._watchers:
             watcher.replan(self.plan)
-        self._note_met()
+        self._note_joined()
         return replace(joined, ranks=tuple(self._processes.ranks))
 
     def _start_all(self, generation: int) -> None:

@@ -117,7 +117,7 @@ class NodeLink:
     def begin_to_linger(self, state: State, layout: Layout) -> None:
         """Tell the others, once the launch is over here, if this node did not take part."""
         known, self._signals_before = state.nodes, len(state.signals)
-        if known.is_met or known.over is not None:
+        if known.have_joined or known.over is not None:
             # No event tells when the others have received all.
             self._reactor.every(_CHECK_DELIVERY_S, lambda: None)
             return
@@ -133,7 +133,7 @@ class NodeLink:
         """Return whether to wait until the others know how or why this launch ended."""
         if len(state.signals) != self._signals_before:
             return False
-        if self._linger is None or state.nodes.is_met or state.nodes.over is not None:
+        if self._linger is None or state.nodes.have_joined or state.nodes.over is not None:
             return not self.peers.all_delivered  # the network may be cut, and heal
         return not self._linger.is_over
 

@@ -107,7 +107,7 @@ def test_a_signal_ends_the_agent(tmp_path: Path) -> None:
         [_message("Ready", own=5, theirs="", machine="")],
         [_message("Refused", why="why")],
         [("n", 0, READY), _message("Listening", address="\x1b[31m", port=1)],
-        [("n", 0, READY), _message("LauncherEnded", code="0", has_met=True, why="")],
+        [("n", 0, READY), _message("LauncherEnded", code="0", has_joined=True, why="")],
         [("n", 0, READY), _message("LauncherReport", text="[" * 100_000)],
         [("n", 0, READY), _message("LauncherError", text=json.dumps({**ERROR, "exit_code": "x"}))],
         [
@@ -211,7 +211,7 @@ def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> N
     said = [
         ("n", 0, READY),
         _message("LauncherError", text=json.dumps(ERROR)),
-        _message("LauncherEnded", code=3, has_met=False, why=""),
+        _message("LauncherEnded", code=3, has_joined=False, why=""),
     ]
     ours = _with_agent_that(said, tmp_path)
 

@@ -27,7 +27,7 @@ def test_a_failure_is_reported(macos_with_fake_torch: object) -> None:
     plan = run_meshrun("--dry-run", "train.py")
     ours = run_meshrun("--nproc-per-node", "2", PROGRAMS / "end.py", "raise")
 
-    assert "\nstart: exec (libraries of macOS" in plan.stdout
+    assert "\nstart: exec (macOS libraries" in plan.stdout
     assert ours.returncode == 1
     assert "error: rank 1 raised ValueError: the loss is nan, exit code 1\n" in ours.stderr
 

@@ -33,9 +33,9 @@ from tests.diagrams import check_phases, unseen
 ORDERS = {
     "listen": Listen(addresses=["127.0.0.1"]),
     "start": StartLauncher(words=[], env={}, listens=True),
-    "signal": SignalLauncher(signum=signal.SIGINT, even_if_met=True),
-    "stop": StopLauncher(why="the launch has ended", even_if_met=True),
-    "stop unless met": StopLauncher(why="the launch has ended", even_if_met=False),
+    "signal": SignalLauncher(signum=signal.SIGINT, even_if_joined=True),
+    "stop": StopLauncher(why="the launch has ended", even_if_joined=True),
+    "stop unless met": StopLauncher(why="the launch has ended", even_if_joined=False),
 }
 GONE = "the controller is gone"
 HIT = "start, and SIGTERM meanwhile"

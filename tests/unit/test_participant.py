@@ -431,9 +431,10 @@ def test_a_coordinator_that_never_starts_is_reported(parties: Parties) -> None:
     """With the last error, how long it has been the same, and what to check."""
     with refused_port(parties):
         participant = parties.participant(info("node1"), timeout_s=18.0)
-        parties.until(
-            lambda: cast("Participant", participant.side)._attempts._found is EndpointPhase.NOTHING
-        )
+        attempts = cast("Participant", participant.side)._attempts
+        parties.until(lambda: attempts._found is EndpointPhase.NOTHING)
+        parties.pass_s(2)
+        parties.until(lambda: " for " in attempts._why)  # by another attempt, however long it takes
         parties.pass_s(20)
     error = participant.received(JoinFailed)[0].error
 

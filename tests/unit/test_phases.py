@@ -19,18 +19,23 @@ from meshrun.protocol.events import (
     Hung,
     LaunchBegan,
     NodeLost,
+    RankLate,
     SignalArrived,
     TimePassed,
     ZygoteGone,
 )
 from meshrun.protocol.from_zygote import (
+    Checked,
     GenerationEnded,
+    LeftoversEnded,
+    NodeExcluded,
     ProgramBroken,
     RankBeat,
     RankFinished,
     RankJoined,
     RankLeaves,
     RankReady,
+    RanksResumed,
     RankStarted,
     StartFailed,
     StoreEnded,
@@ -81,6 +86,19 @@ LOCAL: list[Callable[[int], st.SearchStrategy[Event]]] = [
     lambda at: st.builds(ZygoteGone, wait_status=st.sampled_from([0, 9]), at_ns=st.just(at)),
     lambda at: st.builds(SignalArrived, signum=SIGNUM, at_ns=st.just(at)),
     lambda at: st.just(Hung(idle_s=5.0, at_ns=at)),
+    lambda at: st.builds(
+        NodeExcluded, rank=RANK, reason=st.just("slow"), remedy=st.just(""), at_ns=st.just(at)
+    ),
+    lambda at: st.builds(
+        Checked, rank=st.just(0), findings=st.sampled_from([[], ["slow"]]),
+        hosts=st.sampled_from([[], ["a"]]), speeds=st.just(""), at_ns=st.just(at),
+    ),
+    lambda _: st.just(RanksResumed(stopped_ns=S)),
+    lambda _: st.just(LeftoversEnded(count=1, survivors=[])),
+    lambda at: st.builds(
+        RankLate, rank=RANK, group=st.just("dp"), share=st.sampled_from([0.0, 0.2]),
+        per_call_s=st.just(0.1), at_ns=st.just(at),
+    ),
     lambda at: st.just(TimePassed(at_ns=at)),
 ]  # fmt: skip
 ELSEWHERE: list[Callable[[int], st.SearchStrategy[Event]]] = [
