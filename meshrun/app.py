@@ -67,7 +67,7 @@ def plan(
     """Decide everything about a launch, without starting it.
 
     With ``check_host``, which a dry run omits, it is an error if this machine lacks devices or is
-    unfit for ranks, and the other nodes are told of any error.
+    unfit for ranks, and the other nodes are notified of any error.
 
     Raises:
         UsageError: If the request is inconsistent, with the numbers.

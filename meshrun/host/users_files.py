@@ -52,9 +52,13 @@ def is_installed(path: str | None) -> bool:
     """Return whether a file belongs to an installed package, of this or another environment."""
     if path is None:
         return False
-    return any(folder in path for folder in _INSTALLED) or path.startswith(
+    return _names_packages(path) or path.startswith(
         _targets(tuple(sys.path), os.environ.get("PWD"), _program_folder())
     )
+
+
+def _names_packages(path: str) -> bool:
+    return any(folder in path for folder in _INSTALLED)
 
 
 @lru_cache
@@ -63,8 +67,8 @@ def _targets(import_paths: tuple[str, ...], *own: str | None) -> tuple[str, ...]
 
     Some deploy a program together with its packages; its folder and the working one do not count.
     """
-    others = (path for path in import_paths if path and path not in own)
-    return tuple(os.path.join(path, "") for path in others if _has_packages(path))
+    others = (os.path.join(path, "") for path in import_paths if path and path not in own)
+    return tuple(path for path in others if not _names_packages(path) and _has_packages(path))
 
 
 def _program_folder() -> str | None:
@@ -73,8 +77,8 @@ def _program_folder() -> str | None:
 
 
 def _has_packages(folder: str) -> bool:
-    with suppress(OSError):
-        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    with suppress(OSError), os.scandir(folder) as entries:
+        return any(entry.name.endswith(".dist-info") for entry in entries)
     return False
 
 

@@ -30,7 +30,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     """Returns the event by which a lost node ends the generation on node 0, or ``None`` if it does
     not; the second argument is whether every program has finished."""
     announces_changes: bool
-    """Whether users are told how the nodes of a generation differ from the last one's."""
+    """Whether a note says how the nodes of a generation differ from those of the last one."""
     too_few: str
     """The error if nodes are still missing after the time that :attr:`wait_option` sets."""
     wait_option: str

@@ -217,7 +217,7 @@ class Loop:
     def _note_joined(self) -> None:
         note_listening(self.plan, self._processes.facts, self._console)
         if self._caller is not None:
-            self._caller.note_met()
+            self._caller.note_joined()
 
     def _set_up_turn(self) -> None:
         """Register what each turn does, in this order."""
