@@ -50,6 +50,12 @@ def run_meshrun(
     )
 
 
+def run_at_startup(folder: Path, code: str) -> dict[str, str]:
+    """Return the environment in which each Python process runs ``code`` first."""
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": f"{folder}:{os.environ['PYTHONPATH']}"}
+
+
 def in_turn(commands: Iterable[Sequence[str]], **env: str) -> list[tuple[int, str, str]]:
     """Run command lines of meshrun in one process; return exit code, stdout and stderr of each."""
     ours = subprocess.run(

@@ -19,6 +19,7 @@ from tests.kit import (
     ROOT,
     Running,
     command,
+    run_at_startup,
     run_meshrun,
     start_meshrun,
     wait_for_states,
@@ -114,11 +115,11 @@ def test_a_zygote_that_starts_as_the_launcher_is_killed_imports_no_torch(
     fake_torch: Path, tmp_path: Path
 ) -> None:
     """The kernel does not report the end of a parent that ended before it was asked to."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = run_at_startup(
+        tmp_path,
         "import os, signal, sys\n"
-        "if 'zygote' in sys.orig_argv: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "if 'zygote' in sys.orig_argv: os.kill(os.getpid(), signal.SIGSTOP)\n",
     )
-    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
     with start_meshrun(*FOUR, PROGRAMS / "wait.py", env=env, folder=tmp_path) as running:
         zygote = psutil.Process(running.zygote())
         wait_for_states([zygote], stopped=True)

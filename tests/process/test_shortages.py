@@ -19,6 +19,7 @@ from tests.kit import (
     PROGRAMS,
     command,
     marked_processes,
+    run_at_startup,
     run_meshrun,
     start_meshrun,
     wait_until,
@@ -332,16 +333,16 @@ def test_a_zygote_without_memory(call: str, fake_torch: object, tmp_path: Path) 
 @pytest.mark.nightly
 def test_a_zygote_whose_system_calls_are_refused(fake_torch: object, tmp_path: Path) -> None:
     """By a seccomp profile, before it has done anything: getsockopt(2)."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = run_at_startup(
+        tmp_path,
         "import errno, os, socket\n"
         "class Refusing(socket.socket):\n"
         "    def __init__(self, *words, fileno=None, **more):\n"
         "        if fileno is not None: raise OSError(errno.EPERM, os.strerror(errno.EPERM))\n"
         "        super().__init__(*words, **more)\n"
-        "socket.socket = Refusing\n"
+        "socket.socket = Refusing\n",
     )
-    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
-    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHONPATH": path})
+    ours = run_meshrun(PROGRAMS / "echo.py", env=env)
 
     assert ours.returncode == 71, ours.stderr
     assert "Operation not permitted; see the seccomp profile" in ours.stderr
@@ -388,14 +389,14 @@ def test_a_process_killed_for_lack_of_memory(fake_torch: object, tmp_path: Path)
 
 def test_a_kernel_without_memfd_create(tmp_path: Path, fake_torch: object) -> None:
     """A sandbox may refuse it; stacks then go to a temporary file."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = run_at_startup(
+        tmp_path,
         "import ctypes\n"
         "class Refusing(ctypes.CDLL):\n"
         "    def memfd_create(self, *_): return -1\n"
-        "ctypes.CDLL = Refusing\n"
+        "ctypes.CDLL = Refusing\n",
     )
-    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
-    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHONPATH": path})
+    ours = run_meshrun(PROGRAMS / "echo.py", env=env)
 
     assert (ours.returncode, ours.stdout) == (0, "[rank 0] out 0\n"), ours.stderr
 

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from meshrun.supervisor.signals import SignalQueue
-from tests.kit import PROGRAMS, let_pass, run_meshrun, start_meshrun, wait_until, within
+from tests.kit import (
+    PROGRAMS,
+    let_pass,
+    run_at_startup,
+    run_meshrun,
+    start_meshrun,
+    wait_until,
+    within,
+)
 
 USR1 = signal.SIGUSR1
 FORWARDED = PROGRAMS / "forwarded.py"
@@ -62,12 +70,13 @@ def test_a_zygote_leaves_signals_to_the_launcher_from_its_start(
     name: str, fake_torch: object, tmp_path: Path
 ) -> None:
     """Schedulers signal every process of a job, and one may be starting up."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = run_at_startup(
+        tmp_path,
         "import os, signal, sys\n"
-        f"if 'zygote' in sys.orig_argv: os.kill(os.getpid(), signal.{name})\n"
+        f"if 'zygote' in sys.orig_argv: os.kill(os.getpid(), signal.{name})\n",
     )
     program = PROGRAMS / "echo.py"
-    ours = run_meshrun(program, env={"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"})
+    ours = run_meshrun(program, env=env)
 
     assert (ours.returncode, ours.stdout) == (0, "[rank 0] out 0\n"), ours.stderr
 
@@ -235,14 +244,14 @@ def test_the_end_of_the_zygote_ends_no_lookup_of_the_launcher(
     fake_torch: object, tmp_path: Path
 ) -> None:
     """A lookup that was ended counted as an address of another machine, and others were opened."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = run_at_startup(
+        tmp_path,
         "import socket, time\n"
         "def getaddrinfo(host, *args, known=socket.getaddrinfo, **kwargs):\n"
         "    time.sleep(600 if host == 'slow.example' else 0)\n"
         "    return known(host, *args, **kwargs)\n"
-        "socket.getaddrinfo = getaddrinfo\n"
+        "socket.getaddrinfo = getaddrinfo\n",
     )
-    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
     words = ("--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "slow.example:29500")
     with start_meshrun(*words, PREEMPTED, env=env, folder=tmp_path) as running:
         wait_until(lambda: "has not answered yet" in running.stderr, lambda: running.stderr)
@@ -258,16 +267,16 @@ def test_an_interrupt_of_a_launcher_that_starts_prints_no_traceback(
     fake_torch: object, tmp_path: Path
 ) -> None:
     """Python prints one while it starts; launch() and --watch pass Ctrl-C on at any time."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = run_at_startup(
+        tmp_path,
         "import os, signal, sys\n"
-        "if 'launcher' in sys.orig_argv: os.kill(os.getpid(), signal.SIGINT)\n"
+        "if 'launcher' in sys.orig_argv: os.kill(os.getpid(), signal.SIGINT)\n",
     )
     (caller := tmp_path / "calls.py").write_text(
         "import sys, meshrun\n"
         "try: print(meshrun.launch(sys.argv[1]).trouble)\n"
         "except meshrun.MeshrunError as error: print(error)\n"
     )
-    env = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
     with start_meshrun(PROGRAMS / "echo.py", env=env, folder=tmp_path, caller=caller) as running:
         running.wait()
 
