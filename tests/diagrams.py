@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
+from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import State
 from meshrun.rendezvous.node_phases import (
     ConnectionPhase,
@@ -23,7 +23,7 @@ PAGE = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
 DIAGRAMS = dict(
     zip(
         (
-            *(Phase, Stop, NodesPhase, Link),
+            *(Phase, Stop, ExitBarrier, NodesPhase, Link),
             *(ConnectionPhase, CoordinatorPhase, ParticipantPhase, EndpointPhase),
             *(ControllerPhase, HostPhase, AgentPhase),
         ),
@@ -58,6 +58,7 @@ def check_step(before: State, after: State) -> None:
     pairs: list[tuple[Enum, Enum]] = [
         (before.phase, after.phase),
         (before.stop, after.stop),
+        (before.exit_barrier, after.exit_barrier),
         (before.nodes.phase, after.nodes.phase),
         (before.nodes.link, after.nodes.link),
     ]

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
+from meshrun.lifecycle import local, other_nodes
 from meshrun.lifecycle.actions import StartAll
 from meshrun.lifecycle.nodes_policy import ELASTIC, FIXED, NodesPolicy
-from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
+from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllCleared,
+    AllJoined,
     Event,
     GenerationAborted,
     Hung,
+    JoinFailed,
     LaunchBegan,
+    LaunchOver,
+    NextBegins,
     NodeLost,
+    OthersFinished,
     RankLate,
     SignalArrived,
     TimePassed,
@@ -43,88 +48,89 @@ from meshrun.protocol.from_zygote import (
     ZygoteUnsafe,
 )
 from meshrun.protocol.generation import RankState
-from meshrun.protocol.rank_end import RankExited
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.rendezvous.node_phases import ConnectionPhase, CoordinatorPhase, ParticipantPhase
 from meshrun.ssh.host_phases import AgentPhase, ControllerPhase, HostPhase
 from tests.diagrams import DIAGRAMS, FOLLOWS, SEEN, unseen
-from tests.histories import KILLED_ZYGOTE, READY, S, follow, launch, raised
+from tests.histories import ENDED, KILLED_ZYGOTE, READY, S, exited, follow, launch
 from tests.node_histories import (
+    CAUSE,
     NEXT,
     NOT_MET,
     OTHERS_FAILED,
-    OTHERS_FINISHED,
+    PARTICIPANT,
     TWO_DIED,
+    WELL_THERE,
     all_cleared,
+    finished,
     met,
-    over,
     play,
     reported,
 )
 from tests.unit import test_elastic_state, test_other_nodes, test_state_generations
 
-RANK = st.integers(0, 1)
-SIGNUM = st.sampled_from([2, 13, 15])
-LOCAL: list[Callable[[int], st.SearchStrategy[Event]]] = [
-    lambda at: st.just(LaunchBegan(at_ns=at)),
-    lambda at: st.just(ZygoteReady(at_ns=at, import_ns=0)),
-    lambda _: st.just(ZygoteUnsafe(reason="threads")),
-    lambda _: st.just(ProgramBroken(text="", exit_code=1)),
-    lambda at: st.builds(RankStarted, rank=RANK, pid=st.just(7), at_ns=st.just(at)),
-    lambda at: st.just(StartFailed(rank=0, error="no memory", at_ns=at)),
-    lambda at: st.builds(RankJoined, rank=RANK, at_ns=st.just(at)),
-    lambda at: st.builds(RankReady, rank=RANK, at_ns=st.just(at)),
-    lambda at: st.builds(raised, RANK, st.just(at / S)),
-    lambda at: st.builds(RankBeat, rank=RANK, at_ns=st.just(at), step=st.integers(0, 3)),
-    lambda at: st.builds(RankLeaves, rank=RANK, at_ns=st.just(at)),
-    lambda at: st.builds(RankFinished, rank=RANK, at_ns=st.just(at)),
-    lambda at: st.builds(
-        RankExited, rank=RANK, pid=st.just(7), wait_status=st.sampled_from([0, 9, 256]),
-        at_ns=st.just(at),
-    ),
-    lambda at: st.just(StoreEnded(wait_status=9, at_ns=at)),
-    lambda at: st.just(GenerationEnded(at_ns=at)),
-    lambda at: st.builds(ZygoteGone, wait_status=st.sampled_from([0, 9]), at_ns=st.just(at)),
-    lambda at: st.builds(SignalArrived, signum=SIGNUM, at_ns=st.just(at)),
-    lambda at: st.just(Hung(idle_s=5.0, at_ns=at)),
-    lambda at: st.builds(
-        NodeExcluded, rank=RANK, reason=st.just("slow"), remedy=st.just(""), at_ns=st.just(at)
-    ),
-    lambda at: st.builds(
-        Checked, rank=st.just(0), findings=st.sampled_from([[], ["slow"]]),
-        hosts=st.sampled_from([[], ["a"]]), speeds=st.just(""), at_ns=st.just(at),
-    ),
-    lambda _: st.just(RanksResumed(stopped_ns=S)),
-    lambda _: st.just(LeftoversEnded(count=1, survivors=[])),
-    lambda at: st.builds(
-        RankLate, rank=RANK, group=st.just("dp"), share=st.sampled_from([0.0, 0.2]),
-        per_call_s=st.just(0.1), at_ns=st.just(at),
-    ),
-    lambda at: st.just(TimePassed(at_ns=at)),
-]  # fmt: skip
-ELSEWHERE: list[Callable[[int], st.SearchStrategy[Event]]] = [
-    lambda _: st.sampled_from(
-        [met(0), met(1), NOT_MET, replace(NOT_MET, joined=met(1)), NEXT, OTHERS_FINISHED, over(7)]
-    ),
-    lambda at: st.builds(
-        NodeLost, node_rank=RANK, host=st.just("a"), why=st.just("gone"), at_ns=st.just(at)
-    ),
-    lambda at: st.builds(
-        GenerationAborted, why=st.just("rank 2 failed"), signum=st.sampled_from([0, 15]),
-        at_ns=st.just(at), resizes=st.booleans(),
-    ),
-    lambda at: st.just(AllCleared(outcomes=(reported((2, 7 << 8)),), at_ns=at)),
-]  # fmt: skip
+Fields = dict[str, list[Any]]
+"""The values that each field of an event may have."""
+RANKS = [0, 1]
+LOCAL: dict[type[Any], Fields] = {
+    LaunchBegan: {},
+    ZygoteReady: {"import_ns": [0]},
+    ZygoteUnsafe: {"reason": ["threads"]},
+    ProgramBroken: {"text": [""], "exit_code": [1]},
+    RankStarted: {"rank": RANKS, "pid": [7]},
+    StartFailed: {"rank": [0], "error": ["no memory"]},
+    RankJoined: {"rank": RANKS},
+    RankReady: {"rank": RANKS},
+    RankRaised: {
+        "rank": RANKS, "kind": ["ValueError"], "message": ["bad"], "traceback": [""],
+        "shown": [False], "threads": ["", "writer"],
+    },
+    RankBeat: {"rank": RANKS, "step": [0, 1, 2, 3]},
+    RankLeaves: {"rank": RANKS},
+    RankFinished: {"rank": RANKS},
+    RankExited: {"rank": RANKS, "pid": [7], "wait_status": [0, 9, 256]},
+    StoreEnded: {"wait_status": [9]},
+    GenerationEnded: {},
+    ZygoteGone: {"wait_status": [0, 9]},
+    SignalArrived: {"signum": [2, 13, 15]},
+    Hung: {"idle_s": [5.0]},
+    NodeExcluded: {"rank": RANKS, "reason": ["slow"], "remedy": [""]},
+    Checked: {
+        "rank": [0], "findings": [[], ["slow"]], "hosts": [[], ["a"]], "speeds": [""],
+        "seconds": [1.0],
+    },
+    RanksResumed: {"stopped_ns": [S]},
+    LeftoversEnded: {"count": [1], "survivors": [[]]},
+    RankLate: {"rank": RANKS, "group": ["dp"], "share": [0.0, 0.2], "per_call_s": [0.1]},
+    TimePassed: {},
+}  # fmt: skip
+ELSEWHERE: dict[type[Any], Fields] = {
+    AllJoined: {
+        "node_rank": [0, 1], "hosts": [("a", "b")], "nproc_per_node": [(2, 2)], "run_id": ["r"],
+        "store_address": ["10.0.0.1"], "store_port": [1], "own_address": ["10.0.0.2"],
+        "ranks": [(0, 1), (2, 3)],
+    },
+    JoinFailed: {"error": [NOT_MET.error], "joined": [None, met(1)]},
+    NodeLost: {"node_rank": [0, 1], "host": ["a"], "why": ["gone"], "heard_ns": [0]},
+    GenerationAborted: {"why": ["rank 2 failed"], "signum": [0, 15], "resizes": [False, True]},
+    OthersFinished: {},
+    AllCleared: {"outcomes": [(reported((2, 7 << 8)),)]},
+    NextBegins: {"generation": [1], "cause": [CAUSE]},
+    LaunchOver: {
+        "exit_code": [7], "signum": [None], "preempted": [False], "headline": ["rank 2 failed"],
+        "generation": [0],
+    },
+}  # fmt: skip
 
 
 @st.composite
-def histories(
-    draw: st.DrawFn, kinds: list[Callable[[int], st.SearchStrategy[Event]]]
-) -> list[Event]:
+def histories(draw: st.DrawFn, kinds: dict[type[Any], Fields]) -> list[Event]:
     """Return events of these kinds in any order, seconds apart."""
     at_ns, events = 0, []
-    for kind in draw(st.lists(st.sampled_from(kinds), max_size=40)):
+    for kind in draw(st.lists(st.sampled_from([*kinds]), max_size=40)):
         at_ns += draw(st.sampled_from([0, S, 40 * S]))
-        events.append(draw(kind(at_ns)))
+        fields = {name: draw(st.sampled_from(values)) for name, values in kinds[kind].items()}
+        events.append(kind(**fields, **({"at_ns": at_ns} if hasattr(kind, "at_ns") else {})))
     return events
 
 
@@ -138,6 +144,12 @@ def follow_all(state: State, events: list[Event]) -> None:
             assert (state.phase, state.stop) == (Phase.RUNNING, Stop.NONE), event
         if isinstance(event, TimePassed):  # else the loop would send it again at once
             assert state.wake_ns is None or state.wake_ns > event.at_ns
+
+
+def test_every_event_is_played() -> None:
+    """Those that each module handles."""
+    assert LOCAL.keys() == local.HANDLERS.keys()
+    assert ELSEWHERE.keys() == other_nodes.HANDLERS.keys()
 
 
 def test_killed_ranks_stay_killed() -> None:
@@ -155,7 +167,7 @@ def test_one_node_keeps_to_the_diagrams(events: list[Event], max_restarts: int) 
     follow_all(State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts), events)
 
 
-@given(histories([*LOCAL, *ELSEWHERE]), st.integers(0, 2), st.sampled_from([FIXED, ELASTIC]))
+@given(histories(LOCAL | ELSEWHERE), st.integers(0, 2), st.sampled_from([FIXED, ELASTIC]))
 def test_a_node_of_several_keeps_to_the_diagrams(
     events: list[Event], max_restarts: int, policy: NodesPolicy
 ) -> None:
@@ -179,8 +191,11 @@ def test_every_arrow_is_followed() -> None:
         play([READY, KILLED_ZYGOTE], max_restarts)
     broken = ProgramBroken(text="SyntaxError: x", exit_code=1)
     play([met(0), OTHERS_FAILED, all_cleared(TWO_DIED), broken, NEXT], max_restarts=1)
+    play([*PARTICIPANT, *WELL_THERE, OTHERS_FAILED, ENDED, NEXT])
+    play([*PARTICIPANT, *finished(2), exited(3, 7 << 8, 5), exited(2, 0, 6), ENDED, NEXT])
 
-    assert [unseen(kind) for kind in (Phase, Stop, NodesPhase, Link)] == [[]] * 4
+    kinds = (Phase, Stop, ExitBarrier, NodesPhase, Link)
+    assert {kind: unseen(kind) for kind in kinds} == {kind: [] for kind in kinds}
 
 
 def test_only_last_phases_have_no_way_out() -> None:
