@@ -34,7 +34,7 @@ from meshrun.plan.rendezvous_config import check_backend
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_to_cluster, note_few_cores
 from meshrun.plan.surroundings import read_cluster_facts, read_host_facts
-from meshrun.supervisor.decline import decline, decline_in_cluster, declining, inherit_listener
+from meshrun.supervisor.withdraw import inherit_listener, withdraw, withdraw_in_cluster, withdrawing
 
 if TYPE_CHECKING:
     from meshrun.console.console import Console
@@ -57,7 +57,7 @@ def ask_cluster(
     try:
         return fit_to_cluster(request, found), found
     except UsageError as error:
-        decline_in_cluster(request, found, error)
+        withdraw_in_cluster(request, found, error)
         raise
 
 
@@ -84,7 +84,7 @@ def plan(
             check_node(planned, note)
     except MeshrunError as error:
         if check_host:
-            decline(request.rendezvous, request.nnodes, error)
+            withdraw(request.rendezvous, request.nnodes, error)
         raise
     few_cores = note_few_cores(cluster, facts, planned.layout.nproc_per_node[planned.node_rank])
     notes = (*request.notes, *few_cores, *note_no_nics(planned))
@@ -125,7 +125,7 @@ def launch(
     run_id = plan.request.rendezvous.run_id or os.urandom(8).hex()
     config, listener, rendezvous = inherit_listener(plan.rendezvous), None, None
     with ExitStack() as stack:
-        with declining(config):
+        with withdrawing(config):
             check_program(plan.program)
             watchers = [*make_watchers(plan, run_id, console), *watchers]
             if config is None:

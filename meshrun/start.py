@@ -20,7 +20,7 @@ _PARTS = {
     "task": "meshrun.worker.task",
     "devices": "meshrun.zygote.count_devices",
     "logs-plugin": "meshrun.zygote.logs_specs_process",
-    "decline": "meshrun.rendezvous.torch_decline",
+    "withdraw": "meshrun.rendezvous.torch_withdrawal",
     "ray-driver": "meshrun.actors.driver",
     "ray-relay": "meshrun.actors.relay",
 }

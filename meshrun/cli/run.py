@@ -324,9 +324,9 @@ def notify_other_nodes(options: Options, error: MeshrunError) -> None:
     except MeshrunError:
         return
     if (nnodes or 1) > 1:
-        from meshrun.supervisor.decline import decline
+        from meshrun.supervisor.withdraw import withdraw
 
-        decline(rendezvous, nnodes, error)
+        withdraw(rendezvous, nnodes, error)
 
 
 def command_for_others(line: CommandLine) -> str:

@@ -197,22 +197,22 @@ class NegotiationFailed(Struct, frozen=True, kw_only=True):
     hint: str = "check that every node was started, with the same --rdzv-id and --nnodes"
 
 
-class GaveUp(Struct, frozen=True, kw_only=True):
-    """A node will not take part, and says so before all nodes have joined."""
+class Withdraw(Struct, frozen=True, kw_only=True):
+    """A node that will not take part withdraws, before all nodes have joined."""
 
     host: Line
     reason: Line
     exit_code: ExitCode
 
     @classmethod
-    def of(cls, host: str, error: MeshrunError) -> GaveUp:
-        """Return the message of a node that gives up because of ``error``."""
+    def of(cls, host: str, error: MeshrunError) -> Withdraw:
+        """Return the message of a node that withdraws because of ``error``."""
         return cls(host=host, reason=error.message, exit_code=error.exit_code)
 
     def as_error(self) -> MeshrunError:
         """Return the error that ends the launch for it."""
         return RendezvousError(
-            f"{self.host} exited before all nodes had joined: {self.reason}",
+            f"{self.host} withdrew before all nodes had joined: {self.reason}",
             hint="see its output for details",
             exit_code=self.exit_code,
         )
@@ -241,4 +241,4 @@ RankEvent = (
     | RankLeaves
 )
 FromRank = RankEvent | BreakpointPassed | CallEnded | RankAnswer
-FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | GaveUp
+FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | Withdraw

@@ -14,7 +14,7 @@ from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.layout import Layout
 from meshrun.protocol.activity import idle_s_since, latest
 from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins, NodeLost
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
@@ -169,7 +169,7 @@ class Coordinator:
     def _on_ready(self, number: int) -> None:
         connection = self._connections[number]
         for message in connection.receive():
-            if isinstance(message, GaveUp):  # it did not know yet that all nodes had joined
+            if isinstance(message, Withdraw):  # it did not know yet that all nodes had joined
                 connection.close(message.reason)
             elif number in self._round.connections:  # a spare's is on ranks that it had before
                 self._round.receive(number, connection, message)
@@ -177,13 +177,13 @@ class Coordinator:
             self._lose(number, connection.closed)
 
     def _on_join(self, connection: Connection, messages: Sequence[Message]) -> None:
-        first = (each for each in messages if isinstance(each, Join | GaveUp | Resume))
+        first = (each for each in messages if isinstance(each, Join | Withdraw | Resume))
         info = next(first, None)
         if info is None or connection.closed is not None:
-            connection.close("it gave up")
+            connection.close("it left before it joined")
         elif isinstance(info, Resume):
             self._resume(connection, info)
-        elif isinstance(info, GaveUp):
+        elif isinstance(info, Withdraw):
             self._unauthenticated.refuse(connection, info.as_error())
         else:
             try:

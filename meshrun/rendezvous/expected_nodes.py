@@ -44,7 +44,7 @@ class ExpectedNodes(Struct):
     _by_host: dict[str, set[int]] = {}
     _by_rank: dict[int, int] = {}
     left_out: set[str] = set()
-    """Hosts that reported that they cannot take part, and are no longer expected."""
+    """Hosts that have withdrawn, and are no longer expected."""
 
     def join(self, number: int, info: Join) -> None:
         """Add a node.

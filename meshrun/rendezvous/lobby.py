@@ -12,7 +12,7 @@ from meshrun.host.host_names import is_address
 from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import format_endpoint
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
@@ -74,7 +74,7 @@ class Lobby:
         if self._expected.is_complete:
             self._all_joined()
 
-    def give_up(self, notice: GaveUp) -> None:
+    def withdraw(self, notice: Withdraw) -> None:
         """Notify nodes, as they join, that the launch has failed."""
         self._fail(notice.as_error())
 
@@ -194,14 +194,14 @@ class Lobby:
         for message in messages:
             if number not in self._connections:  # an earlier message has closed it
                 return
-            if self._failure is not None and isinstance(message, Join | GaveUp):
+            if self._failure is not None and isinstance(message, Join | Withdraw):
                 self._refuse(number, self._failure)
                 self._left_to_notify -= 1
             elif isinstance(message, Join):
                 self._admit(number, message)
-            elif isinstance(message, GaveUp) and self._node.policy.needs_all:
+            elif isinstance(message, Withdraw) and self._node.policy.needs_all:
                 self._fail(message.as_error())
-            elif isinstance(message, GaveUp):
+            elif isinstance(message, Withdraw):
                 self._refuse(number, message.as_error())  # it waits for an answer
                 self._drop(number, message.reason)
                 self._continue_without(message)
@@ -231,9 +231,9 @@ class Lobby:
         if self._failure is None and self._expected.is_complete:
             self._all_joined()
 
-    def _continue_without(self, notice: GaveUp) -> None:
-        """Continue without a node that failed before it joined."""
-        self._notify_all(f"{notice.host} cannot take part: {notice.reason}")
+    def _continue_without(self, notice: Withdraw) -> None:
+        """Continue without a node that has withdrawn."""
+        self._notify_all(f"{notice.host} withdrew: {notice.reason}")
         if self._config.last_call_s is None:
             self._expected.left_out.add(notice.host)
         if self._are_enough and self._expected.is_complete:

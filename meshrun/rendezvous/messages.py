@@ -28,7 +28,7 @@ from meshrun.protocol.events import (
     Roster,
     ShowStacks,
 )
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.protocol.generation import NodeOutcome, Trouble
 from meshrun.protocol.packing import (
     ClockTime,
@@ -233,7 +233,7 @@ class Times(Struct, frozen=True, kw_only=True):
 Decision = GenerationAborted | OthersFinished | NextBegins | LaunchOver
 """To participants: what happens next, as an event of their own launches."""
 Message = (
-    Join | Resume | Resumed | GaveUp | Waiting | Refused | Welcome | Beat | Disconnect
+    Join | Resume | Resumed | Withdraw | Waiting | Refused | Welcome | Beat | Disconnect
     | Failed | Finished | Cleared
     | Leave | Decision | ShowStacks | AskTimes | Times
 )  # fmt: skip

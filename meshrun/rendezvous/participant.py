@@ -15,7 +15,7 @@ from meshrun.protocol.events import (
     OthersFinished,
     ShowStacks,
 )
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.rendezvous.attempts import Attempts
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
 from meshrun.rendezvous.messages import (
@@ -57,7 +57,7 @@ class Participant:
         """Its host name, once it has welcomed this node."""
         self._lost = ""
         """Why the last connection was lost."""
-        self._gave_up: GaveUp | None = None
+        self._withdrawal: Withdraw | None = None
         self._reach: Reachability | None = None
         self._beats = node.hub.reactor.every(BEAT_S, self._beat)
 
@@ -75,9 +75,9 @@ class Participant:
             self._enter(ParticipantPhase.RETURNING)
             self._return()
 
-    def give_up(self, notice: GaveUp) -> None:
-        """Notify the coordinator, as soon as it answers, that this node will not take part."""
-        self._gave_up = notice
+    def withdraw(self, notice: Withdraw) -> None:
+        """Notify the coordinator, as soon as it answers, that this node withdraws."""
+        self._withdrawal = notice
         if self._connection is not None:
             self._connection.send(notice)
 
@@ -109,7 +109,7 @@ class Participant:
         if self._reach is None and self._policy.tests_reach and not self._info.probe:
             self._reach = Reachability(connection.own_address, self._hub)
             self._info = replace(self._info, reach_port=self._reach.port)
-        connection.send(self._gave_up or self._info)
+        connection.send(self._withdrawal or self._info)
         connection.watch(lambda: self._receive(connection, connection.receive()))
         self._receive(connection, messages)
 
@@ -136,7 +136,7 @@ class Participant:
                 self._hub.note(message.text)
             case Refused():
                 self._fail(message.as_error())
-            case Welcome() if self._gave_up is None:
+            case Welcome() if self._withdrawal is None:
                 self._welcome(connection, message)
             case AskTimes() | ShowStacks():
                 events.append(message)

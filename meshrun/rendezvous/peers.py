@@ -27,10 +27,10 @@ from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
 from meshrun.protocol.from_zygote import (
     FromNegotiation,
-    GaveUp,
     Negotiated,
     NegotiationFailed,
     NegotiationWaits,
+    Withdraw,
 )
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.coordinator import Coordinator
@@ -43,8 +43,8 @@ from meshrun.rendezvous.resolve import NameResolver
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.torch_negotiation import EVERYWHERE, TorchNegotiation, listen_outward
 
-_TELLING_TAKES_S = 4.0
-"""How long it takes to tell nodes that wait in torch's rendezvous, once torch is imported."""
+_NOTIFYING_TAKES_S = 4.0
+"""How long it takes to notify nodes that wait in torch's rendezvous, once torch is imported."""
 
 
 class Peers:
@@ -58,7 +58,7 @@ class Peers:
         if node.config.backend == "c10d":  # it ignores --node-rank, as torch's does
             node = replace(node, info=replace(node.info, node_rank=None))
         self._node, self._hub, self._negotiate = node, node.hub, negotiate
-        self._gave_up: GaveUp | None = None
+        self._withdrawal: Withdraw | None = None
         self._side: NameResolver | TorchNegotiation | Lobby | Coordinator | Participant | None = (
             None
         )
@@ -95,16 +95,16 @@ class Peers:
         if isinstance(self._side, Coordinator | Participant):
             self._side.send(message)
 
-    def give_up(self, notice: GaveUp) -> None:
-        """Notify the other nodes, before all have joined, that this one will not take part."""
-        self._gave_up = notice
+    def withdraw(self, notice: Withdraw) -> None:
+        """Notify the other nodes, before all have joined, that this one withdraws."""
+        self._withdrawal = notice
         if isinstance(self._side, TorchNegotiation | Lobby | Participant):
-            self._side.give_up(notice)
+            self._side.withdraw(notice)
 
     @property
-    def least_stay_s(self) -> float:
-        """How long it takes at least to notify the others that this node gave up."""
-        return _TELLING_TAKES_S if isinstance(self._side, TorchNegotiation) else 0.0
+    def least_linger_s(self) -> float:
+        """How long it takes at least to notify the others that this node withdraws."""
+        return _NOTIFYING_TAKES_S if isinstance(self._side, TorchNegotiation) else 0.0
 
     @property
     def imports_torch(self) -> bool:
@@ -141,7 +141,7 @@ class Peers:
                         hint=hint,
                     )
                 )
-            case GaveUp():
+            case Withdraw():
                 self._hub.fail(event.as_error())
             case Negotiated():
                 self._connect_as_negotiated(event, negotiation)
@@ -228,7 +228,7 @@ class Peers:
         """Refuse the other nodes on the port that they try if the endpoint's is not ours."""
         with contextlib.suppress(MeshrunError):
             listener = listen_on(place, fallback_port(self._node.secret))
-            self._gave_up = self._gave_up or GaveUp.of(self._node.info.host, error)
+            self._withdrawal = self._withdrawal or Withdraw.of(self._node.info.host, error)
             self._become_coordinator(listener)
 
     def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
@@ -255,8 +255,8 @@ class Peers:
 
     def _ask_torch(self, endpoint: Endpoint | None) -> None:
         self._side = negotiation = TorchNegotiation(self._node, endpoint, self._negotiate)
-        if self._gave_up is not None:
-            negotiation.give_up(self._gave_up)
+        if self._withdrawal is not None:
+            negotiation.withdraw(self._withdrawal)
         else:
             negotiation.start()
 
@@ -271,7 +271,7 @@ class Peers:
         self, listener: socket.socket, *, nnodes: int | None = None, probes: bool = False
     ) -> None:
         self._listener = listener
-        if not self._config.is_secret and self._gave_up is None:
+        if not self._config.is_secret and self._withdrawal is None:
             self._hub.note(
                 "no secret is set: anyone who can reach"
                 f" {format_endpoint(*listener.getsockname()[:2])} and knows this command can"
@@ -290,8 +290,8 @@ class Peers:
             hand_over=self._take_over,
             duplicate=duplicate,
         )
-        if self._gave_up is not None:
-            lobby.give_up(self._gave_up)
+        if self._withdrawal is not None:
+            lobby.withdraw(self._withdrawal)
         else:
             lobby.begin()
 
@@ -300,5 +300,5 @@ class Peers:
 
     def _become_participant(self, addresses: tuple[str, ...]) -> None:
         self._side = participant = Participant(self._node, addresses)
-        if self._gave_up is not None:
-            participant.give_up(self._gave_up)
+        if self._withdrawal is not None:
+            participant.withdraw(self._withdrawal)

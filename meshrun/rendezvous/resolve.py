@@ -27,7 +27,7 @@ class NameResolver:
         self._tries = hub.reactor.every(RETRY_S, self._try)
 
     def _try(self) -> None:
-        """Look the name up unless a lookup is still running, and note the wait; or give up."""
+        """Look the name up unless a lookup is still running, and note the wait; or fail."""
         config, waited_s = self._config, self._deadline.waited_s
         if self._deadline.is_over:
             self.close()
@@ -54,7 +54,7 @@ class NameResolver:
 
     @property
     def all_notified(self) -> bool:
-        """Whether no other node can be notified any more that this one gave up."""
+        """Whether no other node can be notified any more that this one withdraws."""
         return self._deadline.is_over
 
     def close(self) -> None:

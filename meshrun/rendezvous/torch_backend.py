@@ -36,8 +36,8 @@ from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.hub import FIRST_NOTE_S, NOTE_EVERY_S
-from meshrun.rendezvous.torch_decline import read, store_of, watch_for_declines
 from meshrun.rendezvous.torch_handler import make_handler
+from meshrun.rendezvous.torch_withdrawal import read, store_of, watch_for_withdrawals
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -93,7 +93,7 @@ def _join(
 ) -> Negotiated:
     done = threading.Event()
     _in_background(_note_wait, order, done, note)
-    _in_background(watch_for_declines, order, handler, done, partial(_report, reports))
+    _in_background(watch_for_withdrawals, order, handler, done, partial(_report, reports))
     found = handler.next_rendezvous()
     done.set()
     joined = _exchange(order, found)

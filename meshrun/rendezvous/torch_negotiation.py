@@ -9,11 +9,11 @@ from meshrun.errors import HostError
 from meshrun.host.interfaces import outward_address, own_address_towards
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.endpoint import Endpoint
 from meshrun.rendezvous.this_node import ThisNode
-from meshrun.rendezvous.torch_decline import DeclineProcess
+from meshrun.rendezvous.torch_withdrawal import WithdrawalProcess
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - only if the coordinator's own address is unknown
 
@@ -34,7 +34,7 @@ class TorchNegotiation:
     ) -> None:
         config = node.config
         self._start, self._reactor = start, node.hub.reactor
-        self._declining: DeclineProcess | None = None
+        self._withdrawal: WithdrawalProcess | None = None
         address = _own_address(config, endpoint)
         self._own: socket.socket | None = listen_on(address, 0)
         self._order = Negotiate(
@@ -55,19 +55,19 @@ class TorchNegotiation:
         """Start torch's rendezvous."""
         self._start(self._order)
 
-    def give_up(self, notice: GaveUp) -> None:
-        """Notify the other nodes that this one will not take part."""
-        self._declining = self._declining or DeclineProcess(self._order, notice, self._reactor)
+    def withdraw(self, notice: Withdraw) -> None:
+        """Notify the other nodes that this one withdraws."""
+        self._withdrawal = self._withdrawal or WithdrawalProcess(self._order, notice, self._reactor)
 
     @property
     def all_notified(self) -> bool:
         """Whether all nodes have received that notice, or there is none."""
-        return self._declining is None or self._declining.all_notified
+        return self._withdrawal is None or self._withdrawal.all_notified
 
     @property
     def imports_torch(self) -> bool:
         """Whether the process that will notify the other nodes is importing torch."""
-        return self._declining is not None and self._declining.imports_torch
+        return self._withdrawal is not None and self._withdrawal.imports_torch
 
     def take_listener(self) -> socket.socket | None:
         """Return this launcher's socket, which the caller closes."""
@@ -78,8 +78,8 @@ class TorchNegotiation:
         """Close the socket if it was not taken, and end the process that notifies the others."""
         if self._own is not None:
             self._own.close()
-        if self._declining is not None:
-            self._declining.close()
+        if self._withdrawal is not None:
+            self._withdrawal.close()
 
 
 def listen_outward(config: RendezvousConfig) -> socket.socket:

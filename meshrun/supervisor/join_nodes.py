@@ -25,7 +25,7 @@ from meshrun.plan.parse import format_nnodes
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.expected_nodes import PROGRAM, PROGRAM_FILE
 from meshrun.rendezvous.hub import Hub
@@ -83,13 +83,13 @@ def join_nodes(
         fit=partial(fit_nodes, plan.request),
     )
     peers = Peers(node, negotiate=negotiate)
-    return NodeLink(peers, note, reactor, stay_s=config.node_timeout_s)
+    return NodeLink(peers, note, reactor, linger_s=config.node_timeout_s)
 
 
-def stay_to_decline(
+def withdraw_and_linger(
     config: RendezvousConfig, error: MeshrunError, note: Callable[[str], None]
 ) -> None:
-    """Wait for the other nodes to tell them that this one cannot take part."""
+    """Withdraw, and wait for the other nodes to notify them."""
     host = os.uname().nodename
     try:
         secret = find_secret(os.environ, config)
@@ -100,7 +100,7 @@ def stay_to_decline(
         hub = Hub(reactor, note=lambda _: None)
         node = ThisNode(config=config, info=info, secret=secret, hub=hub)
         peers = Peers(node, negotiate=lambda _: None)
-        peers.give_up(GaveUp.of(host, error))
+        peers.withdraw(Withdraw.of(host, error))
         linger = Linger(peers, error.message, config.node_timeout_s, note, reactor)
         reactor.run_until(lambda: linger.is_over)
         peers.close()

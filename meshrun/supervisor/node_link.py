@@ -17,13 +17,13 @@ from meshrun.lifecycle.outcome import describe_end, node_outcome, why_stopped
 from meshrun.lifecycle.state import State
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.events import LaunchOver, NextBegins
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.protocol.generation import Cause, Evidence
 from meshrun.rendezvous.messages import Cleared, Failed, Finished, Leave
 from meshrun.rendezvous.peers import Peers
 
-_SIGNALLED_STAY_S = 1.0
-_SILENT_STAY_S = 1.0
+_SIGNALLED_LINGER_S = 1.0
+_SILENT_LINGER_S = 1.0
 """How long a node lingers before it prints a note."""
 _IMPORT_TAKES_S = 60.0
 """How long importing torch may take, where it is needed to notify the others."""
@@ -33,22 +33,22 @@ _CHECK_DELIVERY_S = 0.01
 
 
 class Linger:
-    """The time in which a node that will not take part waits for the others, to notify them."""
+    """The time in which a node that withdraws waits for the others, to notify them."""
 
     def __init__(
         self,
         peers: Peers,
         reason: str,
-        stay_s: float,
+        linger_s: float,
         note: Callable[[str], None],
         reactor: Reactor,
     ) -> None:
-        self._peers, self._note, self._stay_s = peers, note, stay_s
-        self._text = f"this node cannot take part: {reason}"
-        self._until = reactor.call_later(stay_s, lambda: None)
+        self._peers, self._note, self._linger_s = peers, note, linger_s
+        self._text = f"this node withdraws: {reason}"
+        self._until = reactor.call_later(linger_s, lambda: None)
         self._import = reactor.call_later(_IMPORT_TAKES_S, lambda: None)
         reactor.every(_LOOK_EVERY_S, self._wait_for_import)
-        reactor.call_later(_SILENT_STAY_S, self._explain)
+        reactor.call_later(_SILENT_LINGER_S, self._explain)
 
     @property
     def is_over(self) -> bool:
@@ -57,13 +57,13 @@ class Linger:
 
     def _wait_for_import(self) -> None:
         if self._peers.imports_torch and self._import.is_pending:
-            self._until.restart(self._stay_s)
+            self._until.restart(self._linger_s)
 
     def _explain(self) -> None:
         if not self.is_over:
             after = " after importing torch" if self._peers.imports_torch else ""
             self._note(
-                f"{self._text}; waiting up to {self._stay_s:g} s{after} to tell the other nodes"
+                f"{self._text}; waiting up to {self._linger_s:g} s{after} to notify the other nodes"
                 " (Ctrl-C to exit now)"
             )
 
@@ -72,13 +72,13 @@ class NodeLink:
     """The link to the other nodes of a launch.
 
     Args:
-        stay_s: How long this node lingers if it will not take part.
+        linger_s: How long this node lingers if it withdraws.
     """
 
     def __init__(
-        self, peers: Peers, note: Callable[[str], None], reactor: Reactor, *, stay_s: float
+        self, peers: Peers, note: Callable[[str], None], reactor: Reactor, *, linger_s: float
     ) -> None:
-        self.peers, self._note, self._stay_s = peers, note, stay_s
+        self.peers, self._note, self._linger_s = peers, note, linger_s
         self._reactor = reactor
         self._host = os.uname().nodename
         self.hosts: tuple[str, ...] = (self._host,)
@@ -115,7 +115,7 @@ class NodeLink:
                 self.peers.send(Cleared(generation=generation, outcome=outcome))
 
     def begin_to_linger(self, state: State, layout: Layout) -> None:
-        """Tell the others, once the launch is over here, if this node did not take part."""
+        """Withdraw, once the launch is over here, if not all nodes had joined."""
         known, self._signals_before = state.nodes, len(state.signals)
         if known.have_joined or known.over is not None:
             # No event tells when the others have received all.
@@ -124,10 +124,10 @@ class NodeLink:
         ending = describe_end(state, layout, self.hosts, "it")
         if known.failed is None:
             code = ending.exit_code or RendezvousError.exit_code
-            self.peers.give_up(GaveUp(host=self._host, reason=ending.headline, exit_code=code))
-        stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
-        stay_s = max(stay_s, self.peers.least_stay_s)
-        self._linger = Linger(self.peers, ending.headline, stay_s, self._note, self._reactor)
+            self.peers.withdraw(Withdraw(host=self._host, reason=ending.headline, exit_code=code))
+        linger_s = _SIGNALLED_LINGER_S if state.signals else self._linger_s
+        linger_s = max(linger_s, self.peers.least_linger_s)
+        self._linger = Linger(self.peers, ending.headline, linger_s, self._note, self._reactor)
 
     def lingers(self, state: State) -> bool:
         """Return whether to wait until the others know how or why this launch ended."""

@@ -180,7 +180,7 @@ def test_a_zygote_that_is_killed_while_nodes_are_awaited(
     assert [as_shell(each) for each in end_all(launches)] == codes, launches[0].text
     if restarts == "0":
         why = "the process that starts the ranks was killed by SIGKILL"
-        assert f"error: node0 exited before all nodes had joined: {why}" in launches[1].text
+        assert f"error: node0 withdrew before all nodes had joined: {why}" in launches[1].text
     all_gone(hosts)
 
 

@@ -131,9 +131,9 @@ def test_a_zygote_that_starts_as_the_launcher_is_killed_imports_no_torch(
     assert not fake_torch.exists()
 
 
-def test_a_process_that_declines_ends_if_its_launcher_was_killed_before_it_could_know() -> None:
+def test_a_process_that_withdraws_ends_if_its_launcher_was_killed_before_it_could_know() -> None:
     """It would otherwise tell other nodes forever."""
-    words = own_command("decline", "0")  # the id of no parent
+    words = own_command("withdraw", "0")  # the id of no parent
     ended = subprocess.run(words, stdin=subprocess.DEVNULL, check=False)
 
     assert ended.returncode == -signal.SIGKILL

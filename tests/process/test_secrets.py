@@ -46,7 +46,7 @@ _UNPICKLE_NOTHING = (
     *("supervisor/loop.py", "supervisor/signals.py", "host/sockets.py"),
     *("rendezvous/connection.py", "rendezvous/frames.py", "rendezvous/handshake.py"),
     *("rendezvous/messages.py", "rendezvous/participant.py", "rendezvous/coordinator.py"),
-    *("rendezvous/lobby.py", "rendezvous/torch_backend.py", "rendezvous/torch_decline.py"),
+    *("rendezvous/lobby.py", "rendezvous/torch_backend.py", "rendezvous/torch_withdrawal.py"),
     *("warm/warm_messages.py", "warm/shim.py", "warm/client.py", "warm/warm_server.py"),
     *("warm/place.py", "protocol/packing.py"),
 )

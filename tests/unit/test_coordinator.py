@@ -14,7 +14,7 @@ from meshrun.protocol.events import (
     OthersFinished,
     ShowStacks,
 )
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.rendezvous import connection
@@ -172,14 +172,14 @@ def test_a_node_that_leaves_ends_the_others(parties: Parties, three: list[Party]
     )
 
 
-def test_a_node_that_has_given_up_before_it_was_welcomed(
+def test_a_node_that_has_withdrawn_before_it_was_welcomed(
     parties: Parties, three: list[Party]
 ) -> None:
     """The others learn why; its message has crossed that it takes part."""
-    notice = GaveUp(host="node1", reason="it was stopped by SIGTERM", exit_code=143)
+    notice = Withdraw(host="node1", reason="it was stopped by SIGTERM", exit_code=143)
     side = three[1].side
     assert isinstance(side, Participant)
-    side.give_up(notice)
+    side.withdraw(notice)
     parties.until(lambda: three[0].received(NodeLost) and three[2].received(GenerationAborted))
 
     assert three[0].received(NodeLost)[0].why == "it was stopped by SIGTERM"

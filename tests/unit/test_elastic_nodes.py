@@ -21,7 +21,7 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
 )
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.messages import Cleared, Finished, Join, Leave
 from tests.parties import WHY, Parties, Party, info
@@ -322,19 +322,19 @@ def test_the_others_do_not_wait_for_a_node_that_cannot_participate(parties: Part
     """They begin at once, and a note says so."""
     coordinator = parties.coordinator(MOST, fit=fit, there=3, least_nodes=2)
     broken = newcomer(parties, "node1", rank=1)
-    broken.side.give_up(GaveUp(host="node1", reason="no GPU was found", exit_code=2))
+    broken.side.withdraw(Withdraw(host="node1", reason="no GPU was found", exit_code=2))
     third = newcomer(parties, "node2", rank=2)
     parties.until(lambda: coordinator.received(AllJoined) and third.received(AllJoined))
 
     assert hosts_of(third) == ("node0", "node2")
-    assert coordinator.notes == ["node1 cannot take part: no GPU was found"]
+    assert coordinator.notes == ["node1 withdrew: no GPU was found"]
 
 
 def test_a_node_that_could_not_participate_may_come_back(parties: Parties) -> None:
     """As one that is started again; the others are still expected."""
     coordinator = parties.coordinator(MOST, fit=fit, there=3, least_nodes=2)
     broken = newcomer(parties, "node1", rank=1)
-    broken.side.give_up(GaveUp(host="node1", reason="no GPU was found", exit_code=2))
+    broken.side.withdraw(Withdraw(host="node1", reason="no GPU was found", exit_code=2))
     parties.until(lambda: coordinator.notes)
     again = newcomer(parties, "node1", rank=1, launcher="again")
     parties.pass_s(2)

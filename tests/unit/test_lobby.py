@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from meshrun.protocol.events import AllJoined, JoinFailed
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import Message, Waiting, encode
@@ -93,11 +93,11 @@ def test_garbage_at_the_port_is_dropped(parties: Parties, sent: bytes) -> None:
     assert "127.0.0.1 was rejected: the other end is not a meshrun launcher" in coordinator.notes
 
 
-GAVE_UP = GaveUp(host="node1", reason="SyntaxError: invalid syntax", exit_code=3)
+WITHDRAW = Withdraw(host="node1", reason="SyntaxError: invalid syntax", exit_code=3)
 
 
 @pytest.mark.parametrize("has_joined", [False, True])
-def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: bool) -> None:
+def test_a_node_that_withdraws_ends_the_launch(parties: Parties, has_joined: bool) -> None:
     """All nodes receive the reason, including those that join later."""
     coordinator = parties.coordinator(4)
     waiting, broken = (
@@ -108,7 +108,7 @@ def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: boo
         parties.until(
             lambda: parties.pass_s(1) or any("3 of 4" in note for note in coordinator.notes)
         )
-    broken.side.give_up(GAVE_UP)  # type: ignore[union-attr]
+    broken.side.withdraw(WITHDRAW)  # type: ignore[union-attr]
     parties.until(
         lambda: all(party.received(JoinFailed) for party in (coordinator, waiting, broken))
     )
@@ -118,7 +118,7 @@ def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: boo
     errors = [party.received(JoinFailed)[0].error for party in parties.all]
 
     assert {error.message for error in errors} == {
-        "node1 exited before all nodes had joined: SyntaxError: invalid syntax"
+        "node1 withdrew before all nodes had joined: SyntaxError: invalid syntax"
     }
     assert {error.exit_code for error in errors} == {3}
     assert all(party.side.all_notified for party in parties.all)  # type: ignore[union-attr]
@@ -126,9 +126,9 @@ def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: boo
 
 
 def test_the_last_node_to_join_does_not_begin_a_failed_launch(parties: Parties) -> None:
-    """The coordinator that gave up sends it the reason."""
+    """The coordinator that withdrew sends it the reason."""
     coordinator = parties.coordinator(2)
-    coordinator.side.give_up(GAVE_UP)  # type: ignore[union-attr]
+    coordinator.side.withdraw(WITHDRAW)  # type: ignore[union-attr]
     participant = parties.participant(info("node2"))
     parties.until(lambda: participant.received(JoinFailed))
 
@@ -225,7 +225,7 @@ def test_a_node_that_sends_a_byte_at_a_time_counts_as_silent(parties: Parties) -
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize("second", [info("node1", 2), info("node2", 1), GAVE_UP])
+@pytest.mark.parametrize("second", [info("node1", 2), info("node2", 1), WITHDRAW])
 def test_a_connection_that_joins_twice_is_closed(
     parties: Parties, second: Message, at_once: bool
 ) -> None:

@@ -349,7 +349,7 @@ def _noted(launcher: Launcher) -> bool:
 def test_the_time_to_tell_others_counts_from_the_import_of_torch(
     import_s: int, stays_s: int
 ) -> None:
-    """On a slow machine, the others would otherwise not learn that this node gave up."""
+    """On a slow machine, the others would otherwise not learn that this node withdraws."""
     now_ns = 0
     peers = SimpleNamespace(all_notified=False, imports_torch=True)
     with Reactor(clock_ns=lambda: now_ns) as reactor:

@@ -1,4 +1,4 @@
-"""Tells the other nodes at once why this one cannot take part."""
+"""Withdraws this node before it joins: notifies the other nodes at once why it cannot take part."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from meshrun.plan.request import LaunchRequest, Rendezvous
 from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster
 
 
-def decline(rendezvous: Rendezvous, nnodes: int | None, error: MeshrunError) -> None:
-    """Tell the other nodes of a launch, if there are any, why this one cannot take part."""
+def withdraw(rendezvous: Rendezvous, nnodes: int | None, error: MeshrunError) -> None:
+    """Withdraw from a launch: notify its other nodes, if there are any, of ``error``."""
     try:
         check_backend(rendezvous.backend)
     except UsageError:  # perhaps a mistake on this node alone: the others wait at the endpoint
@@ -29,28 +29,28 @@ def decline(rendezvous: Rendezvous, nnodes: int | None, error: MeshrunError) -> 
         config = plan_rendezvous(rendezvous, nnodes or 1)
     except UsageError:
         return
-    _tell_others(inherit_listener(config), error)
+    _withdraw(inherit_listener(config), error)
 
 
-def decline_in_cluster(
+def withdraw_in_cluster(
     request: LaunchRequest, found: ClusterFacts | None, error: MeshrunError
 ) -> None:
-    """Tell the other nodes that this one's part of the cluster contradicts the request.
+    """Withdraw because this node's part of the cluster contradicts the request.
 
     On theirs there may be no contradiction, unless the scheduler tells all nodes the same.
     """
     if found is not None and found.nnodes is None and not found.is_one_of_several:
         fitted = fit_nodes_to_cluster(request, found)
-        decline(fitted.rendezvous, fitted.nnodes, error)
+        withdraw(fitted.rendezvous, fitted.nnodes, error)
 
 
 @contextmanager
-def declining(config: RendezvousConfig | None) -> Iterator[None]:
-    """Tell the other nodes of an error in the block, if they know where to connect."""
+def withdrawing(config: RendezvousConfig | None) -> Iterator[None]:
+    """Withdraw if there is an error in the block, and the others know where to connect."""
     try:
         yield
     except MeshrunError as error:
-        _tell_others(config, error)
+        _withdraw(config, error)
         raise
 
 
@@ -60,8 +60,8 @@ def inherit_listener(config: RendezvousConfig | None) -> RendezvousConfig | None
     return replace(config, listener=int(listener)) if config and listener else config
 
 
-def _tell_others(config: RendezvousConfig | None, error: MeshrunError) -> None:
+def _withdraw(config: RendezvousConfig | None, error: MeshrunError) -> None:
     if config is not None and (config.host or config.listener is not None):
-        from meshrun.supervisor.join_nodes import stay_to_decline
+        from meshrun.supervisor.join_nodes import withdraw_and_linger
 
-        stay_to_decline(config, error, note)
+        withdraw_and_linger(config, error, note)

@@ -1,4 +1,4 @@
-"""A node fails or is stopped before all nodes have met: no other node waits for it."""
+"""A node fails or is stopped before all nodes have joined: no other node waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
 AT = ("--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3,tp=2")
 SHORT = ("--node-timeout", "5")
-"""How long a node that gives up stays to notify those it has not reached."""
+"""How long a node that withdraws lingers to notify those it has not reached."""
 
 
 @pytest.mark.usefixtures("fake_torch")
@@ -51,7 +51,7 @@ def test_what_one_node_cannot_run_ends_all(
 
     assert end_all(launches) == [code, code], launches[0].text + launches[1].text
     text = launches[1 - host].text
-    assert f"error: node{host} exited before all nodes had joined: {why}" in text
+    assert f"error: node{host} withdrew before all nodes had joined: {why}" in text
     assert why in launches[host].text
     all_gone(hosts)
 
@@ -74,7 +74,7 @@ def test_a_signal_to_a_waiting_node_ends_all(
     launches[host].send(signum)
 
     assert [as_shell(code) for code in end_all(launches)] == [128 + signum] * 2
-    reason = f"node{host} exited before all nodes had joined: it was stopped by {signum.name}"
+    reason = f"node{host} withdrew before all nodes had joined: it was stopped by {signum.name}"
     assert f"error: {reason}" in launches[1 - host].text
     all_gone(hosts)
 
@@ -107,8 +107,8 @@ def test_a_node_that_cannot_be_planned_ends_all(
 
     assert codes == [code] * 2, launches[0].text + launches[1].text
     text = launches[1 - host].text
-    assert f"error: node{host} exited before all nodes had joined: " in text
-    assert reason in text.partition("exited before all nodes had joined: ")[2]
+    assert f"error: node{host} withdrew before all nodes had joined: " in text
+    assert reason in text.partition("withdrew before all nodes had joined: ")[2]
     all_gone(hosts)
 
 
@@ -116,14 +116,14 @@ def test_a_node_that_cannot_be_planned_ends_all(
 def test_a_latecomer_is_told_why_there_is_no_launch(
     make_hosts: MakeHosts, fake_torch: Path
 ) -> None:
-    """Node 0 has given up before the other starts, and has stayed to report it."""
+    """Node 0 has withdrawn before the other starts, and lingers to report it."""
     hosts = make_hosts(2)
     first = Launch(hosts, 0, [*TWO, "--nproc-per-node", "4", SAYS])
-    first.wait_for("this node cannot take part: ")
+    first.wait_for("this node withdraws: ")
     second = Launch(hosts, 1, [*TWO, SAYS])
 
     assert end_all([first, second]) == [2, 2], first.text + second.text
-    assert "error: node0 exited before all nodes had joined: " in second.text
+    assert "error: node0 withdrew before all nodes had joined: " in second.text
 
 
 @pytest.mark.parametrize("speaks", [False, True], ids=["silent", "speaks"])
@@ -142,7 +142,7 @@ def test_a_port_that_is_taken_on_node_0_ends_all(
     assert "hint: another launch may still be running" in launches[0].text
     assert "no secret is set" not in launches[0].text
     assert (
-        "node0 exited before all nodes had joined: port 29500 on 10.77.0.1 is in use"
+        "node0 withdrew before all nodes had joined: port 29500 on 10.77.0.1 is in use"
         in launches[1].text
     )
     taker.kill()

@@ -1,6 +1,6 @@
-"""Notifies nodes that wait in torch's rendezvous that this one failed, through torch's store.
+"""Notifies nodes that wait in torch's rendezvous that this one withdraws, through torch's store.
 
-    start.py decline LAUNCHER_PID < a Negotiate and a GaveUp, one per line
+    start.py withdraw LAUNCHER_PID < a Negotiate and a Withdraw, one per line
 
 This needs torch, which the launcher does not import, so it runs in a separate process. The text
 that it writes changes constantly: one that does not is left over from an earlier launch.
@@ -24,7 +24,7 @@ from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.host.title import set_title
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import GaveUp
+from meshrun.protocol.from_zygote import Withdraw
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.messages import MessageError, decode, encode
 from meshrun.start import own_command
@@ -36,13 +36,13 @@ _EVERY_S = 0.3
 """A store can wait until a key is set, but not until its value or the counter changes."""
 
 
-class DeclineProcess:
+class WithdrawalProcess:
     """The process, as the launcher sees it."""
 
-    def __init__(self, order: Negotiate, notice: GaveUp, reactor: Reactor) -> None:
+    def __init__(self, order: Negotiate, notice: Withdraw, reactor: Reactor) -> None:
         self._reactor = reactor
         self._process = subprocess.Popen(
-            own_command("decline", str(os.getpid())),
+            own_command("withdraw", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def main(_known_at_start: object = None) -> None:
     die_with_parent(int(sys.argv[1]))
     from meshrun.rendezvous.torch_handler import make_handler
 
-    set_title("decline")
+    set_title("withdraw")
     order = cast("Negotiate", codec.decode(sys.stdin.buffer.readline().strip()))
     text = sys.stdin.buffer.readline().strip().decode()
     import_module("torch.distributed.elastic.rendezvous.registry")
@@ -96,10 +96,10 @@ def main(_known_at_start: object = None) -> None:
         time.sleep(_EVERY_S)
 
 
-def watch_for_declines(
-    order: Negotiate, handler: Any, done: threading.Event, report: Callable[[GaveUp], None]
+def watch_for_withdrawals(
+    order: Negotiate, handler: Any, done: threading.Event, report: Callable[[Withdraw], None]
 ) -> None:
-    """Call ``report`` if a node gives up while torch's rendezvous waits."""
+    """Call ``report`` if a node withdraws while torch's rendezvous waits."""
     with contextlib.suppress(Exception):  # the rendezvous itself reports errors of the store
         if (store := store_of(handler)) is None:
             return
@@ -110,7 +110,7 @@ def watch_for_declines(
                 continue
             with contextlib.suppress(MessageError):
                 notice = decode(text.partition(b" ")[2])
-                if isinstance(notice, GaveUp):
+                if isinstance(notice, Withdraw):
                     report(notice)
                     store.add(counter, 1)
                     return
@@ -136,7 +136,7 @@ def store_of(handler: Any) -> Store | None:
 
 def _keys(order: Negotiate) -> tuple[str, str]:
     """Return the keys of the notice, and of the count of nodes that have received it."""
-    return f"meshrun/{order.run_id}/gave up", f"meshrun/{order.run_id}/told"
+    return f"meshrun/{order.run_id}/withdrawn", f"meshrun/{order.run_id}/notified"
 
 
 def read(store: Store, key: str) -> bytes:
