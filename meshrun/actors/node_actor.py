@@ -14,9 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from meshrun.host import rank_variables as var
+
 _CHUNK = 256 * 1024
 _OUT, _ERR = 1, 2
-_THREADS = "OMP_NUM_THREADS"
 
 
 class NodeActor:
@@ -56,8 +57,8 @@ class NodeActor:
             files: Files to write, by name, with the variable that names their folder.
         """
         whole = {**os.environ, **env}
-        if whole.get(_THREADS) == str(cpus):  # set by Ray, as for a single process
-            whole[_THREADS] = str(max(1, cpus // workers))
+        if whole.get(var.OMP_NUM_THREADS) == str(cpus):  # set by Ray, as for a single process
+            whole[var.OMP_NUM_THREADS] = str(max(1, cpus // workers))
         if files is not None:
             from meshrun.host.folder import write_private
             from meshrun.host.leftovers import private_folder

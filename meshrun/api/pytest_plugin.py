@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshrun.errors import MeshrunError, UsageError
+from meshrun.host import rank_variables as var
 
 if TYPE_CHECKING:
     from meshrun.api.tests_on_ranks import OneTest, Ranks
@@ -50,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark ``mesh``, and the plug-in that runs tests on ranks."""
     config.addinivalue_line("markers", f"{_MARK}: run the test on every rank of this mesh.")
-    if not hasattr(config, "workerinput") or "RANK" not in os.environ:
+    if not hasattr(config, "workerinput") or var.RANK not in os.environ:
         config.pluginmanager.register(_MeshTests(config), "meshrun-tests")
 
 
@@ -76,7 +77,7 @@ def layout(request: pytest.FixtureRequest) -> Layout:
 def rank(request: pytest.FixtureRequest) -> int:
     """The rank of this process."""
     _check_on_ranks(request)
-    return int(os.environ["RANK"])
+    return var.own_rank()
 
 
 def _check_on_ranks(request: pytest.FixtureRequest) -> None:

@@ -14,9 +14,9 @@ from meshrun import __version__
 from meshrun.cli.end import call_at_end, code_for, end_by_signal, end_with
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import PET, Options
-from meshrun.cli.variables import IN_RANK
 from meshrun.cli.words import CommandLine, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
+from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import is_lost_output
 from meshrun.host.own_variables import BETWEEN_LAUNCHERS
 from meshrun.host.shortage import describe_shortage
@@ -25,8 +25,6 @@ from meshrun.plan.parse import is_on, parse_flag
 from meshrun.protocol.caller import Invocation
 
 _Table = TypeVar("_Table", bound=Options)
-_LAYOUT_VARIABLES = ("MESHRUN_SLOT_ORDER", "MESHRUN_NODES_PER_DOMAIN")
-"""Variables of a rank's layout that no option has."""
 
 
 def read_options(table: type[_Table], args: Sequence[str]) -> _Table:
@@ -136,9 +134,9 @@ def run_command_line(
     foreign: list[str | None] = []
     if invocation.caller is None:
         foreign += BETWEEN_LAUNCHERS  # left over from another launch
-    if IN_RANK in os.environ:
+    if var.GENERATION in os.environ:
         # These are options of the launch around this one, or what it told its ranks.
-        foreign += (*_LAYOUT_VARIABLES, *(row.variable for row in Options.rows()))
+        foreign += (*var.OF_LAYOUT, *(row.variable for row in Options.rows()))
     for name in foreign:
         os.environ.pop(name or "", None)
     try:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from meshrun.cli.options import MESH, PROGRAM, Options
 from meshrun.cluster import ClusterFacts, Task
 from meshrun.errors import MeshrunError, UsageError
+from meshrun.host import rank_variables as var
 from meshrun.layout.environment import format_layout
 from meshrun.plan.group_options import format_group_options
 from meshrun.plan.request import LaunchRequest
@@ -56,7 +57,7 @@ def run_task_as_rank(options: Options, request: LaunchRequest, invocation: Invoc
         raise
     if request.mesh is not None:
         groups = format_group_options(request.groups)
-        os.environ.update(format_layout(plan.layout), MESHRUN_DEVICE=request.device, **groups)
+        os.environ.update({**format_layout(plan.layout), **groups, var.DEVICE: request.device})
     join_as(facts, task)
     when = request.mesh_init if request.mesh is not None else "lazy"
     words = own_command("task", when, *request.program.words)

@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from meshrun.cli.option import Option
 from meshrun.cli.options import HOST_OPTIONS, Options
 from meshrun.cli.parsers import text_of_file, unknown_fields
-from meshrun.cli.variables import IN_RANK, check_variables, unknown_variables
+from meshrun.cli.variables import check_variables, unknown_variables
 from meshrun.cli.words import CommandLine
 from meshrun.errors import SpecError, UsageError
+from meshrun.host import rank_variables as var
 from meshrun.host.leftovers import is_in_private
 from meshrun.layout import parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
@@ -173,7 +174,9 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         hang_timeout_s=_zero_if_debugging(options, options.hang_timeout),
         straggler_time_s=options.straggler_time if options.stragglers else None,
         preload=(*options.preload, *BASE),
-        warm_idle_s=options.warm_idle if options.warm and IN_RANK not in options.env else None,
+        warm_idle_s=options.warm_idle
+        if options.warm and var.GENERATION not in options.env
+        else None,
         role=options.role,
         max_restarts=_zero_if_debugging(options, options.max_restarts),
         gpu_memory_wait=options.gpu_memory_wait,
@@ -305,7 +308,7 @@ def _notes(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
     if options.log_line_prefix_template is None:
         for why, _ in unknown_fields(options.env.get(_TEMPLATE_VARIABLE, "")):
             yield f"{_TEMPLATE_VARIABLE}: {why}"
-    if options.warm and IN_RANK in options.env:
+    if options.warm and var.GENERATION in options.env:
         yield "--warm has no effect inside a rank: what a launch starts there ends with it"
     yield from unknown_variables(options.env)
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshrun.cli.option import Option
 from meshrun.cli.options import PET, Options
 from meshrun.cli.words import nearest
+from meshrun.host import rank_variables as var
 from meshrun.host.own_variables import BETWEEN_LAUNCHERS, SWITCHES, USER_VARIABLES
 from meshrun.plan.parse import parse_flag
 
-IN_RANK = "MESHRUN_GENERATION"
-"""Set in a rank and everything that it starts."""
 _PET_CUTOFF = 0.8
 """How similar to an option a ``PET_`` name must be: other programs use that prefix, too."""
 _SERVICE = "_SERVICE_HOST"
@@ -35,7 +34,7 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
 
     A launch inside a rank yields none, as the outer launch has reported them.
     """
-    if IN_RANK in env:
+    if var.GENERATION in env:
         return
     rows = Options.rows()
     known = {*(row.variable for row in rows), *USER_VARIABLES, *BETWEEN_LAUNCHERS}

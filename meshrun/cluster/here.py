@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings
 from meshrun.cluster.detect import detect_cluster
+from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import has_terminal
 from meshrun.host.entry_points import call, entry_points, load
 from meshrun.host.interfaces import addresses_with_prefixes
@@ -48,7 +49,7 @@ def detect_here(*, collective: bool) -> ClusterFacts | None:
 
 def is_rank() -> bool:
     """Return whether this process is a rank: a launch by a rank is not a task of the scheduler."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return var.TORCH_RUN_ID in os.environ
 
 
 def with_starter(facts: ClusterFacts) -> ClusterFacts:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from meshrun.errors import SpecError
+from meshrun.host import rank_variables as var
 from meshrun.layout.axes import Axis, axes_of, axis_of
 from meshrun.layout.spec import (
     INFERRED,
@@ -136,8 +137,8 @@ def parse_derived(
 def format_derived(flattens: Iterable[Flatten], views: Iterable[View]) -> dict[str, str]:
     """Return ``MESHRUN_FLATTEN`` and ``MESHRUN_VIEW`` for :func:`parse_derived`, unless empty."""
     texts = {
-        "MESHRUN_FLATTEN": ";".join(map(str, flattens)),
-        "MESHRUN_VIEW": ";".join(map(str, views)),
+        var.FLATTEN: ";".join(map(str, flattens)),
+        var.VIEW: ";".join(map(str, views)),
     }
     return {name: text for name, text in texts.items() if text}
 

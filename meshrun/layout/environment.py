@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from meshrun.errors import MeshError, MeshrunError, SpecError
+from meshrun.host import rank_variables as var
 from meshrun.layout import MAX_RANKS, Layout, format_derived, parse_derived
 from meshrun.layout.domains import shorten_domains, split_nodes
 from meshrun.layout.spec import MeshSpec, format_mesh, parse_mesh
@@ -16,15 +17,15 @@ def format_layout(layout: Layout) -> dict[str, str]:
     counts = layout.nproc_per_node
     if len(set(counts)) == 1:  # stays short on 10,000 nodes
         counts = counts[:1]
-    texts = {"MESHRUN_NPROC_PER_NODE": ",".join(map(str, counts))}
+    texts = {var.NPROC_PER_NODE: ",".join(map(str, counts))}
     if layout.nodes_per_domain:
         domains = shorten_domains(layout.nodes_per_domain)
         sizes = [domains] if isinstance(domains, int) else domains
-        texts["MESHRUN_NODES_PER_DOMAIN"] = ",".join(map(str, sizes))
+        texts[var.NODES_PER_DOMAIN] = ",".join(map(str, sizes))
     if layout.mesh is not None:
-        texts["MESHRUN_MESH"] = format_mesh(layout.mesh)
+        texts[var.MESH] = format_mesh(layout.mesh)
         if layout.slot_order is not None:
-            texts["MESHRUN_SLOT_ORDER"] = ",".join(layout.slot_order)
+            texts[var.SLOT_ORDER] = ",".join(layout.slot_order)
         texts.update(format_derived(layout.flattens, layout.views))
     return texts
 
@@ -38,14 +39,12 @@ def read_layout(env: Mapping[str, str]) -> Layout:
     try:
         counts = _workers(env)
         mesh = _mesh(env, sum(counts))
-        flattens, views = parse_derived(
-            [env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEW", "")]
-        )
-        restarts = read_number(env, "MESHRUN_GENERATION")
+        flattens, views = parse_derived([env.get(var.FLATTEN, "")], [env.get(var.VIEW, "")])
+        restarts = read_number(env, var.GENERATION)
         if restarts is None:
-            restarts = read_number(env, "TORCHELASTIC_RESTART_COUNT")
-        rank = read_number(env, "RANK")
-        previous, slots = env.get("MESHRUN_PREVIOUS"), env.get("MESHRUN_SLOT_ORDER")
+            restarts = read_number(env, var.RESTART_COUNT)
+        rank = read_number(env, var.RANK)
+        previous, slots = env.get(var.PREVIOUS), env.get(var.SLOT_ORDER)
         return Layout(
             mesh=mesh,
             nproc_per_node=counts,
@@ -73,7 +72,7 @@ def not_a_launch(error: Exception) -> MeshError:
 
 def _mesh(env: Mapping[str, str], ranks: int) -> MeshSpec | None:
     """Return the mesh over a number of ranks, if there is one."""
-    text = env.get("MESHRUN_MESH")
+    text = env.get(var.MESH)
     if not text:
         return None
     mesh = given = parse_mesh(text)
@@ -87,37 +86,37 @@ def _mesh(env: Mapping[str, str], ranks: int) -> MeshSpec | None:
 
 def _domains(env: Mapping[str, str], nnodes: int) -> tuple[int, ...]:
     """Return the number of nodes in each domain, given once for all or per domain."""
-    name = "MESHRUN_NODES_PER_DOMAIN"
-    sizes = tuple(_count(size, name) for size in env.get(name, "").split(",") if size)
+    texts = env.get(var.NODES_PER_DOMAIN, "").split(",")
+    sizes = tuple(_count(text, var.NODES_PER_DOMAIN) for text in texts if text)
     return split_nodes(nnodes, sizes[0]) if len(sizes) == 1 else sizes
 
 
 def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
     has = f"the environment has {ranks}"
     if mesh.is_inferred:
-        needs = f"MESHRUN_MESH `{mesh}` needs a multiple of {mesh.known_size} ranks"
+        needs = f"{var.MESH} `{mesh}` needs a multiple of {mesh.known_size} ranks"
         return MeshError(
             f"{needs}, but {has}", hint="the product of the other sizes must divide it"
         )
     hint = f"launch with `meshrun --mesh {mesh} ...`, or write `-1` for the size that may vary"
-    return MeshError(f"MESHRUN_MESH `{mesh}` needs {mesh.known_size} ranks, but {has}", hint=hint)
+    return MeshError(f"{var.MESH} `{mesh}` needs {mesh.known_size} ranks, but {has}", hint=hint)
 
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     """Return the number of workers on each node, from meshrun's variable or torchrun's."""
-    world_size = read_count(env, "WORLD_SIZE") or 1
-    listed = env.get("MESHRUN_NPROC_PER_NODE")
+    world_size = read_count(env, var.WORLD_SIZE) or 1
+    listed = env.get(var.NPROC_PER_NODE)
     if listed:
-        name = "MESHRUN_NPROC_PER_NODE"  # a node may have none
-        counts = tuple(_count(count, name, least=0) for count in listed.split(","))
-        counts *= (read_count(env, "GROUP_WORLD_SIZE") or 1) if len(counts) == 1 else 1
+        texts = listed.split(",")  # a node may have none
+        counts = tuple(_count(text, var.NPROC_PER_NODE, least=0) for text in texts)
+        counts *= (read_count(env, var.GROUP_WORLD_SIZE) or 1) if len(counts) == 1 else 1
     else:
-        local = read_count(env, "LOCAL_WORLD_SIZE") or world_size
-        counts = (local,) * (read_count(env, "GROUP_WORLD_SIZE") or world_size // local)
-    if sum(counts) != world_size and (env.get("WORLD_SIZE") or not listed):
-        names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MESHRUN_NPROC_PER_NODE")
+        local = read_count(env, var.LOCAL_WORLD_SIZE) or world_size
+        counts = (local,) * (read_count(env, var.GROUP_WORLD_SIZE) or world_size // local)
+    if sum(counts) != world_size and (env.get(var.WORLD_SIZE) or not listed):
+        names = (var.WORLD_SIZE, var.LOCAL_WORLD_SIZE, var.GROUP_WORLD_SIZE, var.NPROC_PER_NODE)
         found = ", ".join(f"{name}={env[name]}" for name in names if env.get(name))
-        hint = "if nodes differ, list the workers of each: MESHRUN_NPROC_PER_NODE=8,4"
+        hint = f"if nodes differ, list the workers of each: {var.NPROC_PER_NODE}=8,4"
         raise MeshError(f"conflicting numbers of ranks: {found}", hint=hint)
     return counts
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import MeshError, UsageError
+from meshrun.host import rank_variables as var
 from meshrun.layout import Layout
 from meshrun.layout.spec import MeshSpec
 from meshrun.plan.group_options import GroupOptions
@@ -302,8 +303,9 @@ def _quoted(names: Sequence[str]) -> str:
 
 def not_in_a_child() -> MeshError:
     """Return the error for a process that a rank has started."""
+    rank = os.environ.get(var.RANK, "?")
     return MeshError(
-        f"this process is a child of rank {os.environ.get('RANK', '?')} and has no process groups",
+        f"this process is a child of rank {rank} and has no process groups",
         hint="use the mesh in the rank itself and pass plain numbers to its children, or call"
         " current_layout() here",
     )

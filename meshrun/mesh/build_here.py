@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshrun.errors import MeshError
+from meshrun.host import rank_variables as var
 from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.layout.environment import read_count, read_number
 from meshrun.layout.spec import parse_mesh
@@ -35,7 +36,7 @@ def build_from_environment(fallback: str | None) -> BuiltMesh:
         if fallback is None:
             raise MeshError("there is no mesh in this process", hint=_WAYS_OUT)
         layout = layout_of(fallback, None)
-    device, options = os.environ.get("MESHRUN_DEVICE"), read_group_options(os.environ)
+    device, options = os.environ.get(var.DEVICE), read_group_options(os.environ)
     return _build(layout, device, options)
 
 
@@ -50,7 +51,7 @@ def layout_of(
     spec: str, names: str | None, flatten: Sequence[str] = (), views: Sequence[str] = ()
 ) -> Layout:
     """Return a layout over ``WORLD_SIZE`` ranks; one rank if the environment has no such number."""
-    world_size = read_count(launch_environment(), "WORLD_SIZE") or 1
+    world_size = read_count(launch_environment(), var.WORLD_SIZE) or 1
     flattens, parsed = parse_derived(flatten, views)
     return solve_layout(
         parse_mesh(spec, names), nproc_per_node=world_size, flattens=flattens, views=parsed
@@ -109,9 +110,9 @@ def _device_type(requested: str | None) -> str:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     env = launch_environment()
-    workers = read_count(env, "LOCAL_WORLD_SIZE") or 1
+    workers = read_count(env, var.LOCAL_WORLD_SIZE) or 1
     count = torch.accelerator.device_count()
-    if count == 1 and "RANK" in env:
+    if count == 1 and var.RANK in env:
         # `srun --gpus-per-task=1` shows each task only its own GPU.
         count = max(count, read_number(env, "SLURM_GPUS_ON_NODE") or 0)
     return str(accelerator.type) if accelerator is not None and count >= workers else "cpu"
@@ -120,9 +121,9 @@ def _device_type(requested: str | None) -> str:
 def _init_process_group(device_type: str, options: GroupOptions) -> None:
     import torch.distributed as dist
 
-    backend = select_device(device_type, read_number(os.environ, "LOCAL_RANK") or 0)
+    backend = select_device(device_type, read_number(os.environ, var.LOCAL_RANK) or 0)
     timeout = options.timeout("")
-    if "RANK" in os.environ:
+    if var.RANK in os.environ:
         dist.init_process_group(backend, timeout=timeout)
     else:
         store = dist.HashStore()

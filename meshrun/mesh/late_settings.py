@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 
+from meshrun.host import rank_variables as var
 from meshrun.host.visibility import CUDA, HIP
 
 _PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "RCCL_")
@@ -32,7 +33,7 @@ def warn_of_late_settings() -> None:
         return
     _Recorded.values = None
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get(var.RANK, "0") == "0":
         verb, them = ("was", "it") if len(changed) == 1 else ("were", "them")
         note(
             f"{', '.join(changed)} {verb} changed after the process group was created, which had no"

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshrun.errors import MeshError
+from meshrun.host import rank_variables as var
 from meshrun.host.interfaces import interface_variables, own_address_towards, own_addresses, resolve
 
 if TYPE_CHECKING:
     from meshrun.cluster import ClusterFacts, Task
 
-_SET_BY_LAUNCHERS = ("RANK", "WORLD_SIZE")
+_SET_BY_LAUNCHERS = (var.RANK, var.WORLD_SIZE)
 _SET_MASTER = "set MASTER_ADDR to an address of the first node and MASTER_PORT to a free port on it"
 
 
@@ -34,7 +35,7 @@ def join_task() -> None:
         UsageError: If a scheduler's variable is malformed.
         MeshError: If ranks are not consecutive on each node, or have no address to meet at.
     """
-    found = _find_task(collective="MASTER_ADDR" not in os.environ)
+    found = _find_task(collective=var.MASTER_ADDR not in os.environ)
     if found is not None:
         join_as(*found)
 
@@ -70,37 +71,37 @@ def _ranks(facts: ClusterFacts, task: Task) -> dict[str, str]:
             hint="use `srun --distribution=block` or `mpirun --map-by slot`",
         )
     numbers = {
-        "RANK": task.rank,
-        "WORLD_SIZE": task.world_size,
-        "LOCAL_RANK": task.local_rank,
-        "LOCAL_WORLD_SIZE": task.local_world_size,
-        "GROUP_RANK": facts.node_rank,
-        "GROUP_WORLD_SIZE": facts.nnodes,
+        var.RANK: task.rank,
+        var.WORLD_SIZE: task.world_size,
+        var.LOCAL_RANK: task.local_rank,
+        var.LOCAL_WORLD_SIZE: task.local_world_size,
+        var.GROUP_RANK: facts.node_rank,
+        var.GROUP_WORLD_SIZE: facts.nnodes,
     }
     found = {name: str(number) for name, number in numbers.items() if number is not None}
     if len(set(task.per_node)) > 1:
-        found["MESHRUN_NPROC_PER_NODE"] = ",".join(map(str, task.per_node))
+        found[var.NPROC_PER_NODE] = ",".join(map(str, task.per_node))
     return found
 
 
 def _rendezvous(facts: ClusterFacts, task: Task) -> dict[str, str]:
     """Return the variables for the address where ranks meet and the interface to other nodes."""
-    if not os.environ.get("MASTER_PORT") and facts.port is None:
+    if not os.environ.get(var.MASTER_PORT) and facts.port is None:
         raise MeshError(f"{facts.system} sets no job id", hint=_SET_MASTER)
-    port = {} if facts.port is None else {"MASTER_PORT": str(facts.port)}
+    port = {} if facts.port is None else {var.MASTER_PORT: str(facts.port)}
     interfaces = own_addresses()
     if facts.nnodes == 1:
         return {
-            "MASTER_ADDR": "127.0.0.1",
+            var.MASTER_ADDR: "127.0.0.1",
             **port,
             **interface_variables(interfaces.get("127.0.0.1")),
         }
-    given = os.environ.get("MASTER_ADDR")
+    given = os.environ.get(var.MASTER_ADDR)
     head, own = _addresses(facts, task, (given,) if given else facts.head, set(interfaces))
     if not given and (head is None or own is None):
         raise _no_address(facts, task)
     interface = interfaces.get(own) if own else None
-    return {"MASTER_ADDR": head or "", **port, **interface_variables(interface)}
+    return {var.MASTER_ADDR: head or "", **port, **interface_variables(interface)}
 
 
 def _addresses(

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from msgspec import Struct
 
 from meshrun.errors import UsageError
+from meshrun.host import rank_variables as var
 from meshrun.layout.spec import split_texts
 from meshrun.plan.parse import parse_seconds
 
@@ -18,7 +19,7 @@ _ONLY_FOR = {"nccl": "cuda", "xccl": "xpu"}
 """Backends that support a single device type."""
 _BACKENDS = ("gloo", "mpi", "ucc", "fake", *_ONLY_FOR, "cncl", "smddp")
 """torch's own backends, and some of those that packages add; most of the latter end in `ccl`."""
-_VARIABLES = ("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT")
+_VARIABLES = (var.BACKEND, var.TIMEOUT, var.PG_OPT)
 _BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from meshrun.host import rank_variables as var
 from meshrun.host.interfaces import interface_variables
 from meshrun.host.own_variables import SECRET_VARIABLES
 from meshrun.layout.environment import format_layout
@@ -14,9 +15,6 @@ from meshrun.plan.group_options import format_group_options
 from meshrun.plan.nic_affinity import nic_variables
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.request import STOP_SIGNALS
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
-"""Variables that set how many threads a numeric library starts when imported."""
 
 
 def zygote_environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -26,7 +24,7 @@ def zygote_environment(base: Mapping[str, str]) -> dict[str, str]:
     number later.
     """
     own = {name: value for name, value in base.items() if name not in SECRET_VARIABLES}
-    return {**own, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    return {**own, **dict.fromkeys(var.THREADS, "1")}
 
 
 class LaunchFacts(Struct, frozen=True, kw_only=True):
@@ -65,45 +63,45 @@ def rank_environment(
     local_world_size = layout.nproc_per_node[rank.node_rank]
     role_rank, role_world_size = plan.place_in_role(rank.rank)
     numbers = {
-        "RANK": rank.rank,
-        "LOCAL_RANK": plan.device_index(rank.local_rank),
-        "WORLD_SIZE": layout.world_size,
-        "LOCAL_WORLD_SIZE": local_world_size,
-        "GROUP_RANK": rank.node_rank,
-        "GROUP_WORLD_SIZE": layout.nnodes,
-        "ROLE_RANK": role_rank,
-        "ROLE_WORLD_SIZE": role_world_size,
-        "MASTER_PORT": facts.master_port,
-        "TORCHELASTIC_RESTART_COUNT": generation,
-        "TORCHELASTIC_MAX_RESTARTS": request.max_restarts,
-        "MESHRUN_GENERATION": generation,
+        var.RANK: rank.rank,
+        var.LOCAL_RANK: plan.device_index(rank.local_rank),
+        var.WORLD_SIZE: layout.world_size,
+        var.LOCAL_WORLD_SIZE: local_world_size,
+        var.GROUP_RANK: rank.node_rank,
+        var.GROUP_WORLD_SIZE: layout.nnodes,
+        var.ROLE_RANK: role_rank,
+        var.ROLE_WORLD_SIZE: role_world_size,
+        var.MASTER_PORT: facts.master_port,
+        var.RESTART_COUNT: generation,
+        var.MAX_RESTARTS: request.max_restarts,
+        var.GENERATION: generation,
     }
     # Workers see torchrun's default, which includes SIGQUIT.
     default = request.stop_signals == STOP_SIGNALS
     signums = (*request.stop_signals, signal.SIGQUIT) if default else request.stop_signals
     names = (signal.Signals(signum).name for signum in signums)
     texts = {
-        "ROLE_NAME": request.role,
-        "MASTER_ADDR": facts.master_addr,
-        "TORCHELASTIC_RUN_ID": facts.run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": error_file,
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(names),
-        "MESHRUN_RUN_ID": facts.run_id,
+        var.ROLE_NAME: request.role,
+        var.MASTER_ADDR: facts.master_addr,
+        var.TORCH_RUN_ID: facts.run_id,
+        var.USE_AGENT_STORE: "True",
+        var.ERROR_FILE: error_file,
+        var.SIGNALS_TO_HANDLE: ",".join(names),
+        var.RUN_ID: facts.run_id,
         **format_layout(layout),
     }
-    if facts.previous or base.get("MESHRUN_PREVIOUS"):
-        texts["MESHRUN_PREVIOUS"] = facts.previous
+    if facts.previous:
+        texts[var.PREVIOUS] = facts.previous
     if facts.timer_file is not None:
-        texts["TORCHELASTIC_TIMER_FILE"] = facts.timer_file
+        texts[var.TIMER_FILE] = facts.timer_file
     if (devices := plan.devices_seen(rank.local_rank)) is not None:
         texts.update(dict.fromkeys(plan.host.visibility, devices))
     if layout.mesh is not None:
-        texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"
+        texts[var.DEVICE] = plan.device_type or "cpu"
         texts.update(format_group_options(request.groups))
-    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    defaults = {var.ASYNC_ERROR_HANDLING: "1"}
     if local_world_size > 1:  # as in torchrun, a single worker keeps its libraries' default
-        defaults["OMP_NUM_THREADS"] = str(plan.omp_num_threads)
+        defaults[var.OMP_NUM_THREADS] = str(plan.omp_num_threads)
     # On one node, this is loopback: nothing listens outside, and no names are looked up.
     defaults.update(interface_variables(facts.interface))
     if request.nic_affinity and rank.gpu is not None:

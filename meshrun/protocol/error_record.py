@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 
 from meshrun.errors import MeshrunError
+from meshrun.host import rank_variables as var
 from meshrun.host.folder import Opener, nonblocking
 from meshrun.host.own_variables import WORKER_PID
 from meshrun.host.printable import one_line
@@ -79,10 +80,10 @@ def forward_error(result: LaunchResult) -> None:
 
     A rank that started this launcher as a child may handle the failure, so nothing is written then.
     """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    path = os.environ.get(var.ERROR_FILE)
     is_worker = os.environ.get(WORKER_PID, str(os.getpid())) == str(os.getpid())
     cause = cause_of(result)
     if path and is_worker and cause is not None and cause.raised is not None:
         record = render_record(cause.raised, result.exit_code)
         with suppress(MeshrunError):
-            write_whole(path, record, "TORCHELASTIC_ERROR_FILE", is_private=True)
+            write_whole(path, record, var.ERROR_FILE, is_private=True)

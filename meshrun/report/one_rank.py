@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from meshrun.host import rank_variables as var
 from meshrun.layout import Layout
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, RankPlan
@@ -36,7 +37,7 @@ def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
     )
     found = rank_environment(plan, rank, facts, os.environ, error_file=_CHOSEN_LATER)
     if not port:
-        found["MASTER_PORT"] = _CHOSEN_LATER
+        found[var.MASTER_PORT] = _CHOSEN_LATER
     mask = Mask(os.environ)
     return {
         name: MASK if is_secret(name) else mask.text(value) for name, value in sorted(found.items())

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from meshrun.console.output import Output
 from meshrun.errors import HostError
+from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import allow_descriptors, close_file
 from meshrun.host.interfaces import interface_of
 from meshrun.host.processes import Ended, handles_signal, killing_children, read_stat
@@ -22,7 +23,7 @@ from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan, RankPlan, complete_plan
-from meshrun.plan.rank_env import THREAD_VARIABLES, LaunchFacts, rank_environment
+from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.protocol import codec
 from meshrun.protocol.error_record import read_record, write_record
 from meshrun.protocol.events import AllJoined
@@ -247,7 +248,7 @@ class NodeProcesses:
     def _whole_environment(self, rank: RankPlan, error_file: str) -> dict[str, str]:
         """Return the variables of a rank that differ from the zygote's own."""
         # The zygote was started with its own thread variables.
-        found = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+        found = {name: os.environ[name] for name in var.THREADS if name in os.environ}
         found |= self._environment(rank, error_file)
         if self._terminal.rank != rank.rank:  # it cannot ask a pipe for the width of lines
             window = self._output.window_for(rank).items()

@@ -20,6 +20,7 @@ from functools import partial
 from msgspec import Struct
 
 from meshrun.errors import HostError
+from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import read_now
 from meshrun.host.printable import one_line
 from meshrun.host.processes import is_below, send_signal
@@ -28,7 +29,6 @@ from meshrun.host.reactor import Timer as Alarm
 from meshrun.protocol.packing import read_json
 
 _ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"
-_FILE = "TORCHELASTIC_TIMER_FILE"
 _READ_BYTES = 64 * 1024
 _MOST_PIDS = 1 << 22
 """The kernel's ``PID_MAX_LIMIT``."""
@@ -46,7 +46,7 @@ def timer_file(env: Mapping[str, str], run_folder: str) -> str | None:
     """Return the pipe for requests, or ``None`` if timers are not enabled."""
     if env.get(_ENABLED) != "1":
         return None
-    return env.get(_FILE) or os.path.join(run_folder, "timers")
+    return env.get(var.TIMER_FILE) or os.path.join(run_folder, "timers")
 
 
 class Timers:

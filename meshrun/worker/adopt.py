@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from meshrun.errors import MeshError
+from meshrun.host import rank_variables as var
 from meshrun.mesh.build import set_timeout
 from meshrun.mesh.late_settings import note
 from meshrun.worker.process_group import connect_store
@@ -57,7 +58,7 @@ def serve_env_rendezvous(env: Mapping[str, str], *, before: Callable[[], None]) 
     # torch.distributed has a function of the module's name.
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     theirs: Callable[..., Iterator[Any]] = rendezvous._rendezvous_handlers["env"]
-    launched = {name: env[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")}
+    launched = {name: env[name] for name in (var.MASTER_ADDR, var.MASTER_PORT, var.WORLD_SIZE)}
     calls = 0
 
     def handler(url: str, **kwargs: Any) -> Iterator[Any]:
@@ -65,14 +66,14 @@ def serve_env_rendezvous(env: Mapping[str, str], *, before: Callable[[], None]) 
         before()
         elsewhere = any(os.environ.get(name) != value for name, value in launched.items())
         given = dict(parse_qsl(urlsplit(url).query))  # the arguments of init_process_group()
-        rank = given.pop("rank", None) or os.environ.get("RANK")
-        others = given.pop("world_size", env["WORLD_SIZE"]) != env["WORLD_SIZE"] or given
+        rank = given.pop("rank", None) or os.environ.get(var.RANK)
+        others = given.pop("world_size", env[var.WORLD_SIZE]) != env[var.WORLD_SIZE] or given
         if elsewhere or others or not rank or "timeout" not in kwargs:
             yield from theirs(url, **kwargs)
             return
         calls += 1
-        store = connect_store(env, f"env/{env['MESHRUN_GENERATION']}/{calls}")
-        yield store, int(rank), int(env["WORLD_SIZE"])
+        store = connect_store(env, f"env/{env[var.GENERATION]}/{calls}")
+        yield store, int(rank), int(env[var.WORLD_SIZE])
         raise RuntimeError("Unable to perform re-rendezvous using env:// method")
 
     rendezvous._rendezvous_handlers["env"] = handler

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from msgspec.structs import asdict
 
+from meshrun.host import rank_variables as var
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.own_variables import SERVE, WATCH_FILE, WORKER_PID
@@ -22,7 +23,6 @@ from meshrun.host.printable import one_line
 from meshrun.host.title import set_title
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.mesh.to_launcher import to_launcher
-from meshrun.plan.rank_env import THREAD_VARIABLES
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.from_zygote import (
     BreakpointPassed,
@@ -90,7 +90,7 @@ def become_rank(
         answers = AnswerRequests(requests_fd, stacks_fd, reporter)
         serve = partial(serve_env_rendezvous, dict(os.environ), before=answers.start)
         when_imported("torch.distributed.rendezvous", serve)
-        if "MESHRUN_MESH" in order.environment and not _is_mesh_late(order, source.settings):
+        if var.MESH in order.environment and not _is_mesh_late(order, source.settings):
             _join(order, source, reporter, before=answers.start)
         if "torch" in sys.modules:
             follow_environment(source.settings)
@@ -128,7 +128,7 @@ def _pass_check(order: StartRank, source: Source, reporter: Reporter) -> None:
     reason = check_first(order, source.settings, reporter)
     if reason is None:
         return
-    is_one_of_several = int(os.environ["GROUP_WORLD_SIZE"]) > 1
+    is_one_of_several = int(os.environ[var.GROUP_WORLD_SIZE]) > 1
     if reason and is_one_of_several and order.local_rank == 0:
         _exclude(reporter, reason, found_by="check")
     while True:  # the launcher ends this process
@@ -167,7 +167,7 @@ def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
     """
     if order.lazy:
         return True
-    device = order.environment["MESHRUN_DEVICE"]
+    device = order.environment[var.DEVICE]
     cause = settings.first_unclear(also=lambda name: is_of_group(name, device))
     if cause is not None and order.rank == 0:
         note(f"building the mesh at the first current_mesh(), because {cause}")
@@ -183,7 +183,7 @@ def _exclude(
 
 def set_environment(order: StartRank) -> None:
     """Give this process the environment of its rank."""
-    for name in THREAD_VARIABLES:
+    for name in var.THREADS:
         os.environ.pop(name, None)
     os.environ.update(order.environment)
     os.environ[WORKER_PID] = str(os.getpid())

@@ -7,13 +7,13 @@ import builtins
 import codeop
 import contextlib
 import inspect
-import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import without_output
 from meshrun.worker.source import remember_source
 
@@ -44,7 +44,7 @@ def run_cell(
     Raises:
         BaseException: Whatever the cell raises.
     """
-    rank = int(os.environ["RANK"])
+    rank = var.own_rank()
     if only is not None and rank != only:
         return None
     remember_source(name, text)
@@ -168,7 +168,7 @@ def _flush(*streams: Any) -> None:
 
 def complete(text: str, rank: int) -> list[str]:
     """On ``rank``, return the completions of a name or an attribute; elsewhere, none."""
-    if int(os.environ["RANK"]) != rank:
+    if var.own_rank() != rank:
         return []
     own, sys.path[:1] = sys.path[:1], []  # the folder of the program or the prompt
     try:

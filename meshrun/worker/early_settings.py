@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from meshrun.host.rank_variables import THREADS
 from meshrun.host.visibility import CUDA, HIP, XPU
 
 _AT_IMPORT = (
@@ -30,9 +31,7 @@ _LATER = (
     "TORCHELASTIC_", "PYTORCH_KERNEL_CACHE_PATH",
 )  # fmt: skip
 """Exceptions, which are read when they are needed."""
-_THREADS = (
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS",
-)  # fmt: skip
+_THREADS = (*THREADS, "MKL_NUM_THREADS")
 """Variables whose effect can still be applied after the import."""
 _BY_US = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "MESHRUN_")
 """Prefixes of variables that describe the launch to a rank, and from which the mesh is built."""

@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from typing import BinaryIO
 
+from meshrun.host import rank_variables as var
 from meshrun.host.folder import open_private
 from meshrun.host.own_variables import CALL_FOLDER
 
@@ -76,7 +77,7 @@ def run(folder: str, *, for_all_nodes: bool) -> None:
     from meshrun.worker.error_copy import pickle_error
     from meshrun.worker.program import format_raised
 
-    rank, layout = int(os.environ["RANK"]), read_layout(os.environ)
+    rank, layout = var.own_rank(), read_layout(os.environ)
     ranks = range(layout.world_size) if for_all_nodes else layout.ranks_of_node(layout.node_rank())
     own = (layout.generation, tuple(ranks))
     with suppress(FileNotFoundError):  # of an earlier generation

@@ -7,6 +7,7 @@ import sys
 from functools import wraps
 from types import FrameType, FunctionType, ModuleType
 
+from meshrun.host import rank_variables as var
 from meshrun.mesh.late_settings import note
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import, is_thread_count
 from meshrun.worker.threads import raise_thread_counts
@@ -40,7 +41,7 @@ def follow_environment(settings: EarlySettings) -> None:
             raise_thread_counts(now)
         elif is_read_at_import(name) and name not in _IN_TIME and had.get(name) != value:
             had[name] = value
-            if os.environ.get("RANK") == "0" and not _has_torch(sys._getframe(2)):
+            if os.environ.get(var.RANK) == "0" and not _has_torch(sys._getframe(2)):
                 note(
                     f"{name} was set after torch had been imported for all ranks, so it has no"
                     " effect; set it before the launch, or use --start-method exec"

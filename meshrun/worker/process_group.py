@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from meshrun.errors import InternalError
+from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import without_output
 from meshrun.host.name_service import names_from_files_only
 from meshrun.layout.environment import read_layout
@@ -51,11 +52,11 @@ def join_mesh(
     options = read_group_options(os.environ)
     if timeout_s is not None:
         options = replace(options, timeouts_s=(("", timeout_s),))
-    device_type = env["MESHRUN_DEVICE"]
-    backend = select_device(device_type, int(env["LOCAL_RANK"]))
+    device_type = env[var.DEVICE]
+    backend = select_device(device_type, int(env[var.LOCAL_RANK]))
     timeout = options.timeout("")
     hook = sys.excepthook
-    store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}{purpose}")
+    store = connect_store(env, f"meshrun/{env[var.GENERATION]}{purpose}")
     if timeout is not None:  # as torch does with a store that it creates
         store.set_timeout(timeout)
     with _without_gloo_output(), _without_dns(env):
@@ -63,8 +64,8 @@ def join_mesh(
             backend,
             timeout=timeout,
             store=store,
-            rank=int(env["RANK"]),
-            world_size=int(env["WORLD_SIZE"]),
+            rank=int(env[var.RANK]),
+            world_size=int(env[var.WORLD_SIZE]),
         )
         sys.excepthook = hook  # torch's prefixes each line with the rank, as the console does
         reporter.report(RankJoined)
@@ -73,9 +74,9 @@ def join_mesh(
     found = tuple(built.mesh.get_coordinate() or ())
     if found != coordinate:
         raise InternalError(
-            f"the plan puts rank {env['RANK']} at {coordinate}, but torch puts it at {found}"
+            f"the plan puts rank {env[var.RANK]} at {coordinate}, but torch puts it at {found}"
         )
-    _wait_for_all(store, int(env["WORLD_SIZE"]))
+    _wait_for_all(store, int(env[var.WORLD_SIZE]))
     this_process.built = built
     built.mesh.__enter__()
     record_settings()
@@ -86,7 +87,7 @@ def _without_dns(env: Mapping[str, str]) -> AbstractContextManager[None]:
 
     gloo needs the name if no interface is set, as in gVisor, and falls back to loopback.
     """
-    is_named = "GLOO_SOCKET_IFNAME" in env or int(env["GROUP_WORLD_SIZE"]) > 1
+    is_named = "GLOO_SOCKET_IFNAME" in env or int(env[var.GROUP_WORLD_SIZE]) > 1
     return nullcontext() if is_named else names_from_files_only()
 
 
@@ -120,6 +121,6 @@ def connect_store(env: Mapping[str, str], prefix: str) -> Store:
 
     with names_from_files_only():
         store = dist.TCPStore(
-            env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, wait_for_workers=False
+            env[var.MASTER_ADDR], int(env[var.MASTER_PORT]), is_master=False, wait_for_workers=False
         )
     return dist.PrefixStore(prefix, store)

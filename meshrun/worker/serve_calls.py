@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
+from meshrun.host import rank_variables as var
 from meshrun.host.own_variables import SERVE
 from meshrun.worker.error_copy import pickle_error
 from meshrun.worker.function import restore_path, unpicklable
@@ -63,7 +64,7 @@ def _connect_and_serve(folder: str, module: str) -> None:
     from meshrun.worker.call_channel import connect_in
 
     own, layout = os.getpid(), current_layout()
-    rank = int(os.environ["RANK"])
+    rank = var.own_rank()
     channel = connect_in(folder)
     channel.send((rank, layout.world_size, own, rank_label(layout, rank)))
     import_module(module).serve(channel)
@@ -133,7 +134,7 @@ class _Calls:
             try:
                 pickled = dumps(value)
             except Exception as error:
-                raise unpicklable(value, int(os.environ["RANK"]), error) from None
+                raise unpicklable(value, var.own_rank(), error) from None
             self._takes_interrupt = False
             return CallDone(pickled)
         except BaseException as error:  # even one that would end a program

@@ -22,6 +22,7 @@ import pytest
 from _pytest.outcomes import Exit
 from msgspec import Struct
 
+from meshrun.host import rank_variables as var
 from meshrun.layout.labels import rank_label
 from meshrun.mesh.current_layout import current_layout
 from meshrun.wording import count
@@ -96,7 +97,7 @@ def serve(channel: Channel) -> None:
         channel.send(Begun())
     except (EOFError, OSError):  # the main session is gone
         return
-    temporary = os.path.join(begin.options["basetemp"], f"rank{os.environ['RANK']}")
+    temporary = os.path.join(begin.options["basetemp"], f"rank{var.own_rank()}")
     # The main session has a terminal reporter, and meshrun has its own faulthandler.
     without = ("no:terminal", "no:faulthandler")
     own = {
@@ -107,7 +108,7 @@ def serve(channel: Channel) -> None:
     config.args = begin.args
     # This tells plug-ins that another process writes the reports. It includes all options because
     # some plug-ins pass them to workers only with pytest-xdist, as pytest-randomly its seed.
-    worker = {"workerid": f"rank{os.environ['RANK']}"}
+    worker = {"workerid": f"rank{var.own_rank()}"}
     config.workerinput = {**begin.options, **begin.workerinput, **worker}  # type: ignore[attr-defined]
     config.pluginmanager.set_blocked(RETRIES)
     for marker in begin.markers:
@@ -320,7 +321,7 @@ def _debug(config: pytest.Config, report: pytest.TestReport, frames: TracebackTy
         to.line(text.rstrip())
     to.sep(">", "traceback")
     report.toterminal(to)
-    rank = int(os.environ["RANK"])
+    rank = var.own_rank()
     to.sep(">", f"entering PDB on rank {rank} [{rank_label(current_layout(), rank)}]")
     module, name = config.getoption("usepdb_cls") or ("pdb", "Pdb")
     debugger = getattr(import_module(module), name)()

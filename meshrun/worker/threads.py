@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 
+from meshrun.host import rank_variables as var
 from meshrun.host.cores import count_usable_cores
 
 _COUNT = re.compile(r"0*[1-9][0-9]{0,5}")
@@ -20,9 +21,9 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
 
     Both read the variables once, while they are imported, and were imported with 1.
     """
-    workers = _positive(env.get("LOCAL_WORLD_SIZE", "")) or 1
+    workers = _positive(env.get(var.LOCAL_WORLD_SIZE, "")) or 1
     share = max(1, count_usable_cores() // workers)
-    threads = _positive(env.get("OMP_NUM_THREADS", "")) or share
+    threads = _positive(env.get(var.OMP_NUM_THREADS, "")) or share
     torch = sys.modules.get("torch")
     if torch is not None and threads != _have["torch"]:
         torch.set_num_threads(threads)

@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+from meshrun.host import rank_variables as var
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.own_variables import WORKER_PID
 from meshrun.host.processes import die_with_parent
 from meshrun.host.sockets import packet_pair
-from meshrun.plan.rank_env import THREAD_VARIABLES
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.protocol.to_zygote import StartRank
@@ -49,7 +49,7 @@ def _start(
     order: StartRank, command: Sequence[str], stdout: int, stderr: int, **options: Any
 ) -> int:
     stdin = stdout if order.debug else None if order.stdin else subprocess.DEVNULL
-    removed = {*THREAD_VARIABLES, WORKER_PID}
+    removed = {*var.THREADS, WORKER_PID}
     kept = {name: value for name, value in os.environ.items() if name not in removed}
     process = subprocess.Popen(
         command,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshrun.host.own_variables import BETWEEN_LAUNCHERS
+from meshrun.host.rank_variables import GENERATION, OF_LAYOUT
 from tests.kit import PROGRAMS, environments, run_meshrun
 
 
@@ -50,7 +51,8 @@ def test_the_environment_of_the_launcher_is_passed_on(fake_torch: object) -> Non
     serve calls.
     """
     outer = {"RANK": "5", "WORLD_SIZE": "9", "MESHRUN_WORKER_PID": "1", "MY_TOKEN": "secret value"}
-    theirs = dict.fromkeys(BETWEEN_LAUNCHERS, "left over")
+    outer[GENERATION] = "1"
+    theirs = dict.fromkeys({*BETWEEN_LAUNCHERS, *OF_LAYOUT}, "left over")
     found = environments("--nproc-per-node", "2", env={**theirs, **outer})
 
     assert [env["RANK"] for env in found] == ["0", "1"]

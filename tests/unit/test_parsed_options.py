@@ -9,8 +9,8 @@ import pytest
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request
-from meshrun.cli.variables import IN_RANK
 from meshrun.errors import UsageError
+from meshrun.host.rank_variables import GENERATION
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import TEMPLATE_FIELDS, LaunchRequest
 
@@ -70,7 +70,7 @@ def test_a_launch_inside_a_rank_is_not_warm() -> None:
     """A server would end with the rank, so none is started, and a note says so."""
     values, sources = {"warm": True}, {"warm": COMMAND_LINE}
     outside = build_request(Options(values, sources, {}), PROGRAM)
-    inside = build_request(Options(values, sources, {IN_RANK: "0"}), PROGRAM)
+    inside = build_request(Options(values, sources, {GENERATION: "0"}), PROGRAM)
 
     assert (outside.warm_idle_s, outside.notes) == (600, ())
     assert inside.warm_idle_s is None

@@ -11,6 +11,7 @@ from meshrun.cli.options import Options
 from meshrun.cli.read import check_other_options
 from meshrun.cli.variables import unknown_variables
 from meshrun.errors import UsageError
+from meshrun.host import rank_variables
 from meshrun.host.own_variables import BETWEEN_LAUNCHERS, USER_VARIABLES
 from tests.kit import ROOT
 
@@ -88,14 +89,23 @@ def test_every_variable_of_the_code_is_known_or_documented() -> None:
     """It belongs to an option, to users, between launchers, or to ranks; code spells it once."""
     page = (ROOT / "docs" / "reference" / "environment.md").read_text()
     documented = {*NAME.findall(page)}
-    known = {str(row.variable) for row in Options.rows()} | {*USER_VARIABLES} | BETWEEN_LAUNCHERS
-    texts = [path.read_text() for path in (ROOT / "meshrun").rglob("*.py")]
-    used = {name for text in texts for name in NAME.findall(text)}
+    of_options = {str(row.variable) for row in Options.rows()}
+    of_ranks = {
+        name for name in vars(rank_variables).values() if isinstance(name, str) and name.isupper()
+    }
+    known = of_options | {*USER_VARIABLES} | BETWEEN_LAUNCHERS
+    paths = [*(ROOT / "meshrun").rglob("*.py")]
+    used = {name for path in paths for name in NAME.findall(path.read_text())}
 
     assert used - known - documented == set()
     assert set(USER_VARIABLES) <= documented
     assert not BETWEEN_LAUNCHERS & documented - {"MESHRUN_LAUNCH_MARK"}
-    for name in {*USER_VARIABLES, *BETWEEN_LAUNCHERS}:
+    set_in_ranks = page.partition("## Set for each rank")[2].partition("\n## ")[0]
+    assert of_ranks <= {*re.findall("`([A-Z_]+)`", set_in_ranks)}
+    without_option = {*rank_variables.OF_LAYOUT, "MESHRUN_RUN_ID", "MESHRUN_GENERATION"}
+    assert {name for name in of_ranks if name.startswith("MESHRUN_")} - of_options == without_option
+    texts = [path.read_text() for path in paths if path.parent.name != "cluster"]  # others' names
+    for name in {*USER_VARIABLES, *BETWEEN_LAUNCHERS, *of_ranks} - {"RANK"}:  # a common word
         assert sum(text.count(f'"{name}"') for text in texts) == 1, name
 
 
