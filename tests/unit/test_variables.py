@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import meshrun
 from meshrun.cli.options import Options
 from meshrun.cli.read import check_other_options
 from meshrun.cli.variables import unknown_variables
@@ -94,7 +96,7 @@ def test_every_variable_of_the_code_is_known_or_documented() -> None:
         name for name in vars(rank_variables).values() if isinstance(name, str) and name.isupper()
     }
     known = of_options | {*USER_VARIABLES} | BETWEEN_LAUNCHERS
-    paths = [*(ROOT / "meshrun").rglob("*.py")]
+    paths = [*Path(meshrun.__file__).parent.rglob("*.py")]
     used = {name for path in paths for name in NAME.findall(path.read_text())}
 
     assert used - known - documented == set()
