@@ -96,8 +96,8 @@ class _Cells:
     def stop(self) -> None:
         """End the ranks."""
         if self._group is not None:
-            atexit.unregister(self._group.close)
-            self._group.close()
+            atexit.unregister(self._group.end)
+            self._group.end()
         self._group = None
 
     def _group_for(self, words: list[str], filters: Filters) -> WorkerGroup:
@@ -122,7 +122,7 @@ class _Cells:
                 )
         self.stop()
         self._group, self._words = WorkerGroup(mesh=mesh, options=options), words
-        atexit.register(self._group.close)
+        atexit.register(self._group.end)
         return self._group
 
 

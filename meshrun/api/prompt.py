@@ -55,10 +55,12 @@ def run_prompt(options: Sequence[str], program: Sequence[str]) -> int:
     except RankFailed as failed:  # which the launcher has reported
         return failed.exit_code
     signal.signal(signal.SIGQUIT, lambda *_: prompt.group.print_stacks())
+    code = 1
     try:
-        return prompt.run()
+        code = prompt.run()
     finally:
-        prompt.group.close()
+        trouble = prompt.group.end(None)
+    return code or (trouble.exit_code if trouble is not None else 0)
 
 
 class _Prompt(code.InteractiveConsole):

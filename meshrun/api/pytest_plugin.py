@@ -244,7 +244,7 @@ class _MeshTests:
     def pytest_sessionfinish(self) -> None:
         """End all ranks."""
         while self._ranks:
-            self._ranks.popitem()[1].group.close()
+            self._ranks.popitem()[1].group.end()
 
     def _next_on_ranks(
         self, item: pytest.Item, nextitem: pytest.Item | None, key: str
@@ -271,7 +271,7 @@ class _MeshTests:
             return [make_report(item, "setup", render_error(error))]
         self._is_quit = ranks.is_quit
         if not ranks.group.is_open or ranks.is_spent or any(report.failed for report in reports):
-            self._ranks.pop(request.key).group.close()
+            self._ranks.pop(request.key).group.end()
         return reports
 
     def _ranks_for(self, item: pytest.Item, request: _Request) -> Ranks:
@@ -279,7 +279,7 @@ class _MeshTests:
 
         if request.key not in self._ranks:
             while len(self._ranks) >= _MOST_GROUPS:
-                self._ranks.popitem(last=False)[1].group.close()
+                self._ranks.popitem(last=False)[1].group.end()
             try:
                 ranks = Ranks(self._config, request.spec, dict(request.options))
             except TypeError as error:

@@ -48,7 +48,7 @@ _R = TypeVar("_R")
 _STACKS_S, _QUIET_S = 10.0, 0.3
 """How long to wait for the ranks' stacks, and after how much silence they are complete."""
 _SHUTDOWN_S = 5
-_CLOSE_S = 10.0
+_CLOSE_S = 10
 _POLL_S = 0.05
 """How often to check whether the launcher has ended: not every system has a descriptor for that."""
 _CALLER_FRAMES = ("meshrun/worker/", "pluggy/", "_pytest/")
@@ -320,26 +320,39 @@ class WorkerGroup:
         """End the ranks, and wait until no process of theirs is left.
 
         A call in progress in another thread raises :class:`GroupLost`.
+
+        Raises:
+            RankFailed: If a rank failed while it exited.
+            GroupLost: If they did not exit within 10 seconds, and were stopped.
         """
+        trouble = self.end(_CLOSE_S)
+        if trouble is not None:
+            raise trouble
+
+    def end(self, timeout_s: float | None = _CLOSE_S) -> MeshrunError | None:
+        """End the ranks as :meth:`close` does, and return what it would raise."""
         if os.getpid() != self._owner:
-            return
+            return None
         if self._calling_thread is not None:
             self._was_hung_up = True
             for member in self.members:
                 member.channel.hang_up()
             # In a signal handler during a call, which closes the group.
             if self._calling_thread == threading.get_ident():
-                return
+                return None
         with self._turn:
-            self._end(_CLOSE_S)
+            late = GroupLost(f"the ranks were stopped, as they did not exit within {timeout_s} s")
+            return self._end(timeout_s, late)
 
     def __enter__(self) -> WorkerGroup:
         """Return the group, to be closed at the end of the block."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close it; an exception of the block comes before one of its ranks' end."""
+        trouble = self.end()
+        if trouble is not None and kind is None:
+            raise trouble
 
     def _launcher(
         self, flags: list[str], program: Sequence[str], serve: str, env: Mapping[str, str]
@@ -396,8 +409,15 @@ class WorkerGroup:
                 hint="remove options that prevent ranks from starting, such as --dry-run",
             )
 
-    def _end(self, grace_s: float) -> MeshrunError | None:
-        """Let the ranks exit, or stop them after ``grace_s``; return how the launch had failed."""
+    def _end(
+        self, timeout_s: float | None, late: MeshrunError | None = None
+    ) -> MeshrunError | None:
+        """Let the ranks exit, or stop them after a time; return how the launch has failed.
+
+        Args:
+            timeout_s: How long they may take; ``None`` for no limit.
+            late: What to return if they took longer.
+        """
         for member in self.members:
             member.channel.hang_up()  # a fork of this process may have it open
             member.channel.close()
@@ -406,13 +426,13 @@ class WorkerGroup:
             if process is None:
                 return None
             try:
-                process.wait(grace_s)
+                process.wait(timeout_s)
             except BaseException as error:
                 stop_launcher(process, _SHUTDOWN_S + _CLOSE_S)
                 self._finish_output(process, _CLOSE_S)
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
-                return None
+                return late
             trouble = self._trouble(process.returncode)
             self._finish_output(process, None)
             return trouble

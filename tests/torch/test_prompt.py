@@ -153,6 +153,7 @@ def test_a_closed_stdin_is_empty(fake_torch: Path) -> None:
         ("x =", "print('never')", 1, "SyntaxError: invalid syntax"),
         ("x = 1", "import os\nos._exit(4)", 4, "exited with code 4"),
         ("import os\nos._exit(4)", "print('never')", 4, "exited with code 4"),
+        ("import atexit, os", "atexit.register(os._exit, 4)", 4, "exited with code 4"),
         (
             "from os import getppid, kill\nfrom signal import pause",
             "kill(getppid(), 9)\npause()",

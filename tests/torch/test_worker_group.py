@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import io
@@ -356,6 +357,29 @@ def test_a_rank_that_exits_with_0_in_a_call_has_no_value(fake_torch: Path) -> No
         with pytest.raises(TypeError, match=r"pickle the _thread\.lock that rank 0 return"):
             group.call(threading.Lock)
         assert group.call(int, "7") == [7]
+
+
+def fail_at_its_end(error: Exception | None = None) -> None:
+    with WorkerGroup(nproc_per_node=1, stderr=io.StringIO()) as group:
+        group.call(atexit.register, os._exit, 3)
+        if error is not None:
+            raise error
+
+
+def test_a_rank_that_fails_at_its_end(fake_torch: Path) -> None:
+    """Closing its group raises that."""
+    with pytest.raises(meshrun.RankFailed, match="rank 0 failed, exit code 3"):
+        fail_at_its_end()
+
+
+@pytest.mark.nightly
+def test_ranks_that_end_late_or_fail_after_an_error(fake_torch: Path) -> None:
+    """Ranks that take too long are an error too, but none replaces an exception of the block."""
+    with pytest.raises(KeyError):
+        fail_at_its_end(KeyError())
+    group = WorkerGroup(nproc_per_node=1, stderr=io.StringIO())
+    group.call(atexit.register, time.sleep, 100)
+    assert isinstance(group.end(0.1), meshrun.GroupLost)
 
 
 def test_a_group_works_in_all_threads_of_its_process_and_in_no_fork() -> None:
