@@ -7,6 +7,7 @@ name. A text is parsed when its value is read, so errors are raised in the order
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from meshrun.check.requirements import Requirement, parse_requirements
@@ -15,6 +16,8 @@ from meshrun.cli.option import Option, ParsedOptions, Repeated, Switch
 from meshrun.plan.device import check_device_type
 from meshrun.plan.gpu_choice import parse_gpus
 from meshrun.plan.parse import (
+    BINDING_MODES,
+    COUNT_WORDS,
     NO_STREAMS,
     GpuMemoryWait,
     parse_gpu_memory_wait,
@@ -26,6 +29,13 @@ from meshrun.plan.parse import (
     parse_streams,
     parse_workers,
 )
+from meshrun.plan.rendezvous_options import (
+    BACKENDS,
+    DEFAULT_PORT,
+    SETTINGS,
+    parse_rendezvous_settings,
+)
+from meshrun.wording import either
 
 PET = "PET"
 """Prefix of the variables of torchrun's own options."""
@@ -53,6 +63,10 @@ Names = tuple[str, ...]
 Settings = tuple[tuple[str, str], ...]
 Signals = tuple[tuple[int, ...], tuple[str, ...]]
 """Signals, and names that are not signals."""
+
+
+def _code(words: Iterable[str]) -> list[str]:
+    return [f"`{word}`" for word in words]
 
 
 class Options(ParsedOptions):
@@ -116,24 +130,24 @@ class Options(ParsedOptions):
         "set `NCCL_*` variables themselves.")
 
     nproc_per_node = Option(parse_workers, None, "N", WORKERS,
-        "Workers per node: a number, `auto`, `gpu`, `cpu` or `xpu`; or one number per node, "
+        f"Workers per node: a number, {either(_code(COUNT_WORDS))}; or one number per node, "
         "such as `8,4`.", unset="what the mesh needs, else 1", family=PET,
         details="`auto` is one per accelerator, or per core if there is none. `gpu`, `xpu` or "
         "another device type is one per device; `cpu` is one per core this process may use.",
         brief="Workers per node",
-        suggested=("auto", "cpu", "gpu", "xpu"))
+        suggested=COUNT_WORDS)
     nnodes = Option(parse_nnodes, None, "N|MIN:MAX", WORKERS,
         "Number of nodes, or a range within which nodes may join and leave.",
         unset="what the scheduler says, else 1", family=PET,
         details="See [several nodes](../how-to/several-nodes.md). A [range](../how-to/elastic.md) "
         "needs `--hosts`, or `--rdzv-backend c10d` or another that counts nodes.",
         brief="Number of nodes, or a range of them")
-    numa_binding = Option(parse.binding, None, "MODE", WORKERS,
-        "Bind each rank to the cores near its device: `node`, `socket`, `exclusive` or "
-        "`core-complex`.", family=PET, details="Uses the kernel's topology: `exclusive` gives each "
+    numa_binding = Option(parse.choice(*BINDING_MODES), None, "MODE", WORKERS,
+        f"Bind each rank to the cores near its device: {either(_code(BINDING_MODES))}.",
+        family=PET, details="Uses the kernel's topology: `exclusive` gives each "
         "rank its own share of the NUMA node's cores, `core-complex` cores that share a cache. "
         "Ranks without an accelerator are spread over the NUMA nodes.",
-        suggested=("node", "socket", "exclusive", "core-complex"))
+        suggested=BINDING_MODES)
     nic_affinity = Switch(WORKERS,
         "Restrict each rank to the network cards nearest its GPU.",
         details="Sets variables of NCCL, gloo and UCX that are not set. See "
@@ -411,25 +425,23 @@ class Options(ParsedOptions):
         "Run on this node alone, on a free port.", family=PET, details="Uses its own run id. The "
         "options below and the scheduler are ignored; `--nnodes` above 1 is an error.")
     rdzv_backend = Option(parse.as_written, "static", "NAME", RENDEZVOUS,
-        "How nodes find each other: `static`, `c10d`, `etcd`, `etcd-v2` or a plugin.", family=PET,
+        f"How nodes find each other: {', '.join(_code(BACKENDS))} or a plugin.", family=PET,
         details="`static`: the first node is the one at the endpoint. `c10d`: the same without "
         "`--node-rank`, and `--nnodes` may be a range. Others are torch's own rendezvous, which "
         "chooses the nodes and their order; a plugin is an entry point of `torchrun.handlers`.",
-        suggested=("static", "c10d", "etcd", "etcd-v2"))
+        suggested=tuple(BACKENDS))
     rdzv_endpoint = Option(parse.as_written, None, "HOST[:PORT]", RENDEZVOUS,
         "Address of the rendezvous, usually that of the first node.",
         unset="what the scheduler says", family=PET, details="A name, an IPv4 or an `[IPv6]` "
-        "address. The port is 29500, for `c10d` 29400, for `etcd` 2379. On one node the ranks' "
-        "store listens there.")
+        f"address. The port is {DEFAULT_PORT}, for `c10d` {BACKENDS['c10d']}, for `etcd` "
+        f"{BACKENDS['etcd']}. On one node the ranks' store listens there.")
     rdzv_id = Option(parse.short, None, "ID", RENDEZVOUS,
         "Name of this launch, the same on all nodes.", unset="the job's, else random", family=PET,
         details="It is `TORCHELASTIC_RUN_ID` and part of the log directory's name; launchers "
         "with another name are refused.")
-    rdzv_conf: Option[Settings] = Option(parse.rendezvous_settings, (), "K=V,...", RENDEZVOUS,
+    rdzv_conf: Option[Settings] = Option(parse_rendezvous_settings, (), "K=V,...", RENDEZVOUS,
         "Rendezvous settings, such as `join_timeout=600`.", family=PET,
-        details="`join_timeout` or `timeout`: how long to wait for all nodes, 600; "
-        "`last_call_timeout`: how long to wait for more than the minimum, 30; `is_host`: whether "
-        "this node is the first one of c10d. Others go to the backend.")
+        details=f"{'; '.join(map(str, SETTINGS))}. Others go to the backend.")
     node_rank = Option(parse_integer, None, "N", RENDEZVOUS,
         "Rank of this node. Node 0 is the one at the endpoint.",
         unset="what the scheduler says, else by host name", family=PET)
@@ -438,8 +450,8 @@ class Options(ParsedOptions):
         details="On one node, with a port: where the ranks' store listens.")
     master_port = Option(parse.port, None, "PORT", RENDEZVOUS,
         "Port of the first node, if there is no `--rdzv-endpoint`.",
-        unset="29500 on several nodes, else a free one", family=PET,
-        details="If 29500 is taken and no other node was given it, a free port is used.")
+        unset=f"{DEFAULT_PORT} on several nodes, else a free one", family=PET,
+        details=f"If {DEFAULT_PORT} is taken and no other node was given it, a free port is used.")
     local_addr = Option(parse.as_written, None, "HOST", RENDEZVOUS,
         "Address of this node.", unset="the one that faces the other nodes", family=PET,
         details="The first node listens there if it has no endpoint, or its name leads to no "

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import partial
 from string import Template
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from meshrun.errors import UsageError
 from meshrun.host.small_file import read_small
-from meshrun.plan.parse import parse_choice, parse_integer, parse_seconds, parse_settings
-
-if TYPE_CHECKING:
-    from meshrun.plan.numa import BindingMode
+from meshrun.plan.parse import parse_choice, parse_integer
 
 _Choice = TypeVar("_Choice")
 _LONGEST_NAME = 1024
-_TIMES = frozenset(
-    {"timeout", "keep_alive_interval"}
-    | {f"{what}_timeout" for what in ("join", "last_call", "close", "read", "heartbeat")}
-)
-"""Settings of torch's rendezvous that are durations."""
 
 
 def as_written(text: str, _flag: str) -> str:
@@ -62,13 +53,6 @@ def choice(*choices: _Choice) -> Callable[[str, str], _Choice]:
     return lambda text, flag: cast(_Choice, parse_choice(text, flag, texts))
 
 
-def binding(text: str, flag: str) -> BindingMode:
-    """Return a way to bind ranks to cores."""
-    from meshrun.plan.numa import BINDING_MODES
-
-    return choice(*BINDING_MODES)(text, flag)
-
-
 positive = partial(parse_integer, least=1)
 """Returns an integer of at least 1."""
 port = partial(parse_integer, most=65535)
@@ -93,16 +77,6 @@ def short(text: str, flag: str) -> str:
             hint="put longer text in a file and pass its path to the program",
         )
     return text
-
-
-def rendezvous_settings(text: str, flag: str) -> tuple[tuple[str, str], ...]:
-    """Return the settings of a rendezvous; durations become whole seconds, as torch expects."""
-    return tuple(
-        (key, str(math.ceil(parse_seconds(value, f"{flag} {key}"))))
-        if key in _TIMES and not value.isdigit()
-        else (key, value)
-        for key, value in parse_settings(text, flag)
-    )
 
 
 def template(text: str, flag: str) -> str:

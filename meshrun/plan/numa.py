@@ -8,15 +8,11 @@ over the NUMA nodes evenly, neighbors together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from meshrun.errors import UsageError
 from meshrun.host.machine import Cpu, Topology
+from meshrun.plan.parse import BindingMode
 from meshrun.wording import count, number_ranges, plural
-
-BindingMode = Literal["node", "socket", "exclusive", "core-complex"]
-
-BINDING_MODES: tuple[BindingMode, ...] = ("node", "socket", "exclusive", "core-complex")
 
 
 def choose_cpus(

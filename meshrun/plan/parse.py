@@ -8,11 +8,13 @@ import signal
 from collections.abc import Sequence
 from difflib import get_close_matches
 from ipaddress import IPv6Address
+from typing import Literal, get_args
 
 from msgspec import Struct
 
 from meshrun.errors import UsageError
 from meshrun.plan.device import TYPES
+from meshrun.wording import either
 
 LONGEST_S = 10_000_000.0
 GPU_WAIT_S = 50.0
@@ -27,11 +29,15 @@ _TIME_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _TIME_PARTS = re.compile(rf"(?:{_TIME_PART.pattern})+")
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f", ""})
-_COUNT_WORDS = ("auto", "gpu", "cpu", "xpu")
+COUNT_WORDS = ("auto", "gpu", "cpu", "xpu")
 _TIMES = "write seconds, or numbers with ms, s, m, h or d: `90`, `90s`, `5m`, `1h30m`"
 _STREAMS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?:([0-3])")
 _LOCAL_RANKS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 """No node has a million workers, and a longer number could fill the memory."""
+
+
+BindingMode = Literal["node", "socket", "exclusive", "core-complex"]
+BINDING_MODES: tuple[BindingMode, ...] = get_args(BindingMode)
 
 
 class GpuMemoryWait(Struct, frozen=True, kw_only=True):
@@ -123,7 +129,7 @@ def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
         return text
     near = get_close_matches(text, choices, n=1, cutoff=0.6)
     raise UsageError(
-        f"{what} must be {', '.join(choices[:-1])} or {choices[-1]}, found `{text}`",
+        f"{what} must be {either(choices)}, found `{text}`",
         hint=f"did you mean `{near[0]}`?" if near else None,
     )
 
@@ -175,13 +181,14 @@ def parse_workers(text: str, what: str) -> int | tuple[int, ...] | str:
         counts = word.split(",")
         return tuple(parse_integer(count, what, least=1) for count in counts)
     if word.replace("_", "").isalpha():
-        if word in (*_COUNT_WORDS, *TYPES) or not get_close_matches(word, _COUNT_WORDS, cutoff=0.6):
+        if word in (*COUNT_WORDS, *TYPES) or not get_close_matches(word, COUNT_WORDS, cutoff=0.6):
             return word
-        return parse_choice(word, what, _COUNT_WORDS)
+        return parse_choice(word, what, COUNT_WORDS)
     try:
         return parse_integer(word, what, least=1)
     except UsageError as error:
-        error.hint = "use a number, auto, gpu, cpu or xpu, or a list such as 8,4 if nodes differ"
+        words = either(COUNT_WORDS)
+        error.hint = f"use a number, {words}, or a list such as 8,4 if nodes differ"
         raise
 
 

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
-from meshrun.plan.parse import format_nnodes, parse_flag, parse_seconds
+from meshrun.plan.parse import format_nnodes
+from meshrun.plan.rendezvous_options import BACKENDS, DEFAULT_PORT, IS_HOST, JOIN, LAST_CALL
 from meshrun.plan.request import Rendezvous, RendezvousSettings
 
-DEFAULT_PORT = 29500
-"""torchrun's default."""
 _START_S = 60.0
 """How long launchers that were started together may take to join."""
-_JOIN_S = 600.0
-"""torch's default for how long the nodes may take to join."""
-_LAST_CALL_S = 30.0
-"""torch's default for how long to wait for more nodes once the minimum has joined."""
-_DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
-
-_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 
 
 class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
@@ -107,7 +98,7 @@ def plan_rendezvous(rendezvous: Rendezvous, nnodes: int) -> RendezvousConfig | N
         return None
     host, port = rendezvous.address
     if host and port is None:
-        port = _DEFAULT_PORTS.get(rendezvous.backend, DEFAULT_PORT)
+        port = BACKENDS.get(rendezvous.backend, DEFAULT_PORT)
     is_elastic = rendezvous.is_elastic
     is_present = is_elastic and rendezvous.present is not None
     if is_elastic and rendezvous.backend == "static" and not is_present:
@@ -122,9 +113,7 @@ def plan_rendezvous(rendezvous: Rendezvous, nnodes: int) -> RendezvousConfig | N
             hint="pass --rdzv-endpoint HOST:PORT, as node 0 prints it",
         )
     settings = dict(rendezvous.conf)
-    timeout_s = _seconds(settings, "join_timeout", "timeout", unset=_JOIN_S)
-    last_call_s = _seconds(settings, "last_call_timeout", unset=_LAST_CALL_S)
-    is_host = settings.get("is_host") if rendezvous.backend == "c10d" else None
+    timeout_s, last_call_s = JOIN.read(settings), LAST_CALL.read(settings)
     same: dict[str, Any] = {
         name: getattr(rendezvous, name) for name in RendezvousSettings.__struct_fields__
     }
@@ -136,15 +125,8 @@ def plan_rendezvous(rendezvous: Rendezvous, nnodes: int) -> RendezvousConfig | N
         timeout_s=min(timeout_s, _START_S) if is_present else timeout_s,
         last_call_s=last_call_s if is_elastic and not is_present else None,
         return_s=timeout_s if is_elastic else rendezvous.node_timeout_s,
-        is_host=None if is_host is None else parse_flag(is_host, "--rdzv-conf is_host"),
+        is_host=IS_HOST.read(settings) if rendezvous.backend == "c10d" else None,
     )
-
-
-def _seconds(settings: Mapping[str, str], *names: str, unset: float) -> float:
-    """Return the first of these settings that is set."""
-    given = ((name, settings[name]) for name in names if settings.get(name))
-    name, text = next(given, ("", ""))
-    return parse_seconds(text, f"--rdzv-conf {name}") if text else unset
 
 
 def check_backend(backend: str) -> None:
@@ -153,10 +135,10 @@ def check_backend(backend: str) -> None:
     Raises:
         UsageError: If it does not.
     """
-    if backend in _BACKENDS:
+    if backend in BACKENDS:
         return
     if backend not in entry_points("torchrun.handlers"):
         raise UsageError(
             f"--rdzv-backend: unknown backend `{backend}`",
-            hint=f"use {', '.join(_BACKENDS)}, or an entry point in the group torchrun.handlers",
+            hint=f"use {', '.join(BACKENDS)}, or an entry point in the group torchrun.handlers",
         )

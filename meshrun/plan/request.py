@@ -12,8 +12,7 @@ from meshrun.layout import Flatten, View
 from meshrun.layout.spec import MeshSpec
 from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.hostfile import Host
-from meshrun.plan.numa import BindingMode
-from meshrun.plan.parse import NO_STREAMS, GpuMemoryWait, Streams, parse_endpoint
+from meshrun.plan.parse import NO_STREAMS, BindingMode, GpuMemoryWait, Streams, parse_endpoint
 from meshrun.plan.rank_program import Program
 
 StartMethod = Literal["fork", "exec"]

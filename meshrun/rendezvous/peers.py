@@ -17,12 +17,12 @@ from meshrun.host.interfaces import outward_address, own_addresses, with_interfa
 from meshrun.host.printable import one_line
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
-    DEFAULT_PORT,
     RendezvousConfig,
     fallback_port,
     format_endpoint,
     join_at,
 )
+from meshrun.plan.rendezvous_options import DEFAULT_PORT
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
 from meshrun.protocol.from_zygote import (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
+from meshrun.plan import rendezvous_options
 from meshrun.protocol.events import GenerationAborted, NodeLost
 from meshrun.rendezvous.membership import Membership
 from meshrun.rendezvous.messages import Join
@@ -77,7 +78,7 @@ ELASTIC = Policy(
     event_of_loss=_change_by_loss,
     announces_changes=True,
     too_few="after {waited_s:.0f} s, {nodes}",
-    wait_option="--rdzv-conf join_timeout=TIME",
+    wait_option=f"{rendezvous_options.FLAG} {rendezvous_options.JOIN.names[0]}=TIME",
     if_no_place={
         ParticipantPhase.JOINING: ParticipantPhase.SPARE,
         ParticipantPhase.RETURNING: ParticipantPhase.SPARE,

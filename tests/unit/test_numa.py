@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from meshrun.app import plan
 from meshrun.errors import HostError, UsageError
 from meshrun.host.machine import Cpu, Topology, parse_cpus
-from meshrun.plan.numa import BINDING_MODES, BindingMode, choose_cpus
+from meshrun.plan.numa import choose_cpus
+from meshrun.plan.parse import BINDING_MODES, BindingMode
 from meshrun.wording import number_ranges
 from tests.machines import BIG, Machine, machines
 from tests.plans import plan_of

@@ -13,11 +13,11 @@ from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import (
-    DEFAULT_PORT,
     RendezvousConfig,
     format_endpoint,
     plan_rendezvous,
 )
+from meshrun.plan.rendezvous_options import DEFAULT_PORT
 from meshrun.plan.request import LaunchRequest, Remote
 from meshrun.plan.scheduler_defaults import fit_to_cluster, note_few_cores
 from meshrun.submit.srun_step import launch_on_nodes
