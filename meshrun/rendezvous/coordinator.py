@@ -138,9 +138,8 @@ class Coordinator:
     def _check_deadline(self) -> None:
         deadline = self._deadline
         if deadline.is_over:
-            what = self._policy.too_few.format(
-                lost=self._round.loss, waited_s=deadline.waited_s, nodes=self._nodes.describe()
-            )
+            lost = f"{self._round.loss}; " if self._round.loss else ""
+            what = f"{lost}after {deadline.waited_s:.0f} s, {self._nodes.describe()}"
             todo = "start another node with the same command to join"
             if self._config.present is not None:  # a launcher is started on each host
                 todo = f"check that the other hosts can reach {self._welcomer.endpoint}"

@@ -43,8 +43,9 @@ class ExpectedNodes(Struct):
     """The other nodes, by the number of the connection."""
     _by_host: dict[str, set[int]] = {}
     _by_rank: dict[int, int] = {}
-    left_out: set[str] = set()
-    """Hosts that have withdrawn, and are no longer expected."""
+    left_out: dict[str, str] = {}
+    """Hosts that have withdrawn, and why. Unless the number of nodes is open, they are no longer
+    expected."""
 
     def join(self, number: int, info: Join) -> None:
         """Add a node.
@@ -62,7 +63,7 @@ class ExpectedNodes(Struct):
         self._check_rank(info)
         check_settings(self.own, info)
         self.joined[number] = info
-        self.left_out.discard(info.host)
+        self.left_out.pop(info.host, None)
         self._by_host.setdefault(info.host, set()).add(number)
         if info.node_rank is not None:
             self._by_rank[info.node_rank] = number
@@ -86,7 +87,8 @@ class ExpectedNodes(Struct):
     @property
     def is_complete(self) -> bool:
         """Whether every expected node has joined."""
-        return len(self.joined) + 1 + len(self.left_out) >= self.nnodes
+        absent = len(self.left_out) if self.least is None else 0
+        return len(self.joined) + 1 + absent >= self.nnodes
 
     def order(self) -> list[int]:
         """Return the numbers of the connections in node order, from node 1 on.
@@ -111,6 +113,10 @@ class ExpectedNodes(Struct):
 
     def missing(self) -> str:
         """Return a description such as ``2 of 4 nodes joined; missing: sl3, sl4``."""
+        reasons = [f"{host} withdrew: {why}" for host, why in self.left_out.items()]
+        return "; ".join([self._present(), *reasons[:1]])
+
+    def _present(self) -> str:
         present = 1 + len(self.joined)
         if self.least is not None:
             few = f"{self.least} to" if present >= self.least else "at least"

@@ -134,6 +134,8 @@ class Lobby:
                 " node 0: on every node, pass --rdzv-endpoint HOST:PORT with an address of"
                 " node 0"
             )
+        if self._expected.left_out:
+            return "see its output for details"
         if unheard := next(iter(self._unauthenticated.unheard.values()), ""):
             return unheard
         host = self._config.host or ""
@@ -234,8 +236,7 @@ class Lobby:
     def _continue_without(self, notice: Withdraw) -> None:
         """Continue without a node that has withdrawn."""
         self._notify_all(f"{notice.host} withdrew: {notice.reason}")
-        if self._config.last_call_s is None:
-            self._expected.left_out.add(notice.host)
+        self._expected.left_out[notice.host] = notice.reason
         if self._are_enough and self._expected.is_complete:
             self._all_joined()
 

@@ -32,9 +32,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     not; the second argument is whether every program has finished."""
     announces_changes: bool
     """Whether a note says how the nodes of a generation differ from those of the last one."""
-    too_few: str
-    """The error if nodes are still missing after the time that :attr:`wait_option` sets."""
     wait_option: str
+    """The option that sets how long to wait for missing nodes."""
     if_no_place: Mapping[ParticipantPhase, ParticipantPhase]
     """How a node goes on that has joined, but that no generation needs yet."""
     if_lost: Mapping[ParticipantPhase, ParticipantPhase]
@@ -59,7 +58,6 @@ FIXED = Policy(
     replaceable=Membership.on_host,
     event_of_loss=lambda lost, _: lost,
     announces_changes=False,
-    too_few="{lost}; after {waited_s:.0f} s, {nodes}",
     wait_option="--node-timeout TIME",
     if_no_place={},
     if_lost={
@@ -77,7 +75,6 @@ ELASTIC = Policy(
     replaceable=lambda *_: (),  # containers may share the name of a host
     event_of_loss=_change_by_loss,
     announces_changes=True,
-    too_few="after {waited_s:.0f} s, {nodes}",
     wait_option=f"{rendezvous_options.FLAG} {rendezvous_options.JOIN.names[0]}=TIME",
     if_no_place={
         ParticipantPhase.JOINING: ParticipantPhase.SPARE,

@@ -330,6 +330,40 @@ def test_the_others_do_not_wait_for_a_node_that_cannot_participate(parties: Part
     assert coordinator.notes == ["node1 withdrew: no GPU was found"]
 
 
+@pytest.mark.parametrize("last_call_s", [None, 5.0])
+def test_a_node_that_withdrew_is_the_reason_for_too_few(
+    parties: Parties, last_call_s: float | None
+) -> None:
+    """Also if others may join at any time."""
+    coordinator = parties.coordinator(
+        MOST, fit=fit, there=3, least_nodes=2, timeout_s=8.0, last_call_s=last_call_s
+    )
+    broken = newcomer(parties, "node1", rank=1)
+    broken.side.withdraw(Withdraw(host="node1", reason="no GPU was found", exit_code=2))
+    parties.pass_s(7)
+    parties.until(lambda: coordinator.received(JoinFailed))
+
+    (failed,) = coordinator.received(JoinFailed)
+    assert failed.error.message.endswith("; node1 withdrew: no GPU was found")
+
+
+def test_a_lost_node_is_the_reason_for_too_few(parties: Parties) -> None:
+    """The first node waits for another one until the timeout."""
+    coordinator = parties.coordinator(MOST, fit=fit, there=2, least_nodes=2, return_s=8.0)
+    other = newcomer(parties, "node1", rank=1)
+    parties.until(lambda: coordinator.received(AllJoined) and other.received(AllJoined))
+    other.send(Leave(generation=0, why="it was stopped by SIGTERM"))
+    parties.until(lambda: coordinator.received(GenerationAborted))
+    start_next_generation(parties, [coordinator], 1)
+    parties.pass_s(7)
+    parties.until(lambda: coordinator.received(JoinFailed))
+
+    (failed,) = coordinator.received(JoinFailed)
+    lost, _, too_few = failed.error.message.partition("; after ")
+    assert lost == "node 1 (node1) was lost: it was stopped by SIGTERM"
+    assert too_few.endswith(" s, 1 of at least 2 nodes joined (node0)")
+
+
 def test_a_node_that_could_not_participate_may_come_back(parties: Parties) -> None:
     """As one that is started again; the others are still expected."""
     coordinator = parties.coordinator(MOST, fit=fit, there=3, least_nodes=2)
