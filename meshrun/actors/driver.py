@@ -17,7 +17,7 @@ from typing import Any
 
 from meshrun.actors.driver_messages import (
     NodesPlaced,
-    PlacementRefused,
+    PlacementFailed,
     PlacementWaits,
     PlaceNodes,
     Reply,
@@ -48,8 +48,8 @@ def main(_: object) -> None:
     with private_folder() as folder:
         try:
             asyncio.run(_serve(control, order, os.path.join(folder, "relays")))
-        except HostError as refused:
-            _reply(control, PlacementRefused(refused.message, refused.hint))
+        except HostError as error:
+            _reply(control, PlacementFailed(error.message, error.hint))
         except _LauncherGone:
             pass
     os._exit(0)  # without waiting for Ray's threads

@@ -23,7 +23,7 @@ class PlacementWaits(Struct, frozen=True):
     note: str
 
 
-class PlacementRefused(Struct, frozen=True):
+class PlacementFailed(Struct, frozen=True):
     """To the launcher: there is no cluster, or it cannot provide the nodes."""
 
     error: str
@@ -39,4 +39,4 @@ class NodesPlaced(Struct, frozen=True):
     """The socket for the streams of the nodes."""
 
 
-Reply = PlacementWaits | PlacementRefused | NodesPlaced
+Reply = PlacementWaits | PlacementFailed | NodesPlaced

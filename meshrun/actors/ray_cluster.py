@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.actors.driver_messages import (
     NodesPlaced,
-    PlacementRefused,
+    PlacementFailed,
     PlacementWaits,
     PlaceNodes,
     Reply,
@@ -69,7 +69,7 @@ class RayCluster:
                 match unpack(line, Reply):
                     case PlacementWaits(note=text):
                         note(text)
-                    case PlacementRefused(error=error, hint=hint):
+                    case PlacementFailed(error=error, hint=hint):
                         raise HostError(error, hint=hint)
                     case NodesPlaced(hosts=hosts, address=address):
                         self._folder = os.path.dirname(address)

@@ -77,12 +77,12 @@ class Exchange:
         A second call ends the wait.
         """
         if self.is_interrupted:
-            self._give_up("interrupted")
+            self._end("interrupted")
             return
         self.is_interrupted = True
         for member in self._left.values():
             send_signal(member.pid, signal.SIGINT)
-        self._give_up_in(GRACE_S, "interrupted")
+        self._end_in(GRACE_S, "interrupted")
 
     def _send(self, member: Member, data: memoryview) -> None:
         """Send to a rank, which may be stopped, without waiting for it."""
@@ -114,17 +114,17 @@ class Exchange:
         except EOFError:
             self._reactor.remove(member.channel)
             self.is_rank_gone = True
-            self._give_up(f"{member.label} exited during the call")
+            self._end(f"{member.label} exited during the call")
             return
         self._reactor.remove(member.channel)
         self.by_member[member] = answer
         del self._left[member.rank]
         self._limit_rank(member.rank, None)
         if answer.has_failed:
-            self._give_up_in(GRACE_S, f"{member.label} failed")
+            self._end_in(GRACE_S, f"{member.label} failed")
 
     def _limit(self, seconds: float) -> Timer:
-        return self._give_up_in(seconds, f"timed out after {seconds:g} s")
+        return self._end_in(seconds, f"timed out after {seconds:g} s")
 
     def _limit_rank(self, rank: int, seconds: float | None) -> None:
         if (before := self._limits.pop(rank, None)) is not None:
@@ -132,10 +132,10 @@ class Exchange:
         if seconds is not None:
             self._limits[rank] = self._limit(seconds)
 
-    def _give_up_in(self, seconds: float, reason: str) -> Timer:
-        return self._reactor.call_later(seconds, partial(self._give_up, reason))
+    def _end_in(self, seconds: float, reason: str) -> Timer:
+        return self._reactor.call_later(seconds, partial(self._end, reason))
 
-    def _give_up(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         if not self.is_done:
             self.reason = reason
 

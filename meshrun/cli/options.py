@@ -438,7 +438,7 @@ class Options(ParsedOptions):
     rdzv_id = Option(parse.short, None, "ID", RENDEZVOUS,
         "Name of this launch, the same on all nodes.", unset="the job's, else random", family=PET,
         details="It is `TORCHELASTIC_RUN_ID` and part of the log directory's name; launchers "
-        "with another name are refused.")
+        "with another name are rejected.")
     rdzv_conf: Option[Settings] = Option(parse_rendezvous_settings, (), "K=V,...", RENDEZVOUS,
         "Rendezvous settings, such as `join_timeout=600`.", family=PET,
         details=f"{'; '.join(map(str, SETTINGS))}. Others go to the backend.")

@@ -89,16 +89,16 @@ class Attempts:
         self._end_attempt(why)
 
     def check(self) -> None:
-        """Note how long the attempts take, and give up at the end; called at each heartbeat."""
+        """Note how long the attempts take, and time out at the end; called at each heartbeat."""
         if self._deadline.is_over:
-            self._give_up(f" within {self._deadline.timeout_s:.0f} s")
+            self._time_out(f" within {self._deadline.timeout_s:.0f} s")
         elif self._deadline.note_is_due():
             is_long = self._found is EndpointPhase.NOTHING and self._since.is_over
             doubt = "; its launcher has not started yet or has exited" if is_long else ""
             place = self._config.endpoint
             self._hub.note(f"waiting for node 0 at {place}: {self._why}{doubt} ({self._deadline})")
 
-    def _give_up(self, when: str) -> None:
+    def _time_out(self, when: str) -> None:
         text = f"cannot join node 0 at {self._config.endpoint}{when}: {self._why}"
         self._failed(RendezvousError(text, hint=self._hint()))
 
@@ -144,7 +144,7 @@ class Attempts:
 
     def _try(self) -> None:
         if self._found in _OTHER_PORT and self._since.is_over:
-            self._give_up("")
+            self._time_out("")
             return
         self._found = _OTHER_PORT.get(self._found, self._found)
         self._dialer.dial(self._port)

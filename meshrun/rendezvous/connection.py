@@ -23,7 +23,7 @@ from meshrun.rendezvous.handshake import (
     CoordinatorHandshake,
     HandshakeError,
     ParticipantHandshake,
-    refusal,
+    rejection,
 )
 from meshrun.rendezvous.hub import Hub
 from meshrun.rendezvous.messages import Beat, Disconnect, Message, MessageError, decode, encode
@@ -197,7 +197,7 @@ class Connection:
             except HandshakeError as error:
                 self.handshake_error = error
                 if isinstance(self._handshake, CoordinatorHandshake):
-                    self._out.write(refusal(str(error)))
+                    self._out.write(rejection(str(error)))
                 self.close(str(error))
             except (FrameError, MessageError) as error:
                 self.close(str(error))
@@ -214,7 +214,7 @@ class Connection:
         is_silent = time.monotonic_ns() - self.received_ns > _SILENT_BEATS * self._interval_ns
         return is_silent or self.phase is ConnectionPhase.INTERRUPTED
 
-    def give_up_if_silent(self, timeout_s: float) -> str:
+    def time_out_if_silent(self, timeout_s: float) -> str:
         """Return why to drop a peer that was silent for too long, and send it that; else ""."""
         silent_s = (time.monotonic_ns() - self.received_ns) / 1e9
         if self.phase is ConnectionPhase.INTERRUPTED and silent_s > _RESUME_S:

@@ -23,7 +23,7 @@ from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
     Join,
     Message,
-    Refused,
+    Rejected,
     Resume,
     Resumed,
     Waiting,
@@ -129,7 +129,7 @@ class Coordinator:
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
         for number, connection in list(self._connections.items()):
             connection.beat(idle_s=idle_s)
-            if why := connection.give_up_if_silent(self._config.node_timeout_s):
+            if why := connection.time_out_if_silent(self._config.node_timeout_s):
                 self._lose(number, why)
         self._unauthenticated.check()
         if self._phase is CoordinatorPhase.GATHERING:
@@ -156,7 +156,7 @@ class Coordinator:
     def _fail(self, error: MeshrunError) -> None:
         self._phase = CoordinatorPhase.FAILED
         if not self._causes:  # no node has been welcomed yet
-            send_all(self._connections.values(), Refused.of(error))
+            send_all(self._connections.values(), Rejected.of(error))
         self._hub.fail(error)
 
     # ---- nodes that join and leave ---------------------------------------------------------
@@ -183,17 +183,17 @@ class Coordinator:
         elif isinstance(info, Resume):
             self._resume(connection, info)
         elif isinstance(info, Withdraw):
-            self._unauthenticated.refuse(connection, info.as_error())
+            self._unauthenticated.reject(connection, info.as_error())
         else:
             try:
                 self._admit(connection, info)
             except MeshrunError as error:
-                self._unauthenticated.refuse(connection, error)
+                self._unauthenticated.reject(connection, error)
 
     def _resume(self, new: Connection, request: Resume) -> None:
         number = self._nodes.of_launcher(request.launcher)
         if number is None or number not in self._connections:
-            self._unauthenticated.refuse(new, RendezvousError("it was not back in time"))
+            self._unauthenticated.reject(new, RendezvousError("it was not back in time"))
             return
         connection = self._connections[number]
         new.send(Resumed(received=connection.received))
@@ -238,7 +238,7 @@ class Coordinator:
         )
         self._hub.note(f"{why}; excluding it")
         del self._round.connections[number]
-        self._unauthenticated.refuse(self._connections.pop(number), error)
+        self._unauthenticated.reject(self._connections.pop(number), error)
         self._nodes.remove(number)
 
     def _failed_on(self, cause: Cause) -> int | None:

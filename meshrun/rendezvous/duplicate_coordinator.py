@@ -11,7 +11,7 @@ from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.this_node import ThisNode
 
 _ANSWER_TAKES_S = 3600.0
-"""How long it probes after the join timeout: the lobby gives up first, with a better error."""
+"""How long it probes after the join timeout: the lobby times out first, with a better error."""
 
 
 class DuplicateCoordinator:
@@ -28,8 +28,8 @@ class DuplicateCoordinator:
         config = replace(node.config, timeout_s=longer_s)
         self._participant = Participant(replace(node, config=config, hub=self._hub))
 
-    def refusal(self) -> MeshrunError | None:
-        """Return the refusal by another node 0, if there is one."""
+    def rejection(self) -> MeshrunError | None:
+        """Return the rejection by another node 0, if there is one."""
         while self._hub.events:
             if isinstance(news := self._hub.events.popleft(), JoinFailed):
                 return news.error

@@ -117,11 +117,11 @@ class ParticipantHandshake:
         """Return the key of the connection.
 
         Raises:
-            HandshakeError: If the coordinator refused, or does not know the secret itself.
+            HandshakeError: If the coordinator rejected this node, or does not know the secret.
         """
         values = _read(line)
-        if "refused" in values:
-            raise HandshakeError(_text(values, "refused"))
+        if "rejected" in values:
+            raise HandshakeError(_text(values, "rejected"))
         if not hmac.compare_digest(
             _proof(self._secret, "coordinator", self._nonces), _text(values, "proof")
         ):
@@ -129,9 +129,9 @@ class ParticipantHandshake:
         return _key(self._secret, self._nonces)
 
 
-def refusal(reason: str) -> bytes:
+def rejection(reason: str) -> bytes:
     """Return the line that rejects a participant."""
-    return _line({"refused": reason})
+    return _line({"rejected": reason})
 
 
 def _is_translated(used: str, own: str) -> bool:

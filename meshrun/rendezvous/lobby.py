@@ -18,7 +18,7 @@ from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany, list_names
 from meshrun.rendezvous.hub import Deadline
-from meshrun.rendezvous.messages import Join, Message, Refused, Waiting
+from meshrun.rendezvous.messages import Join, Message, Rejected, Waiting
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
@@ -85,13 +85,13 @@ class Lobby:
 
     def _beat(self) -> None:
         """Send heartbeats, and check whether nodes are silent or missing for too long."""
-        if self._duplicate is not None and (error := self._duplicate.refusal()) is not None:
+        if self._duplicate is not None and (error := self._duplicate.rejection()) is not None:
             self._stop_probing()
             self._fail(error)
         self._unauthenticated.check()
         for number, connection in list(self._connections.items()):
             connection.beat()
-            if why := connection.give_up_if_silent(self._config.node_timeout_s):
+            if why := connection.time_out_if_silent(self._config.node_timeout_s):
                 self._drop(number, why)
         if self._failure is None:
             self._check_deadlines()
@@ -197,14 +197,14 @@ class Lobby:
             if number not in self._connections:  # an earlier message has closed it
                 return
             if self._failure is not None and isinstance(message, Join | Withdraw):
-                self._refuse(number, self._failure)
+                self._reject(number, self._failure)
                 self._left_to_notify -= 1
             elif isinstance(message, Join):
                 self._admit(number, message)
             elif isinstance(message, Withdraw) and self._node.policy.needs_all:
                 self._fail(message.as_error())
             elif isinstance(message, Withdraw):
-                self._refuse(number, message.as_error())  # it waits for an answer
+                self._reject(number, message.as_error())  # it waits for an answer
                 self._drop(number, message.reason)
                 self._continue_without(message)
         if connection.closed is not None and number in self._connections:
@@ -227,7 +227,7 @@ class Lobby:
         try:
             self._expected.join(number, info)
         except TooMany as error:
-            self._refuse(number, error)
+            self._reject(number, error)
         except MeshrunError as error:
             self._fail(error)
         if self._failure is None and self._expected.is_complete:
@@ -269,12 +269,12 @@ class Lobby:
             return
         self._failure = error
         for number in self._connections:
-            self._refuse(number, error)
+            self._reject(number, error)
             self._left_to_notify -= 1
         self._hub.fail(error)
 
-    def _refuse(self, number: int, error: MeshrunError) -> None:
-        self._connections[number].send(Refused.of(error))
+    def _reject(self, number: int, error: MeshrunError) -> None:
+        self._connections[number].send(Rejected.of(error))
 
     def close(self) -> None:
         """Notify the nodes that have joined, and close all connections."""

@@ -106,7 +106,7 @@ class Waiting(Struct, frozen=True, kw_only=True):
     """Whether the launch has begun, so that this node takes part once it is needed."""
 
 
-class Refused(Trouble, frozen=True):
+class Rejected(Trouble, frozen=True):
     """To a participant: it has no place in this launch, or the launch has failed."""
 
 
@@ -233,7 +233,7 @@ class Times(Struct, frozen=True, kw_only=True):
 Decision = GenerationAborted | OthersFinished | NextBegins | LaunchOver
 """To participants: what happens next, as an event of their own launches."""
 Message = (
-    Join | Resume | Resumed | Withdraw | Waiting | Refused | Welcome | Beat | Disconnect
+    Join | Resume | Resumed | Withdraw | Waiting | Rejected | Welcome | Beat | Disconnect
     | Failed | Finished | Cleared
     | Leave | Decision | ShowStacks | AskTimes | Times
 )  # fmt: skip

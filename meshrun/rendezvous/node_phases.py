@@ -66,4 +66,4 @@ class ParticipantPhase(Enum):
     OVER = "over"
     """The launch has ended well, or this node has left or lost it."""
     FAILED = "failed"
-    """It cannot join, or was refused."""
+    """It cannot join, or was rejected."""

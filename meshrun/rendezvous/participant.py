@@ -23,7 +23,7 @@ from meshrun.rendezvous.messages import (
     Decision,
     Leave,
     Message,
-    Refused,
+    Rejected,
     Waiting,
     Welcome,
 )
@@ -97,7 +97,7 @@ class Participant:
         if self._connection is not None:
             self._hub.activity.elsewhere_ns = self._connection.active_ns
             self._connection.beat(idle_s=self._hub.activity.idle_s)
-            if why := self._connection.give_up_if_silent(self._config.node_timeout_s):
+            if why := self._connection.time_out_if_silent(self._config.node_timeout_s):
                 self._drop(self._connection, why)
         elif self._phase in _CONNECTS:  # while connected, node 0's join timeout applies
             self._attempts.check()
@@ -134,7 +134,7 @@ class Participant:
                 if message.has_begun:
                     self._enter(self._policy.if_no_place.get(self._phase, self._phase))
                 self._hub.note(message.text)
-            case Refused():
+            case Rejected():
                 self._fail(message.as_error())
             case Welcome() if self._withdrawal is None:
                 self._welcome(connection, message)

@@ -220,12 +220,12 @@ class Peers:
                 " or use another port, the same on every node"
             )
             self._hub.fail(error)
-            self._refuse_on_fallback_port(place, error)
+            self._withdraw_at_fallback_port(place, error)
         else:
             self._become_coordinator(listener, probes=not endpoint.own)
 
-    def _refuse_on_fallback_port(self, place: str, error: MeshrunError) -> None:
-        """Refuse the other nodes on the port that they try if the endpoint's is not ours."""
+    def _withdraw_at_fallback_port(self, place: str, error: MeshrunError) -> None:
+        """Withdraw, at the port that the other nodes try if the endpoint's is not ours."""
         with contextlib.suppress(MeshrunError):
             listener = listen_on(place, fallback_port(self._node.secret))
             self._withdrawal = self._withdrawal or Withdraw.of(self._node.info.host, error)

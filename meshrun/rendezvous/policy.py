@@ -39,7 +39,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     if_lost: Mapping[ParticipantPhase, ParticipantPhase]
     """How a node goes on that has lost node 0."""
     committed: Collection[ParticipantPhase]
-    """The phases in which node 0 does not refuse a node any more."""
+    """The phases in which node 0 does not reject a node any more."""
 
 
 def change_of_nodes(why: str, at_ns: int) -> GenerationAborted:

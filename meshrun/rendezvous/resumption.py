@@ -11,18 +11,18 @@ from meshrun.host.outgoing import Connecting
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.hub import RETRY_S
-from meshrun.rendezvous.messages import Message, Refused, Resume, Resumed
+from meshrun.rendezvous.messages import Message, Rejected, Resume, Resumed
 from meshrun.rendezvous.this_node import ThisNode
 
 _ATTEMPT_S = 2.0
 
 
 class Resumption:
-    """Connects to the coordinator again, until it resumes the connection or refuses.
+    """Connects to the coordinator again, until it resumes the connection or rejects this node.
 
     Args:
-        connection: The interrupted connection; it is closed if the coordinator refuses, or if this
-            machine has another address now.
+        connection: The interrupted connection; it is closed if the coordinator rejects this node,
+            or if this machine has another address now.
         ended: Called then with it, and with the messages that have arrived since.
     """
 
@@ -81,7 +81,7 @@ class Resumption:
                 self._connection.resume(self._other, answer.received)
                 self._other = None
                 self._end(messages)
-            case [Refused() as answer]:
+            case [Rejected() as answer]:
                 self._connection.close(f"it dropped this node: {answer.as_error().message}")
                 self._end([])
 
@@ -97,6 +97,6 @@ class Resumption:
         self._attempt = self._other = None
 
     def close(self) -> None:
-        """Give up."""
+        """Stop reconnecting."""
         self._next_try.cancel()
         self._stop()

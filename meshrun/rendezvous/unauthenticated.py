@@ -13,7 +13,7 @@ from meshrun.errors import MeshrunError
 from meshrun.host.interfaces import address_of
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import CoordinatorHandshake, OtherLaunch
-from meshrun.rendezvous.messages import Beat, Disconnect, Message, Refused
+from meshrun.rendezvous.messages import Beat, Disconnect, Message, Rejected
 from meshrun.rendezvous.this_node import ThisNode
 
 _PROOF_WITHIN_S = 10.0
@@ -153,9 +153,9 @@ class Unauthenticated:
             if since_ns <= until_ns and count >= _TRIES
         ]
 
-    def refuse(self, connection: Connection, error: MeshrunError) -> None:
+    def reject(self, connection: Connection, error: MeshrunError) -> None:
         """Send an authenticated node the reason why it cannot join, and wait until it closes."""
-        connection.send(Refused.of(error))
+        connection.send(Rejected.of(error))
         if connection.closed is None:
             self._watch(connection)
 
@@ -182,7 +182,7 @@ class Unauthenticated:
         self._pause()
         for connection in self._connections:
             if error is not None and connection.is_open:
-                connection.send(Refused.of(error))
+                connection.send(Rejected.of(error))
             connection.close(why)
         self._connections.clear()
         self._by_origin.clear()

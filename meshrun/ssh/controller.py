@@ -164,7 +164,7 @@ class Controller:
         """Start a launcher on each usable host."""
         for number, why in unusable.items():
             is_excluded = why.host in self._excluded
-            (self._retry.give_up if is_excluded else self._retry.add)(self._sessions[number], why)
+            (self._retry.exclude if is_excluded else self._retry.add)(self._sessions[number], why)
         usable = [each for each in self._sessions if each.phase is HostPhase.READY]
         self._rendezvous, self._first = self._connector.open_endpoint(usable), usable[0]
         placed = usable[: self._request.nnodes]
@@ -273,7 +273,7 @@ class Controller:
         why = Refusal(session.host.name, trouble.message)
         self._excluded[why.host] = why.why
         if self._can_spare(session):
-            self._retry.give_up(session, why)
+            self._retry.exclude(session, why)
             return True
         left = len(self._sessions) - len(self._excluded)
         if self._phase is not ControllerPhase.RUNNING or left < self._connector.least:

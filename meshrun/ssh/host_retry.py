@@ -49,7 +49,7 @@ class HostRetry:
         if report:
             self._report(session.number, why)
 
-    def give_up(self, session: HostSession, why: Refusal) -> None:
+    def exclude(self, session: HostSession, why: Refusal) -> None:
         """Continue without a host, for good."""
         session.close()
         self._report(session.number, why)

@@ -50,7 +50,7 @@ class GpuWait:
             for use in self._uses_over(limits.limit_bytes, gpus, zygote):
                 self._note(f"{text} {use}")
 
-        def give_up() -> None:
+        def time_out() -> None:
             note_uses(f"restarting after {most} although")
             finish()
 
@@ -61,7 +61,7 @@ class GpuWait:
         text = f"waiting up to {most} for GPU memory in use to drop to {limit}:"
         self._timers = [
             self._reactor.call_later(_SOON_S, partial(note_uses, text)),
-            self._reactor.call_later(limits.timeout_s, give_up),
+            self._reactor.call_later(limits.timeout_s, time_out),
         ]
         try:
             self._until_free = ForkedCall(partial(_wait_until_free, gpus, limits.limit_bytes))

@@ -299,7 +299,7 @@ class NodeProcesses:
         self.send(Exit(grace_s=grace_s))
         if by_force:
             self.zygote.process.kill()
-            self._reactor.call_later(EXIT_TAKES_S, self.zygote.give_up)
+            self._reactor.call_later(EXIT_TAKES_S, self.zygote.abandon)
 
     def ending_zygote(self, spares: Callable[[], frozenset[int]]) -> Steps[tuple[int, Ended]]:
         """Wait for the zygote's end, and end what it leaves behind, except for ``spares``.

@@ -143,7 +143,7 @@ class ZygoteClient:
             with suppress(OSError):
                 self.control.shutdown(socket.SHUT_RD)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Have :meth:`receive` report the end of a zygote that SIGKILL does not end.
 
         Its ranks would die only with it, and it can no longer be asked to end them.

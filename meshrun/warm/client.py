@@ -193,7 +193,7 @@ class WarmRun:
         assignment = Assignment(
             place=place.path,
             required=required,
-            refused=self._refusal(),
+            unfit=self._unfit_file(),
             idle_s=self._idle_s,
             session=leader_of_session(os.getpid()),
         )
@@ -263,17 +263,17 @@ class WarmRun:
         if not self.learn_to:
             return nothing
         learnt = read_learnt(self.learn_to) or nothing
-        refusal = self._refusal()
+        unfit = self._unfit_file()
         with suppress(OSError):
-            refused_ns = os.stat(refusal).st_mtime_ns
-            if all(os.stat(path).st_mtime_ns < refused_ns for path in learnt.own_files):
+            unfit_ns = os.stat(unfit).st_mtime_ns
+            if all(os.stat(path).st_mtime_ns < unfit_ns for path in learnt.own_files):
                 return nothing
-            os.unlink(refusal)
+            os.unlink(unfit)
         is_shadowed = holds(first_path(self._program), learnt.modules)
         return nothing if is_shadowed else learnt
 
-    def _refusal(self) -> str:
-        return f"{self.learn_to}.refused" if self.learn_to else ""
+    def _unfit_file(self) -> str:
+        return f"{self.learn_to}.unfit" if self.learn_to else ""
 
     def _installed_preload(self) -> Iterator[str]:
         """Yield the modules to share that are installed; the user's own may change."""

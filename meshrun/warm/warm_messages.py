@@ -19,7 +19,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     """The folder of the servers."""
     required: Requirements
     """What the next run will require; modules that do not exist are left out."""
-    refused: str
+    unfit: str
     """The file to which to write why forks with these modules cannot run the program."""
     idle_s: float
     session: int

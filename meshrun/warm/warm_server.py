@@ -135,7 +135,7 @@ class WarmServer:
         extra = packages(required.modules) - base
         if reason := _why_unfit(required.changed, watch, read if extra else ()):
             if extra:
-                _write(assignment.refused, reason)
+                _write(assignment.unfit, reason)
             self._place.leave_reason(reason)
             os._exit(0)
         return Server(

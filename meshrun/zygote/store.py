@@ -52,12 +52,12 @@ def run_store(listeners: list[int], guard: Guard) -> NoReturn:
         try:
             _kept = [serve_store(listen_fd) for listen_fd in listeners]
         except RuntimeError as error:  # torch could not start its thread, or connect to itself
-            _give_up(f"{error}; {TOO_FEW_PROCESSES}")
+            _fail(f"{error}; {TOO_FEW_PROCESSES}")
         except (ImportError, UsageError) as error:  # unlike forks, new interpreters import it here
-            _give_up(f"{error} ({sys.executable})")
+            _fail(f"{error} ({sys.executable})")
         guard.run()
 
 
-def _give_up(why: str) -> NoReturn:
+def _fail(why: str) -> NoReturn:
     note(f"cannot serve the ranks' store: {why}")
     os._exit(HostError.exit_code)

@@ -15,7 +15,7 @@ from meshrun.rendezvous.handshake import (
     HandshakeError,
     ParticipantHandshake,
     Translated,
-    refusal,
+    rejection,
 )
 from tests.parties import SECRET
 
@@ -141,7 +141,7 @@ def test_a_rejection_is_shown() -> None:
     participant.answer(CoordinatorHandshake(SECRET).greeting)
 
     with pytest.raises(HandshakeError, match="there is no room"):
-        participant.finish(refusal("there is no room"))
+        participant.finish(rejection("there is no room"))
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
@@ -162,7 +162,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
 )
-NAMES = st.sampled_from(["meshrun", "nonce", "proof", "refused", "x"])
+NAMES = st.sampled_from(["meshrun", "nonce", "proof", "rejected", "x"])
 
 
 @given(sent=st.binary(max_size=80) | st.dictionaries(NAMES, VALUES).map(line))

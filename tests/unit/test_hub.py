@@ -58,7 +58,7 @@ def test_a_long_message_that_is_arriving_is_no_silence(monkeypatch: pytest.Monke
             select.select([ours], [], [])
             clock.pass_s(8)
             received = coordinator.receive()
-            silent.append(coordinator.give_up_if_silent(10))
+            silent.append(coordinator.time_out_if_silent(10))
         coordinator.close("done")
 
     assert silent == ["", "", ""]

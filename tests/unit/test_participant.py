@@ -39,7 +39,7 @@ from meshrun.rendezvous.messages import (
     Cleared,
     Failed,
     Leave,
-    Refused,
+    Rejected,
     Times,
     Waiting,
     Welcome,
@@ -154,7 +154,7 @@ CLEARED = Cleared(generation=0, outcome=NodeOutcome())
 LEAVE = Leave(generation=0, why="it leaves")
 NEXT = NextBegins(generation=1, cause=WHY, at_ns=0)
 OVER = LaunchOver(exit_code=0, signum=None, preempted=False, headline="", generation=0, at_ns=0)
-REFUSED = Refused(message="it was excluded", hint=None, exit_code=71)
+REJECTED = Rejected(message="it was excluded", hint=None, exit_code=71)
 SPARE = Waiting(text="it is a spare", has_begun=True)
 
 
@@ -339,9 +339,9 @@ def test_a_node_that_leaves_takes_part_no_more(
     assert not participant.received(NodeLost)
 
 
-@pytest.mark.parametrize("wrong", [REFUSED, welcome(node_rank=0)], ids=["Refused", "Welcome"])
+@pytest.mark.parametrize("wrong", [REJECTED, welcome(node_rank=0)], ids=["Rejected", "Welcome"])
 def test_a_coordinator_that_breaks_off_is_lost(
-    parties: Parties, other: socket.socket, wrong: Refused | Welcome
+    parties: Parties, other: socket.socket, wrong: Rejected | Welcome
 ) -> None:
     """While this node takes part, meshrun sends neither: no decision is waited for."""
     participant = parties.participant(info("node1"), run_id="r")
@@ -381,11 +381,11 @@ def test_what_answers_redirects_a_node_only_once(parties: Parties, other: socket
 
 
 def test_text_of_other_hosts_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
-    """A refusal needs no proof, so it is escaped and shown as one line."""
+    """A rejection needs no proof, so it is escaped and shown as one line."""
     participant = parties.participant(info("node1"))
     with closing(accepted(parties, other)) as connection:
-        refused = json.dumps({"refused": "\x1b[2J\nmeshrun: all is well"}).encode()
-        connection.sendall(CoordinatorHandshake(b"").greeting + refused + b"\n")
+        rejected = json.dumps({"rejected": "\x1b[2J\nmeshrun: all is well"}).encode()
+        connection.sendall(CoordinatorHandshake(b"").greeting + rejected + b"\n")
         parties.until(lambda: participant.notes)
 
     assert participant.notes[0].endswith(r": \x1b[2J\nmeshrun: all is well; retrying")
@@ -679,26 +679,26 @@ FAILED = replace(OVER, exit_code=3)
 ELSEWHERE = welcome(run_id="another")
 LAWFUL: dict[ParticipantPhase, list[Any]] = {
     ParticipantPhase.JOINING: [
-        None, b"no launcher", "close", welcome(), SPARE, OVER, FAILED, REFUSED,
+        None, b"no launcher", "close", welcome(), SPARE, OVER, FAILED, REJECTED,
     ],
     ParticipantPhase.SPARE: [None, "close", welcome(), ELSEWHERE, OVER, FAILED],
     ParticipantPhase.RUNNING: [None, "close", CLEARED, CLEARED, CLEARED, LEAVE, OVER, FAILED],
-    ParticipantPhase.CLEARED: [None, "close", NEXT, NEXT, welcome(), SPARE, OVER, FAILED, REFUSED],
+    ParticipantPhase.CLEARED: [None, "close", NEXT, NEXT, welcome(), SPARE, OVER, FAILED, REJECTED],
     ParticipantPhase.CUT_OFF: [None, CLEARED, LEAVE],
     ParticipantPhase.RETURNING: [
-        None, b"no launcher", "close", welcome(), SPARE, OVER, FAILED, REFUSED,
+        None, b"no launcher", "close", welcome(), SPARE, OVER, FAILED, REJECTED,
     ],
 }  # fmt: skip
 """What may happen in each phase: time passes, node 0 sends or closes, or this node reports."""
 PATHS: list[list[Any]] = [
-    *([end] for end in (OVER, FAILED, REFUSED)),
+    *([end] for end in (OVER, FAILED, REJECTED)),
     *([SPARE, end] for end in (OVER, FAILED, ELSEWHERE)),
     *([welcome(), end] for end in (OVER, FAILED)),
-    *([welcome(), CLEARED, end] for end in (OVER, FAILED, REFUSED)),
+    *([welcome(), CLEARED, end] for end in (OVER, FAILED, REJECTED)),
     [welcome(), "close", LEAVE],
     [SPARE, welcome(), CLEARED, NEXT, "close", CLEARED, welcome(), CLEARED, "close", SPARE, "close",
      OVER],
-    *([SPARE, "close", end] for end in (FAILED, REFUSED)),
+    *([SPARE, "close", end] for end in (FAILED, REJECTED)),
 ]  # fmt: skip
 
 
