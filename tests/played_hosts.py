@@ -27,13 +27,13 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.packing import pack, unpack
 from meshrun.ssh import controller, pool
 from meshrun.ssh.agent_messages import (
+    AgentError,
     Alive,
     FromAgent,
     LauncherEnded,
     LauncherError,
     Listening,
     Ready,
-    Refused,
     SignalLauncher,
     StartLauncher,
     StopLauncher,
@@ -54,7 +54,16 @@ ERRORS = {
     "cannot launch": {"kind": "HostError", "message": "no room", "hint": None, "exit_code": 71},
     "is unfit": {"kind": "NodeExcludedError", "message": "bad", "hint": None, "exit_code": 78},
 }
-OF_A_HOST = (*EXITS, *ERRORS, "answers", "refuses", "vanishes", "freezes", "gives up", "babbles")
+OF_A_HOST = (
+    *EXITS,
+    *ERRORS,
+    "answers",
+    "cannot serve",
+    "vanishes",
+    "freezes",
+    "is cut off",
+    "babbles",
+)
 OF_NO_HOST = ("SIGINT", "SIGTERM", "SIGQUIT", "a turn", "4 s", "20 s")
 _TURN_S = 0.05
 _MOST_TURNS = 2000
@@ -151,13 +160,13 @@ class PlayedAgent:
             self.is_frozen = True
         elif what == "babbles":
             self._write(greeting(self.nonce) + b"?" * 9)
-        elif what in ("answers", "refuses") and not self.has_answered:
+        elif what in ("answers", "cannot serve") and not self.has_answered:
             self.has_answered = True
             self._write(greeting(self.nonce))
             ready = Ready(own="", theirs="", machine=str(self.host))
-            self.say(ready if what == "answers" else Refused(why="no", hint="h"))
-        elif what == "refuses":
-            self.say(Refused(why="no port", hint="h"))
+            self.say(ready if what == "answers" else AgentError(why="no", hint="h"))
+        elif what == "cannot serve":
+            self.say(AgentError(why="no port", hint="h"))
         elif self.is_launched and self.has_answered:
             self._end_launcher(what)
 
@@ -166,7 +175,7 @@ class PlayedAgent:
         if what in ERRORS:
             self.say(LauncherError(text=json.dumps(ERRORS[what])))
             code, has_joined = ERRORS[what]["exit_code"], False
-        elif what == "gives up":
+        elif what == "is cut off":
             code, has_joined, why = 1, True, "no message from the host"
         else:
             code, has_joined = EXITS.get(what, (0, True))

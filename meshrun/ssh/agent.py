@@ -31,6 +31,7 @@ from meshrun.protocol.caller import ERROR, JOINED, REPORT, WHY, as_caller
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.agent_messages import (
+    AgentError,
     Alive,
     FromAgent,
     Hello,
@@ -40,7 +41,6 @@ from meshrun.ssh.agent_messages import (
     Listen,
     Listening,
     Ready,
-    Refused,
     SignalLauncher,
     StartLauncher,
     StopLauncher,
@@ -103,8 +103,8 @@ class Agent:
     def run(self) -> None:
         """Carry out the controller's orders until the end."""
         self._out.write(greeting(self._hello.nonce))
-        if (refusal := self._why_unfit()) is not None:
-            self._send(refusal)
+        if (failure := self._why_unfit()) is not None:
+            self._send(failure)
         else:
             self._send(_describe_host())
             self._reactor.every(BEAT_S, self._beat)
@@ -112,18 +112,18 @@ class Agent:
                 self._turn()
         self._finish()
 
-    def _why_unfit(self) -> Refused | None:
+    def _why_unfit(self) -> AgentError | None:
         """Return why this host cannot be used; otherwise enter the working folder."""
         theirs, folder = self._hello.version, self._hello.cwd
         if theirs != self._version:
-            return Refused(
+            return AgentError(
                 why=f"it has meshrun {self._version}, but {theirs} is required",
                 hint="install the same version of meshrun on every host",
             )
         try:
             os.chdir(folder)
         except OSError as error:
-            return Refused(
+            return AgentError(
                 why=f"its folder {folder}: {error.strerror}",
                 hint="run meshrun in a folder that exists on every host",
             )
@@ -218,7 +218,7 @@ class Agent:
             self._listener = listen_on(next(filter(None, address)), 0)
         except MeshrunError as error:
             hint = "pass --rdzv-endpoint HOST:PORT with an address of the first host"
-            self._send(Refused(why=error.message, hint=hint))
+            self._send(AgentError(why=error.message, hint=hint))
             return
         bound, port = self._listener.getsockname()[:2]
         self._send(Listening(address=bound, port=port))

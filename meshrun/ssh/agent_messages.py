@@ -79,7 +79,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     """An id of its machine; "" if unknown."""
 
 
-class Refused(Struct, frozen=True, kw_only=True):
+class AgentError(Struct, frozen=True, kw_only=True):
     """Agent to controller: its host cannot be used, or cannot listen."""
 
     why: Line
@@ -122,7 +122,7 @@ class LauncherEnded(Struct, frozen=True, kw_only=True):
 
 
 ToAgent = Listen | StartLauncher | SignalLauncher | StopLauncher | Alive
-FromAgent = Ready | Refused | Listening | LauncherError | LauncherReport | LauncherEnded | Alive
+FromAgent = Ready | AgentError | Listening | LauncherError | LauncherReport | LauncherEnded | Alive
 
 
 def format_hello(hello: Hello) -> bytes:

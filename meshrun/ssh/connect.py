@@ -17,7 +17,7 @@ from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.plan.request import LaunchRequest
 from meshrun.ssh.agent_messages import Hello, Listen
 from meshrun.ssh.foreground import suspend_foreground
-from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
+from meshrun.ssh.host_failure import HostFailure, describe_silence, unusable_error
 from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.host_policy import HostPolicy
 from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
@@ -52,16 +52,16 @@ class Connector:
         self._request, self._remote, self._pool = request, request.remote, pool
         self._policy, self._version = policy, version
         self._start = find_starter(self._remote)
-        self._busy: dict[int, Refusal] = {}
-        """The last refusal of each host that is retried."""
+        self._busy: dict[int, HostFailure] = {}
+        """The last failure of each host that is retried."""
 
     @property
     def least(self) -> int:
         """The number of hosts that are needed to start."""
         return self._request.rendezvous.least_nodes or len(self._remote.hosts)
 
-    def connect(self, excluded: Mapping[str, str]) -> dict[int, Refusal]:
-        """Start an agent on each host; return the refusals of hosts that are not needed.
+    def connect(self, excluded: Mapping[str, str]) -> dict[int, HostFailure]:
+        """Start an agent on each host; return the failures of hosts that are not needed.
 
         ``excluded`` are hosts that are not to be used, and why.
 
@@ -73,40 +73,40 @@ class Connector:
             self._pool.sessions.append(self.open_session(number))
         names = ", ".join(host.name for host in self._remote.hosts[:8])
         self._pool.console.set_status(f"connecting to {names}")
-        refusals = {
-            session.number: Refusal(session.host.name, excluded[session.host.name])
+        failures = {
+            session.number: HostFailure(session.host.name, excluded[session.host.name])
             for session in self._pool.sessions
             if session.host.name in excluded
         }
         while open_ones := [
             session
             for session in self._pool.sessions
-            if session.phase is not HostPhase.READY and session.number not in refusals
+            if session.phase is not HostPhase.READY and session.number not in failures
         ]:
             self._pool.turn()
             for session in open_ones:
-                if (refusal := self._final_refusal(session)) is not None:
-                    refusals[session.number] = refusal
+                if (failure := self._final_failure(session)) is not None:
+                    failures[session.number] = failure
             self._stop_early()
         self._pool.console.set_status("")
         total = len(self._pool.sessions)
-        if total - len(refusals) < self.least:
-            found = [refusals[number] for number in sorted(refusals)]
-            raise refusal_error(found, total, self.least)
+        if total - len(failures) < self.least:
+            found = [failures[number] for number in sorted(failures)]
+            raise unusable_error(found, total, self.least)
         if not self._remote.start_command:  # such a command may lead to parts of one machine
             self._check_distinct()
-        return refusals
+        return failures
 
-    def _final_refusal(self, session: HostSession) -> Refusal | None:
+    def _final_failure(self, session: HostSession) -> HostFailure | None:
         """Return why a host cannot be used, unless it is retried."""
         is_open = session.phase is HostPhase.CONNECTING
-        refusal = self.refusal(session) if is_open else None
-        if refusal is None or self._schedule_retry(session, refusal):
+        failure = self.failure(session) if is_open else None
+        if failure is None or self._schedule_retry(session, failure):
             return None
         # The last attempt may have been too late for an answer.
-        return refusal if session.output else self._busy.get(session.number, refusal)
+        return failure if session.output else self._busy.get(session.number, failure)
 
-    def _schedule_retry(self, session: HostSession, why: Refusal) -> bool:
+    def _schedule_retry(self, session: HostSession, why: HostFailure) -> bool:
         """Retry a host later if it, or one on the way, may be busy; return whether it does."""
         wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads the retries
         left_s = session.began + self._remote.reach.connect_timeout_s - time.monotonic()
@@ -169,10 +169,10 @@ class Connector:
         )
         return session
 
-    def refusal(self, session: HostSession) -> Refusal | None:
+    def failure(self, session: HostSession) -> HostFailure | None:
         """Return why a host cannot be used, once that is known."""
-        if session.refused is not None:
-            return Refusal(session.host.name, session.refused.why, session.refused.hint)
+        if session.agent_error is not None:
+            return HostFailure(session.host.name, session.agent_error.why, session.agent_error.hint)
         if session.is_closed:
             return session.finish()
         timeout_s = self._remote.reach.connect_timeout_s
@@ -202,8 +202,8 @@ class Connector:
         while first.endpoint is None:
             self._pool.turn()
             self._stop_early()
-            if (refusal := self.refusal(first)) is not None:
-                raise refusal_error([refusal], 1, 1)
+            if (failure := self.failure(first)) is not None:
+                raise unusable_error([failure], 1, 1)
         return [*nnodes, "--rdzv-endpoint", format_endpoint(*first.endpoint)]
 
     def _stop_early(self) -> None:

@@ -21,7 +21,7 @@ from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLauncher
 from meshrun.ssh.connect import Connector, Stopped
 from meshrun.ssh.foreground import suspend_foreground
-from meshrun.ssh.host_failure import Refusal, lost_error
+from meshrun.ssh.host_failure import HostFailure, lost_error
 from meshrun.ssh.host_phases import ControllerPhase, HostPhase
 from meshrun.ssh.host_policy import ELASTIC, FIXED
 from meshrun.ssh.host_retry import HostRetry
@@ -88,7 +88,7 @@ class Controller:
         """The node ranks of these hosts, which they keep if they are lost before all have met."""
         self._rendezvous: Sequence[str] = ()
         """The launchers' rendezvous options."""
-        self._lost: list[Refusal] = []
+        self._lost: list[HostFailure] = []
         self._lost_s = 0.0
         """When the first host was lost."""
         self._stopped: Stopped | None = None
@@ -160,7 +160,7 @@ class Controller:
         """The result of the launch, if there is one."""
         return None if self._phase is ControllerPhase.CONNECTING else self._first.result
 
-    def _start(self, unusable: Mapping[int, Refusal]) -> None:
+    def _start(self, unusable: Mapping[int, HostFailure]) -> None:
         """Start a launcher on each usable host."""
         for number, why in unusable.items():
             is_excluded = why.host in self._excluded
@@ -243,7 +243,7 @@ class Controller:
         """Handle hosts that have exited or are lost: stop the others, or continue without them."""
         for session in self._launched:
             if (why := self._why_lost(session)) is not None:
-                self._lose(Refusal(session.host.name, why), session)
+                self._lose(HostFailure(session.host.name, why), session)
             elif session.ended is not None:
                 self._handle_exit(session, session.ended.code)
         self._retry.check()
@@ -270,7 +270,7 @@ class Controller:
         trouble = _trouble(session)
         if not isinstance(trouble, NodeExcludedError) or code != trouble.exit_code:
             return False
-        why = Refusal(session.host.name, trouble.message)
+        why = HostFailure(session.host.name, trouble.message)
         self._excluded[why.host] = why.why
         if self._can_spare(session):
             self._retry.exclude(session, why)
@@ -281,11 +281,11 @@ class Controller:
         self._lose(why, session)  # it is the first one, without which the others restart
         return True
 
-    def _describe(self, session: HostSession, code: int) -> Refusal:
+    def _describe(self, session: HostSession, code: int) -> HostFailure:
         if (trouble := _trouble(session)) is not None:
-            return Refusal(session.host.name, trouble.message)
+            return HostFailure(session.host.name, trouble.message)
         how = f"code {code}" if code > 0 else signal_name(-code)
-        return Refusal(session.host.name, f"its launcher exited with {how}")
+        return HostFailure(session.host.name, f"its launcher exited with {how}")
 
     def _why_lost(self, session: HostSession) -> str | None:
         """Return why a host is lost, if its launcher did not exit normally."""
@@ -313,7 +313,7 @@ class Controller:
         """Return whether the launch may continue without a host."""
         return self._phase is ControllerPhase.RUNNING and not self._needs(session)
 
-    def _lose(self, why: Refusal, session: HostSession) -> None:
+    def _lose(self, why: HostFailure, session: HostSession) -> None:
         if self._can_spare(session):
             self._retry.add(session, why)
             return

@@ -45,7 +45,7 @@ class FirstLost(HostLost):
     """The first host of an elastic launch was lost; the launch may restart without it."""
 
 
-class Refusal(Struct, frozen=True):
+class HostFailure(Struct, frozen=True):
     """Why a host cannot be used."""
 
     host: str
@@ -55,7 +55,7 @@ class Refusal(Struct, frozen=True):
 
 def explain_end(
     host: Host, code: int, output: str, interpreter: str, *, starter: str = "ssh"
-) -> Refusal:
+) -> HostFailure:
     """Return why there is no agent after ssh, or another starter, has exited.
 
     ``output`` is that of the starter, and of the shell and Python on the host. ``starter`` is ""
@@ -63,21 +63,23 @@ def explain_end(
     """
     lines = _significant(output)
     if code in _NO_COMMAND:
-        return Refusal(
+        return HostFailure(
             host.name,
             f"it cannot run {interpreter}{_quoted(lines[-1:])}",
             "the interpreter must have the same path on every host",
         )
     if missing := [line for line in lines if "No module named 'meshrun" in line]:
-        return Refusal(
+        return HostFailure(
             host.name,
             f"{interpreter} there has no meshrun{_quoted(missing)}",
             "install it there, or set PYTHONPATH to its location",
         )
     if code < 0:
-        return Refusal(host.name, f"{starter or 'its agent'} was killed by {signal_name(-code)}")
+        return HostFailure(
+            host.name, f"{starter or 'its agent'} was killed by {signal_name(-code)}"
+        )
     if code == _SSH and not lines:
-        return Refusal(
+        return HostFailure(
             host.name,
             f"{starter} failed without a message; the process it started may have been killed",
         )
@@ -86,36 +88,36 @@ def explain_end(
     )
     general = "test with `ssh {host} true`" if code else ""  # otherwise, that works too
     hint = next((hint for word, hint in _HINTS if word in output), general)
-    return Refusal(
+    return HostFailure(
         host.name,
         what + _quoted(lines[-_MOST_LINES:]),
         hint.format(host=host.destination) or None if starter == "ssh" else None,
     )
 
 
-def describe_silence(host: Host, timeout_s: float, output: str, *, starter: str) -> Refusal:
-    """Return the refusal for a host that has not answered in time."""
+def describe_silence(host: Host, timeout_s: float, output: str, *, starter: str) -> HostFailure:
+    """Return the failure for a host that has not answered in time."""
     lines = _significant(output)[-_MOST_LINES:]
     hint = "--connect-timeout allows more time"
     if starter == "ssh":
         hint = f"test with `ssh {host.destination} true`; {hint}"
     if lines and lines[-1].endswith((":", "?")):
         hint = f"ssh asked for input: {_WITHOUT_PASSWORD.format(host=host.destination)}"
-    return Refusal(host.name, f"no answer within {timeout_s:g} s{_quoted(lines)}", hint)
+    return HostFailure(host.name, f"no answer within {timeout_s:g} s{_quoted(lines)}", hint)
 
 
-def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> RendezvousError:
+def unusable_error(failures: Sequence[HostFailure], total: int, least: int) -> RendezvousError:
     """Return one error for all hosts that cannot be used, if ``least`` of ``total`` are needed."""
-    first = refusals[0]
-    if len(refusals) == 1 and least == total:
+    first = failures[0]
+    if len(failures) == 1 and least == total:
         return RendezvousError(f"host {first.host}: {first.why}", hint=first.hint)
     needed = "" if least == total else f", but {least} {'is' if least == 1 else 'are'} required"
-    lines = [f"cannot use {len(refusals)} of {total} hosts{needed}"]
-    lines += [f"       {each.host}: {each.why}" for each in refusals]
+    lines = [f"cannot use {len(failures)} of {total} hosts{needed}"]
+    lines += [f"       {each.host}: {each.why}" for each in failures]
     return RendezvousError("\n".join(lines), hint=first.hint)
 
 
-def lost_error(lost: Sequence[Refusal], *, may_restart: bool) -> HostLost:
+def lost_error(lost: Sequence[HostFailure], *, may_restart: bool) -> HostLost:
     """Return the error of a launch that lost hosts."""
     first = lost[0]
     others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""

@@ -7,7 +7,7 @@ from functools import partial
 
 from meshrun.errors import RendezvousError
 from meshrun.ssh.connect import Connector
-from meshrun.ssh.host_failure import Refusal
+from meshrun.ssh.host_failure import HostFailure
 from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.host_session import HostSession
 from meshrun.ssh.pool import HostPool
@@ -27,14 +27,14 @@ class HostRetry:
         self, connector: Connector, pool: HostPool, *, start: Callable[[HostSession], None]
     ) -> None:
         self._connector, self._pool, self._start = connector, pool, start
-        self._absences: dict[int, Refusal] = {}
+        self._absences: dict[int, HostFailure] = {}
         self._reported: dict[int, str] = {}
         """What the last note said about each of them."""
         self._waits: dict[int, float] = {}
         """The last delay of each host, which it keeps when it is back."""
         self._is_closed = False
 
-    def add(self, session: HostSession, why: Refusal, *, report: bool = True) -> None:
+    def add(self, session: HostSession, why: HostFailure, *, report: bool = True) -> None:
         """Continue without a host, and retry it later.
 
         Args:
@@ -49,12 +49,12 @@ class HostRetry:
         if report:
             self._report(session.number, why)
 
-    def exclude(self, session: HostSession, why: Refusal) -> None:
+    def exclude(self, session: HostSession, why: HostFailure) -> None:
         """Continue without a host, for good."""
         session.close()
         self._report(session.number, why)
 
-    def _schedule(self, number: int, why: Refusal) -> None:
+    def _schedule(self, number: int, why: HostFailure) -> None:
         """Retry a host after twice its last delay."""
         self._absences[number] = why
         wait_s = min(2 * self._waits.get(number, _FIRST_TRY_S / 2), _LONGEST_S)
@@ -70,10 +70,10 @@ class HostRetry:
                 self._pool.console.note(f"host {session.host.name} is back")
                 self._start(session)
             elif session.phase is HostPhase.CONNECTING:
-                refusal = self._connector.refusal(session)
-                if refusal is not None:
+                failure = self._connector.failure(session)
+                if failure is not None:
                     session.close()
-                    self._postpone(number, refusal)
+                    self._postpone(number, failure)
 
     def _try(self, number: int) -> None:
         if (why := self._absences.get(number)) is None:
@@ -82,13 +82,13 @@ class HostRetry:
         try:
             self._pool.sessions[number] = self._connector.open_session(number)
         except RendezvousError as error:  # such as too many processes
-            self._postpone(number, Refusal(why.host, error.message))
+            self._postpone(number, HostFailure(why.host, error.message))
 
-    def _postpone(self, number: int, why: Refusal) -> None:
+    def _postpone(self, number: int, why: HostFailure) -> None:
         self._schedule(number, why)
         self._report(number, why)
 
-    def _report(self, number: int, why: Refusal) -> None:
+    def _report(self, number: int, why: HostFailure) -> None:
         if self._reported.get(number) != why.why:
             self._reported[number] = why.why
             self._pool.console.note(f"continuing without host {why.host}: {why.why}")

@@ -24,6 +24,7 @@ from meshrun.plan.hostfile import Host
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.result import LaunchResult
 from meshrun.ssh.agent_messages import (
+    AgentError,
     FromAgent,
     Hello,
     LauncherEnded,
@@ -31,13 +32,12 @@ from meshrun.ssh.agent_messages import (
     LauncherReport,
     Listening,
     Ready,
-    Refused,
     StartLauncher,
     ToAgent,
     format_hello,
 )
 from meshrun.ssh.framing import MESSAGE, OUT, FrameSplitter
-from meshrun.ssh.host_failure import Refusal, explain_end
+from meshrun.ssh.host_failure import HostFailure, explain_end
 from meshrun.ssh.host_phases import HostPhase
 from meshrun.ssh.remote_command import BOOT_FOLDER, without_own
 
@@ -95,8 +95,8 @@ class HostSession:
         """Since when its agent's answer is awaited, and when the last data arrived."""
         self.ready: Ready | None = None
         """What its agent has answered."""
-        self.refused: Refused | None = None
-        """Set if its agent refuses to serve."""
+        self.agent_error: AgentError | None = None
+        """Why its agent cannot serve, if it cannot."""
         self.endpoint: tuple[str, int] | None = None
         """Where its launcher will listen."""
         self.ended: LauncherEnded | None = None
@@ -126,13 +126,13 @@ class HostSession:
         """Whether the agent's output has ended; other processes may still hold ssh's stderr."""
         return self._stdout.closed
 
-    def finish(self) -> Refusal:
+    def finish(self) -> HostFailure:
         """End ssh, read the rest of its output, and return why there is no agent."""
         end_all([self])
         for fd in self.open_pipes:
             self.read(fd, shows=False)
         if self._protocol_error is not None:
-            return Refusal(self.host.name, self._protocol_error)
+            return HostFailure(self.host.name, self._protocol_error)
         code = self._process.returncode
         return explain_end(self.host, code, self.output, sys.executable, starter=self.starter)
 
@@ -206,8 +206,8 @@ class HostSession:
                 self.phase, self.ready = HostPhase.READY, message
                 self._frames.noise = b""
                 self._stderr_tail.clear()
-            case Refused():
-                self.refused = message
+            case AgentError():
+                self.agent_error = message
             case Listening(address=address, port=port):
                 self.endpoint = address, port
             case LauncherError(text=text):

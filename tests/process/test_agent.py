@@ -105,7 +105,7 @@ def test_a_signal_ends_the_agent(tmp_path: Path) -> None:
         [("x", 1, "x")],
         [("n", 0, "5")],
         [_message("Ready", own=5, theirs="", machine="")],
-        [_message("Refused", why="why")],
+        [_message("AgentError", why="why")],
         [("n", 0, READY), _message("Listening", address="\x1b[31m", port=1)],
         [("n", 0, READY), _message("LauncherEnded", code="0", has_joined=True, why="")],
         [("n", 0, READY), _message("LauncherReport", text="[" * 100_000)],
@@ -227,7 +227,7 @@ def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> N
             "read order; echo it received SIGTERM >&2",
             "its agent exited: it received SIGTERM",
         ),
-        ([_message("Refused", why="no port", hint="open one")], "sleep 600", "no port"),
+        ([_message("AgentError", why="no port", hint="open one")], "sleep 600", "no port"),
     ],
 )
 def test_the_first_host_fails_before_its_launcher_starts(

@@ -22,7 +22,7 @@ ANY = st.one_of(
 KILLED = "its launcher was killed by SIGKILL"
 GONE = "ssh failed without a message; the process it started may have been killed"
 HISTORIES: list[tuple[str, list[Event], str, str]] = [
-    ("3", [(1, "refuses")], "RendezvousError: host host1: no", ""),
+    ("3", [(1, "cannot serve")], "RendezvousError: host host1: no", ""),
     ("3", [*ALL_ANSWER], "code 0", ""),
     ("3", [*ALL_ANSWER, (1, "is killed")], f"HostLost: host host1 was lost: {KILLED}",
      f"host host1 was lost: {KILLED}"),
@@ -48,7 +48,7 @@ HISTORIES: list[tuple[str, list[Event], str, str]] = [
     ("1:3", [*ALL_ANSWER, (None, "SIGQUIT"), (0, "is killed"), TURN, *ALL_ANSWER], "code 0",
      f"host host0 was lost: {KILLED}"),
     ("1:3", [*ALL_ANSWER, (0, "is unfit"), (1, "is stopped"), (2, "is stopped"), TURN,
-             (1, "refuses"), (2, "refuses")],
+             (1, "cannot serve"), (2, "cannot serve")],
      "RendezvousError: cannot use 3 of 3 hosts, but 1 is required\n       host0: bad\n"
      "       host1: no\n       host2: no", "host host0 was lost: bad"),
 ]  # fmt: skip

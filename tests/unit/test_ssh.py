@@ -147,18 +147,18 @@ def test_ssh_gets_few_options() -> None:
 )  # fmt: skip
 def test_why_there_is_no_agent(code: int, output: str, why: str, hint: str) -> None:
     """In the words of ssh or the shell, without ornaments."""
-    refusal = explain_end(Host("ada@a"), code, output, "/p")
+    failure = explain_end(Host("ada@a"), code, output, "/p")
 
-    assert refusal.why.startswith(why)
-    assert hint in (refusal.hint or "")
-    assert bool(hint) == bool(refusal.hint)
+    assert failure.why.startswith(why)
+    assert hint in (failure.hint or "")
+    assert bool(hint) == bool(failure.hint)
 
 
 def test_an_agent_on_this_machine_needs_no_ssh() -> None:
     """So the error says that the agent was killed, not ssh."""
-    refusal = explain_end(Host("a"), -9, "", "/p", starter="")
+    failure = explain_end(Host("a"), -9, "", "/p", starter="")
 
-    assert refusal.why == "its agent was killed by SIGKILL"
+    assert failure.why == "its agent was killed by SIGKILL"
 
 
 def test_a_result_that_no_host_sends_is_missed_only_by_a_report() -> None:
