@@ -57,8 +57,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     node_rank: int | None
     hosts: tuple[str, ...] = ()
     """Names or addresses of the nodes, in node order."""
-    head: tuple[str, ...] = ()
-    """Names or addresses at which node 0 may be reached, best first."""
+    coordinator: tuple[str, ...] = ()
+    """Names or addresses at which the coordinator, node 0, may be reached, best first."""
     port: int | None = None
     """The port of node 0: the system's own, or one derived from ``job_id``."""
     task: Task | None = None
@@ -108,7 +108,7 @@ def facts_of_node(
     nnodes: int | None = None,
     *,
     hosts: tuple[str, ...] = (),
-    head: Iterable[str | None] | None = None,
+    coordinator: Iterable[str | None] | None = None,
     port: int | None = None,
 ) -> ClusterFacts:
     """Return the facts of a node, or of a task on it, with a port if the job has an id.
@@ -120,7 +120,8 @@ def facts_of_node(
         node_rank: Index of this node.
         nnodes: Number of nodes; by default that of ``hosts``, if any.
         hosts: The hosts in node order.
-        head: Names or addresses of node 0, without those that are empty; by default the first host.
+        coordinator: Names or addresses of the coordinator, node 0, without those that are empty; by
+            default the first host.
         port: The system's own port, if it chooses one.
     """
     return ClusterFacts(
@@ -130,6 +131,6 @@ def facts_of_node(
         nnodes=nnodes or len(hosts) or None,
         node_rank=node_rank,
         hosts=hosts,
-        head=hosts[:1] if head is None else tuple(filter(None, head)),
+        coordinator=hosts[:1] if coordinator is None else tuple(filter(None, coordinator)),
         port=port or (derive_port(job_id) if job_id else None),
     )

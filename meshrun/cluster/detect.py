@@ -126,7 +126,7 @@ def _with_hosts(found: ClusterFacts, around: list[ClusterFacts], hostname: str) 
 
     MPI's launchers give processes neither hosts nor addresses, but start them on a job's hosts.
     """
-    if found.head or found.task is None or found.node_rank is None:
+    if found.coordinator or found.task is None or found.node_rank is None:
         return found
     for outer in around:
         same = len(outer.hosts) == found.nnodes
@@ -135,7 +135,7 @@ def _with_hosts(found: ClusterFacts, around: list[ClusterFacts], hostname: str) 
             return replace(
                 found,
                 hosts=outer.hosts,
-                head=outer.hosts[:1],
+                coordinator=outer.hosts[:1],
                 job_id=job_id,
                 port=found.port or (derive_port(job_id) if job_id else None),
             )

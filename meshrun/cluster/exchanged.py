@@ -63,7 +63,7 @@ def with_peers(facts: ClusterFacts, space: str, peers: Sequence[Peer]) -> Cluste
         nnodes=len(machines),
         node_rank=node_rank,
         hosts=tuple(peer.host for peer in first),
-        head=(*_addresses_for(first), first[0].host),
+        coordinator=(*_addresses_for(first), first[0].host),
         port=derive_port(space),
         secret=peers[0].secret,
         task=replace(

@@ -42,7 +42,7 @@ def detect_here(*, collective: bool) -> ClusterFacts | None:
         ),
     )
     is_one_of_several = facts is not None and facts.task is not None and facts.task.world_size > 1
-    if facts is None or not collective or facts.head or not is_one_of_several:
+    if facts is None or not collective or facts.coordinator or not is_one_of_several:
         return facts
     return _ask_peers(facts)
 

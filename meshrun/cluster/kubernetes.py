@@ -34,7 +34,7 @@ def detect_trainer(here: Surroundings) -> ClusterFacts | None:
     evidence = f"node {env['PET_NODE_RANK']} of {nnodes} (PET_NODE_RANK)"
     node_rank, port = read_index(env, count, "PET_NODE_RANK"), read_number(env, "PET_MASTER_PORT")
     return facts_of_node(
-        "Kubeflow Trainer", evidence, address, node_rank, count, head=(address,), port=port
+        "Kubeflow Trainer", evidence, address, node_rank, count, coordinator=(address,), port=port
     )
 
 
@@ -62,10 +62,16 @@ def detect_pytorch_job(here: Surroundings) -> ClusterFacts | None:
     evidence = f"pod {node_rank} of {nnodes} (RANK, {number})"
     port = read_number(env, "MASTER_PORT")
     # The first pod's MASTER_ADDR is localhost.
-    head = (here.hostname if address == "localhost" else address,)
+    coordinator = (here.hostname if address == "localhost" else address,)
     return replace(
         facts_of_node(
-            "Kubeflow PyTorchJob", evidence, pod["job"], node_rank, nnodes, head=head, port=port
+            "Kubeflow PyTorchJob",
+            evidence,
+            pod["job"],
+            node_rank,
+            nnodes,
+            coordinator=coordinator,
+            port=port,
         ),
         notes=("RANK and WORLD_SIZE, which are not those of processes here",),
     )
@@ -85,7 +91,9 @@ def detect_leader_worker_set(here: Surroundings) -> ClusterFacts | None:
         are_set(env, "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")
         return None
     evidence = f"worker {node_rank} of {nnodes} (LWS_WORKER_INDEX)"
-    return facts_of_node("LeaderWorkerSet", evidence, leader, node_rank, nnodes, head=(leader,))
+    return facts_of_node(
+        "LeaderWorkerSet", evidence, leader, node_rank, nnodes, coordinator=(leader,)
+    )
 
 
 def detect_indexed_job(here: Surroundings) -> ClusterFacts | None:
@@ -103,17 +111,17 @@ def detect_indexed_job(here: Surroundings) -> ClusterFacts | None:
     name, dot, domain = here.hostname.partition(".")
     job, dash, index = name.rpartition("-")
     jobset = env.get("JOBSET_NAME")
-    head: tuple[str, ...] = ()
+    coordinator: tuple[str, ...] = ()
     job_id = None
     if dash and index == str(node_rank):
         first = f"{job}-0"
         domains = [domain] if dot else [jobset] if jobset else []
-        head = (*(f"{first}.{each}" for each in domains), first)
+        coordinator = (*(f"{first}.{each}" for each in domains), first)
         attempt = env.get("JOBSET_RESTART_ATTEMPT")
         job_id = f"{job}/{attempt}" if attempt else job
     system = "JobSet" if jobset else "Kubernetes Indexed Job"
     evidence = f"index {node_rank} (JOB_COMPLETION_INDEX)"
-    return facts_of_node(system, evidence, job_id, node_rank, head=head)
+    return facts_of_node(system, evidence, job_id, node_rank, coordinator=coordinator)
 
 
 _VOLCANO_LAUNCH = ("MASTER", "WORKER")
@@ -167,12 +175,20 @@ def detect_tpu(here: Surroundings) -> ClusterFacts | None:
         raise invalid(env, "TPU_WORKER_HOSTNAMES", "names, separated by commas")
     worker = read_index(env, len(hosts), "TPU_WORKER_ID") or 0
     slices, own = read_number(env, "MEGASCALE_NUM_SLICES", least=1) or 1, 0
-    head = hosts[:1]
+    coordinator = hosts[:1]
     if slices > 1:
         are_set(env, "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS")
         own = read_index(env, slices, "MEGASCALE_SLICE_ID") or 0
-        head = (env["MEGASCALE_COORDINATOR_ADDRESS"].partition(":")[0],)
+        coordinator = (env["MEGASCALE_COORDINATOR_ADDRESS"].partition(":")[0],)
     nnodes = len(hosts) * slices
     evidence = f"worker {worker} of {len(hosts)} (TPU_WORKER_ID)"
     node_rank, known = own * len(hosts) + worker, hosts if slices == 1 else ()
-    return facts_of_node("TPU slice", evidence, head[0], node_rank, nnodes, hosts=known, head=head)
+    return facts_of_node(
+        "TPU slice",
+        evidence,
+        coordinator[0],
+        node_rank,
+        nnodes,
+        hosts=known,
+        coordinator=coordinator,
+    )

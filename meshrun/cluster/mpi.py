@@ -39,9 +39,9 @@ def detect_openmpi(here: Surroundings) -> ClusterFacts | None:
     task, nnodes, node_rank = placed
     evidence = f"process {task.rank} of {task.world_size} (OMPI_COMM_WORLD_RANK)"
     job_id = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE")
-    head = _addresses(env.get("OMPI_MCA_orte_hnp_uri", "")) or _host_of_prterun(env)
+    coordinator = _addresses(env.get("OMPI_MCA_orte_hnp_uri", "")) or _host_of_prterun(env)
     return replace(
-        facts_of_node("Open MPI", evidence, job_id, node_rank, nnodes, head=head),
+        facts_of_node("Open MPI", evidence, job_id, node_rank, nnodes, coordinator=coordinator),
         task=task,
         secret=env.get("OMPI_MCA_orte_precondition_transports"),
         one_a_node="mpirun -npernode 1 --bind-to none meshrun ...",
@@ -63,7 +63,7 @@ def detect_prrte(here: Surroundings) -> ClusterFacts | None:
         return None
     job_id, evidence = env["PMIX_NAMESPACE"], f"process {rank} (PMIX_RANK)"
     return replace(
-        facts_of_node("PRRTE", evidence, job_id, rank, head=_host_of_prterun(env)),
+        facts_of_node("PRRTE", evidence, job_id, rank, coordinator=_host_of_prterun(env)),
         is_one_of_several=True,
         one_a_node="prterun --map-by ppr:1:node --bind-to none meshrun --nnodes N ...",
     )

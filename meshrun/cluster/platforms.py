@@ -105,7 +105,9 @@ def detect_azure_ml(here: Surroundings) -> ClusterFacts | None:
     port = read_number(env, "MASTER_PORT", least=1) if address_name == "MASTER_ADDR" else None
     evidence = f"node {node_rank} of {nnodes} ({_AZURE_COUNT}, {rank_name})"
     return replace(
-        facts_of_node("Azure ML", evidence, job_id, node_rank, nnodes, head=(address,), port=port),
+        facts_of_node(
+            "Azure ML", evidence, job_id, node_rank, nnodes, coordinator=(address,), port=port
+        ),
         task=task,
         one_a_node="process_count_per_instance: 1 in the job's distribution",
     )
@@ -150,7 +152,7 @@ def detect_aws_batch(here: Surroundings) -> ClusterFacts | None:
     address = env.get(_BATCH_ADDRESS) if index != main else None
     evidence = f"node {index} of {nnodes} (AWS_BATCH_JOB_NODE_INDEX)"
     node_rank = (index - main) % nnodes
-    return facts_of_node("AWS Batch", evidence, job_id, node_rank, nnodes, head=(address,))
+    return facts_of_node("AWS Batch", evidence, job_id, node_rank, nnodes, coordinator=(address,))
 
 
 def detect_skypilot(here: Surroundings) -> ClusterFacts | None:
@@ -191,8 +193,10 @@ def detect_dstack(here: Surroundings) -> ClusterFacts | None:
         are_set(env, "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")
     address = env.get("DSTACK_MASTER_NODE_IP")
     job_id = env.get("DSTACK_RUN_NAME") or address or "dstack"
-    evidence, head = f"node {node_rank} of {nnodes} (DSTACK_NODE_RANK)", (address,)
-    return facts_of_node("dstack", evidence, job_id, node_rank, nnodes, hosts=hosts, head=head)
+    evidence, coordinator = f"node {node_rank} of {nnodes} (DSTACK_NODE_RANK)", (address,)
+    return facts_of_node(
+        "dstack", evidence, job_id, node_rank, nnodes, hosts=hosts, coordinator=coordinator
+    )
 
 
 _DETERMINED_FILE = "/run/determined/info/rendezvous.json"

@@ -64,9 +64,11 @@ def detect_step(here: Surroundings) -> ClusterFacts | None:
         in_blocks=_in_blocks(env) and rank == sum(counts[:node_rank]) + local_rank,
     )
     evidence = f"step {step} of job {job} (SLURM_STEP_ID)"
-    job_id, head = f"{job}.{step}", _head(env, hosts[0])
+    job_id, coordinator = f"{job}.{step}", _coordinator(env, hosts[0])
     return replace(
-        facts_of_node("Slurm", evidence, job_id, node_rank, nnodes, hosts=hosts, head=head),
+        facts_of_node(
+            "Slurm", evidence, job_id, node_rank, nnodes, hosts=hosts, coordinator=coordinator
+        ),
         domain=_domain(env),
         task=task,
         one_a_node=_RUN,
@@ -202,7 +204,7 @@ def _domain(env: Mapping[str, str]) -> str:
     return above if last in ("switch", "block") and node else ""
 
 
-def _head(env: Mapping[str, str], first: str) -> tuple[str, ...]:
+def _coordinator(env: Mapping[str, str], first: str) -> tuple[str, ...]:
     """Return the first node, with its address if ``srun`` ran there."""
     address = env.get("SLURM_LAUNCH_NODE_IPADDR")
     return (first, address) if address and env.get("SLURM_SUBMIT_HOST") == first else (first,)

@@ -97,18 +97,20 @@ def _rendezvous(facts: ClusterFacts, task: Task) -> dict[str, str]:
             **interface_variables(interfaces.get("127.0.0.1")),
         }
     given = os.environ.get(var.MASTER_ADDR)
-    head, own = _addresses(facts, task, (given,) if given else facts.head, set(interfaces))
-    if not given and (head is None or own is None):
+    coordinator, own = _addresses(
+        facts, task, (given,) if given else facts.coordinator, set(interfaces)
+    )
+    if not given and (coordinator is None or own is None):
         raise _no_address(facts, task)
     interface = interfaces.get(own) if own else None
-    return {var.MASTER_ADDR: head or "", **port, **interface_variables(interface)}
+    return {var.MASTER_ADDR: coordinator or "", **port, **interface_variables(interface)}
 
 
 def _addresses(
-    facts: ClusterFacts, task: Task, heads: tuple[str, ...], mine: set[str]
+    facts: ClusterFacts, task: Task, coordinator: tuple[str, ...], mine: set[str]
 ) -> tuple[str | None, str | None]:
     """Return the address of node 0 and this machine's address towards it, or ``None`` for each."""
-    known = [address for head in heads for address in resolve(head)]
+    known = [address for name in coordinator for address in resolve(name)]
     here = next((address for address in known if address in mine), None)
     if task.rank == 0 or facts.node_rank == 0:
         others = (address for host in facts.hosts[1:] for address in resolve(host))
@@ -123,7 +125,7 @@ def _addresses(
 
 def _no_address(facts: ClusterFacts, task: Task) -> MeshError:
     host = os.uname().nodename
-    names = ", ".join(f"`{name}`" for name in facts.head) or "nothing"
+    names = ", ".join(f"`{name}`" for name in facts.coordinator) or "nothing"
     if facts.system == "Open MPI":
         message = f"rank {task.rank} runs on {host}, but mpirun names only its own host: {names}"
         return MeshError(

@@ -42,8 +42,8 @@ class RendezvousSettings(Struct, frozen=True, kw_only=True):
     """How many nodes of a range are known to be present from the start."""
     local_addr: str | None = None
     """The address to listen on, if given."""
-    coordinators: tuple[str, ...] = ()
-    """All addresses and names of the first node, if a scheduler provides them."""
+    coordinator: tuple[str, ...] = ()
+    """Addresses and names of the coordinator, best first, if a scheduler provides them."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes in node order, if a scheduler provides them."""
     domain: str = ""

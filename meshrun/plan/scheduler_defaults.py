@@ -148,9 +148,9 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
         run_id=facts.job_id if given.run_id is None else given.run_id,
     )
     port = given.master_port or facts.port
-    if facts.head and not given.has_address:
-        first = facts.head[0]
-        meets = replace(meets, master_addr=first, coordinators=facts.head, master_port=port)
+    if facts.coordinator and not given.has_address:
+        first = facts.coordinator[0]
+        meets = replace(meets, master_addr=first, coordinator=facts.coordinator, master_port=port)
     found = [("--nnodes", nnodes)] if request.nnodes is None else []
     found += [
         (option, now)

@@ -187,7 +187,7 @@ class Peers:
     def _found(self, addresses: list[str], why: str) -> bool:
         """Choose a side, unless the name must resolve first; return whether one was chosen."""
         config = self._config
-        addresses = list(dict.fromkeys([*addresses, *filter(is_address, config.coordinators)]))
+        addresses = list(dict.fromkeys([*addresses, *filter(is_address, config.coordinator)]))
         endpoint = endpoint_here(config.host or "", addresses)
         known = addresses or config.is_first is not None or endpoint.is_ours
         if not known and not config.asks_torch:
@@ -240,10 +240,10 @@ class Peers:
             return endpoint.facing[0]
         if endpoint.is_hidden:
             return config.local_addr or outward_address() or EVERYWHERE
-        if config.coordinators and all(map(is_address, config.coordinators)):
+        if config.coordinator and all(map(is_address, config.coordinator)):
             raise RendezvousError(
                 f"no address at which other nodes can reach node 0 ({self._node.info.host}): found"
-                f" only {', '.join(config.coordinators)}",
+                f" only {', '.join(config.coordinator)}",
                 hint="pass --rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start"
                 " mpirun on the first host",
             )
@@ -262,10 +262,8 @@ class Peers:
 
     def _addresses_of_coordinator(self) -> tuple[str, ...]:
         """Return a scheduler's addresses of node 0, without those that this machine has too."""
-        coordinators, own = filter(is_address, self._config.coordinators), own_addresses()
-        return tuple(
-            coordinator for coordinator in coordinators if coordinator.partition("%")[0] not in own
-        )
+        own, known = own_addresses(), filter(is_address, self._config.coordinator)
+        return tuple(address for address in known if address.partition("%")[0] not in own)
 
     def _become_coordinator(
         self, listener: socket.socket, *, nnodes: int | None = None, probes: bool = False

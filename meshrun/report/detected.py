@@ -148,7 +148,7 @@ def _launch(found: Detected, plan: LaunchPlan) -> _Launch:
             backend=config.backend,
             host=config.host,
             port=config.port,
-            also=[each for each in config.coordinators if each != config.host],
+            also=[each for each in config.coordinator if each != config.host],
             run_id=config.run_id,
             secret=found.has_secret,
         )

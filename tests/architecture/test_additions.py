@@ -69,8 +69,8 @@ def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         if not hosts:
             return None
         return ClusterFacts(
-            system="Nomad", evidence="NOMAD_HOSTS", nnodes=len(hosts), node_rank=1, head=hosts[:1],
-            hosts=hosts, job_id="7",
+            system="Nomad", evidence="NOMAD_HOSTS", nnodes=len(hosts), node_rank=1,
+            coordinator=hosts[:1], hosts=hosts, job_id="7",
         )  # fmt: skip
 
     monkeypatch.setattr(detect, "DETECTORS", (detect_nomad, *detect.DETECTORS))

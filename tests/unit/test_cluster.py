@@ -85,7 +85,7 @@ def test_a_task_of_a_slurm_step_knows_its_node() -> None:
         nnodes=3,
         node_rank=1,
         hosts=("sl0", "sl1", "sl2"),
-        head=("sl0", "10.77.0.1"),
+        coordinator=("sl0", "10.77.0.1"),
         port=derive_port("7.0"),
         task=Task(
             rank=2, world_size=4, local_rank=0, local_world_size=1, per_node=(2, 1, 1)
@@ -127,7 +127,7 @@ def test_a_step_of_a_heterogeneous_job_numbers_nodes_by_component() -> None:
     alone = detect({**HET_STEP, **of_one})
     shell = detect(HET_SHELL)
 
-    assert (facts.hosts, facts.node_rank, facts.head) == (("sl2", "sl0", "sl1"), 1, ("sl2",))
+    assert (facts.hosts, facts.node_rank, facts.coordinator) == (("sl2", "sl0", "sl1"), 1, ("sl2",))
     assert facts.task is not None
     assert (facts.task.per_node, facts.task.in_blocks) == ((2, 2, 1), True)
     assert alone.hosts == ("sl0", "sl1")
@@ -194,7 +194,7 @@ def test_a_process_of_mpirun_knows_its_node() -> None:
         job_id="739835905",
         nnodes=2,
         node_rank=1,
-        head=("10.77.0.1", "192.168.0.9"),
+        coordinator=("10.77.0.1", "192.168.0.9"),
         port=derive_port("739835905"),
         task=Task(rank=3, world_size=4, local_rank=1, local_world_size=2, per_node=(2, 2)),
         secret="4136b6c6b552b7cb-492945d51d07d3de",
@@ -226,7 +226,7 @@ def test_the_node_of_a_process_of_mpirun_is_calculated(
 
     assert facts.task is not None
     assert (facts.nnodes, facts.node_rank, facts.task.in_blocks) == expected
-    assert (facts.job_id, facts.port, facts.head) == (None, None, ())
+    assert (facts.job_id, facts.port, facts.coordinator) == (None, None, ())
 
 
 def test_the_innermost_system_counts() -> None:
@@ -248,7 +248,7 @@ def test_a_node_of_skypilot_knows_all_addresses() -> None:
     facts = detect(SKY)
 
     assert (facts.nnodes, facts.node_rank, facts.task) == (2, 1, None)
-    assert (facts.hosts, facts.head) == (("10.0.0.4", "10.0.0.9"), ("10.0.0.4",))
+    assert (facts.hosts, facts.coordinator) == (("10.0.0.4", "10.0.0.9"), ("10.0.0.4",))
     assert (facts.job_id, facts.port) == (
         SKY["SKYPILOT_TASK_ID"],
         derive_port(SKY["SKYPILOT_TASK_ID"]),
@@ -281,7 +281,7 @@ def test_a_pod_is_a_node(env: dict[str, str], hostname: str, expected: tuple[obj
     """One launcher per pod, which knows only what the pod's environment says."""
     facts = detect(env, hostname)
 
-    assert (facts.system, facts.nnodes, facts.node_rank, facts.head, facts.port) == expected
+    assert (facts.system, facts.nnodes, facts.node_rank, facts.coordinator, facts.port) == expected
     assert (facts.task, facts.shell) == (None, None)
 
 
@@ -307,7 +307,13 @@ def test_a_container_or_replica_is_a_node(
     """In systems where each container or replica is a node."""
     facts = detect(env, hostname)
 
-    assert (facts.system, facts.nnodes, facts.node_rank, facts.head, facts.job_id) == expected
+    assert (
+        facts.system,
+        facts.nnodes,
+        facts.node_rank,
+        facts.coordinator,
+        facts.job_id,
+    ) == expected
     assert (facts.task, facts.shell) == (None, None)
     if env is not AZURE_ML:  # which sets a port itself
         assert facts.port == derive_port(str(facts.job_id))
@@ -318,7 +324,11 @@ def test_the_main_node_of_aws_batch_has_no_address() -> None:
     address = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
     facts = detect({**AWS_BATCH, "AWS_BATCH_JOB_NODE_INDEX": "1", address: ""})
 
-    assert (facts.node_rank, facts.head, facts.port) == (0, (), derive_port("b6ecbc5e-1b9f/1"))
+    assert (facts.node_rank, facts.coordinator, facts.port) == (
+        0,
+        (),
+        derive_port("b6ecbc5e-1b9f/1"),
+    )
 
 
 def test_a_host_is_found_among_those_of_a_job() -> None:
@@ -359,7 +369,7 @@ def test_the_processes_of_other_launchers_are_on_nodes_by_their_counts(
 
     assert task is not None
     numbers = (task.rank, task.world_size, task.local_rank, task.local_world_size)
-    assert (facts.system, facts.nnodes, facts.node_rank, numbers, facts.head) == expected
+    assert (facts.system, facts.nnodes, facts.node_rank, numbers, facts.coordinator) == expected
     assert "meshrun" in facts.one_a_node
 
 
@@ -368,7 +378,7 @@ def test_prrte_does_not_say_how_many() -> None:
     facts = detect(PRRTE)
 
     assert (facts.system, facts.nnodes, facts.node_rank) == ("PRRTE", None, 1)
-    assert (facts.is_one_of_several, facts.head) == (True, ("vm",))
+    assert (facts.is_one_of_several, facts.coordinator) == (True, ("vm",))
 
 
 @pytest.mark.parametrize(
@@ -396,7 +406,7 @@ def test_a_process_of_ray_knows_no_nodes(env: dict[str, str]) -> None:
     """Ray sets no nodes. It is inside the system that started the cluster, except SkyPilot."""
     facts, in_a_step = detect(env), detect({**env, **STEP_OF_DAEMON})
 
-    assert (facts.system, facts.nnodes, facts.task, facts.head) == ("Ray", None, None, ())
+    assert (facts.system, facts.nnodes, facts.task, facts.coordinator) == ("Ray", None, None, ())
     assert "meshrun --submit ray" in (facts.shell or "")
     assert (in_a_step.system, len(in_a_step.notes)) == ("Ray", 1)
     assert detect({**env, **SKY}).system == "SkyPilot"

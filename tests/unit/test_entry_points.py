@@ -47,7 +47,7 @@ def test_a_detector_is_asked_first(site: Path) -> None:
     """Two packages can each have their own."""
     code = "from meshrun.cluster import ClusterFacts\ndef detect(here):\n    " + (
         "if here.env.get(NAME):\n        return ClusterFacts(system=NAME, evidence='x', job_id='7',"
-        " nnodes=2, node_rank=1, head=('a',), port=1)\n"
+        " nnodes=2, node_rank=1, coordinator=('a',), port=1)\n"
     )
     for name in ("PLUGA", "PLUGB"):
         entry = (

@@ -26,17 +26,18 @@ from tests.plans import MACHINE, meeting_of, request_of
 EIGHT = Task(rank=0, world_size=8, local_rank=0, local_world_size=8)
 SLURM = ClusterFacts(
     system="Slurm", evidence="step 0 of job 7", job_id="7.0", nnodes=3, node_rank=1,
-    hosts=("sl0", "sl1", "sl2"), head=("sl0", "10.77.0.1"), port=23456,
+    hosts=("sl0", "sl1", "sl2"), coordinator=("sl0", "10.77.0.1"), port=23456,
     one_a_node="srun --ntasks-per-node=1 meshrun ...",
 )  # fmt: skip
 MPI = ClusterFacts(
     system="Open MPI", evidence="process 0 of 2", job_id="9", nnodes=2, node_rank=0,
-    head=("10.77.0.1",), port=20001, secret="of the job", notes=("Slurm: job 7, around Open MPI",),
+    coordinator=("10.77.0.1",), port=20001, secret="of the job",
+    notes=("Slurm: job 7, around Open MPI",),
     one_a_node="mpirun -npernode 1 --bind-to none meshrun ...",
 )  # fmt: skip
 INDEXED = ClusterFacts(
     system="Kubernetes Indexed Job", evidence="index 2", job_id="train", nnodes=None, node_rank=2,
-    head=("train-0.svc", "train-0"), port=25000,
+    coordinator=("train-0.svc", "train-0"), port=25000,
 )  # fmt: skip
 SHELL = ClusterFacts(
     system="Slurm", evidence="job 3", job_id="3", nnodes=None, node_rank=None,
@@ -73,7 +74,7 @@ def test_everything_is_found_in_a_step_of_slurm() -> None:
     assert found.nnodes == 3
     assert found.rendezvous == meeting_of(
         node_rank=1, run_id="7.0", master_addr="sl0", master_port=23456,
-        coordinators=("sl0", "10.77.0.1"), hosts=("sl0", "sl1", "sl2"),
+        coordinator=("sl0", "10.77.0.1"), hosts=("sl0", "sl1", "sl2"),
         notes=("Slurm, step 0 of job 7: node 1 of 3 nodes",),
     )  # fmt: skip
     assert found.sources == tuple(
@@ -99,8 +100,8 @@ def test_a_job_of_mpirun_has_a_secret() -> None:
     [
         ({"node_rank": 2}, {"node_rank": 2}),
         ({"run_id": "mine"}, {"run_id": "mine"}),
-        ({"endpoint": "h:1"}, {"endpoint": "h:1", "master_addr": None, "coordinators": ()}),
-        ({"master_addr": "h"}, {"master_addr": "h", "master_port": None, "coordinators": ()}),
+        ({"endpoint": "h:1"}, {"endpoint": "h:1", "master_addr": None, "coordinator": ()}),
+        ({"master_addr": "h"}, {"master_addr": "h", "master_port": None, "coordinator": ()}),
         ({"master_port": 5}, {"master_addr": "sl0", "master_port": 5}),
     ],
     ids=["node rank", "id", "endpoint", "address", "port"],
@@ -266,7 +267,7 @@ def test_a_script_cannot_launch(facts: ClusterFacts, nnodes: int, message: str) 
 
 def test_a_first_node_without_an_address_listens() -> None:
     """At the port to which the others connect."""
-    found = fitted(replace(SLURM, node_rank=0, head=(), hosts=())).rendezvous
+    found = fitted(replace(SLURM, node_rank=0, coordinator=(), hosts=())).rendezvous
 
     assert (found.node_rank, found.master_addr, found.master_port) == (0, None, 23456)
 
@@ -287,7 +288,7 @@ def test_what_processes_exchange_gives_the_nodes() -> None:
     found = with_peers(replace(HYDRA, task=task, nnodes=None, node_rank=None), "kvs.0", peers)
 
     assert (found.nnodes, found.node_rank, found.hosts) == (2, 1, ("a", "b"))
-    assert found.head == ("10.0.0.4", "192.168.0.4", "a")
+    assert found.coordinator == ("10.0.0.4", "192.168.0.4", "a")
     assert (found.job_id, found.secret) == ("kvs.0", "of rank 0")
     assert found.task == Task(
         rank=2, world_size=3, local_rank=1, local_world_size=2, per_node=(1, 2)
