@@ -136,16 +136,16 @@ def launch(
                 rendezvous = prepare_rendezvous(config)
             folder = make_run_folder(plan, run_id)
             stack.callback(folder.close, went_well=False)
-        loop = Loop(
-            plan,
-            run_id=run_id,
-            folder=folder,
-            store_listener=listener,
-            console=console,
-            invocation=invocation,
-            watchers=watchers,
-            rendezvous=rendezvous,
-        )
+            loop = Loop(
+                plan,
+                run_id=run_id,
+                folder=folder,
+                store_listener=listener,
+                console=console,
+                invocation=invocation,
+                watchers=watchers,
+                rendezvous=rendezvous,
+            )
         remove_stale_folders()  # while the zygote imports torch
         result = loop.run()
     report(result)

@@ -172,19 +172,23 @@ class Loop:
             invocation.task.raise_signals(self._reactor)
         if process_name(parent := os.getppid()) == _STEP_DAEMON:
             self._reactor.every(_CHECK_PARENT_S, partial(self._check_parent, parent))
-        self._processes = NodeProcesses(
-            plan,
-            run_id,
-            folder,
-            store_listener,
-            output=self._output,
-            monitor=self._monitor,
-            terminal=self._terminal,
-            reactor=self._reactor,
-            note=console.note,
-            on_control=self._on_control,
-            on_reports=self._on_reports,
-        )
+        try:
+            self._processes = NodeProcesses(
+                plan,
+                run_id,
+                folder,
+                store_listener,
+                output=self._output,
+                monitor=self._monitor,
+                terminal=self._terminal,
+                reactor=self._reactor,
+                note=console.note,
+                on_control=self._on_control,
+                on_reports=self._on_reports,
+            )
+        except MeshrunError:
+            self._signals.restore()  # for the time in which this node tells the others
+            raise
         if rendezvous is None:
             self._note_joined()
         self._nodes = None if rendezvous is None else self._join(rendezvous)

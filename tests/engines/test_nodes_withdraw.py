@@ -28,6 +28,7 @@ SHORT = ("--node-timeout", "5")
             *(("a broken program", host, "static") for host in (0, 1)),
             *(("a missing program", *row) for row in ((0, "static"), (1, "static"), (1, "c10d"))),
             ("a folder for logs that others may write to", 1, "static"),
+            *(("too few descriptors", host, "static") for host in (0, 1)),
         ],
         "a broken program",
     ),
@@ -44,10 +45,16 @@ def test_what_one_node_cannot_run_ends_all(
         "a broken program": ([broken], 1, "SyntaxError: "),
         "a missing program": ([tmp_path / "lost.py"], 2, f"can't open file '{tmp_path}/lost.py'"),
         "a folder for logs that others may write to": (["--log-dir", shared, SAYS], 2, "--log-dir"),
+        "too few descriptors": ([SAYS], 71, "this launch needs 79 open files, but the limit is 75"),
     }[wrong]
+    limit = ["sh", "-c", 'ulimit -n 75; exec "$@"', "sh"] if its == [SAYS] else []
     # Else a difference between the programs might be the first error.
     words = ["--rdzv-backend", backend, *AT, *SHORT, "--allow-different-programs"]
-    launches = launch_on(hosts, each=lambda each: [*words, *(its if each == host else [SAYS])])
+    launches = [
+        Launch(hosts, each, [*words, *(its if each == host else [SAYS])],
+               around=limit if each == host else [])
+        for each in (0, 1)
+    ]  # fmt: skip
 
     assert end_all(launches) == [code, code], launches[0].text + launches[1].text
     text = launches[1 - host].text
