@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from meshrun import __version__
-from meshrun.cli.end import call_at_end, code_for, end_by_signal, end_with
+from meshrun.cli.end import call_at_end, end_as, end_by_signal, end_with, returncode
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import PET, Options
 from meshrun.cli.words import CommandLine, requested_help, spell_out
@@ -80,13 +80,13 @@ def run_line(args: Sequence[str], invocation: Invocation) -> int:
     from meshrun.cli.run import run
 
     try:
-        return run(options, invocation)
+        code = run(options, invocation)
     except MeshrunError as error:
         message = f"{getattr(error, 'option', '')} {error.message}"
         error.message += options.variables_behind(message)
-        if error.exit_code != UsageError.exit_code:  # which torchrun's parser returns too
-            error.exit_code = code_for(options.exit_code, error.exit_code)
+        error.exit_code = returncode(options.exit_code, error.exit_code)
         raise
+    return end_as(returncode(options.exit_code, code))
 
 
 def _information(options: Options) -> str | None:

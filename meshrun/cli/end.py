@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from meshrun.errors import UsageError
 from meshrun.host.stderr import note
 
 if TYPE_CHECKING:
@@ -25,9 +26,14 @@ def call_at_end(function: Callable[[int], None]) -> None:
     _at_end.append(function)
 
 
-def code_for(exit_codes: ExitCodes, code: int) -> int:
-    """Return the exit code of a launch as ``--exit-code`` says: torchrun's is 1 for any failure."""
-    return int(code != 0) if exit_codes == "torchrun" else code
+def returncode(exit_codes: ExitCodes, code: int, *, of_rank: bool = False) -> int:
+    """Return an exit code, or -n for signal n, as ``--exit-code`` says.
+
+    torchrun's is 1 for any failure, except for a wrong command line, if ``code`` is no rank's.
+    """
+    if exit_codes == "worker" or (code == UsageError.exit_code and not of_rank):
+        return code
+    return int(code != 0)
 
 
 def end_with(code: int) -> NoReturn:

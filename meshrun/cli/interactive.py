@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from meshrun.cli.end import returncode
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.read import check_one_node
@@ -40,7 +41,7 @@ def interact(options: Options, request: LaunchRequest, invocation: Invocation) -
     line = options.line
     words = replace(line, program=()).words(without={Options.interactive.flag})
     program = () if line.program[:1] in ((), ("-",)) else line.program
-    return run_prompt(words, program)
+    return returncode(options.exit_code, run_prompt(words, program), of_rank=True)
 
 
 def _check(options: Options, request: LaunchRequest, invocation: Invocation) -> None:

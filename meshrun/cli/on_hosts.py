@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 
 from meshrun import __version__
-from meshrun.cli.end import end_as
 from meshrun.cli.options import HOST_OPTIONS, Options
 from meshrun.errors import HostError
 from meshrun.host.detect_host import detect_host
@@ -32,7 +31,7 @@ _MAX_LOSSES = 3
 
 
 def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
-    """Launch on the hosts that were named and return the exit code, or end by the signal."""
+    """Launch on the hosts that were named; return the exit code, or -n for signal n."""
     check_elsewhere(request, detect_host())
     try:
         returncode = fork_controller(request)
@@ -41,7 +40,7 @@ def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
             leave_report(replace(_ended_now(error.exit_code), trouble=error), options.report)
         raise
     if returncode is not None:
-        return end_as(returncode)
+        return returncode
     set_title("controller", *sys.argv[1:])
     words = options.line.words(without=CONTROLLER_OPTIONS)
     losses: list[float] = []
@@ -49,7 +48,7 @@ def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
     while True:
         controller = Controller(request, words, version=__version__, excluded=excluded)
         try:
-            return end_as(_run(controller, options.report))
+            return _run(controller, options.report)
         except FirstLost:
             now_s = time.monotonic()
             losses = [at_s for at_s in (*losses, now_s) if now_s - at_s < _LOSS_WINDOW_S]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from meshrun.cli.check_mesh import check_mesh, check_requirements, read_check_program
-from meshrun.cli.end import code_for, end_as, end_by_signal
+from meshrun.cli.end import returncode
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
     build_request,
@@ -53,7 +53,7 @@ _NODE_OPTIONS = (
 
 
 def run(options: Options, invocation: Invocation) -> int:
-    """Do what the options request, and return the exit code."""
+    """Do what the options request, and return the exit code, or -n to end by signal n."""
     if options.where:
         from meshrun.cli.where import show_where
 
@@ -111,7 +111,7 @@ def _start(options: Options, request: LaunchRequest, invocation: Invocation) -> 
     if options.watch:
         from meshrun.cli.watch import watch_files
 
-        return end_as(watch_files(options, request, invocation))
+        return watch_files(options, request, invocation)
     return _launch(options, request, invocation)
 
 
@@ -222,7 +222,7 @@ def _show_plan(options: Options, request: LaunchRequest) -> None:
 def _launch_here(
     options: Options, request: LaunchRequest, invocation: Invocation, cluster: ClusterFacts | None
 ) -> int:
-    """Launch the ranks of this node; return the exit code, or end by the signal that ended them."""
+    """Launch the ranks of this node; return the exit code, or -n for the signal that ended them."""
     from meshrun import app
     from meshrun.console.console import Console
     from meshrun.report.progress import StartProgress
@@ -254,7 +254,9 @@ def _launch_here(
     )
     if plan.is_elastic and _is_later_task(cluster):
         return 0  # srun returns the worst code of all nodes; the first node's is the launch's
-    return _end_with(request, result)
+    if result.signum is not None and not result.preempted:
+        return -result.signum
+    return returncode(request.exit_codes, result.exit_code, of_rank=True)
 
 
 def _report(
@@ -279,9 +281,8 @@ def _report(
         if text := render_failure(unseen, reported_lost=progress.reported_lost, bare=bare):
             say(text)
     if (task := invocation.task) is not None and not task.is_first:
-        task.report_end(
-            code_for(plan.request.exit_codes, result.exit_code), is_over=bool(result.elsewhere)
-        )
+        code = returncode(plan.request.exit_codes, result.exit_code, of_rank=True)
+        task.report_end(code, is_over=bool(result.elsewhere))
 
 
 def _is_reported_elsewhere(result: LaunchResult, plan: LaunchPlan, invocation: Invocation) -> bool:
@@ -294,13 +295,6 @@ def _is_reported_elsewhere(result: LaunchResult, plan: LaunchPlan, invocation: I
     leaves = plan.is_elastic and result.trouble is not None
     is_known = is_stopped or is_first_lost or leaves or bool(result.elsewhere)
     return invocation.is_quiet and is_known
-
-
-def _end_with(request: LaunchRequest, result: LaunchResult) -> int:
-    """Return the exit code of a launch, or end by the signal that ended it."""
-    if result.signum is None or result.preempted or request.exit_codes == "torchrun":
-        return code_for(request.exit_codes, result.exit_code)
-    return end_by_signal(result.signum)
 
 
 def _scheduler_starts_all(cluster: ClusterFacts | None, request: LaunchRequest) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from meshrun.cli.end import returncode
 from tests.kit import PROGRAMS, environments, run_meshrun, start_meshrun
 from tests.nvml import card
 
@@ -241,6 +242,16 @@ def test_the_run_id(fake_torch: object) -> None:
     (found,) = environments("--rdzv-id", "job7", "--rdzv-backend", "c10d")
 
     assert found["TORCHELASTIC_RUN_ID"] == "job7"
+
+
+@pytest.mark.parametrize(
+    ("code", "of_rank", "torchruns"),
+    [(0, True, 0), (2, True, 1), (2, False, 2), (75, False, 1), (-signal.SIGTERM, False, 1)],
+)
+def test_every_failure_is_1_to_torchrun(code: int, of_rank: bool, torchruns: int) -> None:
+    """Except for a wrong command line; a rank may exit with the same code."""
+    assert returncode("torchrun", code, of_rank=of_rank) == torchruns
+    assert returncode("worker", code, of_rank=of_rank) == code
 
 
 def test_torchrun_s_exit_code(fake_torch: object) -> None:
