@@ -61,7 +61,7 @@ class RankLate(Struct, frozen=True, kw_only=True):
     at_ns: int
 
 
-class Roster(Struct, frozen=True, kw_only=True):
+class NodeAssignment(Struct, frozen=True, kw_only=True):
     """The nodes of a generation, and what one of them needs to know to start its part."""
 
     node_rank: Rank
@@ -81,7 +81,7 @@ class Roster(Struct, frozen=True, kw_only=True):
     """The layout of the generation before this one; empty for the first."""
 
 
-class AllJoined(Roster, frozen=True, kw_only=True):
+class AllJoined(NodeAssignment, frozen=True, kw_only=True):
     """All nodes have joined, and each knows what to start."""
 
     store_address: str

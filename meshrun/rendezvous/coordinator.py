@@ -28,12 +28,12 @@ from meshrun.rendezvous.messages import (
     Resumed,
     Waiting,
 )
+from meshrun.rendezvous.node_assigner import NodeAssigner
 from meshrun.rendezvous.node_phases import CoordinatorPhase
 from meshrun.rendezvous.policy import change_of_nodes
-from meshrun.rendezvous.round import OWN, Round
+from meshrun.rendezvous.running_generation import OWN, RunningGeneration
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
-from meshrun.rendezvous.welcomer import Welcomer
 
 _SPARE = "this node is a spare: it joins when another node is lost or the mesh has room for it"
 
@@ -78,11 +78,11 @@ class Coordinator:
         """How long to gather nodes."""
         self._beats = hub.reactor.every(BEAT_S, self._beat)
         self._connections = dict(connections)
-        """Those to all other nodes; the round has those to nodes that take part."""
+        """Those to all other nodes; the running generation has those to its nodes."""
         for number, connection in connections.items():
             self._watch(number, connection)
-        self._round = Round(0, dict(connections), world_size=0, hub=hub)
-        self._welcomer = Welcomer(
+        self._running = RunningGeneration(0, dict(connections), world_size=0, hub=hub)
+        self._assigner = NodeAssigner(
             node, self._nodes, self._connections, listener=listener, run_id=run_id
         )
         self._listener = listener
@@ -102,18 +102,18 @@ class Coordinator:
                 self._regroup()
             case LaunchOver():
                 self._phase = CoordinatorPhase.OVER
-                self._round.close()
+                self._running.close()
                 send_all(self._connections.values(), message)
                 for connection in self._connections.values():
                     connection.can_resume = False  # they leave, perhaps before they have read all
                 self._hub.events.append(message)
             case _:
-                self._round.send(message)
+                self._running.send(message)
 
     @property
     def store_listener(self) -> socket.socket | None:
         """The socket of this generation's store."""
-        return self._welcomer.store_listener
+        return self._assigner.store_listener
 
     @property
     def all_delivered(self) -> bool:
@@ -124,7 +124,7 @@ class Coordinator:
 
     def _beat(self) -> None:
         """Send heartbeats, and check whether nodes are silent or missing for too long."""
-        activity, others = self._hub.activity, self._round.connections.values()
+        activity, others = self._hub.activity, self._running.connections.values()
         activity.elsewhere_ns = latest(*(each.active_ns for each in others))
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
         for number, connection in list(self._connections.items()):
@@ -138,18 +138,18 @@ class Coordinator:
     def _check_deadline(self) -> None:
         deadline = self._deadline
         if deadline.is_over:
-            lost = f"{self._round.loss}; " if self._round.loss else ""
+            lost = f"{self._running.loss}; " if self._running.loss else ""
             what = f"{lost}after {deadline.waited_s:.0f} s, {self._nodes.describe()}"
             todo = "start another node with the same command to join"
             if self._config.present is not None:  # a launcher is started on each host
-                todo = f"check that the other hosts can reach {self._welcomer.endpoint}"
+                todo = f"check that the other hosts can reach {self._assigner.endpoint}"
             self._fail(
                 RendezvousError(
                     what, hint=f"{todo}; {self._policy.wait_option} sets how long to wait"
                 )
             )
         elif deadline.note_is_due():
-            text = f"waiting at {self._welcomer.endpoint}: {self._choose()} ({deadline})"
+            text = f"waiting at {self._assigner.endpoint}: {self._choose()} ({deadline})"
             self._hub.note(text)
             send_all(self._connections.values(), Waiting(text=text, has_begun=True))
 
@@ -170,8 +170,8 @@ class Coordinator:
         for message in connection.receive():
             if isinstance(message, Withdraw):  # it did not know yet that all nodes had joined
                 connection.close(message.reason)
-            elif number in self._round.connections:  # a spare's is on ranks that it had before
-                self._round.receive(number, connection, message)
+            elif number in self._running.connections:  # a spare's is on ranks that it had before
+                self._running.receive(number, connection, message)
         if connection.closed is not None:
             self._lose(number, connection.closed)
 
@@ -209,7 +209,7 @@ class Coordinator:
         if (error := self._excluded.get(info.host)) is not None:
             raise error
         for number in list(self._policy.replaceable(self._nodes, info.host)):
-            running = self._round.connections.get(number)
+            running = self._running.connections.get(number)
             if running is not None and running.may_be_replaced:
                 self._lose(number, "its launcher restarted")
         self._policy.check_place(self._nodes, info)
@@ -223,7 +223,7 @@ class Coordinator:
         if self._phase is CoordinatorPhase.GATHERING:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._regroup()
-        elif not (self._round.is_ending or self._round.is_done):
+        elif not (self._running.is_ending or self._running.is_done):
             self._grow(info.host)
 
     def _exclude_failing_node(self, cause: Cause) -> None:
@@ -237,7 +237,7 @@ class Coordinator:
             hint="check the devices, disk and memory of this host; the launch no longer accepts it",
         )
         self._hub.note(f"{why}; excluding it")
-        del self._round.connections[number]
+        del self._running.connections[number]
         self._unauthenticated.reject(self._connections.pop(number), error)
         self._nodes.remove(number)
 
@@ -250,7 +250,7 @@ class Coordinator:
             return list(self._ran)[layout.node_rank(rank)]
         failed = [
             number
-            for number, outcome in self._round.outcomes.items()
+            for number, outcome in self._running.outcomes.items()
             if outcome.failure and not outcome.is_hung
         ]
         return failed[0] if len(failed) == 1 else None
@@ -268,7 +268,7 @@ class Coordinator:
     def _lose(self, number: int, why: str) -> None:
         connection, host = self._connections.pop(number), self._nodes.infos[number].host
         connection.close(why)
-        self._round.connections.pop(number, None)
+        self._running.connections.pop(number, None)
         node_rank = self._nodes.remove(number)
         if self._phase is CoordinatorPhase.OVER:
             return
@@ -276,18 +276,18 @@ class Coordinator:
             self._hub.note(f"lost spare node {host}: {why}")
             return
         lost = connection.loss(node_rank, host, why)
-        self._round.loss = self._round.loss or str(lost)
-        event = self._policy.event_of_loss(lost, self._round.is_done)
-        is_news = self._round.is_ending and number not in self._round.outcomes
+        self._running.loss = self._running.loss or str(lost)
+        event = self._policy.event_of_loss(lost, self._running.is_done)
+        is_news = self._running.is_ending and number not in self._running.outcomes
         if is_news and isinstance(event, GenerationAborted):
             self._hub.note(str(lost))
         if event is not None:
             self._end(str(lost), event)
-        self._round.advance()
+        self._running.advance()
 
     def _end(self, why: str, event: NodeLost | GenerationAborted) -> None:
         """End this generation on every node; ``event`` is for this node's launch."""
-        self._round.end(GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns()))
+        self._running.end(GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns()))
         self._hub.events.append(event)
 
     # ---- nodes that take part --------------------------------------------------------------
@@ -326,13 +326,13 @@ class Coordinator:
         begin = NextBegins(
             generation=self._generation, cause=self._causes[-1], at_ns=time.monotonic_ns()
         )
-        self._round.broadcast(begin)
-        self._begin_round()
+        self._running.broadcast(begin)
+        self._run_generation()
         self._hub.events.append(begin)
 
-    def _begin_round(self) -> None:
+    def _run_generation(self) -> None:
         layout = self._nodes.layout
-        self._round = Round(
+        self._running = RunningGeneration(
             self._generation,
             {number: self._connections[number] for number in self._ran if number != OWN},
             world_size=layout.world_size if layout is not None else 0,
@@ -353,8 +353,8 @@ class Coordinator:
             self._causes[-1] = replace(self._causes[-1], resize=resize)
         self._ran = runs
         self._notified -= runs.keys()
-        self._begin_round()
-        self._hub.events.append(self._welcomer.welcome(list(runs), self._causes, previous))
+        self._run_generation()
+        self._hub.events.append(self._assigner.assign(list(runs), self._causes, previous))
 
     def _resize(self, runs: Mapping[int, str], before: Layout | None, after: Layout) -> Resize:
         """Return how the nodes that ran last differ from those that run now."""
@@ -368,7 +368,7 @@ class Coordinator:
         )
 
     def _notify_spares(self) -> None:
-        for number in self._connections.keys() - self._round.connections.keys() - self._notified:
+        for number in self._connections.keys() - self._running.connections.keys() - self._notified:
             self._notified.add(number)
             self._connections[number].send(Waiting(text=_SPARE, has_begun=True))
             self._hub.note(f"{self._nodes.infos[number].host} is a spare")
@@ -379,4 +379,4 @@ class Coordinator:
         self._unauthenticated.close("the launch has ended")
         self._listener.close()
         close_gracefully(self._connections.values())
-        self._welcomer.close()
+        self._assigner.close()

@@ -24,8 +24,8 @@ from meshrun.protocol.events import (
     GenerationAborted,
     LaunchOver,
     NextBegins,
+    NodeAssignment,
     OthersFinished,
-    Roster,
     ShowStacks,
 )
 from meshrun.protocol.from_zygote import Withdraw
@@ -110,7 +110,7 @@ class Rejected(Trouble, frozen=True):
     """To a participant: it has no place in this launch, or the launch has failed."""
 
 
-class Welcome(Roster, frozen=True, kw_only=True):
+class Welcome(NodeAssignment, frozen=True, kw_only=True):
     """To a participant: all nodes have joined, or the nodes of an elastic launch have changed."""
 
     next_address: str = ""
@@ -140,7 +140,7 @@ class Welcome(Roster, frozen=True, kw_only=True):
             own_address: The address at which the coordinator reaches this node.
         """
         return AllJoined(
-            **{name: getattr(self, name) for name in Roster.__struct_fields__},
+            **{name: getattr(self, name) for name in NodeAssignment.__struct_fields__},
             store_address=store_address,
             own_address=own_address,
             at_ns=time.monotonic_ns(),

@@ -19,7 +19,7 @@ from meshrun.protocol.events import AllJoined
 from meshrun.protocol.generation import Trouble
 from meshrun.protocol.packing import Line
 from meshrun.rendezvous import messages
-from meshrun.rendezvous.round import Round
+from meshrun.rendezvous.running_generation import RunningGeneration
 from tests import schedulers
 from tests.kit import ROOT
 from tests.parties import Parties, info
@@ -122,7 +122,9 @@ def test_a_message_is_one_class(monkeypatch: pytest.MonkeyPatch, parties: Partie
     monkeypatch.setattr(messages, "Message", messages.Message | Drain)
     Drain.__module__ = __name__
     received: list[object] = []
-    monkeypatch.setattr(Round, "receive", lambda *arguments: received.append(arguments[-1]))
+    monkeypatch.setattr(
+        RunningGeneration, "receive", lambda *arguments: received.append(arguments[-1])
+    )
     coordinator, participant = parties.coordinator(2), parties.participant(info("node1"))
     parties.until(lambda: coordinator.received(AllJoined) and participant.received(AllJoined))
     drain: Any = Drain(generation=0, why="maintenance\x1b[2J")

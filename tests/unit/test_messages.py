@@ -44,7 +44,7 @@ from meshrun.rendezvous.messages import (
     encode,
 )
 from meshrun.rendezvous.participant import Participant
-from meshrun.rendezvous.round import Round
+from meshrun.rendezvous.running_generation import RunningGeneration
 from meshrun.rendezvous.this_node import ThisNode
 from tests.histories import ENDED, GONE, READY
 from tests.node_histories import COORDINATOR, COORDINATOR_ENDED, PARTICIPANT, play
@@ -338,7 +338,7 @@ def test_nothing_that_a_peer_sends_breaks_a_launch(message: Message, at: int, va
         participant._connection = near
         participant._receive(near, [said])
         as_participant, hub.events = for_launch(hub), deque()
-        coordinator = Round(0, {1: far}, world_size=4, hub=hub)
+        coordinator = RunningGeneration(0, {1: far}, world_size=4, hub=hub)
         coordinator.receive(1, far, said)
         coordinator.send(Cleared(generation=0, outcome=NodeOutcome()))
         as_coordinator = for_launch(hub)

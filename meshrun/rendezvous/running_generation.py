@@ -1,4 +1,4 @@
-"""One generation on all nodes, as reported to the coordinator."""
+"""The generation that runs on all nodes, as reported to the coordinator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN = 0
 """The coordinator's own number among the nodes: it is always the first."""
 
 
-class Round:
+class RunningGeneration:
     """Collects the nodes' reports on one generation, and announces what follows from them.
 
     Once one node has failed, the ranks of all are stopped; once the programs of all have finished,

@@ -16,12 +16,12 @@ from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.membership import Membership
 from meshrun.rendezvous.messages import SharedWelcome, Welcome
 from meshrun.rendezvous.reachability import Reachability
-from meshrun.rendezvous.round import OWN
+from meshrun.rendezvous.running_generation import OWN
 from meshrun.rendezvous.store_access import listen_for_nodes
 from meshrun.rendezvous.this_node import ThisNode
 
 
-class Welcomer:
+class NodeAssigner:
     """The sockets of the ranks' store, and what the nodes need to know to start ranks.
 
     Args:
@@ -52,7 +52,7 @@ class Welcomer:
         self._reach: Reachability | None = None
         """Tests whether the next node can be reached."""
 
-    def welcome(
+    def assign(
         self, numbers: Sequence[int], causes: Sequence[Cause], previous: dict[str, Any]
     ) -> AllJoined:
         """Send each node its place; return the event for this node's launch.
