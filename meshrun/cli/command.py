@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from meshrun import __version__
 from meshrun.cli.end import call_at_end, end_as, end_by_signal, end_with, returncode
 from meshrun.cli.option import COMMAND_LINE
-from meshrun.cli.options import PET, Options
+from meshrun.cli.options import CONTROLLER_OPTIONS, PET, Options, forget_variables
 from meshrun.cli.words import CommandLine, requested_help, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host import rank_variables as var
@@ -131,14 +131,14 @@ def run_command_line(
     _open_streams()
     if (task := invocation.task) is not None and task.is_first:
         call_at_end(partial(task.report_end, is_over=True))
-    foreign: list[str | None] = []
-    if invocation.caller is None:
-        foreign += BETWEEN_LAUNCHERS  # left over from another launch
+    foreign = [*BETWEEN_LAUNCHERS] if invocation.caller is None else []  # left over from another
     if var.GENERATION in os.environ:
-        # These are options of the launch around this one, or what it told its ranks.
-        foreign += (*var.OF_LAYOUT, *(row.variable for row in Options.rows()))
+        foreign += var.OF_LAYOUT
+        forget_variables(Options.rows())  # of the launch around this one
+    if invocation.hosts_present:
+        forget_variables(CONTROLLER_OPTIONS)
     for name in foreign:
-        os.environ.pop(name or "", None)
+        os.environ.pop(name, None)
     try:
         code = run_line(sys.argv[1:], invocation)
         sys.stdout.flush()

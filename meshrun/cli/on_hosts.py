@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from meshrun import __version__
-from meshrun.cli.options import HOST_OPTIONS, Options
+from meshrun.cli.options import CONTROLLER_OPTIONS, Options, forget_variables
 from meshrun.errors import HostError
 from meshrun.host.detect_host import detect_host
 from meshrun.host.stderr import note
@@ -21,10 +21,6 @@ from meshrun.ssh.controller import Controller
 from meshrun.ssh.foreground import fork_controller
 from meshrun.ssh.host_failure import FirstLost, HostLost
 
-CONTROLLER_OPTIONS = {row.flag for row in HOST_OPTIONS} | {
-    row.flag for row in (Options.report, Options.nnodes, Options.submit, Options.submit_arg)
-}
-"""Options that are not passed to the nodes' launchers: they select hosts, or concern all nodes."""
 _LOSS_WINDOW_S = 600.0
 _MAX_LOSSES = 3
 """How many times within that window a launch restarts because its first host was lost."""
@@ -42,7 +38,8 @@ def launch_on_hosts(options: Options, request: LaunchRequest) -> int:
     if returncode is not None:
         return returncode
     set_title("controller", *sys.argv[1:])
-    words = options.line.words(without=CONTROLLER_OPTIONS)
+    words = options.line.words(without={row.flag for row in CONTROLLER_OPTIONS})
+    forget_variables(CONTROLLER_OPTIONS)
     losses: list[float] = []
     excluded: dict[str, str] = {}
     while True:

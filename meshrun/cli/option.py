@@ -174,11 +174,11 @@ class ParsedOptions:
             name = str(row.variable)
             if not self.in_variable(row) or name in message:
                 continue
-            texts = self.values[row.name] if row.repeats else (self.values[row.name],)
+            texts = self.values[row.name] if row.repeats else [str(self.values[row.name])]
             is_quoted = "--" not in message and any(f"`{text}`" in message for text in texts)
             is_named = re.search(rf"(?<![\w-]){row.flag}(?![\w-])", message) is not None
             if is_named or is_quoted:
-                found.append(f"{name}={self.env.get(name, '')}")
+                found.append(f"{name}={' '.join(texts)}")
         return f" ({', '.join(found)})" if found else ""
 
     def value(self, row: Option[_T]) -> _T:

@@ -7,6 +7,7 @@ name. A text is parsed when its value is read, so errors are raised in the order
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -495,5 +496,16 @@ class Options(ParsedOptions):
 
 HOST_OPTIONS = tuple(row for row in Options.rows() if row.panel == HOSTS)
 """Options that select hosts, or say how launchers are started there."""
+CONTROLLER_OPTIONS = (
+    *HOST_OPTIONS, Options.nnodes, Options.node_rank, Options.standalone, Options.submit,
+    Options.submit_arg, Options.report,
+)  # fmt: skip
+"""Options that do not apply to the launcher of a host: they select hosts, or concern all nodes."""
 KINDS_OF_PROGRAM = (Options.module, Options.no_python, Options.run_path)
 """Options that determine what kind of program is run."""
+
+
+def forget_variables(rows: Iterable[Option[Any]]) -> None:
+    """Unset the variables of options for what this process starts, and for options read later."""
+    for row in rows:
+        os.environ.pop(row.variable or "", None)

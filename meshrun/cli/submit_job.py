@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from meshrun.cli.option import Option
-from meshrun.cli.options import HOSTS, SUBMIT, Options
+from meshrun.cli.options import CONTROLLER_OPTIONS, HOSTS, SUBMIT, Options, forget_variables
 from meshrun.cli.parsers import text_of_file
 from meshrun.cli.words import as_words
 from meshrun.errors import HostError, UsageError
@@ -224,6 +224,7 @@ def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
 
 def _exported(patterns: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the variables that pods can have, except the secret, as each job has its own."""
+    forget_variables(CONTROLLER_OPTIONS)
     return tuple(
         (name, value)
         for name, value in requested_variables(os.environ, patterns).items()

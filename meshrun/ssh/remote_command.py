@@ -25,16 +25,13 @@ EXPORTED = (
 )  # fmt: skip
 """Names of variables that go to every host."""
 _OWN = (
-    "MESHRUN_HOSTS", "MESHRUN_HOSTFILE", "MESHRUN_INCLUDE", "MESHRUN_EXCLUDE", "MESHRUN_SSH",
-    "MESHRUN_EXPORT", "MESHRUN_LAUNCHER", "MESHRUN_CONNECT_TIMEOUT", "MESHRUN_REPORT",
-    "MESHRUN_SUBMIT_ARG", SECRET_FILE, PARENT_PID, PARENT_FOLDER, LISTENER, HOSTS_PRESENT,
-    "PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE",
+    SECRET_FILE, PARENT_PID, PARENT_FOLDER, LISTENER, HOSTS_PRESENT,
     "SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*", "MPI_LOCAL*", "HYDRA_*", "MV2_*",
     "PALS_*", "FLUX_*", "JSM_*", "LSB_*", "PBS_*", "PE_HOSTFILE",
 )  # fmt: skip
 """Names of variables that never do: they concern the controller or its host alone.
 
-They include those of ``CONTROLLER_OPTIONS`` in ``cli/on_hosts.py``, which an agent does not import.
+``cli/`` unsets those of options, in the controller and in the launchers that agents start.
 """
 _OF_A_HOST = (
     "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "HOST", "TMPDIR", "TERM",

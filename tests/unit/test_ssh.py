@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.cli.on_hosts import CONTROLLER_OPTIONS, _run
-from meshrun.cli.options import Options
+from meshrun.cli.on_hosts import _run
+from meshrun.cli.options import CONTROLLER_OPTIONS, forget_variables
 from meshrun.cli.words import spell_out
 from meshrun.errors import HostError, UsageError
 from meshrun.plan.hostfile import Host
@@ -69,7 +70,7 @@ def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
     options = ["--hosts", "a,b", "--mesh=--hosts", "--report=x", "--status", "--ssh=ssh -v"]
     line, _ = spell_out([*options, "a.py", "--hosts", "c"], TAKES_VALUE)
 
-    assert line.words(without=CONTROLLER_OPTIONS) == [
+    assert line.words(without={row.flag for row in CONTROLLER_OPTIONS}) == [
         "--mesh=--hosts",
         "--status",
         "a.py",
@@ -78,15 +79,17 @@ def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
     ]
 
 
-def test_what_is_sent_to_other_hosts() -> None:
+def test_what_is_sent_to_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables that frameworks read, those asked for, and none that belongs to one host."""
     env = {
         "PATH": "/bin", "PYTHONPATH": "/p", "NCCL_DEBUG": "INFO", "MESHRUN_STATUS": "1",
         "MESHRUN_HOSTS": "a,b", "MESHRUN_SECRET_FILE": "/s", "PET_NODE_RANK": "1", "HOME": "/h",
         "SLURM_PROCID": "0", "WANDB_KEY": "w", "WANDB_MODE": "m", "EDITOR": "ed",
     }  # fmt: skip
-    theirs = [row.variable for row in Options.rows() if row.flag in CONTROLLER_OPTIONS]
-    env |= {variable: "" for variable in theirs if variable is not None}
+    theirs = [row.variable for row in CONTROLLER_OPTIONS]
+    env |= {variable: "x" for variable in theirs if variable is not None}
+    monkeypatch.setattr(os, "environ", env)
+    forget_variables(CONTROLLER_OPTIONS)
     always = {"PATH", "PYTHONPATH", "NCCL_DEBUG", "MESHRUN_STATUS"}
 
     assert set(exported(env, [])) == always
