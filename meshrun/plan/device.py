@@ -53,7 +53,7 @@ def choose_device(
 ) -> DeviceChoice:
     """Return the device type of the mesh.
 
-    ``workers`` is the largest number of workers on a node, ``kind`` the accelerator that torch was
+    ``workers`` is the number of workers on this node, ``kind`` the accelerator that torch was
     built for, and ``count`` how many of these this machine has: too few are an error only with
     ``check_host``.
 

@@ -197,7 +197,14 @@ def build_plan(
         nproc_per_node=nproc,
         nodes_per_domain=nodes_per_domain,
     )
-    workers = max(layout.nproc_per_node)
+    rendezvous = plan_rendezvous(request.rendezvous, layout.nnodes)
+    address, port = LOOPBACK_ADDRESS, 0
+    if rendezvous is None:
+        address, port = _choose_store(request.rendezvous)
+    if port or rendezvous is not None:  # without a port, the node rank is ignored
+        _check_node_rank(request.rendezvous, layout.nnodes)
+    node_rank = (request.rendezvous.node_rank or 0) if rendezvous is not None else 0
+    workers = max(1, layout.nproc_per_node[node_rank])
     device = DeviceChoice(None, "chosen by the program")
     if layout.mesh is not None:
         device = _device_of_mesh(request, workers, facts, check_host)
@@ -206,12 +213,6 @@ def build_plan(
         _check_cuda(request, workers, device.type, facts)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
-    rendezvous = plan_rendezvous(request.rendezvous, layout.nnodes)
-    address, port = LOOPBACK_ADDRESS, 0
-    if rendezvous is None:
-        address, port = _choose_store(request.rendezvous)
-    if port or rendezvous is not None:  # without a port, the node rank is ignored
-        _check_node_rank(request.rendezvous, layout.nnodes)
     return LaunchPlan(
         request=request,
         layout=layout,
@@ -230,7 +231,7 @@ def build_plan(
         host=facts,
         whole_host=whole_host,
         rendezvous=rendezvous,
-        node_rank=(request.rendezvous.node_rank or 0) if rendezvous is not None else 0,
+        node_rank=node_rank,
     )
 
 

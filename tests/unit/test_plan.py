@@ -13,7 +13,7 @@ from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.surroundings import depends_on_count
-from tests.plans import request_of
+from tests.plans import meeting_of, request_of
 
 PROGRAM = Program(kind="script", target="train.py")
 
@@ -175,6 +175,18 @@ def test_a_rank_gets_the_variables_of_torchrun() -> None:
         "MESHRUN_DEVICE": "cpu",
         "MESHRUN_NPROC_PER_NODE": "8",
     }
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_node_needs_devices_for_its_own_workers(device: str) -> None:
+    """Not for as many as the node with the most, which has more devices too."""
+    there = meeting_of(endpoint="node0:29500")
+    asked = request("dp=-1", nnodes=2, nproc_per_node=2, device=device, rendezvous=there)
+    plan = complete_plan(build_plan(asked, facts(2)), node_rank=1, nproc_per_node=(4, 2))
+
+    assert plan.device_type == "cuda"
+    assert [rank.device for rank in plan.ranks_of_node()] == ["cuda:0", "cuda:1"]
+    assert plan.omp_num_threads == 8
 
 
 @pytest.mark.parametrize(
