@@ -14,7 +14,7 @@ calls these functions:
    ``supervisor/loop.py`` receives Ctrl-C and other signals, ``lifecycle/local.py`` decides on them.
 
 ``ssh/`` starts launchers on other hosts, ``actors/`` on nodes of a Ray cluster, and ``submit/`` by
-a job of a scheduler. ``check/`` judges the measurements of ``--check``.
+a job of a scheduler. ``check/`` evaluates the measurements of ``--check``.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
     Raises:
         HostError: If the result cannot be written.
     """
-    from meshrun.check.judge import evaluate, failed_hosts
+    from meshrun.check.evaluate import evaluate, failed_hosts
     from meshrun.check.measured import Measured
     from meshrun.protocol.packing import unpack
 

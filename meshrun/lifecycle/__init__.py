@@ -2,7 +2,7 @@
 
 ``phases`` lists the phases; docs/explanation/lifecycle.md draws their transitions.
 ``local`` handles events on this node, ``other_nodes`` those on other nodes. ``restart`` decides
-whether ranks restart, ``blame`` which failure was the cause, ``outcome`` the exit code.
+whether ranks restart, ``root_cause`` which failure was the cause, ``outcome`` the exit code.
 What a signal such as Ctrl-C stops, and when ranks are killed: ``_signalled()`` in ``local``.
 """
 

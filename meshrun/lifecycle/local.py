@@ -17,9 +17,9 @@ from meshrun.lifecycle.actions import (
     StartAll,
     StartZygote,
 )
-from meshrun.lifecycle.blame import has_culprit
 from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
 from meshrun.lifecycle.restart import back_off, may_continue, may_restart, plan_restart
+from meshrun.lifecycle.root_cause import has_root_cause
 from meshrun.lifecycle.state import NodesState, State, furthest, has_no_rank_left
 from meshrun.protocol.events import (
     Hung,
@@ -121,7 +121,7 @@ def _waits_for_cause(state: State) -> bool:
         known.pid is not None and known.raised is None and known.exited is None
         for known in state.ranks.values()
     )
-    return not state.stopping and may_follow and not has_culprit(state)
+    return not state.stopping and may_follow and not has_root_cause(state)
 
 
 def _waits_for_threads(state: State) -> bool:
@@ -142,7 +142,7 @@ def _start_failed(state: State, event: StartFailed) -> State:
 
 def _store_ended(state: State, event: StoreEnded) -> State:
     is_needed = state.nodes.is_coordinator and not state.signals
-    if state.stopping and (not is_needed or has_culprit(state)):
+    if state.stopping and (not is_needed or has_root_cause(state)):
         return state  # it did not cause the end, and the ranks no longer need it
     state = replace(state, lost_process=event)
     state = state if may_restart(state) else _leave_if_possible(state)
@@ -361,7 +361,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> State:
     if (state.phase is Phase.CLEARING or nodes.is_cleared) and not was_ending:
         is_last = nodes.is_alone and bool(state.signals)
         return state if is_last else _generation_ended(replace(state, phase=Phase.CLEARING), event)
-    is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
+    is_failure = state.signals or state.start_error or state.hung or has_root_cause(state)
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
     if nodes.have_joined:

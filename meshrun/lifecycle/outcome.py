@@ -1,4 +1,4 @@
-"""The last state of a launch -> its result and exit code; ``blame`` chooses the cause. Pure.
+"""The last state of a launch -> its result and exit code; ``root_cause`` chooses the cause. Pure.
 
 On several nodes, each reports a :class:`NodeOutcome` to the coordinator first.
 """
@@ -20,14 +20,14 @@ from meshrun.errors import (
 )
 from meshrun.layout import Layout
 from meshrun.layout.labels import rank_label, rank_name
-from meshrun.lifecycle.blame import (
-    Verdict,
+from meshrun.lifecycle.root_cause import (
+    FailedRank,
+    describe_failed_rank,
     describe_failure,
     describe_lost_process,
     describe_start_error,
-    describe_verdict,
-    has_culprit,
-    judge,
+    failed_ranks,
+    has_root_cause,
 )
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import NodeLost
@@ -64,7 +64,7 @@ def node_outcome(
     if state.broken is not None:
         text = f"on {host}, {state.broken.headline}"
         trouble = MeshrunError(text, exit_code=state.broken.exit_code)
-    failed = {verdict.rank for verdict in judge(state)}
+    failed = {failed.rank for failed in failed_ranks(state)}
     left = [(known.finished_ns, rank) for rank, known in state.ranks.items() if known.finished_ns]
     reported = failed | {rank for _, rank in sorted(left)[:1]}
     return NodeOutcome(
@@ -99,10 +99,10 @@ def build_result(
         evidence = {**evidence, **outcome.evidence}
     over, is_spare = nodes.over, _is_spare(state)
     ending = describe_end(state, layout, hosts, "")
-    verdicts = judge(state) if ending.exit_code and not is_spare else []
+    ranks = failed_ranks(state) if ending.exit_code and not is_spare else []
     failures = [
-        _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
-        for verdict in verdicts
+        _failure(state, layout, failed, hosts, evidence.get(failed.rank, _NOTHING))
+        for failed in ranks
     ]
     own = hosts[0] if nodes.is_coordinator and not nodes.is_alone else ""
     signum = ending.signum if own else next(iter(state.signals), None)
@@ -144,11 +144,11 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
         headline = (f"on {host}, " if len(hosts) > 1 else "") + state.broken.headline
     elif (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
         exit_code, headline = trouble.exit_code, trouble.message
-    elif verdicts := judge(state):
-        first = verdicts[0]
+    elif failures := failed_ranks(state):
+        first = failures[0]
         exit_code = 128 + first.signum if first.signum is not None else first.exit_code or 1
         where = f" on {hosts[layout.node_rank(first.rank)]}" if len(hosts) > 1 else ""
-        headline = f"{rank_name(layout, first.rank)}{where} {describe_verdict(first)}"
+        headline = f"{rank_name(layout, first.rank)}{where} {describe_failed_rank(first)}"
     if state.nodes.over is not None:
         exit_code = state.nodes.over.exit_code
     return Ending(
@@ -187,22 +187,22 @@ def _all_succeeded(state: State) -> bool:
 
 
 def _failure(
-    state: State, layout: Layout, verdict: Verdict, hosts: Sequence[str], evidence: Evidence
+    state: State, layout: Layout, failed: FailedRank, hosts: Sequence[str], evidence: Evidence
 ) -> RankFailure:
-    traceback = verdict.raised.traceback if verdict.raised else ""
-    explains_itself = verdict.raised is not None and not verdict.raised.handled
+    traceback = failed.raised.traceback if failed.raised else ""
+    explains_itself = failed.raised is not None and not failed.raised.handled
     return RankFailure(
-        rank=verdict.rank,
-        coordinate=layout.coordinate(verdict.rank),
-        label=rank_label(layout, verdict.rank) if layout.mesh else "",
-        host=hosts[layout.node_rank(verdict.rank) if len(hosts) > 1 else 0],
-        pid=state.all_ranks[verdict.rank].pid or 0,
-        exit_code=verdict.exit_code,
-        signum=verdict.signum,
-        at_ns=verdict.at_ns,
-        raised=verdict.raised,
-        asked_to_end=verdict.asked_to_end,
-        is_consequence=verdict.is_consequence,
+        rank=failed.rank,
+        coordinate=layout.coordinate(failed.rank),
+        label=rank_label(layout, failed.rank) if layout.mesh else "",
+        host=hosts[layout.node_rank(failed.rank) if len(hosts) > 1 else 0],
+        pid=state.all_ranks[failed.rank].pid or 0,
+        exit_code=failed.exit_code,
+        signum=failed.signum,
+        at_ns=failed.at_ns,
+        raised=failed.raised,
+        asked_to_end=failed.asked_to_end,
+        is_consequence=failed.is_consequence,
         place=user_place(traceback, current_folder()) or evidence.place,
         why=evidence.why,
         stack=evidence.stack,
@@ -235,7 +235,7 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
             return outcome.trouble.as_error()
     if nodes.over is not None and nodes.over.trouble is not None:
         return nodes.over.trouble.as_error()
-    if (lost := nodes.lost) is None or has_culprit(state, before_ns=lost.heard_ns):
+    if (lost := nodes.lost) is None or has_root_cause(state, before_ns=lost.heard_ns):
         return None
     if nodes.is_coordinator or nodes.over is None:
         # After a third signal, node 0 does not wait for the others.

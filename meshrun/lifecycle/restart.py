@@ -11,7 +11,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from meshrun.lifecycle.blame import describe_failure, describe_verdict, has_culprit, judge
+from meshrun.lifecycle.root_cause import (
+    describe_failed_rank,
+    describe_failure,
+    failed_ranks,
+    has_root_cause,
+)
 from meshrun.lifecycle.state import State, furthest
 from meshrun.protocol.events import GenerationAborted
 from meshrun.protocol.generation import Cause
@@ -44,9 +49,9 @@ def plan_restart(state: State, at_ns: int) -> tuple[State, Cause | None]:
 
 def _find_cause(state: State, at_ns: int) -> Cause:
     """Return why this generation ended."""
-    verdicts = judge(state)
+    failures = failed_ranks(state)
     failure = _failure_of_no_rank(state)
-    if failure is not None or not verdicts:
+    if failure is not None or not failures:
         began_ns = [known.ready_ns for known in state.ranks.values() if known.ready_ns is not None]
         return Cause(
             description=failure or "the ranks were stopped",
@@ -54,11 +59,11 @@ def _find_cause(state: State, at_ns: int) -> Cause:
             at_ns=at_ns,
             step=state.best_step,
         )
-    first = verdicts[0]
+    first = failures[0]
     ready_ns = state.all_ranks[first.rank].ready_ns
     return Cause(
         rank=first.rank,
-        description=describe_verdict(first),
+        description=describe_failed_rank(first),
         raised=first.raised,
         ran_s=None if ready_ns is None else (first.at_ns - ready_ns) / 1e9,
         at_ns=first.at_ns,
@@ -73,7 +78,7 @@ def cause_of_change(state: State, event: GenerationAborted) -> Cause:
     If it is a failure, it may be that of a rank which failed before.
     """
     is_failure = state.nodes.policy.loss_is_failure
-    if is_failure and has_culprit(state, before_ns=event.at_ns):
+    if is_failure and has_root_cause(state, before_ns=event.at_ns):
         return _find_cause(state, event.at_ns)
     return Cause(
         description=event.why,

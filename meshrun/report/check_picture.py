@@ -12,7 +12,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from meshrun.check.judge import CheckResult, LinkRates, format_rate, format_size, group_rates
+from meshrun.check.evaluate import CheckResult, LinkRates, format_rate, format_size, group_rates
 from meshrun.layout import Layout
 from meshrun.report.svg import HEAD, RAMP_SWATCHES, SWATCH, boxes, cell, page
 from meshrun.report.svg_geometry import MARGIN, Sheet, arrange

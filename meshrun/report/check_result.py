@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from meshrun.check.judge import CheckResult, best_bus, failed_hosts, format_rate, format_size
+from meshrun.check.evaluate import CheckResult, best_bus, failed_hosts, format_rate, format_size
 from meshrun.protocol.packing import to_builtins
 from meshrun.wording import columns, count
 

@@ -21,7 +21,7 @@ from meshrun.console.console import Console
 from meshrun.errors import HostError, MeshrunError, NodeExcludedError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.whole_file import check_target, open_nonblocking
-from meshrun.lifecycle.blame import describe_verdict, judge
+from meshrun.lifecycle.root_cause import describe_failed_rank, failed_ranks
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, NodeLost
@@ -212,11 +212,11 @@ def _parse(lines: Iterable[str]) -> Iterator[Failure]:
 
 def node_failure(state: State) -> str | None:
     """Return how the first rank of this node failed, if the program cannot be the cause."""
-    for verdict in judge(state):
-        if verdict.rank not in state.ranks or verdict.is_consequence or verdict.asked_to_end:
+    for failed in failed_ranks(state):
+        if failed.rank not in state.ranks or failed.is_consequence or failed.asked_to_end:
             continue
-        error = verdict.raised.message if verdict.raised else verdict.error
-        if verdict.signum in _NODE_SIGNALS or _NODE_ERROR.search(error):
-            return f"rank {verdict.rank} {describe_verdict(verdict)}"
+        error = failed.raised.message if failed.raised else failed.error
+        if failed.signum in _NODE_SIGNALS or _NODE_ERROR.search(error):
+            return f"rank {failed.rank} {describe_failed_rank(failed)}"
         return None
     return None

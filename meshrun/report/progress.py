@@ -11,10 +11,10 @@ from functools import partial
 from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor, Timer
 from meshrun.layout.labels import merged_label, rank_name
-from meshrun.lifecycle.blame import describe_failure
 from meshrun.lifecycle.local import SECOND_SIGNAL_GRACE_S
 from meshrun.lifecycle.phases import NodesPhase, Phase
 from meshrun.lifecycle.restart import back_off
+from meshrun.lifecycle.root_cause import describe_failure
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import (

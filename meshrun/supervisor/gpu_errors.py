@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshrun.host.machine import Gpu
 from meshrun.host.xids import KERNEL_LOG, Xid, XidWatch
-from meshrun.lifecycle.blame import Verdict
+from meshrun.lifecycle.root_cause import FailedRank
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.rank_end import RankRaised
 
@@ -29,14 +29,14 @@ class GpuErrors:
         self._watch = XidWatch(log) if plan.host.gpus else None
         self._seen: list[Xid] = []
 
-    def why(self, verdict: Verdict, plan: LaunchPlan) -> str | None:
+    def why(self, failed: FailedRank, plan: LaunchPlan) -> str | None:
         """Return the errors of the GPU of a failed rank of this node, if there are any."""
-        if self._watch is None or verdict.asked_to_end:
+        if self._watch is None or failed.asked_to_end:
             return None
-        if verdict.raised is not None and not may_be_of_gpu(verdict.raised):
+        if failed.raised is not None and not may_be_of_gpu(failed.raised):
             return None
         first: dict[tuple[int, str], Xid] = {}  # one fault may be logged for each multiprocessor
-        for xid, gpu in self._of_rank(verdict.rank, plan):
+        for xid, gpu in self._of_rank(failed.rank, plan):
             first.setdefault((xid.number, gpu.label), xid)
         return ", ".join(f"{xid} on GPU {label}" for (_, label), xid in first.items()) or None
 

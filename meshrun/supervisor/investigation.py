@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from meshrun.console.output import Output
 from meshrun.host.memory import MemoryWatch, describe_full_shm, describe_limited_memory
-from meshrun.lifecycle.blame import Verdict, judge
+from meshrun.lifecycle.root_cause import FailedRank, failed_ranks
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
@@ -57,43 +57,43 @@ class Investigation(Struct, frozen=True, kw_only=True):
         """Return the evidence about failed ranks, the cause first."""
         folder = current_folder()
         found = {}
-        for number, verdict in enumerate(judge(self.state)[:_MOST_RANKS]):
+        for number, failed in enumerate(failed_ranks(self.state)[:_MOST_RANKS]):
             # A process that the rank forked may have crashed, and written to the same file.
-            has_crashed = verdict.signum in CRASHES
-            crash = self.monitor.stacks.crash(verdict.rank) if has_crashed else None
+            has_crashed = failed.signum in CRASHES
+            crash = self.monitor.stacks.crash(failed.rank) if has_crashed else None
             place = stack_place(crash.main, folder) if crash else ""
-            reasons = self._reasons(verdict, place, is_first=number == 0)
-            found[verdict.rank] = Evidence(
-                last_lines=tuple(self.output.last_lines(verdict.rank)[-_MOST_LINES:]),
+            reasons = self._reasons(failed, place, is_first=number == 0)
+            found[failed.rank] = Evidence(
+                last_lines=tuple(self.output.last_lines(failed.rank)[-_MOST_LINES:]),
                 stack=tuple(describe(crash.main, folder)) if crash else (),
                 place=place,
                 why=next((reason for reason in reasons if reason), ""),
             )
         return found
 
-    def _reasons(self, verdict: Verdict, place: str, *, is_first: bool) -> Iterator[str | None]:
+    def _reasons(self, failed: FailedRank, place: str, *, is_first: bool) -> Iterator[str | None]:
         """Yield why a rank failed, the most certain reason first."""
-        known = self.state.ranks.get(verdict.rank)  # other nodes investigate their own ranks
+        known = self.state.ranks.get(failed.rank)  # other nodes investigate their own ranks
         if self.timers is not None and known is not None:
-            yield self.timers.why_ended(known.pid, verdict.signum)
-        yield self._why_raised(verdict)
-        yield self._why_killed(verdict)
-        yield self._why_mismatch(verdict, place)
-        if is_first and self._may_have_waited(verdict):
+            yield self.timers.why_ended(known.pid, failed.signum)
+        yield self._why_raised(failed)
+        yield self._why_killed(failed)
+        yield self._why_mismatch(failed, place)
+        if is_first and self._may_have_waited(failed):
             yield self.monitor.why
-        error = verdict.error if verdict.raised is None else ""
-        errors = [error, self._why_asserted(verdict)]
+        error = failed.error if failed.raised is None else ""
+        errors = [error, self._why_asserted(failed)]
         if known is not None:
-            errors.append(self.gpu_errors.why(verdict, self.plan))
+            errors.append(self.gpu_errors.why(failed, self.plan))
         yield "; ".join(error for error in errors if error)
 
-    def _why_raised(self, verdict: Verdict) -> str | None:
+    def _why_raised(self, failed: FailedRank) -> str | None:
         """Return what explains an exception of a rank."""
-        raised = verdict.raised
+        raised = failed.raised
         if raised is None:
             return None
         if (raised.kind, raised.message) in _ON_EMPTY_STDIN:
-            return self.terminal.why_empty(verdict.rank)
+            return self.terminal.why_empty(failed.rank)
         if raised.kind == "ModuleNotFoundError":
             return None if self.plan.program.kind == "command" else _why_not_found()
         if raised.kind == "MemoryError" or _NO_MEMORY in raised.message.lower():
@@ -102,44 +102,44 @@ class Investigation(Struct, frozen=True, kw_only=True):
             return _NO_THREADS
         return None
 
-    def _why_killed(self, verdict: Verdict) -> str | None:
+    def _why_killed(self, failed: FailedRank) -> str | None:
         """Return what explains the signal that ended a rank, or one of its loader workers."""
-        worker = (killed_worker(verdict.raised) if verdict.raised else None) or ""
-        killed = verdict.signum == signal.SIGKILL and not verdict.asked_to_end
+        worker = (killed_worker(failed.raised) if failed.raised else None) or ""
+        killed = failed.signum == signal.SIGKILL and not failed.asked_to_end
         if killed or worker.endswith("Killed"):
             return self.memory.why_killed()
-        if verdict.signum == signal.SIGBUS or worker.endswith("Bus error"):
+        if failed.signum == signal.SIGBUS or worker.endswith("Bus error"):
             return describe_full_shm()
         return None
 
-    def _why_mismatch(self, verdict: Verdict, place: str) -> str | None:
+    def _why_mismatch(self, failed: FailedRank, place: str) -> str | None:
         """Return what gloo reported if it aborted a rank that received more than it expected."""
-        found = _MISMATCH.search(self._output_of_abort(verdict))
+        found = _MISMATCH.search(self._output_of_abort(failed))
         if found is None:
             return None
-        peers = describe_peers(self.monitor.calls, self.plan.layout, verdict.rank, place)
+        peers = describe_peers(self.monitor.calls, self.plan.layout, failed.rank, place)
         text = f"a peer sent {found[1]} bytes where {found[2]} were expected: the ranks call"
         text += " different collectives, or one with different shapes"
         return f"{text}; {peers}" if peers else text
 
-    def _why_asserted(self, verdict: Verdict) -> str | None:
+    def _why_asserted(self, failed: FailedRank) -> str | None:
         """Return the assertion that failed, if one did: any error of CUDA may follow."""
-        printed = self._output_of_abort(verdict)
-        if verdict.raised is not None and may_be_of_gpu(verdict.raised):
-            printed = "\n".join(self.output.last_lines(verdict.rank))
+        printed = self._output_of_abort(failed)
+        if failed.raised is not None and may_be_of_gpu(failed.raised):
+            printed = "\n".join(self.output.last_lines(failed.rank))
         found = _ASSERTED.search(printed)
         return f"{found[1]}: {found[2]}" if found else None
 
-    def _may_have_waited(self, verdict: Verdict) -> bool:
+    def _may_have_waited(self, failed: FailedRank) -> bool:
         """Return whether a rank may have failed because of a collective: late, lost or aborted."""
-        is_late = self.state.all_ranks[verdict.rank].has_timed_out
-        return is_late or verdict.has_lost_peer or verdict.signum == signal.SIGABRT
+        is_late = self.state.all_ranks[failed.rank].has_timed_out
+        return is_late or failed.has_lost_peer or failed.signum == signal.SIGABRT
 
-    def _output_of_abort(self, verdict: Verdict) -> str:
+    def _output_of_abort(self, failed: FailedRank) -> str:
         """Return the last lines of a rank that SIGABRT killed."""
-        if verdict.signum != signal.SIGABRT:
+        if failed.signum != signal.SIGABRT:
             return ""
-        return "\n".join(self.output.last_lines(verdict.rank))
+        return "\n".join(self.output.last_lines(failed.rank))
 
 
 def _why_not_found() -> str | None:

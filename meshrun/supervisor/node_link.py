@@ -12,8 +12,8 @@ from meshrun.errors import RendezvousError
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.lifecycle.actions import Decide, Report
-from meshrun.lifecycle.blame import describe_lost_process
 from meshrun.lifecycle.outcome import describe_end, node_outcome, why_stopped
+from meshrun.lifecycle.root_cause import describe_lost_process
 from meshrun.lifecycle.state import State
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.events import LaunchOver, NextBegins

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from meshrun.check.judge import Finding, best_bus, evaluate, failed_hosts, format_rate
+from meshrun.check.evaluate import Finding, best_bus, evaluate, failed_hosts, format_rate
 from meshrun.check.measured import Measured
 from meshrun.check.requirements import parse_requirements
 from meshrun.host.processes import die_with_parent, signals_blocked
@@ -37,7 +37,7 @@ from meshrun.worker.threads import raise_thread_counts
 
 _TIMEOUT_S = 120.0
 """How long one collective of the check may take."""
-_VERDICT = "meshrun/check/verdict"
+_OUTCOME = "meshrun/check/outcome"
 
 
 class CheckOutcome(Struct, frozen=True, kw_only=True):
@@ -55,12 +55,12 @@ def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -
         The reason to exclude this rank's node from the launch; "" if the ranks must not continue
         for another reason; ``None`` if nothing is wrong.
     """
-    verdict = _in_fork(order, settings, reporter)
-    if isinstance(verdict, Raised):
-        reporter.report(RankRaised, **asdict(verdict), shown=False)
+    outcome = _in_fork(order, settings, reporter)
+    if isinstance(outcome, Raised):
+        reporter.report(RankRaised, **asdict(outcome), shown=False)
         os._exit(1)
-    failed = failed_hosts(verdict.findings)
-    return failed.get(socket.gethostname(), "") if verdict.findings else None
+    failed = failed_hosts(outcome.findings)
+    return failed.get(socket.gethostname(), "") if outcome.findings else None
 
 
 def _in_fork(
@@ -126,7 +126,7 @@ def _find(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Chec
 
 
 def _check(order: StartRank, report: Callable[..., object]) -> CheckOutcome:
-    """Return rank 0's verdict, which is reported before other ranks can act on it."""
+    """Return rank 0's outcome, which is reported before other ranks can act on it."""
     began_s = time.monotonic()
     import torch.distributed as dist
 
@@ -136,20 +136,20 @@ def _check(order: StartRank, report: Callable[..., object]) -> CheckOutcome:
     measured = gather(measure("quick", paths))
     store: Any = dist.distributed_c10d._get_default_store()
     if measured is not None:
-        verdict = _judge(measured, require)
+        outcome = _evaluate(measured, require)
         report(
-            findings=[finding.text for finding in verdict.findings],
-            hosts=list(failed_hosts(verdict.findings)),
-            speeds=verdict.speeds,
+            findings=[finding.text for finding in outcome.findings],
+            hosts=list(failed_hosts(outcome.findings)),
+            speeds=outcome.speeds,
             seconds=time.monotonic() - began_s,
         )
-        store.set(_VERDICT, pack(verdict))
-        return verdict
-    received: CheckOutcome = unpack(store.get(_VERDICT), CheckOutcome)
+        store.set(_OUTCOME, pack(outcome))
+        return outcome
+    received: CheckOutcome = unpack(store.get(_OUTCOME), CheckOutcome)
     return received
 
 
-def _judge(measured: Measured, require: str) -> CheckOutcome:
+def _evaluate(measured: Measured, require: str) -> CheckOutcome:
     required = parse_requirements(require, "--require") if require else ()
     result = evaluate(measured, required)
     speeds = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best_bus(result.rows).items())

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshrun.check.judge import compare_links, slow_ranks
+from meshrun.check.evaluate import compare_links, slow_ranks
 from meshrun.check.measured import Collective, Measured, PeerExchange, RankMeasures
 from meshrun.check.schedule import pairs_of
 from meshrun.errors import MeshError

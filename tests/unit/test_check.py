@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from meshrun.check.judge import (
+from meshrun.check.evaluate import (
     best_bus,
     evaluate,
     failed_hosts,

@@ -281,10 +281,10 @@ def test_xids_since_the_start_explain_a_failure(
         raised = RankRaised(
             rank=rank, kind="RuntimeError", message=message, traceback="", at_ns=1, shown=True
         )
-        verdict: Any = SimpleNamespace(
+        failed: Any = SimpleNamespace(
             rank=rank, raised=raised if message else None, asked_to_end=asked_to_end
         )
-        return errors.why(verdict, plan)
+        return errors.why(failed, plan)
 
     assert why(0, "CUDA error: launch failure") == "XID 13 (Graphics SM Warp Exception) on GPU 0"
     assert why(1) == "XID 79 (GPU has fallen off) on GPU 1"

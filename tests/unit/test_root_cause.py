@@ -7,7 +7,7 @@ import signal
 import pytest
 from msgspec.structs import replace
 
-from meshrun.lifecycle.blame import Verdict, describe_verdict, judge
+from meshrun.lifecycle.root_cause import FailedRank, describe_failed_rank, failed_ranks
 from meshrun.protocol.events import Event
 from meshrun.protocol.from_zygote import RankFinished
 from meshrun.protocol.rank_end import RankExited, RankRaised
@@ -51,9 +51,9 @@ def finished(rank: int, at_ms: int) -> RankFinished:
     return RankFinished(rank=rank, at_ns=at_ms * MS)
 
 
-def judged(*events: Event) -> list[Verdict]:
-    """Return the verdicts on three ranks after these events."""
-    return judge(play([*STARTED, *events])[0])
+def failed_after(*events: Event) -> list[FailedRank]:
+    """Return those of three ranks that have failed after these events."""
+    return failed_ranks(play([*STARTED, *events])[0])
 
 
 GONE = "ncclRemoteError: socketProgress: Connection closed by remote peer gpu02<42830>"
@@ -124,10 +124,10 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_the_cause_comes_first(name: str) -> None:
-    """With its description; all other verdicts are consequences, one for each rank."""
+    """With its description; all other failures are consequences, one for each rank."""
     events, cause, description = HISTORIES[name]
-    first, *others = judged(*events)
+    first, *others = failed_after(*events)
 
-    assert (first.rank, describe_verdict(first)) == (cause, description)
+    assert (first.rank, describe_failed_rank(first)) == (cause, description)
     assert [other.rank for other in others if not other.is_consequence] == []
     assert len({other.rank for other in others} | {cause}) == len(others) + 1

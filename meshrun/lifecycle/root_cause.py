@@ -28,7 +28,7 @@ _NOTICED_WITHIN_NS = 100_000_000
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class FailedRank(Struct, frozen=True, kw_only=True):
     """How one rank failed, and how far that is from being the cause."""
 
     rank: int
@@ -54,32 +54,32 @@ class Verdict(Struct, frozen=True, kw_only=True):
         return aborted_for_lost_peer(self.error)
 
 
-def judge(state: State) -> list[Verdict]:
+def failed_ranks(state: State) -> list[FailedRank]:
     """Return the failed ranks of this generation, the cause first.
 
     If all of them lost a connection, the cause is the rank that exited before they did.
     """
     state = replace(state, ranks=state.all_ranks)
-    verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
-    verdicts.sort(key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
+    failures = [_failed_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
+    failures.sort(key=lambda failed: (failed.distance, failed.at_ns, failed.rank))
     cause = None
-    if verdicts and verdicts[0].distance == _CONSEQUENT:
-        cause = _first_to_leave(state, min(verdict.at_ns for verdict in verdicts))
-    elif verdicts and verdicts[0].distance > _CONSEQUENT:
+    if failures and failures[0].distance == _CONSEQUENT:
+        cause = _first_to_leave(state, min(failed.at_ns for failed in failures))
+    elif failures and failures[0].distance > _CONSEQUENT:
         cause = _first_to_hide_its_error(state)
     if cause is None:
-        return verdicts
+        return failures
     # It may also have been killed, while it waited for the others to finish.
-    return [cause, *(verdict for verdict in verdicts if verdict.rank != cause.rank)]
+    return [cause, *(failed for failed in failures if failed.rank != cause.rank)]
 
 
-def has_culprit(state: State, before_ns: float = math.inf) -> bool:
+def has_root_cause(state: State, before_ns: float = math.inf) -> bool:
     """Return whether a rank is known to have failed by itself, before a time if one is given."""
-    return any(each.at_ns < before_ns and not each.is_consequence for each in judge(state))
+    return any(each.at_ns < before_ns and not each.is_consequence for each in failed_ranks(state))
 
 
-def _first_to_leave(state: State, before_ns: int) -> Verdict | None:
-    """Return a verdict on the rank whose program ended before others lost a connection, if any.
+def _first_to_leave(state: State, before_ns: int) -> FailedRank | None:
+    """Return the rank whose program ended before others lost a connection, if any.
 
     A program that calls ``os._exit(0)`` reports nothing, so its end is noticed a little late.
     """
@@ -90,31 +90,31 @@ def _first_to_leave(state: State, before_ns: int) -> Verdict | None:
         elif known.exited is not None and known.exited_well and known.exited.unasked:
             left.append((known.exited.at_ns - _NOTICED_WITHIN_NS, rank))
     at_ns, rank = min(left, default=(before_ns, 0))
-    return Verdict(rank=rank, at_ns=at_ns, exit_code=0) if at_ns < before_ns else None
+    return FailedRank(rank=rank, at_ns=at_ns, exit_code=0) if at_ns < before_ns else None
 
 
-def _first_to_hide_its_error(state: State) -> Verdict | None:
-    """Return a verdict on a rank that exited with 0, though its exception stopped the others.
+def _first_to_hide_its_error(state: State) -> FailedRank | None:
+    """Return a rank that exited with 0, though its exception stopped the others.
 
     An exit handler may call ``os._exit(0)``.
     """
     found = [
-        Verdict(rank=rank, at_ns=known.raised.at_ns, exit_code=1, raised=known.raised)
+        FailedRank(rank=rank, at_ns=known.raised.at_ns, exit_code=1, raised=known.raised)
         for rank, known in state.ranks.items()
         if known.raised is not None
         and known.exited_well
         and (known.told_to_end_ns is None or known.raised.at_ns < known.told_to_end_ns)
     ]
-    return min(found, key=lambda verdict: verdict.at_ns, default=None)
+    return min(found, key=lambda failed: failed.at_ns, default=None)
 
 
-def describe_verdict(verdict: Verdict) -> str:
+def describe_failed_rank(failed: FailedRank) -> str:
     """Return a short description of how a rank ended."""
-    if verdict.raised is not None and verdict.raised.kind != "SystemExit":
-        return LOST_PEER if lost_connection(verdict.raised) else describe_raised(verdict.raised)
-    if verdict.exit_code == 0:  # it succeeded, but while others still needed it
+    if failed.raised is not None and failed.raised.kind != "SystemExit":
+        return LOST_PEER if lost_connection(failed.raised) else describe_raised(failed.raised)
+    if failed.exit_code == 0:  # it succeeded, but while others still needed it
         return LEFT_EARLY
-    return describe_exit(verdict.exit_code, verdict.signum, verdict.error)
+    return describe_exit(failed.exit_code, failed.signum, failed.error)
 
 
 def describe_lost_process(state: State) -> str | None:
@@ -155,7 +155,7 @@ def _has_failed(state: State, rank: int) -> bool:
     return not known.exited_well and (known.exited is not None or known.raised is not None)
 
 
-def _judge_rank(state: State, rank: int) -> Verdict:
+def _failed_rank(state: State, rank: int) -> FailedRank:
     known = state.ranks[rank]
     exited, asked_ns = known.exited, known.told_to_end_ns
     exit_code, signum = split_wait_status(exited.wait_status) if exited else (1, None)
@@ -167,7 +167,7 @@ def _judge_rank(state: State, rank: int) -> Verdict:
     at_ns = known.raised.at_ns if known.raised else ended_ns
     unasked = exited is not None and exited.unasked
     asked_to_end = asked_ns is not None and asked_ns <= at_ns and not unasked
-    verdict = Verdict(
+    failed = FailedRank(
         rank=rank,
         at_ns=at_ns,
         exit_code=exit_code,
@@ -176,27 +176,27 @@ def _judge_rank(state: State, rank: int) -> Verdict:
         error=exited.error if exited else "",
         asked_to_end=asked_to_end,
     )
-    return replace(verdict, distance=_distance(state, verdict))
+    return replace(failed, distance=_distance(state, failed))
 
 
-def _distance(state: State, verdict: Verdict) -> int:
+def _distance(state: State, failed: FailedRank) -> int:
     """Return how far a failure is from being the cause.
 
     When a rank dies without a report, its peers' lost connections are noticed before its death. So
     a failure that looks like a consequence ranks below any failure of a rank's own.
     """
-    raised, signum = verdict.raised, verdict.signum
-    ended_by = signum if signum is not None else (verdict.exit_code or 0) - 128
+    raised, signum = failed.raised, failed.signum
+    ended_by = signum if signum is not None else (failed.exit_code or 0) - 128
     is_interrupted = raised is not None and raised.kind == "KeyboardInterrupt"
     obeyed = _is_ours(state, ended_by) or is_interrupted
-    if verdict.asked_to_end and obeyed:
+    if failed.asked_to_end and obeyed:
         return _OBEYED
-    if verdict.has_lost_peer:
+    if failed.has_lost_peer:
         return _CONSEQUENT
-    if not verdict.asked_to_end:
+    if not failed.asked_to_end:
         return _OWN
-    asked_ns = state.ranks[verdict.rank].told_to_end_ns or 0
-    return _SOON_AFTER if verdict.at_ns - asked_ns < _NOTICED_WITHIN_NS else _OBEYED
+    asked_ns = state.ranks[failed.rank].told_to_end_ns or 0
+    return _SOON_AFTER if failed.at_ns - asked_ns < _NOTICED_WITHIN_NS else _OBEYED
 
 
 def _is_ours(state: State, signum: int | None) -> bool:
