@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from meshrun.api.lent_terminal import Lender
+from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor, Timer
@@ -32,10 +32,12 @@ class Member(Struct, frozen=True):
 class Exchange:
     """One message to all ranks, and their answers so far.
 
-    Time limits do not apply while ``lender`` lends the terminal to a rank.
+    Time limits do not apply while a rank has the ``terminal``.
     """
 
-    def __init__(self, members: Iterable[Member], reactor: Reactor, lender: Lender) -> None:
+    def __init__(
+        self, members: Iterable[Member], reactor: Reactor, terminal: TerminalOwner
+    ) -> None:
         self._left = {member.rank: member for member in members}
         self.by_member: dict[Member, Any] = {}
         """The answers, in order of arrival."""
@@ -48,7 +50,7 @@ class Exchange:
         """The stacks of the missing ranks."""
         self.trouble: MeshrunError | None = None
         """How the launch has failed, if it has."""
-        self._reactor, self._lender = reactor, lender
+        self._reactor, self._terminal = reactor, terminal
         self._limits: dict[int, Timer] = {}
 
     @property
@@ -108,7 +110,7 @@ class Exchange:
                 self._limit_rank(member.rank, answer.seconds)
                 return
             received_ns = self._reactor.now_ns()
-            if self._lender.handle(answer, member.pid, member.channel):
+            if self._terminal.handle(answer, member.pid, member.channel):
                 self._reactor.skip(self._reactor.now_ns() - received_ns)
                 return
         except EOFError:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from meshrun.api.answers import Exchange, Member, describe_missing
-from meshrun.api.lent_terminal import Lender
+from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import UsageError
 from meshrun.protocol.result import RankFailed
@@ -129,7 +129,9 @@ class Ranks:
             paths,
             config.getoption("usepdb"),
         )
-        began = self.group.exchange(begin, timeout_s=_STARTS_IN_S, lender=Lender(self._debugging))
+        began = self.group.exchange(
+            begin, timeout_s=_STARTS_IN_S, terminal=TerminalOwner(self._debugging)
+        )
         if began.missing:
             reason = began.trouble or began.reason
             text = f"the ranks' sessions did not start: {reason}\n{self._output.getvalue()}"
@@ -146,9 +148,9 @@ class Ranks:
         self._output.seek(0)
         self._output.truncate()
         order = RunTest(item.nodeid, nextitem.nodeid if nextitem is not None else None)
-        lender, began_s = Lender(self._debugging), time.monotonic()
-        answers = self.group.exchange(order, timeout_s=timeout_s, lender=lender)
-        self.is_quit = lender.has_quit
+        terminal, began_s = TerminalOwner(self._debugging), time.monotonic()
+        answers = self.group.exchange(order, timeout_s=timeout_s, terminal=terminal)
+        self.is_quit = terminal.has_quit
         self.is_spent = any(done.is_last for done in answers.by_member.values())
         self._report_warnings(answers.by_member.values())
         for member, done in answers.by_member.items():

@@ -28,9 +28,9 @@ from meshrun.api.launch import (
     to_flags,
     without_variables,
 )
-from meshrun.api.lent_terminal import Lender
 from meshrun.api.rank_output import RankOutput
 from meshrun.api.remote_call import RankTraceback, exited_early, load_value, pickle_call, write_path
+from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder, writing_to
 from meshrun.host.own_variables import SERVE
@@ -237,20 +237,20 @@ class WorkerGroup:
         message: object,
         *,
         timeout_s: float | None = None,
-        lender: Lender | None = None,
+        terminal: TerminalOwner | None = None,
     ) -> Exchange:
         """Send a message to all ranks and collect their answers; close the group if one is missing.
 
         Args:
             message: A message for the module that the ranks ``serve``.
             timeout_s: How long to wait.
-            lender: As for :class:`Exchange`.
+            terminal: As for :class:`Exchange`.
 
         Raises:
             GroupLost: If the group is closed.
         """
         with self._own_turn():
-            return self._exchange(message, timeout_s, lender or Lender())
+            return self._exchange(message, timeout_s, terminal or TerminalOwner())
 
     @contextlib.contextmanager
     def _own_turn(self) -> Iterator[None]:
@@ -265,14 +265,16 @@ class WorkerGroup:
                 )
             yield
 
-    def _exchange(self, message: object, timeout_s: float | None, lender: Lender) -> Exchange:
+    def _exchange(
+        self, message: object, timeout_s: float | None, terminal: TerminalOwner
+    ) -> Exchange:
         if not self.members:
             raise GroupLost("these workers were closed", hint="start a new group")
         self._calling_thread = threading.get_ident()
         raised: BaseException = KeyboardInterrupt()
         try:
             with Reactor() as reactor:
-                exchange = Exchange(self.members, reactor, lender)
+                exchange = Exchange(self.members, reactor, terminal)
                 with handlers_held(reactor, exchange.interrupt):
                     exchange.send(message, timeout_s)
                     self._sent += 1

@@ -1,4 +1,4 @@
-"""Decides which rank reads our stdin, and lends the terminal to a rank that is debugged.
+"""Decides which rank reads our stdin, and grants the terminal to a rank that is debugged.
 
 The debugged rank has the terminal's streams and Ctrl-C, and other ranks are quiet meanwhile. It is
 in a session of its own, so the kernel never stops it for reading a terminal that is not its
@@ -47,7 +47,7 @@ class Terminal(Watcher):
         """Take the terminal for the rank that is to be debugged, if there is one.
 
         Raises:
-            UsageError: If there is no terminal to lend.
+            UsageError: If there is no terminal to grant.
         """
         self.plan = plan
         self.rank: int | None = None
@@ -72,7 +72,7 @@ class Terminal(Watcher):
         self._whole_group = plan.program.kind == "command"
         self._interrupts: list[int] = []
         self._modes: list[Any] | None = None
-        """The terminal's original modes, while it is lent."""
+        """The terminal's original modes, while a rank has it."""
         self._was_typing = False
         requested = plan.request.debug_rank
         if requested is None or plan.debugged is None:

@@ -81,9 +81,9 @@ def serve(channel: Channel) -> None:
     from itertools import count
 
     from meshrun.mesh.to_launcher import to_launcher
-    from meshrun.worker.borrowed_terminal import BorrowedTerminal
+    from meshrun.worker.rank_terminal import RankTerminal
 
-    own, calls, terminal = os.getpid(), _Calls(channel), BorrowedTerminal(channel)
+    own, calls, terminal = os.getpid(), _Calls(channel), RankTerminal(channel)
     for number in count():
         try:
             call = channel.receive()
@@ -92,7 +92,7 @@ def serve(channel: Channel) -> None:
         answer = calls.make(call)
         if os.getpid() != own:
             return
-        terminal.give_back()
+        terminal.release()
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the call closed or replaced it
                 stream.flush()

@@ -26,9 +26,9 @@ from meshrun.host import rank_variables as var
 from meshrun.layout.labels import rank_label
 from meshrun.mesh.current_layout import current_layout
 from meshrun.wording import count
-from meshrun.worker.borrowed_terminal import BorrowedTerminal
 from meshrun.worker.call_channel import Begun, Channel, TimeLimit
 from meshrun.worker.group_lifetime import THREAD
+from meshrun.worker.rank_terminal import RankTerminal
 
 NAME = "meshrun-rank"
 """The name of the plug-in that only ranks have."""
@@ -133,7 +133,7 @@ class _RankSession:
 
     def __init__(self, channel: Channel, begin: Begin, config: pytest.Config) -> None:
         self._channel, self._begin, self._config = channel, begin, config
-        self._terminal = BorrowedTerminal(channel)
+        self._terminal = RankTerminal(channel)
         self._items: dict[str, pytest.Item] = {}
         self._done = TestDone()
         self._broken: list[str] = []
@@ -181,7 +181,7 @@ class _RankSession:
         return self._limit_time(None)
 
     def _limit_time(self, seconds: float | None) -> bool:
-        if not self._terminal.is_lent:  # while it is, the lender reads nothing else
+        if not self._terminal.is_held:  # while it is, its owner reads nothing else
             self._channel.send(TimeLimit(seconds))
         return True
 
@@ -190,9 +190,9 @@ class _RankSession:
         if not (self._begin.debugs and isinstance(report, pytest.TestReport) and call.excinfo):
             return
         with without_capture(self._config):
-            if self._terminal.borrow():
+            if self._terminal.acquire():
                 self._terminal.quits = _debug(self._config, report, call.excinfo.tb)
-                self._terminal.give_back()
+                self._terminal.release()
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
@@ -232,9 +232,9 @@ class _RankSession:
             self._done.text = f"{type(error).__name__}: {error}"
         if os.getpid() != own:  # a child that the test forked and that returned from the test
             os._exit(0)
-        if self._terminal.is_lent:  # for a breakpoint
+        if self._terminal.is_held:  # for a breakpoint
             with without_capture(self._config):
-                self._terminal.give_back()
+                self._terminal.release()
         if left := ", ".join(before.left_behind()):
             self._warn(item, f"the test left behind {left}")
         if before.lost_its_group():

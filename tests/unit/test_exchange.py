@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from meshrun.api.answers import Exchange, Member
-from meshrun.api.lent_terminal import Lender
+from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.host.reactor import Reactor
 from meshrun.worker import serve_tests
 from meshrun.worker.call_channel import CallDone, Channel, packed
@@ -36,7 +36,7 @@ def test_what_a_signal_handler_raises_while_a_message_is_sent_ends_the_call() ->
     before = signal.signal(signal.SIGALRM, give_up)
     try:
         with Reactor() as reactor:
-            exchange = Exchange([member], reactor, Lender())
+            exchange = Exchange([member], reactor, TerminalOwner())
             with pytest.raises(TimeoutError, match="the caller's own limit"):
                 exchange.send(b"call", None)
             Channel(there).send(answer := CallDone(b"its answer"))
@@ -53,7 +53,7 @@ def test_a_lost_rank_is_noticed_when_its_answer_is_received() -> None:
     there.close()
     member = Member(rank=0, pid=0, label="rank 0", channel=Channel(here))
     with Reactor() as reactor:
-        exchange = Exchange([member], reactor, Lender())
+        exchange = Exchange([member], reactor, TerminalOwner())
         exchange.send(b"call", None)
         reactor.run_until(lambda: exchange.is_done)
     here.close()
@@ -76,7 +76,7 @@ def test_long_messages_arrive_whole() -> None:
 
     (thread := threading.Thread(target=echo)).start()
     with here, there, Reactor() as reactor:
-        exchange = Exchange([member], reactor, Lender())
+        exchange = Exchange([member], reactor, TerminalOwner())
         exchange.send(_LONG, None)
         reactor.run_until(lambda: exchange.is_done)
         thread.join()
@@ -91,7 +91,7 @@ def test_a_rank_that_is_stopped_during_a_message_does_not_hold_up_the_time_limit
     here, there = socket.socketpair()
     member = Member(rank=0, pid=0, label="rank 0", channel=Channel(here))
     with here, there, Reactor() as reactor:
-        exchange = Exchange([member], reactor, Lender())
+        exchange = Exchange([member], reactor, TerminalOwner())
         if stopped == "while it answers":
             there.sendall(packed("answer")[:-1])
         exchange.send(_LONG, 0.01)

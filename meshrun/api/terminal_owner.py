@@ -1,4 +1,4 @@
-"""Lends this process's terminal to a rank, which runs in another session."""
+"""Grants a rank, which runs in another session, this process's terminal."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 from meshrun.host.processes import is_foreground, send_signal
-from meshrun.worker.borrowed_terminal import Debugged, MayDebug
 from meshrun.worker.call_channel import Channel
+from meshrun.worker.rank_terminal import AcquireTerminal, ReleaseTerminal
 
 
-class Lender:
-    """Lends the terminal to the first rank that requests it in a call, and to no other.
+class TerminalOwner:
+    """Grants the terminal to the first rank that requests it in a call, and to no other.
 
-    ``around`` is a context in which to lend it, such as one that restores our own streams.
+    ``around`` is a context in which to grant it, such as one that restores our own streams.
     """
 
     def __init__(self, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._around = around
-        self._has_lent = False
+        self._has_granted = False
         self.has_quit = False
         """Whether the user has quit the debugger."""
 
     def handle(self, message: object, pid: int, channel: Channel) -> bool:
-        """Reply to a request, and wait for the terminal's return; ``False`` for other messages."""
-        if not isinstance(message, MayDebug):
+        """Reply to a request, and wait for the terminal's release; ``False`` for other messages."""
+        if not isinstance(message, AcquireTerminal):
             return False
-        if self._has_lent:
+        if self._has_granted:
             channel.send(None)
             return True
-        self._has_lent = True
-        with self._around(), lend_terminal(pid) as terminal:
+        self._has_granted = True
+        with self._around(), grant_terminal(pid) as terminal:
             channel.send(terminal)
             if terminal is not None:
-                done: Debugged = channel.receive()
+                done: ReleaseTerminal = channel.receive()
                 self.has_quit = done.quits
         return True
 
 
 @contextmanager
-def lend_terminal(pid: int) -> Iterator[str | None]:
-    """Yield the name of the terminal that is our stdin, or ``None`` if there is none to lend.
+def grant_terminal(pid: int) -> Iterator[str | None]:
+    """Yield the name of the terminal that is our stdin, or ``None`` if there is none to grant.
 
     While the block runs, Ctrl-C goes to process ``pid``, and Ctrl-Z is ignored: otherwise the shell
     and the process would take turns reading the terminal.
