@@ -44,7 +44,7 @@ class StartRank(Struct, frozen=True, kw_only=True):
     """Whether it reads the zygote's stdin rather than the null device."""
     debug: bool = False
     """Whether the rank is being debugged, with one terminal for all its streams."""
-    learn_to: str = ""
+    imports_file: str = ""
     """The file to which the rank writes what it imported when it exits; "" for none."""
     check: tuple[str, ...] = ()
     """What to check before the program: the values of ``--require``, then folders that should be

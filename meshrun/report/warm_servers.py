@@ -6,14 +6,14 @@ import time
 from contextlib import suppress
 
 from meshrun.errors import HostError
-from meshrun.warm.place import Place, stop_server, usual_place
+from meshrun.warm.server_folder import ServerFolder, default_server_folder, stop_server
 from meshrun.wording import columns, count, duration, size
 
 
 def render_servers() -> str:
     """Return a table of this user's warm servers and what they have imported."""
-    place = _place()
-    servers, starting = place.servers(), place.starting()
+    folder = _open_folder()
+    servers, starting = folder.servers(), folder.starting()
     if not servers and not starting:
         return "no warm servers"
     rows = [("PID", "AGE", "IDLE", "ENDS AFTER", "MEMORY", "PACKAGES")]
@@ -43,22 +43,22 @@ def stop_servers() -> str:
     Raises:
         HostError: If one does not end.
     """
-    place = _place()
-    servers = [*place.starting(), *(found.server.pid for found in place.servers())]
-    left = [pid for pid in servers if not stop_server(place, pid)]
+    folder = _open_folder()
+    servers = [*folder.starting(), *(found.server.pid for found in folder.servers())]
+    left = [pid for pid in servers if not stop_server(folder, pid)]
     if left:
         raise HostError(
             f"{count(len(left), 'warm server')} did not end after SIGKILL:"
             f" {', '.join(map(str, left))}",
             hint="the kernel cannot kill it, perhaps because a network file system hangs",
         )
-    place.remove()
+    folder.remove()
     return f"stopped {count(len(servers), 'warm server')}"
 
 
-def _place() -> Place:
+def _open_folder() -> ServerFolder:
     try:
-        return Place(usual_place())
+        return ServerFolder(default_server_folder())
     except OSError as error:
         raise HostError(f"cannot use the folder of warm servers: {error}") from error
 

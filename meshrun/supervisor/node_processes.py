@@ -232,7 +232,7 @@ class NodeProcesses:
             label=rank_label(layout, rank.rank) if layout.mesh else "",
             stdin=terminal.has_stdin(rank.local_rank),
             debug=terminal.rank == rank.rank,
-            learn_to=self._warm.learn_to if self._warm and rank.local_rank == 0 else "",
+            imports_file=self._warm.imports_file if self._warm and rank.local_rank == 0 else "",
             check=request.check_first if self._is_first_with_plan else (),
         )
         _check_size(order)

@@ -28,11 +28,11 @@ from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
 from meshrun.warm.identity import Mismatch, Requirements, Server, find_mismatch
 from meshrun.warm.inherited import leader_of_session, read_inherited, why_unsupported
-from meshrun.warm.place import Place, stop_server, usual_place
+from meshrun.warm.server_folder import ServerFolder, default_server_folder, stop_server
 from meshrun.warm.warm_messages import Assignment, ZygoteEnded, ZygoteForked, ZygoteSpec
 from meshrun.wording import duration
 from meshrun.worker.early_settings import EarlySettings
-from meshrun.worker.learnt import Learnt, read_learnt
+from meshrun.worker.import_record import ImportRecord, read_import_record
 from meshrun.worker.program import inspect_program
 from meshrun.worker.sys_path import holds, on_path
 from meshrun.zygote.guard import killing_marked
@@ -109,7 +109,7 @@ class WarmRun:
         note: Callable[[str], None],
     ) -> None:
         self._program, self._preload, self._idle_s, self._note = program, preload, idle_s, note
-        self._place: Place | None = None
+        self._folder: ServerFolder | None = None
         self._settings = EarlySettings()
         self._used = 0
         """The process id of the server that this run was started from; 0 for none."""
@@ -117,23 +117,23 @@ class WarmRun:
             note(f"--warm needs {reason}; starting without it")
             return
         try:
-            self._place = Place(usual_place())
+            self._folder = ServerFolder(default_server_folder())
             with on_path(first_path(program)):
                 self._settings = inspect_program(program).settings
         except (OSError, SyntaxError, ValueError, SystemExit) as error:
-            if self._place is None:
+            if self._folder is None:
                 note(f"--warm has no effect: {error}")
             return  # the zygote reports what is wrong with the program
         if (unclear := self._settings.first_unclear()) is not None:
             note(f"--warm has no effect: {unclear} to a value known only at run time")
-            self._place = None
+            self._folder = None
 
     @property
-    def learn_to(self) -> str:
+    def imports_file(self) -> str:
         """The file to which a rank writes what it imported; "" for none."""
-        if self._place is None or self._program.target.startswith("meshrun."):
+        if self._folder is None or self._program.target.startswith("meshrun."):
             return ""
-        return self._place.learnt(self._program)
+        return self._folder.imports_file(self._program)
 
     def start_zygote(
         self, fds: Sequence[int], *, mark: str, stdin: int | None
@@ -173,25 +173,25 @@ class WarmRun:
 
     def leave_server(self) -> None:
         """Start a server for the next run of this program, unless there is one or no torch."""
-        if self._place is None or importlib.util.find_spec("torch") is None:
+        if self._folder is None or importlib.util.find_spec("torch") is None:
             return
         try:
-            self._leave_server(self._place)
+            self._leave_server(self._folder)
         except OSError as error:
-            self._note(f"no warm server was left in `{self._place.path}`: {error.strerror}")
+            self._note(f"no warm server was left in `{self._folder.path}`: {error.strerror}")
 
-    def _leave_server(self, place: Place) -> None:
+    def _leave_server(self, folder: ServerFolder) -> None:
         required = self._requirements()
-        for found in place.servers():
+        for found in folder.servers():
             mismatch = find_mismatch(found.server, required)
             if mismatch is None and found.server.pid != self._used:  # which was checked before
-                mismatch = place.changed_library(found.server)
+                mismatch = folder.changed_library(found.server)
             if mismatch is None:
                 return
             if mismatch.is_permanent:
-                stop_server(place, found.server.pid)
+                stop_server(folder, found.server.pid)
         assignment = Assignment(
-            place=place.path,
+            folder=folder.path,
             required=required,
             unfit=self._unfit_file(),
             idle_s=self._idle_s,
@@ -209,7 +209,7 @@ class WarmRun:
                 env={**required.environment, LAUNCH_MARK: _NO_MARK},
             )
         try:
-            place.begin(process.pid)
+            folder.record_start(process.pid)
         except OSError:
             process.kill()
             raise
@@ -222,11 +222,11 @@ class WarmRun:
 
     def _find(self) -> Server | None:
         """Return the matching server; whether its libraries have changed is checked as it forks."""
-        if self._place is None or holds(first_path(self._program), BASE):
+        if self._folder is None or holds(first_path(self._program), BASE):
             return None
         required = self._requirements()
         near: list[tuple[int, str]] = []
-        for found in self._place.servers():
+        for found in self._folder.servers():
             mismatch = find_mismatch(found.server, required)
             if mismatch is None and is_stopped(found.server.pid):
                 self._note(
@@ -239,41 +239,41 @@ class WarmRun:
                 near.append((mismatch.distance, mismatch.reason))
         if near:
             self._note(f"{_STARTING_FRESH}: {min(near)[1]}")
-        elif self._place.starting():
+        elif self._folder.starting():
             self._note("starting fresh: the warm server is still importing")
-        elif reason := self._place.take_reason():
+        elif reason := self._folder.take_reason():
             self._note(f"starting fresh: the last run left no warm server: {reason}")
         return None
 
     def _requirements(self) -> Requirements:
-        learnt = self._learnt()
+        record = self._import_record()
         environment = {**zygote_environment(os.environ), **self._settings.values}
         return Requirements(
-            modules=list(dict.fromkeys((*self._installed_preload(), *learnt.modules))),
+            modules=list(dict.fromkeys((*self._installed_preload(), *record.modules))),
             environment=_absolute(
                 {name: value for name, value in environment.items() if value is not None}
             ),
-            own_files=learnt.own_files,
-            changed=learnt.changed,
+            own_files=record.own_files,
+            changed=record.changed,
         )
 
-    def _learnt(self) -> Learnt:
+    def _import_record(self) -> ImportRecord:
         """Return what the program imported, unless forks of a process with it cannot run it."""
-        nothing = Learnt(modules=[], changed=[], own_files=[])
-        if not self.learn_to:
+        nothing = ImportRecord(modules=[], changed=[], own_files=[])
+        if not self.imports_file:
             return nothing
-        learnt = read_learnt(self.learn_to) or nothing
+        record = read_import_record(self.imports_file) or nothing
         unfit = self._unfit_file()
         with suppress(OSError):
             unfit_ns = os.stat(unfit).st_mtime_ns
-            if all(os.stat(path).st_mtime_ns < unfit_ns for path in learnt.own_files):
+            if all(os.stat(path).st_mtime_ns < unfit_ns for path in record.own_files):
                 return nothing
             os.unlink(unfit)
-        is_shadowed = holds(first_path(self._program), learnt.modules)
-        return nothing if is_shadowed else learnt
+        is_shadowed = holds(first_path(self._program), record.modules)
+        return nothing if is_shadowed else record
 
     def _unfit_file(self) -> str:
-        return f"{self.learn_to}.unfit" if self.learn_to else ""
+        return f"{self.imports_file}.unfit" if self.imports_file else ""
 
     def _installed_preload(self) -> Iterator[str]:
         """Yield the modules to share that are installed; the user's own may change."""
@@ -289,13 +289,13 @@ class WarmRun:
         self, server: Server, spec: ZygoteSpec, fds: Sequence[int]
     ) -> WarmZygote | Mismatch | None:
         """Return the zygote that a server forks, the library that has changed, or neither."""
-        assert self._place is not None  # noqa: S101
-        connection = self._place.connect(server.pid, _ANSWERS_WITHIN_S)
+        assert self._folder is not None  # noqa: S101
+        connection = self._folder.connect(server.pid, _ANSWERS_WITHIN_S)
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
             with _in_file(pack(spec)) as text:
                 socket.send_fds(connection, [b"\0"], [text, folder, *fds])
-            mismatch = self._place.changed_library(server)
+            mismatch = self._folder.changed_library(server)
             forked, pidfds = _receive(connection)
             if not isinstance(forked, ZygoteForked) or len(pidfds) != _PIDFDS:
                 for pidfd in pidfds:

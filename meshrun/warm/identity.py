@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from meshrun.host.users_files import is_users_file, module_files
 from meshrun.warm.inherited import fixed_by_parent
 from meshrun.worker.early_settings import is_read_at_import
-from meshrun.worker.learnt import Stat, stat_of
+from meshrun.worker.import_record import Stat, stat_of
 
 _FOR_PYTHON = ("PYTHON", "LD_", "LC_", "GLIBC_", "MALLOC_")
 """Prefixes of variables that the interpreter, the loader or the C library reads at its start."""

@@ -15,7 +15,7 @@ FDS = 8
 class Assignment(Struct, frozen=True, kw_only=True):
     """From a launcher to a new server, in a file whose descriptor is on its command line."""
 
-    place: str
+    folder: str
     """The folder of the servers."""
     required: Requirements
     """What the next run will require; modules that do not exist are left out."""

@@ -41,11 +41,11 @@ from meshrun.warm.identity import (
     words_of,
 )
 from meshrun.warm.inherited import fixed_by_parent, leader_of_session
-from meshrun.warm.place import Place, is_as_privileged, stop_server
+from meshrun.warm.server_folder import ServerFolder, is_as_privileged, stop_server
 from meshrun.warm.shim import serve_connection
 from meshrun.warm.warm_messages import Assignment
 from meshrun.worker.exit import ExitHandler
-from meshrun.worker.learnt import is_own, stat_of
+from meshrun.worker.import_record import is_own, stat_of
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
 from meshrun.zygote.main import run_zygote
 
@@ -71,7 +71,7 @@ class WarmServer:
         self._ending = ExitHandler()
         self._run_zygote = partial(run_zygote, ending=self._ending, known_at_start=known_at_start)
         self._mark = EnvironVariable(LAUNCH_MARK)
-        self._place = Place(assignment.place)
+        self._folder = ServerFolder(assignment.folder)
         self._idle_s = assignment.idle_s
         self._shims: set[int] = set()
         self._sessions: dict[int, int] = {}
@@ -83,17 +83,19 @@ class WarmServer:
         self._in_child: Callable[[], object] | None = None
         """In a forked child, the function that it is to run."""
         signal.alarm(_STARTS_WITHIN_S)  # in case an import hangs, here or in the lock's holder
-        with self._place.locked():
+        with self._folder.locked():
             if self._has_equal(assignment.required):
                 os._exit(0)
             described, files = self._import(assignment), loaded_files(sys.modules)
             self._end_others()
             try:
-                self._listener = self._place.listen()
-                self._place.describe(described, files)
+                self._listener = self._folder.listen()
+                self._folder.describe(described, files)
             except OSError as error:  # the disk is full, or the folder is gone
-                self._place.forget(os.getpid())  # which makes room for the reason
-                self._place.leave_reason(f"cannot write to `{self._place.path}`: {error.strerror}")
+                self._folder.forget(os.getpid())  # which makes room for the reason
+                self._folder.leave_reason(
+                    f"cannot write to `{self._folder.path}`: {error.strerror}"
+                )
                 os._exit(0)
         signal.alarm(0)
         self._watch(assignment.session)
@@ -103,7 +105,7 @@ class WarmServer:
         for signum in (signal.SIGCHLD, signal.SIGIO):
             signal.signal(signum, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._end())
-        self._place.watch()
+        self._folder.watch()
         self._reactor.on_signal(self._wake_up)
         self._reactor.add_reader(self._listener, self._accept)
         self._set_idle()
@@ -115,8 +117,8 @@ class WarmServer:
         """Return whether another run has left an equal server in the meantime."""
         return any(
             find_mismatch(found.server, required) is None
-            and self._place.changed_library(found.server) is None
-            for found in self._place.servers()
+            and self._folder.changed_library(found.server) is None
+            for found in self._folder.servers()
         )
 
     def _import(self, assignment: Assignment) -> Server:
@@ -136,7 +138,7 @@ class WarmServer:
         if reason := _why_unfit(required.changed, watch, read if extra else ()):
             if extra:
                 _write(assignment.unfit, reason)
-            self._place.leave_reason(reason)
+            self._folder.leave_reason(reason)
             os._exit(0)
         return Server(
             pid=os.getpid(),
@@ -157,8 +159,8 @@ class WarmServer:
 
     def _end_others(self) -> None:
         """End the least recently used servers, to bound their number and so their memory."""
-        for found in self._place.servers()[MOST_SERVERS - 1 :]:
-            stop_server(self._place, found.server.pid)
+        for found in self._folder.servers()[MOST_SERVERS - 1 :]:
+            stop_server(self._folder, found.server.pid)
 
     # ---- runs ------------------------------------------------------------------------------
 
@@ -180,7 +182,7 @@ class WarmServer:
                 return
         connection.close()
         self._shims.add(pid)
-        self._place.note_use(os.getpid())
+        self._folder.record_use(os.getpid())
         self._watch(leader_of_session(peer[0] if peer else 0))
         self._set_idle()
 
@@ -190,12 +192,12 @@ class WarmServer:
             signal.signal(signum, signal.SIG_DFL)
         self._reactor.close()
         self._listener.close()
-        self._place.close()
+        self._folder.close()
         for fd in self._sessions:
             os.close(fd)
 
     def _wake_up(self) -> None:
-        if not self._place.knows(os.getpid()):  # no run can find it, as after a cleanup of /tmp
+        if not self._folder.describes(os.getpid()):  # as after a cleanup of /tmp: no run finds it
             self._end()
         with suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
@@ -232,7 +234,7 @@ class WarmServer:
             self._idle.restart(self._idle_s)
 
     def _end(self) -> NoReturn:
-        self._place.forget(os.getpid())
+        self._folder.forget(os.getpid())
         os._exit(0)
 
 

@@ -79,7 +79,7 @@ def become_rank(
     to_launcher.exclude_node = partial(_exclude, reporter)
     to_launcher.send_beat = lambda step: reporter.report(RankBeat, step=step)
     to_launcher.end_call = lambda number: reporter.report(CallEnded, number=number)
-    ending.arm(reporter, barrier_fd, order.learn_to)
+    ending.arm(reporter, barrier_fd, order.imports_file)
     end_connections_with_rank(reporter)
     try:
         if order.check:

@@ -31,7 +31,7 @@ from meshrun.host.users_files import is_installed, is_users_file, names_of
 from meshrun.plan.parse import is_on
 from meshrun.protocol.from_zygote import RankFinished, RankLeaves
 from meshrun.worker.group_lifetime import PEERS_TAKE_S, destroyed
-from meshrun.worker.learnt import learn, write_learnt
+from meshrun.worker.import_record import record_imports, write_import_record
 from meshrun.worker.reporter import Reporter
 
 _CANNOT_FLUSH = 120
@@ -63,13 +63,13 @@ class ExitHandler:
             self._kept_modules = frozenset(sys.modules)
             _disarm_finalizers()
 
-    def arm(self, reporter: Reporter, barrier_fd: int, learn_to: str = "") -> None:
+    def arm(self, reporter: Reporter, barrier_fd: int, imports_file: str = "") -> None:
         """Take over the end of a rank, before its program runs.
 
         Args:
             reporter: Reports that the program has ended.
             barrier_fd: A pipe whose other end is closed once all ranks may leave.
-            learn_to: The file that records what was imported; "" for none.
+            imports_file: The file that records what was imported; "" for none.
 
         ``MESHRUN_FULL_EXIT=1`` leaves the end to Python and the C library, for tools that hook it.
         """
@@ -77,7 +77,8 @@ class ExitHandler:
             return
         self._pid = os.getpid()
         self._reporter, self._barrier_fd = reporter, barrier_fd
-        self._learn_to, self._environment = learn_to, dict(os.environ) if learn_to else {}
+        self._imports_file = imports_file
+        self._environment = dict(os.environ) if imports_file else {}
         self.keep_modules()
 
     def note(self, error: BaseException) -> None:
@@ -103,7 +104,7 @@ class ExitHandler:
         threading.excepthook = lambda _: None
         _if_memory_allows(_flush_files)
         if is_rank:
-            _if_memory_allows(self._write_learnt)
+            _if_memory_allows(self._write_import_record)
             # A fork would wait forever for the groups' threads, which it does not have.
             _if_memory_allows(_drop_exit_handlers, self._handler)
             _if_memory_allows(_drop_signal_handlers)
@@ -119,9 +120,11 @@ class ExitHandler:
             ctypes.CDLL(None).exit(status)  # libraries remove it in C exit handlers, as vLLM does
         os._exit(status)
 
-    def _write_learnt(self) -> None:
-        if self._learn_to:
-            write_learnt(self._learn_to, learn(sys.modules, self._environment, os.environ))
+    def _write_import_record(self) -> None:
+        if self._imports_file:
+            write_import_record(
+                self._imports_file, record_imports(sys.modules, self._environment, os.environ)
+            )
 
     def _wait_for_peers(self) -> None:
         """Keep connections open until all ranks of this node have finished, or for a few seconds.

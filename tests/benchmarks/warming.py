@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from meshrun.warm.place import Place
+from meshrun.warm.server_folder import ServerFolder
 from tests.benchmarks.commands import (
     RANK_PROGRAM,
     Command,
@@ -38,7 +38,7 @@ def warm(runs: int | None) -> str:
     with tempfile.TemporaryDirectory() as folder:
         parts = [_compare(folder, "torch", RANK_PROGRAM, import_torch(), runs or 7)]
         for number, statement in enumerate(filter(_can_be_run, LIBRARIES)):
-            program = Path(folder, f"with_library_{number}.py")  # imports are learnt by file name
+            program = Path(folder, f"with_library_{number}.py")  # imports are recorded by file name
             text = Path(RANK_PROGRAM).read_text()
             program.write_text(text.replace("import torch\n", f"import torch\n{statement}\n", 1))
             code = f"import torch; {statement}"
@@ -104,9 +104,9 @@ def _leave_server(command: Command, folder: str) -> int:
     _seconds(command)
     until = time.monotonic() + _IMPORTS_S
     while time.monotonic() < until:
-        place = Place(f"{folder}/meshrun")
-        found = place.servers()
-        place.close()
+        servers = ServerFolder(f"{folder}/meshrun")
+        found = servers.servers()
+        servers.close()
         if found:
             return found[0].server.pid
         time.sleep(0.05)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from meshrun.warm.place import Found, Place
+from meshrun.warm.server_folder import LiveServer, ServerFolder
 from tests.gpu.hardware import needs, used_bytes
 from tests.kit import PROGRAMS, command, run_meshrun, start_meshrun, wait_until
 
@@ -61,13 +61,13 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert run_meshrun("--warm-stop").returncode == 0
 
 
-def warm_servers(session: Path) -> list[Found]:
+def warm_servers(session: Path) -> list[LiveServer]:
     """Return the warm servers that are ready."""
-    place = Place(str(session / "meshrun"))
+    folder = ServerFolder(str(session / "meshrun"))
     try:
-        return place.servers()
+        return folder.servers()
     finally:
-        place.close()
+        folder.close()
 
 
 @needs()

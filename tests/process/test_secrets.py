@@ -48,7 +48,7 @@ _UNPICKLE_NOTHING = (
     *("rendezvous/messages.py", "rendezvous/participant.py", "rendezvous/coordinator.py"),
     *("rendezvous/lobby.py", "rendezvous/torch_backend.py", "rendezvous/torch_withdrawal.py"),
     *("warm/warm_messages.py", "warm/shim.py", "warm/client.py", "warm/warm_server.py"),
-    *("warm/place.py", "protocol/packing.py"),
+    *("warm/server_folder.py", "protocol/packing.py"),
 )
 
 

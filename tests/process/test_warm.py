@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from meshrun.host.processes import read_status
-from meshrun.warm.place import Found, Place, usual_place
+from meshrun.warm.server_folder import LiveServer, ServerFolder, default_server_folder
 from tests.kit import (
     FAKES,
     PROGRAMS,
@@ -103,27 +103,27 @@ class Warm:
         """Return the process ids of servers that did not exist before."""
         return [found.server.pid for found in self.servers() if found.server.pid not in before]
 
-    def servers(self) -> list[Found]:
+    def servers(self) -> list[LiveServer]:
         """Return the running servers."""
-        if not os.path.isdir(usual_place()):
+        if not os.path.isdir(default_server_folder()):
             return []
-        place = Place(usual_place())
+        folder = ServerFolder(default_server_folder())
         try:
-            return place.servers()
+            return folder.servers()
         finally:
-            place.close()
+            folder.close()
 
     def starting(self) -> list[int]:
         """Return the process ids of servers that are still importing."""
-        place = Place(usual_place())
+        folder = ServerFolder(default_server_folder())
         try:
-            return place.starting()
+            return folder.starting()
         finally:
-            place.close()
+            folder.close()
 
     def why_none(self) -> str:
         """Return why the last run left no server."""
-        path = Path(usual_place(), "why")
+        path = Path(default_server_folder(), "why")
         return path.read_text() if path.exists() else ""
 
 
@@ -395,7 +395,7 @@ def test_a_kill_leaves_nothing_behind(warm: Warm, tmp_path: Path, victim: str) -
         if victim == "folder":  # the server ends with it
             assert run_meshrun("--warm-stop").stdout == "stopped 1 warm server\n"
         if victim == "removed folder":
-            shutil.rmtree(usual_place())
+            shutil.rmtree(default_server_folder())
             wait_until(lambda: not psutil.pid_exists(server), lambda: "the server's end")
         succeeds = victim in ("server", "shim", "stopped shim", "folder", "removed folder")
         if succeeds:
@@ -480,7 +480,7 @@ def test_a_server_ends_when_idle_or_with_its_session(warm: Warm, tmp_path: Path)
     assert warm.why_none() == ""
 
     with subprocess.Popen(["sleep", "90"]) as importing:
-        Place(usual_place()).begin(importing.pid)
+        ServerFolder(default_server_folder()).record_start(importing.pid)
         of_shell = subprocess.run(
             ["setsid", "sh", "-c", '"$@"; echo $$', "sh", *command("--warm", script)],
             capture_output=True,
@@ -498,7 +498,7 @@ def test_a_server_ends_when_idle_or_with_its_session(warm: Warm, tmp_path: Path)
 def test_a_full_disk_is_why_no_server_is_left(warm: Warm, tmp_path: Path) -> None:
     """Whether it is noticed as a server starts, or once it has imported and describes itself."""
     script = program(tmp_path, "import torch\n")
-    folder = usual_place()
+    folder = default_server_folder()
     words = shlex.join(command("--warm", script))
     noticed_later = f"{words}; until [ -e {folder}/why ]; do sleep 0.05; done; {words}"
     for size, run in (("16k", noticed_later), ("4k", words)):
@@ -576,7 +576,7 @@ def test_others_are_neither_served_nor_trusted(
     script = program(tmp_path, "import torch\n")
     server = warm.leave(script)
     name = f"{server}.sock"
-    words = {"cwd": usual_place(), "stdout": subprocess.PIPE, "text": True}
+    words = {"cwd": default_server_folder(), "stdout": subprocess.PIPE, "text": True}
     python = [sys.executable, "-c"]
     own, other = [*python, ASKS, name], [*as_other, *python, first + ASKS, name]
     for asks, answer in ((own, "answered\n"), (other, "refused\n")):

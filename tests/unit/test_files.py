@@ -29,7 +29,7 @@ from meshrun.protocol.packing import pack
 from meshrun.rendezvous.secret import read_secret
 from meshrun.report.node_history import record_failure
 from meshrun.supervisor.timers import Timers
-from meshrun.warm.place import Place
+from meshrun.warm.server_folder import ServerFolder
 from meshrun.worker.function import _store, open_own
 from tests.kit import within
 from tests.plans import config_of
@@ -344,9 +344,9 @@ def test_what_has_the_name_of_the_servers_folder_is_not_followed(
     """Another user may have put it into /tmp."""
     make(path := tmp_path / "meshrun-0")
     with pytest.raises(PermissionError, match=f"^`{path}` is not a folder$"):
-        Place(str(path))
+        ServerFolder(str(path))
     with pytest.raises(OSError, match=f"^cannot create `{path}-1/2`: No such file or directory$"):
-        Place(f"{path}-1/2")
+        ServerFolder(f"{path}-1/2")
 
 
 def test_a_timer_pipe_replaces_only_a_pipe(tmp_path: Path) -> None:

@@ -24,9 +24,14 @@ from meshrun.warm.identity import (
     words_of,
 )
 from meshrun.warm.inherited import fixed_by_parent, read_inherited
-from meshrun.warm.place import Place
+from meshrun.warm.server_folder import ServerFolder
 from meshrun.warm.warm_messages import ZygoteSpec
-from meshrun.worker.learnt import Learnt, learn, read_learnt, write_learnt
+from meshrun.worker.import_record import (
+    ImportRecord,
+    read_import_record,
+    record_imports,
+    write_import_record,
+)
 
 READ = ["HF_HOME", "TORCH_LOGS"]
 ENVIRONMENT = {"HF_HOME": "/a", "TORCH_LOGS": "x", "LD_PRELOAD": "y", "OTHER": "z"}
@@ -103,9 +108,9 @@ def test_a_library_that_changes(
     """Or whose state is no longer known."""
     (library := tmp_path / "library.py").write_text("1")
     server, _, _ = pair
-    place = Place(str(tmp_path / "place"))
-    place.describe(server, {str(library): stat_of(str(library)) or (0, 0)})
-    assert place.changed_library(server) is None
+    folder = ServerFolder(str(tmp_path / "place"))
+    folder.describe(server, {str(library): stat_of(str(library)) or (0, 0)})
+    assert folder.changed_library(server) is None
 
     why = f"`{library}` has changed"
     if how == "gone":
@@ -119,8 +124,8 @@ def test_a_library_that_changes(
     else:
         library.write_text("12" if how == "longer" else "2")
         os.utime(library, ns=(1, 1))
-    unlike = place.changed_library(server)
-    place.close()
+    unlike = folder.changed_library(server)
+    folder.close()
     assert unlike is not None
     assert (unlike.reason, unlike.is_permanent) == (why, True)
 
@@ -131,13 +136,13 @@ def test_a_server_that_is_ready_is_not_starting(
 ) -> None:
     """Even if its launcher, on a busy machine, records its start later."""
     server = replace(pair[0], pid=os.getpid())
-    place = Place(str(tmp_path / "place"))
-    steps = [lambda: place.begin(server.pid), lambda: place.describe(server, {})]
+    folder = ServerFolder(str(tmp_path / "place"))
+    steps = [lambda: folder.record_start(server.pid), lambda: folder.describe(server, {})]
     for step in reversed(steps) if is_late else steps:
         step()
-    assert place.starting() == []
-    assert place.knows(server.pid)
-    place.close()
+    assert folder.starting() == []
+    assert folder.describes(server.pid)
+    folder.close()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +203,7 @@ def test_what_a_zygotes_spec_carries_survives() -> None:
             unpack(text, ZygoteSpec)
 
 
-def test_what_is_learnt(tmp_path: Path) -> None:
+def test_which_imports_are_recorded(tmp_path: Path) -> None:
     import threadpoolctl  # which ranks import if they have more than one core each
 
     from tests import kit
@@ -206,23 +211,25 @@ def test_what_is_learnt(tmp_path: Path) -> None:
     installed = pytest
     modules = {"pytest": installed, "other_name": installed, "tests.kit": kit, "json": os}
     modules["threadpoolctl"] = threadpoolctl
-    learnt = learn(modules, {"A": "1", "B": "2"}, {"A": "1", "C": "3"})
-    assert learnt.modules == ["pytest"]
-    assert learnt.own_files == [kit.__file__]
-    assert sorted(learnt.changed) == ["B", "C"]
-    write_learnt(str(tmp_path / "learnt"), learnt)
-    assert read_learnt(str(tmp_path / "learnt")) == learnt
+    record = record_imports(modules, {"A": "1", "B": "2"}, {"A": "1", "C": "3"})
+    assert record.modules == ["pytest"]
+    assert record.own_files == [kit.__file__]
+    assert sorted(record.changed) == ["B", "C"]
+    write_import_record(str(tmp_path / "record"), record)
+    assert read_import_record(str(tmp_path / "record")) == record
     for broken in ('{"modules": 3}', "[" * 100_000):
         (tmp_path / "broken").write_text(broken)
-        assert read_learnt(str(tmp_path / "broken")) is None
+        assert read_import_record(str(tmp_path / "broken")) is None
     (tmp_path / "taken").mkdir()
-    write_learnt(str(tmp_path / "taken"), learnt)
-    place = Place(str(tmp_path / "place"))
+    write_import_record(str(tmp_path / "taken"), record)
+    folder = ServerFolder(str(tmp_path / "place"))
     (tmp_path / "place" / "why").mkdir()
-    place.leave_reason("any")  # as if the disk is full
-    place.close()
+    folder.leave_reason("any")  # as if the disk is full
+    folder.close()
     assert [path.name for path in tmp_path.glob("**/*.*")] == []
     os.mkfifo(tmp_path / "pipe")
-    assert read_learnt(str(tmp_path / "pipe")) is None
-    assert read_learnt(str(tmp_path / "none")) is None
-    write_learnt(str(tmp_path / "no" / "folder"), Learnt(modules=[], changed=[], own_files=[]))
+    assert read_import_record(str(tmp_path / "pipe")) is None
+    assert read_import_record(str(tmp_path / "none")) is None
+    write_import_record(
+        str(tmp_path / "no" / "folder"), ImportRecord(modules=[], changed=[], own_files=[])
+    )

@@ -27,7 +27,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, read_json, unpack
 from meshrun.warm.identity import Mismatch, Server, changed_library, this_interpreter
 from meshrun.warm.inherited import fixed_by_parent, process_namespace
-from meshrun.worker.learnt import Stat
+from meshrun.worker.import_record import Stat
 
 _ENDS_WITHIN_S = 30
 _LOCK = "lock"
@@ -35,14 +35,14 @@ _SO_PEERPIDFD = 77
 _REASON = "why"
 
 
-class Found(Struct, frozen=True):
+class LiveServer(Struct, frozen=True):
     """A live server, and when it was last used, in seconds since the epoch."""
 
     server: Server
     used: float
 
 
-class Place:
+class ServerFolder:
     """The folder of this user's servers on this machine."""
 
     def __init__(self, path: str) -> None:
@@ -69,7 +69,7 @@ class Place:
             raise PermissionError(f"`{path}` is not private: {reason}")
         self.path = path
 
-    def servers(self) -> list[Found]:
+    def servers(self) -> list[LiveServer]:
         """Return the live servers, the last used one first; remove the files of dead ones.
 
         Servers whose description cannot be read, as of another version of meshrun, are ignored, and
@@ -85,7 +85,7 @@ class Place:
                 self.forget(pid)
             elif server is not None:
                 with contextlib.suppress(OSError):
-                    found.append(Found(server, os.stat(f"{self.path}/{name}").st_mtime))
+                    found.append(LiveServer(server, os.stat(f"{self.path}/{name}").st_mtime))
         return sorted(found, key=lambda each: -each.used)
 
     def starting(self) -> list[int]:
@@ -97,7 +97,7 @@ class Place:
                 if namespace != process_namespace():
                     continue
                 if born == started_at(pid):
-                    if self.knows(pid):  # it was ready before its launcher recorded its start
+                    if self.describes(pid):  # it was ready before its launcher recorded its start
                         self._remove(name)
                     else:
                         found.append(pid)
@@ -116,7 +116,7 @@ class Place:
         """Return whether a server is alive, importing or not."""
         return pid in (*self.starting(), *(found.server.pid for found in self.servers()))
 
-    def begin(self, pid: int) -> None:
+    def record_start(self, pid: int) -> None:
         """Record a server that is still importing."""
         self._folder.write(f"{pid}.starting", f"{process_namespace()} {started_at(pid)}")
 
@@ -126,7 +126,7 @@ class Place:
         self._folder.write(f"{server.pid}.json", pack(server).decode())
         self._remove(f"{server.pid}.starting")
 
-    def knows(self, pid: int) -> bool:
+    def describes(self, pid: int) -> bool:
         """Return whether the description of a server still exists."""
         return os.path.exists(f"{self.path}/{pid}.json")
 
@@ -146,7 +146,7 @@ class Place:
         except (OSError, ValueError, TypeError, AttributeError):
             return Mismatch("the list of its files cannot be read", is_permanent=True)
 
-    def note_use(self, pid: int) -> None:
+    def record_use(self, pid: int) -> None:
         """Record that a server is used now."""
         with contextlib.suppress(OSError):
             os.utime(f"{self.path}/{pid}.json")
@@ -190,12 +190,12 @@ class Place:
         finally:
             os.close(descriptor)
 
-    def learnt(self, program: Program) -> str:
+    def imports_file(self, program: Program) -> str:
         """Return the file for what a run of a program by this interpreter imports."""
         target = program.target if program.kind == "module" else absolute(program.target)
         key = f"{this_interpreter()} {program.kind} {target}"
         name = hashlib.blake2b(os.fsencode(key), digest_size=8).hexdigest()
-        return f"{self.path}/learnt-{name}"
+        return f"{self.path}/imports-{name}"
 
     def leave_reason(self, reason: str) -> None:
         """Record for the next run why this one leaves no server, if there is room for that."""
@@ -276,7 +276,7 @@ def _peer_pidfd(connection: socket.socket, pid: int) -> int:
         return open_pidfd(pid)
 
 
-def usual_place() -> str:
+def default_server_folder() -> str:
     """Return the folder of this user's servers, in the login session's runtime folder or /tmp."""
     session = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(session) and os.path.isdir(session):
@@ -284,7 +284,7 @@ def usual_place() -> str:
     return os.path.join(tempfile.gettempdir(), f"meshrun-{os.geteuid()}")
 
 
-def stop_server(place: Place, pid: int) -> bool:
+def stop_server(folder: ServerFolder, pid: int) -> bool:
     """Kill a server and wait for its end; runs that it has started continue.
 
     Returns:
@@ -293,13 +293,13 @@ def stop_server(place: Place, pid: int) -> bool:
     try:
         pidfd = open_pidfd(pid)
     except ProcessLookupError:
-        place.forget(pid)
+        folder.forget(pid)
         return True
     try:
-        if not place.has(pid):  # it has ended, and the pidfd may refer to another process
+        if not folder.has(pid):  # it has ended, and the pidfd may refer to another process
             return True
         send_signal_to(pidfd, signal.SIGKILL)
         return has_ended(pidfd, within_s=_ENDS_WITHIN_S)
     finally:
         os.close(pidfd)
-        place.forget(pid)
+        folder.forget(pid)

@@ -23,7 +23,7 @@ _OURS = ("meshrun", "threadpoolctl")
 """Packages that ranks import by themselves, as in :mod:`meshrun.worker.threads`."""
 
 
-class Learnt(Struct, frozen=True, kw_only=True):
+class ImportRecord(Struct, frozen=True, kw_only=True):
     """What a warm server needs to know about a program."""
 
     modules: list[str]
@@ -34,11 +34,11 @@ class Learnt(Struct, frozen=True, kw_only=True):
     """Its own files."""
 
 
-def learn(
+def record_imports(
     modules: Mapping[str, ModuleType], before: Mapping[str, str], after: Mapping[str, str]
-) -> Learnt:
+) -> ImportRecord:
     """Return what a program that is about to end has imported, and changed in its environment."""
-    return Learnt(
+    return ImportRecord(
         modules=[name for name, module in modules.items() if _may_import(name, module)],
         changed=[
             name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
@@ -52,20 +52,20 @@ def is_own(path: str) -> bool:
     return is_users_file(path) and os.path.isfile(path)
 
 
-def write_learnt(path: str, learnt: Learnt) -> None:
+def write_import_record(path: str, record: ImportRecord) -> None:
     """Write the record, whole or not at all; if its folder is gone, nothing is written."""
     with suppress(OSError):
-        write_private(path, pack(learnt))
+        write_private(path, pack(record))
 
 
-def read_learnt(path: str) -> Learnt | None:
+def read_import_record(path: str) -> ImportRecord | None:
     """Return the record, or ``None`` if it cannot be read."""
     try:
         with open(path, encoding="utf-8", opener=open_nonblocking) as file:
-            learnt: Learnt = unpack(file.read(), Learnt)
+            record: ImportRecord = unpack(file.read(), ImportRecord)
     except (OSError, ValueError):
         return None
-    return learnt
+    return record
 
 
 def stat_of(path: str) -> Stat | None:
