@@ -31,7 +31,7 @@ NODE_LOST = NodeLost(
 )
 CAUSE = Cause(rank=2, description="exited with code 7", at_ns=5 * S)
 NEXT = NextBegins(generation=1, cause=CAUSE, at_ns=8 * S)
-NOT_MET = JoinFailed(error=RendezvousError("1 of 2 nodes joined"), at_ns=5 * S)
+JOIN_FAILED = JoinFailed(error=RendezvousError("1 of 2 nodes joined"), at_ns=5 * S)
 
 END = EndZygote()
 START = StartAll(generation=0)
@@ -40,7 +40,7 @@ CLEARED = Report(what="cleared")
 THE_END = Decide(next_after=None)
 
 
-def met(node_rank: int) -> AllJoined:
+def all_joined(node_rank: int) -> AllJoined:
     ranks = (0, 1) if node_rank == 0 else (2, 3)
     return AllJoined(
         node_rank=node_rank, hosts=("node0", "node1"), nproc_per_node=(2, 2), run_id="r",
@@ -81,8 +81,8 @@ def all_cleared(*outcomes: NodeOutcome) -> AllCleared:
     return AllCleared(outcomes=outcomes, at_ns=8 * S)
 
 
-COORDINATOR: list[Event] = [READY, met(0), *started(0, 1)]
-PARTICIPANT: list[Event] = [READY, met(1), *started(2, 3)]
+COORDINATOR: list[Event] = [READY, all_joined(0), *started(0, 1)]
+PARTICIPANT: list[Event] = [READY, all_joined(1), *started(2, 3)]
 COORDINATOR_ENDED: list[Event] = [exited(0, 15, 6), exited(1, 15, 6)]
 PARTICIPANT_ENDED: list[Event] = [exited(2, 15, 6), exited(3, 15, 6)]
 DIES: list[Event] = [exited(2, 7 << 8, 5), exited(3, 15, 6)]

@@ -49,7 +49,7 @@ EXITS = {
     "finishes": (0, True), "fails": (1, True), "is killed": (-9, True),
     "is stopped": (-signal.SIGTERM, True), "is stopped early": (-signal.SIGTERM, False),
 }  # fmt: skip
-"""The end of a launcher: its exit code, and whether it has met the others."""
+"""The end of a launcher: its exit code, and whether all nodes had joined."""
 ERRORS = {
     "cannot launch": {"kind": "HostError", "message": "no room", "hint": None, "exit_code": 71},
     "is unfit": {"kind": "NodeExcludedError", "message": "bad", "hint": None, "exit_code": 78},

@@ -77,7 +77,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Where the nodes meet; ``None`` for a single node."""
     node_rank: int = 0
     roles: tuple[str, ...] = ()
-    """The role of each node's workers; empty until the nodes have met."""
+    """The role of each node's workers; empty until all nodes have joined."""
 
     @property
     def program(self) -> Program:
@@ -175,7 +175,7 @@ def build_plan(
     """Return the plan of a launch.
 
     ``check_host`` makes a device that this machine lacks an error, as a dry run may plan for other
-    machines. ``nodes_per_domain`` is known once the nodes have met.
+    machines. ``nodes_per_domain`` is known once all nodes have joined.
 
     Raises:
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
@@ -273,7 +273,7 @@ def complete_plan(
     nodes_per_domain: tuple[int, ...] = (),
     roles: tuple[str, ...] = (),
 ) -> LaunchPlan:
-    """Return the plan for the nodes that have met.
+    """Return the plan for the nodes that have joined.
 
     Raises:
         LayoutError: If the mesh does not fit them.

@@ -17,7 +17,7 @@ _START_S = 60.0
 
 
 class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
-    """Everything a launcher knows before it meets the others."""
+    """Everything a launcher knows before it joins the others."""
 
     nnodes: int
     host: str | None = None

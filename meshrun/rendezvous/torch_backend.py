@@ -48,7 +48,7 @@ _ANSWERS_S = 3.0
 
 
 def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None) -> NoReturn:
-    """Meet the other nodes, report it, and wait to be killed: others may still read the store.
+    """Join the other nodes, report it, and wait to be killed: others may still read the store.
 
     A backend imports nothing from ``program_path``, the folder of the ranks' program.
     """

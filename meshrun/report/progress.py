@@ -188,7 +188,7 @@ class StartProgress(Watcher):
         if self.is_first_node:
             for text in (*self.plan.request.notes, *self.plan.request.rendezvous.notes):
                 self._console.note(text)
-        if self.plan.rendezvous is None:  # the spares of several nodes are known once they meet
+        if self.plan.rendezvous is None:  # spares of several nodes are known once they have joined
             self._note_spares()
 
     def _note_check(self, event: Checked) -> None:

@@ -249,7 +249,7 @@ class Agent:
                 self._pipes[pipe.fileno()] = (kind, pipe)
 
     def _has_joined(self) -> bool:
-        """Whether the launcher has met those of the other nodes."""
+        """Whether all nodes have joined, as far as the launcher knows."""
         return os.path.exists(os.path.join(self._folder, JOINED))
 
     def _forward(self, fd: int) -> bool:

@@ -61,7 +61,7 @@ class StopLauncher(Struct, frozen=True, kw_only=True):
 
     why: str
     even_if_joined: bool
-    """Whether to stop it although it has met node 0, with which it ends by itself."""
+    """Whether to stop it although it has joined node 0, with which it ends by itself."""
 
 
 class Alive(Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class LauncherEnded(Struct, frozen=True, kw_only=True):
     code: Annotated[int, Meta(ge=-64, le=255)]
     """Its exit code, or -n for signal n."""
     has_joined: bool
-    """Whether it had met the launchers of the other nodes."""
+    """Whether all nodes had joined."""
     why: Line
     """Why the agent stopped it by itself; "" if it did not."""
 

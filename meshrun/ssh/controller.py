@@ -85,7 +85,7 @@ class Controller:
         self._present: list[str] = []
         """The hosts on which ranks run at first, in node order."""
         self._places: dict[int, int] = {}
-        """The node ranks of these hosts, which they keep if they are lost before all have met."""
+        """The node ranks of these hosts, kept by those that are lost before all have joined."""
         self._rendezvous: Sequence[str] = ()
         """The launchers' rendezvous options."""
         self._lost: list[HostFailure] = []
@@ -338,7 +338,7 @@ class Controller:
         if phase in _STOPS or self._policy.ends_with_first:
             # For the launchers' messages to each other.
             why = f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
-            for session in self._launched:  # one that has come back may not have met the first
+            for session in self._launched:  # one that has come back may not have joined the first
                 session.send(StopLauncher(why=why, even_if_joined=phase in _STOPS))
 
     @property

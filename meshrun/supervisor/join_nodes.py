@@ -71,7 +71,7 @@ def join_nodes(
     note: Callable[[str], None],
     negotiate: Callable[[Negotiate], None],
 ) -> NodeLink:
-    """Begin to meet the other nodes."""
+    """Begin to join the other nodes."""
     config = rendezvous.config
     for warning in secret_warnings(os.environ, config):
         note(warning)

@@ -134,7 +134,7 @@ class Loop:
         self._caller, self._console, self._folder = invocation.caller, console, folder
         self._stopwatch = Stopwatch(invocation.began_ns)
         self._initial_plan = plan
-        """The plan before the nodes joined, to be completed each time they meet."""
+        """The plan before the nodes joined, to be completed each time they have."""
         self.state = _initial_state(plan, has_other_nodes=rendezvous is not None)
         self._reactor = Reactor()
         self._pause = Pause(

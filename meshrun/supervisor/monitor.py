@@ -101,7 +101,7 @@ class Monitor(Watcher):
         """The event that ends the ranks, to emit after their places have been printed."""
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan that is complete once the nodes have met."""
+        """Take the plan that is complete once all nodes have joined."""
         super().replan(plan)
         self.stacks.replan(plan.layout)
         if self.stragglers is not None:

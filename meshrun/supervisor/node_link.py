@@ -82,7 +82,7 @@ class NodeLink:
         self._reactor = reactor
         self._host = os.uname().nodename
         self.hosts: tuple[str, ...] = (self._host,)
-        """Host names in node order, once the nodes have met."""
+        """Host names in node order, once all nodes have joined."""
         self._linger: Linger | None = None
         self._signals_before = 0
         """How many signals had arrived when it began to linger."""

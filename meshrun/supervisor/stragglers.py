@@ -67,7 +67,7 @@ class Stragglers:
         self.begin()
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan that is complete once the nodes have met."""
+        """Take the plan that is complete once all nodes have joined."""
         self._plan = plan
 
     def begin(self) -> None:

@@ -25,7 +25,7 @@ class Watcher:
         """Take an event and the state after it."""
 
     def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan, also the one that is complete once the nodes have met."""
+        """Take the plan, also the one that is complete once all nodes have joined."""
         self.plan = plan
 
     def end(self, state: State, result: LaunchResult) -> None:

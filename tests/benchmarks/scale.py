@@ -204,7 +204,7 @@ def measure(nodes: int) -> dict[str, float]:
     for pipe in pipes:
         pipe.send("connect")
     connected = max(pipe.recv() for pipe in pipes)
-    met, reconnects = max(pipe.recv() for pipe in pipes)
+    joined, reconnects = max(pipe.recv() for pipe in pipes)
     before = _ask(head)
     time.sleep(2 + 4 * beat_s(nodes, _NODE_TIMEOUT_S))
     resting = _ask(head)
@@ -234,8 +234,8 @@ def measure(nodes: int) -> dict[str, float]:
     return {
         "nodes": nodes,
         "connected_s": round(connected - began, 2),
-        "met_after_last_s": round(met - connected, 2),
-        "cpu_to_meet_s": round(before[2], 2),
+        "joined_after_last_s": round(joined - connected, 2),
+        "cpu_to_join_s": round(before[2], 2),
         "reconnects": reconnects,
         "peak_MB": round(after[1] / 1e6),
         "base_MB": round(base / 1e6),

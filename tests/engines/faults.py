@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["importing", "meeting", "joining", "training", "ending", "restarting", "again"]
+Phase = Literal["importing", "rendezvous", "joining", "training", "ending", "restarting", "again"]
 Fault = Literal["launcher", "zygote", "rank", "host", "cut", "term", "raise"]
 
 PHASES: tuple[Phase, ...] = (
-    "importing", "meeting", "joining", "training", "ending", "restarting", "again",
+    "importing", "rendezvous", "joining", "training", "ending", "restarting", "again",
 )  # fmt: skip
 _ANY: tuple[Fault, ...] = ("launcher", "zygote", "host", "cut", "term")
 _OF_RANKS: tuple[Fault, ...] = ("rank", "raise")
@@ -49,8 +49,8 @@ class Case:
 
     @property
     def is_early(self) -> bool:
-        """Whether the fault may come before the nodes have met."""
-        return self.phase in ("importing", "meeting")
+        """Whether the fault may come before the nodes have joined."""
+        return self.phase in ("importing", "rendezvous")
 
     @property
     def has_launcher(self) -> bool:
@@ -59,12 +59,12 @@ class Case:
 
     @property
     def code(self) -> int:
-        """The exit code of every surviving launcher, if the nodes had met."""
+        """The exit code of every surviving launcher, if the nodes had joined."""
         codes = {"zygote": 137, "rank": 137, "term": 143, "raise": 1}
         return codes.get(self.fault, LOST)
 
     def cause(self, node: int) -> str:
-        """Return how a node's launcher reports the cause, if the nodes had met."""
+        """Return how a node's launcher reports the cause, if the nodes had joined."""
         match self.fault:
             case "launcher" | "host":
                 return f"error: node {self.victim} (node{self.victim}) was lost: "
@@ -93,11 +93,13 @@ def draw(number: int) -> Case:
     phase = PHASES[number % len(PHASES)]
     # In that phase, whether losing a zygote costs a restart depends on timing.
     faults = tuple(each for each in _ANY if phase != "restarting" or each != "zygote")
-    has_ranks = phase not in ("importing", "meeting", "restarting")
+    has_ranks = phase not in ("importing", "rendezvous", "restarting")
     nodes, workers = dice.choice(((2, 2), (2, 2), (3, 1), (4, 1)))
-    if phase == "meeting":
+    if phase == "rendezvous":
         nodes, workers = 3, 1
-    last = nodes - (2 if phase == "meeting" else 1)  # while meeting, the last node is not started
+    last = nodes - (
+        2 if phase == "rendezvous" else 1
+    )  # at the rendezvous, the last node is not started
     return Case(
         number=number,
         phase=phase,

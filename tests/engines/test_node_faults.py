@@ -67,12 +67,12 @@ def _start(case: Case, hosts: Hosts, folder: Path) -> list[Launch]:
         "HELD_IMPORTS": str(folder),
         "PYTHONPATH": str(PROGRAMS),
     }
-    started = case.nodes - 1 if case.phase == "meeting" else case.nodes
+    started = case.nodes - 1 if case.phase == "rendezvous" else case.nodes
     return [Launch(hosts, host, words, env=env) for host in range(started)]
 
 
 def _wait_for_phase(case: Case, launches: list[Launch], folder: Path) -> None:
-    if case.phase == "meeting":
+    if case.phase == "rendezvous":
         wait_for_all(launches, "waiting ")
         return
     if case.phase == "restarting":

@@ -153,7 +153,7 @@ def test_a_program_reaches_the_store_by_itself(make_hosts: MakeHosts, ipv6: bool
 
 
 @pytest.mark.nightly
-def test_torchs_store_is_gone_once_nodes_have_met(make_hosts: MakeHosts, tmp_path: Path) -> None:
+def test_torchs_store_is_gone_once_nodes_have_joined(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """No stranger can write to it any more, and a further node of an elastic launch can join."""
     hosts = make_hosts(3)
     words = ["--nnodes", "1:2", "--nproc-per-node", "1", "--mesh", "dp=1:2", "--rdzv-backend",

@@ -439,7 +439,7 @@ def test_a_preempted_machine_leaves_alone(make_hosts: MakeHosts, tmp_path: Path)
 def test_a_node_that_cannot_import_torch(
     make_hosts: MakeHosts, tmp_path: Path, nnodes: str
 ) -> None:
-    """Found after the nodes have met, it ends the launch, and every node names the node."""
+    """Found after all nodes have joined, it ends the launch, and every node names the node."""
     hosts = make_hosts(2)
     torch = tmp_path / "broken" / "torch"
     torch.mkdir(parents=True)
@@ -454,7 +454,7 @@ def test_a_node_that_cannot_import_torch(
              PROGRAMS / "nodes.py"]  # fmt: skip
     around = ["env", f"PYTHONPATH={torch.parent}"]
     launches = [Launch(hosts, 0, words), Launch(hosts, 1, words, around=around)]
-    launches[1].wait_for("listening: nothing else")  # printed once the nodes have met
+    launches[1].wait_for("listening: nothing else")  # printed once all nodes have joined
     (tmp_path / "met").touch()
 
     assert end_all(launches) == [1, 1], launches[0].text

@@ -204,7 +204,7 @@ def test_a_signal_while_hosts_are_connected_is_reported(make_sshd: MakeSshd) -> 
 
 
 @pytest.mark.nightly
-def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
+def test_a_signal_before_the_nodes_have_joined(make_sshd: MakeSshd) -> None:
     """It reaches every launcher, and none waits for one that has exited."""
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, SAYS, hosts="node1,node0")

@@ -94,8 +94,8 @@ def test_the_ranks_store_is_for_nodes_of_the_launch(
     coordinator = parties.coordinator(2, fit=fit if is_elastic else fit_without_mesh, **changes)
     participant = parties.participant(info("node1", 1), **changes)
     parties.until(lambda: coordinator.received(AllJoined) and participant.received(AllJoined))
-    met = participant.received(AllJoined)[0]
-    place = (met.store_address, met.store_port)
+    joined = participant.received(AllJoined)[0]
+    place = (joined.store_address, joined.store_port)
 
     store = coordinator.side.store_listener
 

@@ -35,7 +35,7 @@ ORDERS = {
     "start": StartLauncher(words=[], env={}, listens=True),
     "signal": SignalLauncher(signum=signal.SIGINT, even_if_joined=True),
     "stop": StopLauncher(why="the launch has ended", even_if_joined=True),
-    "stop unless met": StopLauncher(why="the launch has ended", even_if_joined=False),
+    "stop unless joined": StopLauncher(why="the launch has ended", even_if_joined=False),
 }
 GONE = "the controller is gone"
 HIT = "start, and SIGTERM meanwhile"
@@ -44,7 +44,7 @@ EVENTS = (
     HIT,
     "signal",
     "stop",
-    "stop unless met",
+    "stop unless joined",
     "SIGTERM",
     "silence",
     "the launcher exits",
@@ -164,7 +164,7 @@ HISTORIES: list[tuple[list[str], list[str], list[int]]] = [
     ([HIT, "the launcher exits"], ["Ready", "LauncherEnded"], [15]),
     (["start", "SIGTERM", "SIGTERM", "stop"], ["Ready"], [15]),
     (["start", "stop", "the launcher exits", "SIGTERM"], ["Ready", "LauncherEnded"], [15]),
-    (["start", "stop unless met", "the launcher exits"], ["Ready", "LauncherEnded"], [15]),
+    (["start", "stop unless joined", "the launcher exits"], ["Ready", "LauncherEnded"], [15]),
     (["start", "silence"], ["Ready"], [15]),
 ]
 """What happens, the messages of the agent, and the signals that its launcher gets."""

@@ -36,14 +36,14 @@ TIMED_OUT = RankRaised(
 @pytest.fixture
 def three(parties: Parties) -> list[Party]:
     """A coordinator and two participants that have joined, with their events so far removed."""
-    met = [
+    joined = [
         parties.coordinator(3),
         *(parties.participant(info(f"node{n}", n), nnodes=3) for n in (1, 2)),
     ]
-    parties.until(lambda: all(party.received(AllJoined) for party in met))
-    for party in met:
+    parties.until(lambda: all(party.received(AllJoined) for party in joined))
+    for party in joined:
         party.events.clear()
-    return met
+    return joined
 
 
 def failed(headline: str = "rank 1 failed", signum: int = 0, generation: int = 0) -> Failed:
@@ -212,9 +212,9 @@ def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party
 @pytest.mark.parametrize("silenced", [0, 1], ids=["coordinator", "participant"])
 def test_a_node_that_is_given_up_learns_why(parties: Parties, silenced: int) -> None:
     """Both sides report the silence, and not that the other one closed the connection."""
-    met = [parties.coordinator(2), parties.participant(info("node1", 1))]
-    parties.until(lambda: all(party.received(AllJoined) for party in met))
-    silent, other = met[silenced], met[1 - silenced]
+    joined = [parties.coordinator(2), parties.participant(info("node1", 1))]
+    parties.until(lambda: all(party.received(AllJoined) for party in joined))
+    silent, other = joined[silenced], joined[1 - silenced]
     parties.all.remove(silent)  # it gets no more turns
     parties.pass_s(33)
     parties.all.append(silent)

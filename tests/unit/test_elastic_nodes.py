@@ -46,10 +46,10 @@ def newcomer(
 def two(parties: Parties) -> list[Party]:
     """A coordinator and a participant whose ranks run, with their events so far removed."""
     coordinator = parties.coordinator(MOST, fit=fit, there=2, least_nodes=1, return_s=60.0)
-    met = [coordinator, newcomer(parties, "node1", rank=1)]
-    parties.until(lambda: all(party.received(AllJoined) for party in met))
-    forget(met)
-    return met
+    joined = [coordinator, newcomer(parties, "node1", rank=1)]
+    parties.until(lambda: all(party.received(AllJoined) for party in joined))
+    forget(joined)
+    return joined
 
 
 def forget(those: Sequence[Party]) -> None:
@@ -470,13 +470,13 @@ def test_a_host_name_that_several_nodes_have_is_not_excluded(
 def fixed(parties: Parties) -> list[Party]:
     """A coordinator and two participants whose ranks run."""
     coordinator = parties.coordinator(3, return_s=30.0)
-    met = [
+    joined = [
         coordinator,
         *(parties.participant(info(f"node{rank}", rank), nnodes=3) for rank in (1, 2)),
     ]
-    parties.until(lambda: all(party.received(AllJoined) for party in met))
-    forget(met)
-    return met
+    parties.until(lambda: all(party.received(AllJoined) for party in joined))
+    forget(joined)
+    return joined
 
 
 def lose(parties: Parties, fixed: list[Party], rank: int) -> list[Party]:

@@ -55,7 +55,7 @@ from tests.node_histories import (
     WELL,
     WELL_THERE,
     all_cleared,
-    met,
+    all_joined,
     over,
     reported,
 )
@@ -77,7 +77,7 @@ LEAVES = Report(what="leaves")
 
 def again(node_rank: int, *ranks: int) -> AllJoined:
     """Return the event that nodes have joined for the next generation."""
-    return replace(met(node_rank), ranks=ranks, causes=(CHANGE,))
+    return replace(all_joined(node_rank), ranks=ranks, causes=(CHANGE,))
 
 
 SHRUNK: list[Event] = [*COORDINATOR, LOST, *COORDINATOR_ENDED, ENDED, all_cleared()]
@@ -118,7 +118,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*SHRINKS, FAILED, CLEAR, CLEARED, THE_END],
     ),
     "the first nodes do not fit here, while the zygote still imports": (
-        [replace(TOO_LATE, joined=met(1)), GONE],
+        [replace(TOO_LATE, joined=all_joined(1)), GONE],
         [FAILED, BY_FORCE, CLEARED],
     ),
     "two lost nodes are one change": (
@@ -160,15 +160,15 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(0, 1), CLEAR, BY_FORCE, CLEARED, GO_ON, StartZygote(), NEXT],
     ),
     "a zygote that is still importing goes on for the next generation": (
-        [met(0), LOST, TimePassed(at_ns=99 * S), all_cleared(), again(0, 0), READY],
+        [all_joined(0), LOST, TimePassed(at_ns=99 * S), all_cleared(), again(0, 0), READY],
         [CLEARED, GO_ON, NEXT],
     ),
     "a zygote that has imported torch meanwhile does so, too": (
-        [met(0), LOST, READY, TimePassed(at_ns=99 * S), all_cleared(), again(0, 0)],
+        [all_joined(0), LOST, READY, TimePassed(at_ns=99 * S), all_cleared(), again(0, 0)],
         [CLEARED, GO_ON, NEXT],
     ),
     "a zygote that dies meanwhile is replaced": (
-        [met(0), LOST, GONE, all_cleared(), again(0, 0), READY],
+        [all_joined(0), LOST, GONE, all_cleared(), again(0, 0), READY],
         [CLEARED, GO_ON, StartZygote(), NEXT],
     ),
     "a participant ends its ranks and learns which nodes remain": (
@@ -237,7 +237,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(3), FAILED, CLEARED],
     ),
     "a broken program is a failure of all": (
-        [READY, met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
+        [READY, all_joined(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
         [START, FAILED, CLEARED],
     ),
     "a spare that is stopped is not a failure": ([READY, signalled(15, 9)], [BY_FORCE]),

@@ -31,12 +31,12 @@ def test_nodes_meet(parties: Parties) -> None:
     coordinator = parties.coordinator(3)
     late, early = (parties.participant(info(f"node{n}"), nnodes=3) for n in (2, 1))
     parties.until(lambda: all(party.received(AllJoined) for party in (coordinator, early, late)))
-    met = [party.received(AllJoined)[0] for party in (coordinator, early, late)]
+    joined = [party.received(AllJoined)[0] for party in (coordinator, early, late)]
 
-    assert [each.node_rank for each in met] == [0, 1, 2]
-    assert {each.hosts for each in met} == {("node0", "node1", "node2")}
+    assert [each.node_rank for each in joined] == [0, 1, 2]
+    assert {each.hosts for each in joined} == {("node0", "node1", "node2")}
     ((run_id, address, port),) = {
-        (each.run_id, each.store_address, each.store_port) for each in met
+        (each.run_id, each.store_address, each.store_port) for each in joined
     }
     assert (run_id, address) == ("run", "127.0.0.1")
     assert port != parties.port, "the launchers' port is still in use"
@@ -82,7 +82,7 @@ def test_nodes_with_another_secret_in_place_of_all_missing_ones_end_the_launch(
 
 @pytest.mark.parametrize("sent", GARBAGE.values(), ids=GARBAGE.keys())
 def test_garbage_at_the_port_is_dropped(parties: Parties, sent: bytes) -> None:
-    """The connection is closed, and the nodes meet."""
+    """The connection is closed, and the nodes join."""
     coordinator = parties.coordinator(2)
     stranger = parties.stranger(sent)
     stranger.setblocking(False)
@@ -180,7 +180,7 @@ def test_other_connections_do_not_keep_participants_out(
     began_ns = parties.clock.now_ns
     parties.participant(info("node1"))
 
-    def have_met() -> bool:
+    def have_joined() -> bool:
         if coordinator.received(AllJoined):
             return True
         for number, each in enumerate(unauthenticated):
@@ -189,7 +189,7 @@ def test_other_connections_do_not_keep_participants_out(
         parties.clock.pass_s(0.02)
         return parties.clock.now_ns - began_ns > 9 * S
 
-    parties.until(have_met)
+    parties.until(have_joined)
 
     assert coordinator.received(AllJoined)[0].hosts == ("node0", "node1")
     assert len(coordinator.notes) <= 21
@@ -472,10 +472,10 @@ def test_a_surplus_node_is_rejected(parties: Parties) -> None:
     participants = [parties.participant(info(f"node{n}")) for n in (1, 2)]
     parties.until(lambda: coordinator.received(AllJoined))
     parties.pass_s(5)
-    met = [party for party in participants if party.received(AllJoined)]
+    joined = [party for party in participants if party.received(AllJoined)]
 
-    assert len(met) == 1
-    assert not any(party.received(JoinFailed) for party in (coordinator, *met))
+    assert len(joined) == 1
+    assert not any(party.received(JoinFailed) for party in (coordinator, *joined))
 
 
 def test_a_coordinator_that_ends_notifies_waiting_nodes(parties: Parties) -> None:

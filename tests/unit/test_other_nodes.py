@@ -47,9 +47,9 @@ from tests.node_histories import (
     END,
     FAILED,
     FINISHED,
+    JOIN_FAILED,
     NEXT,
     NODE_LOST,
-    NOT_MET,
     OTHERS_FAILED,
     OTHERS_FINISHED,
     PARTICIPANT,
@@ -59,8 +59,8 @@ from tests.node_histories import (
     WELL,
     WELL_THERE,
     all_cleared,
+    all_joined,
     finished,
-    met,
     over,
     play,
     reported,
@@ -70,24 +70,24 @@ KILLED = [
     OTHERS_FAILED, TimePassed(at_ns=35 * S), exited(2, 9, 35), exited(3, 9, 35), ENDED,
 ]  # fmt: skip
 CLEAR_NOW = replace(CLEAR, grace_s=0.0)
-NO_RANKS = replace(met(1), ranks=())
+NO_RANKS = replace(all_joined(1), ranks=())
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "ranks wait for the nodes": ([READY], []),
-    "and for the zygote": ([met(1)], []),
-    "nodes first, zygote later": ([met(1), READY], [START]),
-    "zygote first, nodes later": ([READY, met(0)], [START]),
-    "nodes that do not meet end it at once": ([READY, NOT_MET], [BY_FORCE]),
-    "once": ([READY, NOT_MET, NOT_MET], [BY_FORCE]),
-    "a node whom the nodes do not fit once they have met tells the others": (
-        [READY, replace(NOT_MET, joined=NO_RANKS)],
+    "and for the zygote": ([all_joined(1)], []),
+    "nodes first, zygote later": ([all_joined(1), READY], [START]),
+    "zygote first, nodes later": ([READY, all_joined(0)], [START]),
+    "nodes that cannot join end it at once": ([READY, JOIN_FAILED], [BY_FORCE]),
+    "once": ([READY, JOIN_FAILED, JOIN_FAILED], [BY_FORCE]),
+    "a node whom the nodes do not fit once they have joined tells the others": (
+        [READY, replace(JOIN_FAILED, joined=NO_RANKS)],
         [FAILED, CLEAR],
     ),
     "others fail while this node still imports": (
-        [met(1), OTHERS_FAILED, KILLED_ZYGOTE],
+        [all_joined(1), OTHERS_FAILED, KILLED_ZYGOTE],
         [BY_FORCE, CLEARED],
     ),
     "and the coordinator ends the launch": (
-        [met(1), OTHERS_FAILED, KILLED_ZYGOTE, over(7)],
+        [all_joined(1), OTHERS_FAILED, KILLED_ZYGOTE, over(7)],
         [BY_FORCE, CLEARED],
     ),
     "a signal while waiting for the others": ([READY, signalled(15, 3)], [BY_FORCE]),
@@ -182,7 +182,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(3), FAILED, CLEAR, END],
     ),
     "a coordinator lost before ranks are started": (
-        [met(1), COORDINATOR_LOST, KILLED_ZYGOTE],
+        [all_joined(1), COORDINATOR_LOST, KILLED_ZYGOTE],
         [BY_FORCE],
     ),
     "a signal is reported to the coordinator": (
@@ -226,10 +226,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(3), FAILED, CLEAR, CLEARED, FAILED, CLEARED],
     ),
     "a broken program has no next generation here": (
-        [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE, NEXT],
+        [all_joined(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE, NEXT],
         [FAILED, CLEARED, FAILED, CLEARED],
     ),
-    "before the nodes meet, a zygote is replaced only if a restart is left": (
+    "before all nodes have joined, a zygote is replaced only if a restart is left": (
         [KILLED_ZYGOTE],
         [],
     ),
@@ -262,7 +262,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(2, 3), CLEAR],
     ),
     "a program that is broken here is a failure of the launch": (
-        [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
+        [all_joined(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
         [FAILED, CLEARED],
     ),
 }  # fmt: skip
@@ -279,15 +279,15 @@ def test_a_history_leads_to_these_actions(name: str) -> None:
 
 def test_a_zygote_that_imports_is_kept_if_another_generation_may_follow() -> None:
     """It need not import torch again, and has nothing to end."""
-    _, taken = play([met(1), OTHERS_FAILED, READY], max_restarts=1)
+    _, taken = play([all_joined(1), OTHERS_FAILED, READY], max_restarts=1)
 
     assert taken == [CLEARED]
 
 
-def test_a_plan_that_fails_after_the_nodes_met_is_reported() -> None:
+def test_a_plan_that_fails_after_all_nodes_joined_is_reported() -> None:
     """The others are about to start ranks; the coordinator learns that this node is cleared."""
-    met = launch(0, nodes=NodesState(phase=NodesPhase.RUNNING), phase=Phase.WAITING)
-    _, taken = follow(met, NOT_MET, ENDED)
+    state = launch(0, nodes=NodesState(phase=NodesPhase.RUNNING), phase=Phase.WAITING)
+    _, taken = follow(state, JOIN_FAILED, ENDED)
 
     assert taken == [FAILED, CLEAR, CLEARED]
 
@@ -296,8 +296,8 @@ OVER: dict[str, tuple[list[Event], bool]] = {
     "a node whose zygote is lost waits for the coordinator": ([*PARTICIPANT, KILLED_ZYGOTE], False),
     "and ends as it decides": ([*PARTICIPANT, KILLED_ZYGOTE, over(137)], True),
     "or without it, if that is lost": ([*PARTICIPANT, KILLED_ZYGOTE, COORDINATOR_LOST], True),
-    "a node that never met the others waits for none": ([READY, NOT_MET, GONE], True),
-    "a broken program before the nodes met": (
+    "a node that never joined waits for none": ([READY, JOIN_FAILED, GONE], True),
+    "a broken program before all nodes have joined": (
         [ProgramBroken(text="SyntaxError: x", exit_code=1), GONE], True,
     ),
     "the coordinator waits too": (
@@ -356,7 +356,7 @@ ANYTHING = [
 @given(events=st.lists(st.sampled_from(ANYTHING), max_size=14))
 def test_no_participant_keeps_running_without_a_coordinator(events: list[Event]) -> None:
     """Whatever happened before, a launcher without coordinator and ranks ends."""
-    state, _ = play([READY, met(1), *events, COORDINATOR_LOST], max_restarts=2)
+    state, _ = play([READY, all_joined(1), *events, COORDINATOR_LOST], max_restarts=2)
     state, _ = follow(state, *(exited(rank, 15, 50) for rank in sorted(state.alive)))
     state, _ = follow(state, ENDED, TimePassed(at_ns=900 * S), TimePassed(at_ns=999 * S))
 

@@ -448,8 +448,8 @@ def test_a_coordinator_that_never_starts_is_reported(parties: Parties) -> None:
     assert is_long == [False, False, True]
 
 
-def met(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
-    """Return a coordinator and a participant that have met."""
+def joined(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
+    """Return a coordinator and a participant that have joined."""
     coordinator = parties.coordinator(2, node_timeout_s=30.0)
     joining = replace(info("node1"), launcher="n1")
     participant = parties.participant(joining, ahead_ns=ahead_ns)
@@ -459,7 +459,7 @@ def met(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
 
 def test_a_coordinator_that_closes_is_lost_at_once(parties: Parties) -> None:
     """The participant waits for no timeout."""
-    coordinator, participant = met(parties)
+    coordinator, participant = joined(parties)
     parties.remove(coordinator)
     parties.until(lambda: participant.received(NodeLost))
 
@@ -476,7 +476,7 @@ def reset(party: Party) -> None:
 
 def test_a_reset_connection_is_resumed(parties: Parties) -> None:
     """What was under way then, or is sent meanwhile, arrives once, in both directions."""
-    coordinator, participant = met(parties, ahead_ns=5 * S)
+    coordinator, participant = joined(parties, ahead_ns=5 * S)
 
     def send(text: str) -> None:
         coordinator.send(ShowStacks(why=text))
@@ -500,7 +500,7 @@ def test_a_reset_connection_is_resumed(parties: Parties) -> None:
 
 def test_a_node_whose_address_changed_is_lost(parties: Parties) -> None:
     """The connections of its ranks end with the address, after many minutes of silence."""
-    coordinator, participant = met(parties)
+    coordinator, participant = joined(parties)
     connection = cast("Participant", participant.side)._connection
     assert connection is not None
     connection.own_address = "192.0.2.7"
@@ -514,7 +514,7 @@ def test_a_node_whose_address_changed_is_lost(parties: Parties) -> None:
 
 def test_a_launch_that_ends_while_a_connection_is_reset(parties: Parties) -> None:
     """Its end arrives once the connection is resumed, even if both launchers are suspended."""
-    coordinator, participant = met(parties)
+    coordinator, participant = joined(parties)
     reset(participant)
     (connection,) = cast("Coordinator", coordinator.side)._connections.values()
     while connection.phase is not ConnectionPhase.INTERRUPTED:
@@ -530,7 +530,7 @@ def test_a_launch_that_ends_while_a_connection_is_reset(parties: Parties) -> Non
 
 def test_a_node_ends_a_failed_launch_after_the_first(parties: Parties) -> None:
     """A scheduler ends all launchers once one has failed, and the first one has the report."""
-    coordinator, participant = met(parties)
+    coordinator, participant = joined(parties)
     coordinator.send(replace(OVER, exit_code=3))
     parties.until(lambda: participant.received(LaunchOver))
     parties.all.remove(participant)
@@ -555,7 +555,7 @@ def test_a_node_ends_a_failed_launch_after_the_first(parties: Parties) -> None:
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_a_reset_connection_that_is_not_resumed_is_lost(parties: Parties, waiting: int) -> None:
     """Soon: the other launcher may have been killed."""
-    both = met(parties)
+    both = joined(parties)
     reset(both[1])
     parties.all = [both[waiting]]
     parties.pass_s(8)
@@ -578,7 +578,7 @@ def test_a_reset_connection_is_reported_as_closed(parties: Parties, other: socke
 
 def test_a_short_silence_is_survived(parties: Parties) -> None:
     """If a link is cut for less than the timeout, neither side reports a loss."""
-    coordinator, participant = met(parties)
+    coordinator, participant = joined(parties)
     parties.all.remove(coordinator)
     parties.pass_s(20)
     parties.all.append(coordinator)
@@ -590,7 +590,7 @@ def test_a_short_silence_is_survived(parties: Parties) -> None:
 
 def test_a_long_silence_is_a_loss(parties: Parties) -> None:
     """It is reported once, with its duration."""
-    coordinator, participant = met(parties)
+    coordinator, participant = joined(parties)
     parties.all.remove(coordinator)
     parties.pass_s(40)
     lost = participant.received(NodeLost)
@@ -605,7 +605,7 @@ def test_times_of_another_clock_are_converted_to_the_local_clock(
     parties: Parties, ahead_ns: int
 ) -> None:
     """Each machine's monotonic clock starts when it boots."""
-    coordinator, participant = met(parties, ahead_ns=ahead_ns)
+    coordinator, participant = joined(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
     at_ns, true_ns = participant.now_ns(), coordinator.now_ns()
     exited = RankExited(rank=1, pid=7, wait_status=256, at_ns=at_ns)
@@ -628,7 +628,7 @@ def test_times_of_another_clock_are_converted_to_the_local_clock(
 @pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S], ids=["ahead", "behind"])
 def test_times_of_calls_are_converted_to_the_local_clock(parties: Parties, ahead_ns: int) -> None:
     """Calls of unknown groups are dropped; an unknown rank ends the connection."""
-    coordinator, participant = met(parties, ahead_ns=ahead_ns)
+    coordinator, participant = joined(parties, ahead_ns=ahead_ns)
     coordinator.send(AskTimes(generation=0, late=[1]))
     parties.until(lambda: participant.received(AskTimes))
     assert participant.received(AskTimes)[0].late == [1]
@@ -665,7 +665,7 @@ def test_the_time_of_a_failure_is_converted_to_the_local_clock(
     parties: Parties, ahead_ns: int
 ) -> None:
     """So a node reports how long a restart took by its own clock."""
-    coordinator, participant = met(parties, ahead_ns=ahead_ns)
+    coordinator, participant = joined(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
     cause = replace(WHY, at_ns=coordinator.now_ns())
     coordinator.send(NextBegins(generation=1, cause=cause, at_ns=coordinator.now_ns()))
@@ -759,7 +759,7 @@ def test_phases_follow_the_diagram_in_any_history(parties: Parties, seed: int) -
 
 def test_each_phase_of_a_connection_is_reached(parties: Parties) -> None:
     """By each arrow of the diagram."""
-    _, participant = met(parties)
+    _, participant = joined(parties)
     with suppress(OSError), closing(parties.stranger(b"no launcher\n")) as stranger:
         parties.until(lambda: stranger.recv(1))  # it is rejected
     connection = cast("Participant", participant.side)._connection
@@ -769,7 +769,7 @@ def test_each_phase_of_a_connection_is_reached(parties: Parties) -> None:
     connection.own_address = "192.0.2.7"
     reset(participant)
     parties.until(lambda: participant.received(NodeLost))
-    coordinator, participant = met(parties)
+    coordinator, participant = joined(parties)
     parties.remove(participant)
     parties.until(lambda: coordinator.received(NodeLost))
 

@@ -55,15 +55,15 @@ from tests.diagrams import DIAGRAMS, FOLLOWS, SEEN, unseen
 from tests.histories import ENDED, KILLED_ZYGOTE, READY, S, exited, follow, launch
 from tests.node_histories import (
     CAUSE,
+    JOIN_FAILED,
     NEXT,
-    NOT_MET,
     OTHERS_FAILED,
     PARTICIPANT,
     TWO_DIED,
     WELL_THERE,
     all_cleared,
+    all_joined,
     finished,
-    met,
     play,
     reported,
 )
@@ -110,7 +110,7 @@ ELSEWHERE: dict[type[Any], Fields] = {
         "store_address": ["10.0.0.1"], "store_port": [1], "own_address": ["10.0.0.2"],
         "ranks": [(0, 1), (2, 3)],
     },
-    JoinFailed: {"error": [NOT_MET.error], "joined": [None, met(1)]},
+    JoinFailed: {"error": [JOIN_FAILED.error], "joined": [None, all_joined(1)]},
     NodeLost: {"node_rank": [0, 1], "host": ["a"], "why": ["gone"], "heard_ns": [0]},
     GenerationAborted: {"why": ["rank 2 failed"], "signum": [0, 15], "resizes": [False, True]},
     OthersFinished: {},
@@ -153,11 +153,11 @@ def test_every_event_is_played() -> None:
 
 
 def test_killed_ranks_stay_killed() -> None:
-    """Also if the nodes then fail to meet."""
+    """Also if the nodes then fail to join."""
     signals: list[Event] = [SignalArrived(signum=2, at_ns=0)] * 3
     state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, nodes=NodesState())
 
-    follow(state, *signals, NOT_MET)
+    follow(state, *signals, JOIN_FAILED)
 
 
 @given(histories(LOCAL), st.integers(0, 2))
@@ -190,7 +190,7 @@ def test_every_arrow_is_followed() -> None:
     for max_restarts in (0, 1):
         play([READY, KILLED_ZYGOTE], max_restarts)
     broken = ProgramBroken(text="SyntaxError: x", exit_code=1)
-    play([met(0), OTHERS_FAILED, all_cleared(TWO_DIED), broken, NEXT], max_restarts=1)
+    play([all_joined(0), OTHERS_FAILED, all_cleared(TWO_DIED), broken, NEXT], max_restarts=1)
     play([*PARTICIPANT, *WELL_THERE, OTHERS_FAILED, ENDED, NEXT])
     play([*PARTICIPANT, *finished(2), exited(3, 7 << 8, 5), exited(2, 0, 6), ENDED, NEXT])
 

@@ -206,7 +206,7 @@ def test_a_node_needs_devices_for_its_own_workers(device: str) -> None:
             [(0, 2), (0, 2), (1, 2), (1, 2)],
         ),
     ],
-    ids=["two roles on three nodes", "one role", "not met yet", "renumbered ranks"],
+    ids=["two roles on three nodes", "one role", "not joined yet", "renumbered ranks"],
 )
 def test_roles_are_counted_over_nodes(
     changes: dict[str, Any], roles: tuple[str, ...], expected: list[tuple[int, int]]

@@ -181,10 +181,10 @@ def test_all_nodes_receive_the_domains(parties: Parties) -> None:
     """So each completes the same plan; nodes without a node rank are sorted by domain."""
     all_of_them = joined(parties, "abab", request())
     parties.until(lambda: all(party.received(AllJoined) for party in all_of_them))
-    met = [party.received(AllJoined)[0] for party in all_of_them]
+    received = [party.received(AllJoined)[0] for party in all_of_them]
 
-    assert {each.nodes_per_domain for each in met} == {(2, 2)}
-    assert {each.hosts for each in met} == {("node0", "node2", "node1", "node3")}
+    assert {each.nodes_per_domain for each in received} == {(2, 2)}
+    assert {each.hosts for each in received} == {("node0", "node2", "node1", "node3")}
 
 
 def test_no_rank_starts_where_domains_do_not_fit(parties: Parties) -> None:

@@ -167,7 +167,7 @@ def change(generation: int, lost: str, shapes: str) -> Cause:
     )  # fmt: skip
 
 
-def met(*causes: Cause) -> AllJoined:
+def all_joined(*causes: Cause) -> AllJoined:
     """Return the event that all nodes have joined."""
     return AllJoined(
         node_rank=0, hosts=("node0",), nproc_per_node=(1,), run_id="j", store_address="node0",
@@ -198,13 +198,13 @@ def test_every_change_is_reported_once(has_run: bool, capfd: pytest.CaptureFixtu
     watch = StartProgress(plan_of(), Console())
     first, second = change(1, "node1", "dp 3 -> 2"), change(2, "node2", "dp 2 -> 1")
     state = State(shutdown_timeout_s=1.0, ranks=READY, nodes=NodesState(phase=NodesPhase.RUNNING))
-    watch.see(met(), state)
+    watch.see(all_joined(), state)
     state = replace(state, ranks=NOT_YET, causes=(first,))
-    watch.see(met(first), state)
+    watch.see(all_joined(first), state)
     if has_run:
         watch.see(TimePassed(at_ns=1), replace(state, ranks=READY))
     state = replace(state, ranks=NOT_YET, causes=(first, second))
-    watch.see(met(first, second), state)
+    watch.see(all_joined(first, second), state)
     watch.see(TimePassed(at_ns=1), replace(state, ranks=READY))
     lines = capfd.readouterr().err.splitlines()
 
@@ -223,14 +223,14 @@ def test_the_rank_of_an_excluded_node_need_not_be_in_the_new_layout(
     cause = replace(fewer, rank=2, description="exited with code 3", is_failure=True)
     nodes = NodesState(phase=NodesPhase.RUNNING)
     state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, nodes=nodes, max_restarts=1)
-    watch.see(met(cause), replace(state, causes=(cause,)))
+    watch.see(all_joined(cause), replace(state, causes=(cause,)))
 
     restart = "meshrun: restart 1 of 1, because rank 2 exited with code 3"
     assert capfd.readouterr().err.splitlines() == [restart]
 
 
 @pytest.mark.parametrize("node_rank", [0, 1])
-def test_spare_workers_are_reported_once_nodes_have_met(
+def test_spare_workers_are_reported_once_nodes_have_joined(
     node_rank: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """By node 0 alone, and again if their number changes."""
@@ -243,7 +243,7 @@ def test_spare_workers_are_reported_once_nodes_have_met(
     for workers in ((2, 3), (2, 3), (2, 2), (3, 4)):
         settled = complete_plan(plan, node_rank=node_rank, nproc_per_node=workers)
         watch.replan(settled)
-        watch.see(met(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)))
+        watch.see(all_joined(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)))
     lines = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]
 
     of_five, of_seven = (f"meshrun: 1 of {n} workers is spare: node 1 has 1" for n in (5, 7))
