@@ -56,6 +56,17 @@ def either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
+def quoted(names: Iterable[object]) -> str:
+    """Return names as code: `` `a`, `b` ``."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def use_dim(names: Iterable[object]) -> str:
+    """Return the hint for a dim that the mesh lacks, or nothing if its dims have no names."""
+    known = quoted(names)
+    return f"use a dim of the mesh: {known}" if known else ""
+
+
 def plural(number: int, ending: str = "s") -> str:
     """Return the ending of a noun after ``number``."""
     return "" if number == 1 else ending

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from meshrun.errors import UsageError
+from meshrun.wording import use_dim
 
 _REQUIREMENT = re.compile(r"(?P<dim>[\w+]+)\s*>=\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>[MG]B/s)")
 _UNITS = {"MB/s": 1e6, "GB/s": 1e9}
@@ -52,7 +53,5 @@ def check_dims(requirements: Sequence[Requirement], dims: Sequence[str]) -> None
         if required.dim not in dims:
             raise UsageError(
                 f"--require {required.text}: the mesh has no dim `{required.dim}`",
-                hint=f"use a dim of the mesh: {', '.join(dims)}"
-                if dims
-                else "name its dims, as in --mesh dp=2,tp=4",
+                hint=use_dim(dims) or "name its dims, as in --mesh dp=2,tp=4",
             )

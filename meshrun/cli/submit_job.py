@@ -37,6 +37,7 @@ from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import output_of, render_sbatch
 from meshrun.submit.slurm_options import names_container, options_in
 from meshrun.supervisor.program_file import check_folder
+from meshrun.wording import either
 
 _GRES_HINT = (
     "use --submit-arg=--gres=... to request GPUs by their name here, or --device cpu for none"
@@ -270,8 +271,7 @@ def check_job(options: Options, scheduler: str) -> None:
         raise UsageError(
             f"--submit {scheduler} requires a fixed number of nodes, found --nnodes"
             f" {nodes[0]}:{nodes[1]}: {KINDS[scheduler].why_fixed}",
-            hint=f"use --nnodes {nodes[1]}, or --submit {', '.join(_ELASTIC[:-1])} or"
-            f" {_ELASTIC[-1]}",
+            hint=f"use --nnodes {nodes[1]}, or --submit {either(_ELASTIC)}",
         )
     for row, why, hint in _INCOMPATIBLE_WITH_SLURM if scheduler == "slurm" else ():
         if options.is_typed(row):

@@ -21,7 +21,7 @@ from meshrun.layout.spec import (
     parse_mesh,
     split_texts,
 )
-from meshrun.wording import count
+from meshrun.wording import count, use_dim
 
 _RESERVED = ("rank", "local_rank")
 _FLATTEN_HINT = "write `dp_cp=dp+cp`, or `dp+cp` to name it `dp_cp`"
@@ -179,8 +179,7 @@ def _joined(flatten: Flatten, mesh: MeshSpec, root: dict[str, Axis]) -> Axis:
     digits: list[tuple[int, int]] = []
     for dim in flatten.dims:
         if dim not in root:
-            known = ", ".join(f"`{name}`" for name in root)
-            hint = f"use dims of the mesh: {known}" if known else "name the dims of the mesh"
+            hint = use_dim(root) or "name the dims of the mesh"
             raise _error(f"mesh `{mesh}` has no dim `{dim}`", text, at, dim, hint)
         place = list(root).index(dim)
         if place < before:

@@ -22,7 +22,7 @@ from meshrun.layout.domains import shorten_domains, split_nodes, sums_of
 from meshrun.layout.parameters import check_parameter
 from meshrun.layout.solving import count_slots
 from meshrun.layout.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
-from meshrun.wording import count
+from meshrun.wording import count, quoted
 
 Group: TypeAlias = "range | list[int]"
 Between: TypeAlias = Literal["nodes", "domains"]
@@ -636,7 +636,7 @@ class Layout:
         return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=hint)
 
     def _has(self, *derived: str) -> str:
-        return "use " + ", ".join(f"`{name}`" for name in (*self.dim_labels, *derived))
+        return f"use {quoted((*self.dim_labels, *derived))}"
 
 
 def _shown(request: _Request) -> str:

@@ -15,7 +15,7 @@ from meshrun.layout.derived import shortened_group
 from meshrun.layout.domains import shorten_domains, sums_of
 from meshrun.layout.solving import fill, solve_sizes
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
-from meshrun.wording import count, listed
+from meshrun.wording import count, listed, use_dim
 
 
 class Placement(Struct, frozen=True, kw_only=True):
@@ -117,8 +117,7 @@ def _indices(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...
     names = mesh.keys
     for place, dim in enumerate(dims):
         if dim not in names:
-            has = f"use a dim of the mesh: {', '.join(f'`{name}`' for name in names)}"
-            raise LayoutError(f"{option}: mesh `{mesh}` has no dim `{dim}`", hint=has)
+            raise LayoutError(f"{option}: mesh `{mesh}` has no dim `{dim}`", hint=use_dim(names))
         if dim in dims[:place]:
             raise LayoutError(f"{option} names dim `{dim}` twice", hint="name each dim once")
     return tuple(map(names.index, dims))

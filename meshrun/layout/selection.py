@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from meshrun.errors import SpecError, UsageError
 from meshrun.layout import Layout
 from meshrun.layout.spec import items_of
+from meshrun.wording import either
 
 _RANK = "rank"
 _MOST_NAMED = 8
@@ -176,7 +177,7 @@ class _Parser:
     def _forms(self) -> str:
         """A hint with the valid forms, in terms of this mesh."""
         forms = [f"`{key}=0`" for key in self._counts]
-        return f"write {', '.join(forms[:-1])} or {forms[-1]}; for several indices, `=0,2-3`"
+        return f"write {either(forms)}; for several indices, `=0,2-3`"
 
     def _not_indices(self, at: int, item: str, key: str | None) -> SpecError:
         if not item:

@@ -13,6 +13,7 @@ from meshrun.host import rank_variables as var
 from meshrun.layout import Layout
 from meshrun.layout.spec import MeshSpec
 from meshrun.plan.group_options import GroupOptions
+from meshrun.wording import quoted
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -79,7 +80,7 @@ class BuiltMesh:
         if set(dims) <= {*own, *flattened}:
             return _concatenate([flattened.get(dim) or self.mesh[dim] for dim in dims], dims)
         raise MeshError(
-            f"dims {_quoted(dims)} do not all belong to one mesh",
+            f"dims {quoted(dims)} do not all belong to one mesh",
             hint="pass dims of the mesh itself, or dims of one view",
         )
 
@@ -261,7 +262,7 @@ def _concatenate(parts: list[DeviceMesh], dims: tuple[str, ...]) -> DeviceMesh:
     try:
         mesh: DeviceMesh = DeviceMesh._concatenate(parts)
     except RuntimeError as error:
-        raise MeshError(f"dims {_quoted(dims)} have ranks in common") from error
+        raise MeshError(f"dims {quoted(dims)} have ranks in common") from error
     return mesh
 
 
@@ -278,7 +279,7 @@ def slice_mesh(mesh: DeviceMesh, dims: tuple[str, ...]) -> DeviceMesh:
     if places != sorted(set(places)):
         ordered = ", ".join(f'"{names[place]}"' for place in sorted(set(places)))
         raise MeshError(
-            f"dims {_quoted(dims)} are not in the mesh's order", hint=f"current_mesh({ordered})"
+            f"dims {quoted(dims)} are not in the mesh's order", hint=f"current_mesh({ordered})"
         )
     return mesh if dims == names else mesh[dims]
 
@@ -287,18 +288,14 @@ def no_dims(unknown: Sequence[str], known: Sequence[str]) -> MeshError:
     """Return the error for dims that a mesh does not have."""
     if not known:
         return MeshError(
-            f"the mesh has no dim names, so it has no {_quoted(unknown)}",
+            f"the mesh has no dim names, so it has no {quoted(unknown)}",
             hint="name the dims: --mesh dp=2,tp=4, or --names dp,tp",
         )
     dims = "dims" if len(unknown) > 1 else "dim"
     return MeshError(
-        f"the mesh has no {dims} {_quoted(unknown)}",
-        hint=f"use {_quoted(known)}, or launch with a different --mesh",
+        f"the mesh has no {dims} {quoted(unknown)}",
+        hint=f"use {quoted(known)}, or launch with a different --mesh",
     )
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def not_in_a_child() -> MeshError:

@@ -10,6 +10,7 @@ from meshrun.layout import Layout
 from meshrun.layout.axes import rest_of
 from meshrun.layout.environment import not_a_launch, read_layout
 from meshrun.mesh.scheduler_task import launch_environment
+from meshrun.wording import quoted
 
 _DATA_DIMS = ("dp", "data", "batch", "fsdp", "replicate", "shard", "ddp", "hsdp")
 _DATA_PREFIX = "dp_"
@@ -65,7 +66,7 @@ def data_shard(*dims: str | int) -> tuple[int, int]:
     chosen = dims or _default_dims(layout)
     if not _are_apart(layout, chosen):
         raise LayoutError(
-            f"data dims {', '.join(f'`{dim}`' for dim in chosen)} overlap",
+            f"data dims {quoted(chosen)} overlap",
             hint="pass dims that do not overlap",
         )
     part, parts = 0, 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from meshrun.errors import MeshError
 from meshrun.host import rank_variables as var
 from meshrun.host.interfaces import interface_variables, own_address_towards, own_addresses, resolve
+from meshrun.wording import quoted
 
 if TYPE_CHECKING:
     from meshrun.cluster import ClusterFacts, Task
@@ -125,7 +126,7 @@ def _addresses(
 
 def _no_address(facts: ClusterFacts, task: Task) -> MeshError:
     host = os.uname().nodename
-    names = ", ".join(f"`{name}`" for name in facts.coordinator) or "nothing"
+    names = quoted(facts.coordinator) or "nothing"
     if facts.system == "Open MPI":
         message = f"rank {task.rank} runs on {host}, but mpirun names only its own host: {names}"
         return MeshError(
@@ -133,7 +134,7 @@ def _no_address(facts: ClusterFacts, task: Task) -> MeshError:
             hint=f"start mpirun on the first host, or {_SET_MASTER}",
         )
     if facts.node_rank == 0:
-        names = ", ".join(f"`{name}`" for name in facts.hosts[1:])
+        names = quoted(facts.hosts[1:])
         message = f"rank {task.rank} on {host} has no address on a network shared with {names}"
     else:
         message = f"rank {task.rank} on {host} cannot reach the first node: tried {names}"

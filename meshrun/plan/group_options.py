@@ -13,6 +13,7 @@ from meshrun.errors import UsageError
 from meshrun.host import rank_variables as var
 from meshrun.layout.spec import split_texts
 from meshrun.plan.parse import parse_seconds
+from meshrun.wording import use_dim
 
 _SHORTEST_S, _LONGEST_S = 0.001, 1e9
 _ONLY_FOR = {"nccl": "cuda", "xccl": "xpu"}
@@ -90,8 +91,8 @@ class GroupOptions(Struct, frozen=True, kw_only=True):
         ):
             for dim in dims:
                 if dim and dim not in names:
-                    has = f"use a dim of the mesh: {', '.join(names)}" if names else "set --mesh"
-                    raise UsageError(f"{option}: the mesh has no dim `{dim}`", hint=has)
+                    hint = use_dim(names) or "set --mesh"
+                    raise UsageError(f"{option}: the mesh has no dim `{dim}`", hint=hint)
 
 
 def parse_group_options(

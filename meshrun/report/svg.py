@@ -38,7 +38,7 @@ from meshrun.report.svg_style import (
     text,
     words,
 )
-from meshrun.wording import count, plural
+from meshrun.wording import count, plural, use_dim
 
 HEAD = 34.0
 """Height of the heading."""
@@ -78,7 +78,7 @@ def choose_color_dim(layout: Layout, requested: str | None) -> int | None:
     known = names or tuple(map(str, range(len(layout.sizes))))
     raise UsageError(
         f"--color-dim: mesh `{layout.mesh}` has no dim `{requested}`",
-        hint=f"use a dim of the mesh: {', '.join(f'`{name}`' for name in known)}",
+        hint=use_dim(known),
     )
 
 

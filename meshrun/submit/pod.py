@@ -8,11 +8,11 @@ from meshrun.errors import UsageError
 from meshrun.host.interfaces import is_unspecified
 from meshrun.host.own_variables import SECRET
 from meshrun.plan.masking import holds_secret
+from meshrun.plan.rendezvous_options import DEFAULT_PORT
 from meshrun.submit.job import Job
 from meshrun.submit.yaml import Explained
 
 CONTAINER = "meshrun"
-PORT = 29500
 SECRET_KEY = "meshrun-secret"  # noqa: S105 - the name of an entry, unlike that of any variable
 _CORES_PER_GPU = 3
 """Not 4, since a machine with 4 cores per GPU reserves a part of them."""
@@ -63,9 +63,9 @@ def command_of(job: Job, head: str | None) -> list[str]:
     """Return the command of the container, escaped so that Kubernetes expands no ``$(NAME)``."""
     rendezvous: tuple[str, ...] = ()
     if head and job.min_nodes is not None:
-        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:{PORT}")
+        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:{DEFAULT_PORT}")
     elif head and job.nnodes > 1:
-        rendezvous = ("--master-addr", head, "--master-port", str(PORT))
+        rendezvous = ("--master-addr", head, "--master-port", str(DEFAULT_PORT))
     words = ["meshrun", *rendezvous, *(word for words in job.words for word in words)]
     return [_literal(word) for word in words]
 

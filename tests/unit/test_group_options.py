@@ -70,7 +70,7 @@ def test_an_unknown_dim_is_an_error() -> None:
     with pytest.raises(UsageError, match="--timeout: the mesh has no dim `pp`") as caught:
         parse_group_options([], ["pp=3s"], []).check_dims(["dp", "tp"])
 
-    assert caught.value.hint == "use a dim of the mesh: dp, tp"
+    assert caught.value.hint == "use a dim of the mesh: `dp`, `tp`"
 
 
 @pytest.mark.parametrize(
