@@ -15,7 +15,7 @@ from meshrun.errors import UsageError
 from meshrun.host.stderr import note
 
 if TYPE_CHECKING:
-    from meshrun.plan.request import ExitCodes
+    from meshrun.plan.choices import ExitCodes
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _at_end: list[Callable[[int], None]] = []

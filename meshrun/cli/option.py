@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
+from meshrun.plan.parse import parse_choice
 
 COMMAND_LINE = "command line"
 """The source of an option that was typed; any other source is an environment variable."""
@@ -89,6 +91,14 @@ class Option(Generic[_T]):
     def flags(self) -> tuple[str, ...]:
         """All flags, the short one first."""
         return (self.short, self.flag) if self.short else (self.flag,)
+
+
+class OneOf(Option[_T]):
+    """An option with a few values, by default the first."""
+
+    def __init__(self, choices: Sequence[Any], panel: str, help: str, **more: Any) -> None:  # noqa: A002
+        parse: Any = partial(parse_choice, choices=choices)
+        super().__init__(parse, choices[0], "|".join(choices), panel, help, **more)
 
 
 class Switch(Option[bool]):

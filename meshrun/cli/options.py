@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from meshrun.check.requirements import Requirement, parse_requirements
 from meshrun.cli import parsers as parse
-from meshrun.cli.option import Option, ParsedOptions, Repeated, Switch
+from meshrun.cli.option import OneOf, Option, ParsedOptions, Repeated, Switch
+from meshrun.plan.choices import FORMATS, NUMA_BINDINGS, ExitCodes, MeshInit, Prefix, ShownNodes
 from meshrun.plan.device import check_device_type
 from meshrun.plan.gpu_choice import parse_gpus
 from meshrun.plan.parse import (
-    BINDING_MODES,
     COUNT_WORDS,
     NO_STREAMS,
     GpuMemoryWait,
@@ -109,7 +109,7 @@ class Options(ParsedOptions):
     domain_size = Option(parse.positive, None, "N", MESH,
         "Number of consecutive nodes that share an NVLink domain, such as `18`.",
         unset="what the nodes report", details="The last domain may have fewer.")
-    place = Option(parse.choice("contiguous", "auto"), "contiguous", "contiguous|auto", MESH,
+    place = OneOf[str](("contiguous", "auto"), MESH,
         "How to number ranks: node by node, or (`auto`) so that `--intra-node` and "
         "`--intra-domain` hold.")
     backend = Repeated(parse.joined, "[DIM=]NAME", MESH,
@@ -124,8 +124,7 @@ class Options(ParsedOptions):
     pg_opt = Repeated(parse.joined, "DIM:K=V", MESH,
         "Backend option for the groups of a dim, such as `tp:is_high_priority_stream=1`. "
         "Repeatable.", details="Commas separate several: `DIM:K=V,K=V`.")
-    mesh_init: Option[Literal["eager", "lazy"]] = Option(
-        parse.choice("eager", "lazy"), "eager", "eager|lazy", MESH,
+    mesh_init = OneOf[MeshInit](get_args(MeshInit), MESH,
         "Build the mesh before the program's first line, or (`lazy`) at its first "
         "`current_mesh()`.", details="All ranks must reach that call. `lazy` is for programs that "
         "set `NCCL_*` variables themselves.")
@@ -143,12 +142,12 @@ class Options(ParsedOptions):
         details="See [several nodes](../how-to/several-nodes.md). A [range](../how-to/elastic.md) "
         "needs `--hosts`, or `--rdzv-backend c10d` or another that counts nodes.",
         brief="Number of nodes, or a range of them")
-    numa_binding = Option(parse.choice(*BINDING_MODES), None, "MODE", WORKERS,
-        f"Bind each rank to the cores near its device: {either(_code(BINDING_MODES))}.",
+    numa_binding = Option(parse.choice(*NUMA_BINDINGS), None, "MODE", WORKERS,
+        f"Bind each rank to the cores near its device: {either(_code(NUMA_BINDINGS))}.",
         family=PET, details="Uses the kernel's topology: `exclusive` gives each "
         "rank its own share of the NUMA node's cores, `core-complex` cores that share a cache. "
         "Ranks without an accelerator are spread over the NUMA nodes.",
-        suggested=BINDING_MODES)
+        suggested=NUMA_BINDINGS)
     nic_affinity = Switch(WORKERS,
         "Restrict each rank to the network cards nearest its GPU.",
         details="Sets variables of NCCL, gloo and UCX that are not set. See "
@@ -243,7 +242,7 @@ class Options(ParsedOptions):
         "start, and exit without starting anything.", family="",
         details="See [other schedulers](../how-to/other-schedulers.md#find-out-what-is-detected). "
         "No program is needed; `--format json` prints JSON.")
-    format = Option(parse.choice("text", "json", "svg"), "text", "text|json|svg", PREVIEW,
+    format = OneOf[str](FORMATS, PREVIEW,
         "Format of the plan, or of what `--check` found. `svg` draws the layout.", details="See "
         "[the JSON schema](plan-json.md) and [pictures](../how-to/draw-a-layout.md).")
     output = Option(parse.as_written, None, "FILE", PREVIEW,
@@ -288,15 +287,13 @@ class Options(ParsedOptions):
     collapse = Switch(OUTPUT,
         "Print identical lines from several ranks once.",
         details="Each such line is labeled with the ranks and their number.")
-    prefix: Option[Literal["mesh", "torchrun", "none"]] = Option(
-        parse.choice("mesh", "torchrun", "none"), "mesh", "mesh|torchrun|none", OUTPUT,
+    prefix = OneOf[Prefix](get_args(Prefix), OUTPUT,
         "What to print before each line: the rank's mesh coordinate, what torchrun prints, or "
         "nothing.", details="torchrun prints nothing, or `[default0]:` where "
         "output is teed. See [logs](logs.md#the-prefix-of-a-line).")
     no_prefix = Switch(OUTPUT,
         "Same as `--prefix none`.")
-    console: Option[Literal["all", "first-node"]] = Option(
-        parse.choice("all", "first-node"), "all", "all|first-node", OUTPUT,
+    console = OneOf[ShownNodes](get_args(ShownNodes), OUTPUT,
         "Which nodes print the output of their ranks.",
         details="Messages and errors are always printed. See [several nodes]"
         "(../how-to/several-nodes.md).")
@@ -323,8 +320,7 @@ class Options(ParsedOptions):
     events = Option(parse.as_written, None, "FILE", OUTPUT,
         "Append an event per line to this file as it happens, as JSON; `-` is stdout.",
         details="See [the schema](../how-to/metrics.md#events).")
-    log_format: Option[Literal["text", "json"]] = Option(
-        parse.choice("text", "json"), "text", "text|json", OUTPUT,
+    log_format = OneOf[str](("text", "json"), OUTPUT,
         "Print lines as they are, or each as a JSON object.",
         details="Each object has the time, the rank and its stream. See "
         "[lines as JSON](../how-to/metrics.md#lines-as-json).")
@@ -380,8 +376,7 @@ class Options(ParsedOptions):
         "Signals that end the launch and are forwarded to the ranks.",
         unset="`SIGTERM,SIGINT,SIGHUP`", family=PET, details="If given, this includes signals "
         "that were ignored when meshrun started. Unknown names are reported and ignored.")
-    exit_code: Option[Literal["worker", "torchrun"]] = Option(
-        parse.choice("worker", "torchrun"), "worker", "worker|torchrun", FAILURES,
+    exit_code = OneOf[ExitCodes](get_args(ExitCodes), FAILURES,
         "Exit with the failed rank's own code, or (`torchrun`) with 1 for any failure.",
         details="See [exit codes](exit-codes.md).")
     node_history = Option(parse.as_written, None, "FILE", FAILURES,

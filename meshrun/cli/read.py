@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from meshrun.host import rank_variables as var
 from meshrun.host.leftovers import is_in_private
 from meshrun.layout import parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
+from meshrun.plan.choices import Prefix
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.parse import parse_seconds, split_words, unknown_signal
@@ -434,7 +435,7 @@ def _logs(options: Options) -> LogRequest:
     )
 
 
-def _prefix(options: Options) -> Literal["mesh", "torchrun", "none"]:
+def _prefix(options: Options) -> Prefix:
     """Return the prefix of lines; an option that was typed overrides a variable."""
     by_name, by_switch = options.is_typed(Options.prefix), options.is_typed(Options.no_prefix)
     if options.text(Options.prefix) is None or by_switch > by_name:

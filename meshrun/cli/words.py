@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from msgspec import Struct
 
 from meshrun.errors import UsageError
+from meshrun.plan.choices import FORMATS
 from meshrun.wording import either
 
 _OTHER_LAUNCHERS = {
@@ -33,7 +34,7 @@ _SYNONYMS = {name: option for option, names in _OTHER_LAUNCHERS.items() for name
 _HELP = ("-h", "--help")
 _TOPIC = re.compile(r"-{0,2}[a-z][a-z_-]*")
 """A word after ``--help`` that is not a program."""
-_FORMATS, _TIMES = re.compile("text|json|svg"), re.compile(r"[\d.]+\w*")
+_FORMATS, _TIMES = re.compile("|".join(FORMATS)), re.compile(r"[\d.]+\w*")
 _SWITCH_VALUES = {
     "--dry-run": (_FORMATS, "--dry-run --format {}"),
     "--where": (_FORMATS, "--where --format {}"),

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from meshrun.errors import UsageError
 from meshrun.host.machine import Cpu, Topology
-from meshrun.plan.parse import BindingMode
+from meshrun.plan.choices import NumaBinding
 from meshrun.wording import count, number_ranges, plural
 
 
 def choose_cpus(
-    mode: BindingMode, topology: Topology, *, local_rank: int, nproc: int
+    mode: NumaBinding, topology: Topology, *, local_rank: int, nproc: int
 ) -> tuple[int, ...]:
     """Return the logical CPUs that a local rank may run on, in order.
 
@@ -92,7 +92,7 @@ def _cache_for(near: Sequence[Cpu], place: int) -> list[Cpu]:
     return groups[caches[place % len(caches)]]
 
 
-def _no_cpus(mode: BindingMode, topology: Topology, local_rank: int) -> UsageError:
+def _no_cpus(mode: NumaBinding, topology: Topology, local_rank: int) -> UsageError:
     cpus = count(len(topology.cpus), "CPU")
     where = f"node{plural(len(topology.nodes))} {number_ranges(topology.nodes)}"
     return UsageError(

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Sequence
 from difflib import get_close_matches
 from ipaddress import IPv6Address
-from typing import Literal, get_args
 
 from msgspec import Struct
 
@@ -34,10 +33,6 @@ _TIMES = "write seconds, or numbers with ms, s, m, h or d: `90`, `90s`, `5m`, `1
 _STREAMS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?:([0-3])")
 _LOCAL_RANKS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 """No node has a million workers, and a longer number could fill the memory."""
-
-
-BindingMode = Literal["node", "socket", "exclusive", "core-complex"]
-BINDING_MODES: tuple[BindingMode, ...] = get_args(BindingMode)
 
 
 class GpuMemoryWait(Struct, frozen=True, kw_only=True):

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from meshrun.layout import Flatten, View
 from meshrun.layout.spec import MeshSpec
+from meshrun.plan.choices import ExitCodes, MeshInit, NumaBinding, Prefix, ShownNodes
 from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.hostfile import Host
-from meshrun.plan.parse import NO_STREAMS, BindingMode, GpuMemoryWait, Streams, parse_endpoint
+from meshrun.plan.parse import NO_STREAMS, GpuMemoryWait, Streams, parse_endpoint
 from meshrun.plan.rank_program import Program
 
 StartMethod = Literal["fork", "exec"]
-ExitCodes = Literal["worker", "torchrun"]
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that end a launch. torchrun's include SIGQUIT, which here asks where ranks are."""
 
@@ -142,7 +142,7 @@ class LogRequest(Struct, frozen=True, kw_only=True):
 class ConsoleRequest(Struct, frozen=True, kw_only=True):
     """Which of the ranks' output is printed, and how."""
 
-    prefix: Literal["mesh", "torchrun", "none"] = "mesh"
+    prefix: Prefix = "mesh"
     """The prefix of each line: a coordinate, torchrun's prefix, or nothing."""
     template: str | None = None
     """A template of the prefix with fields such as ``${rank}``: see ``TEMPLATE_FIELDS``."""
@@ -150,7 +150,7 @@ class ConsoleRequest(Struct, frozen=True, kw_only=True):
     hide: tuple[str, ...] = ()
     local_ranks: frozenset[int] | None = None
     collapse: bool = False
-    nodes: Literal["all", "first-node"] = "all"
+    nodes: ShownNodes = "all"
     """The nodes that print lines of their ranks."""
     verbose: bool = False
     """Whether to print which sockets listen."""
@@ -184,7 +184,7 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] | None = None
     """Entries as ``parse_gpus`` returns them; ``None`` for all visible GPUs."""
     groups: GroupOptions = GroupOptions()
-    mesh_init: Literal["eager", "lazy"]
+    mesh_init: MeshInit
     start_method: StartMethod | None = None
     shutdown_timeout_s: float
     start_timeout_s: float
@@ -202,7 +202,7 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     gpu_memory_wait: GpuMemoryWait | None = None
     """How long a restart waits for GPU memory to be freed; ``None`` not to wait."""
     virtual_local_rank: bool = False
-    numa_binding: BindingMode | None = None
+    numa_binding: NumaBinding | None = None
     check_gpus: bool = False
     """Whether to check the health of GPUs before ranks start on them."""
     check_first: tuple[str, ...] = ()

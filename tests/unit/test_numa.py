@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from meshrun.app import plan
 from meshrun.errors import HostError, UsageError
 from meshrun.host.machine import Cpu, Topology, parse_cpus
+from meshrun.plan.choices import NUMA_BINDINGS, NumaBinding
 from meshrun.plan.numa import choose_cpus
-from meshrun.plan.parse import BINDING_MODES, BindingMode
 from meshrun.wording import number_ranges
 from tests.machines import BIG, Machine, machines
 from tests.plans import plan_of
@@ -49,7 +49,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     ],
 )
 def test_each_mode_chooses_these_cpus(
-    mode: BindingMode, local_rank: int, cpus: str, tmp_path: Path
+    mode: NumaBinding, local_rank: int, cpus: str, tmp_path: Path
 ) -> None:
     """Two sockets of two nodes of three caches each, and two accelerators per node."""
     BIG.write(tmp_path)
@@ -87,7 +87,7 @@ def test_a_node_belongs_to_the_socket_of_its_lowest_cpu() -> None:
     ],
 )
 def test_ranks_without_an_accelerator_are_spread(
-    mode: BindingMode, nproc: int, cpus: list[str], tmp_path: Path
+    mode: NumaBinding, nproc: int, cpus: list[str], tmp_path: Path
 ) -> None:
     """Over the nodes in order, and over the parts into which a mode divides a node."""
     machine = Machine(sockets=2, caches_per_node=2, cores_per_cache=2)
@@ -110,8 +110,8 @@ def test_ranks_without_an_accelerator_share_the_node_of_those_with_one(tmp_path:
     assert [number_ranges(each) for each in bound] == ["4", "5", "6", "7"]
 
 
-@given(topology=topologies(), nproc=st.integers(1, 12), mode=st.sampled_from(BINDING_MODES))
-def test_bound_cpus_are_allowed_and_near(topology: Topology, nproc: int, mode: BindingMode) -> None:
+@given(topology=topologies(), nproc=st.integers(1, 12), mode=st.sampled_from(NUMA_BINDINGS))
+def test_bound_cpus_are_allowed_and_near(topology: Topology, nproc: int, mode: NumaBinding) -> None:
     """On any machine, each rank gets CPUs of its accelerator's node or socket, in order."""
     for rank in range(nproc):
         try:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 
 from meshrun.errors import UsageError
-from meshrun.plan.numa import BINDING_MODES, BindingMode, choose_cpus
+from meshrun.plan.choices import NUMA_BINDINGS, NumaBinding
+from meshrun.plan.numa import choose_cpus
 from tests.machines import BIG, Machine, machines
 
 MACHINES = {
@@ -33,7 +34,7 @@ MACHINES = {
 
 def choices_of_torch(
     machine: Machine, sysfs: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[BindingMode, int, set[int] | None]]:
+) -> Iterator[tuple[NumaBinding, int, set[int] | None]]:
     """Yield the CPUs that torch binds each rank to; ``None`` if it refuses."""
     binding: Any = pytest.importorskip("torch.numa.binding")
 
@@ -68,7 +69,7 @@ def choices_of_torch(
         patch.setattr(binding, "os", fake_os)
         index, _ = signature(binding._get_logical_cpus_to_bind_to).parameters  # 2.15 renamed it
         patch.setattr(binding, "torch", fake_torch)
-        for mode in BINDING_MODES:
+        for mode in NUMA_BINDINGS:
             options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
             for gpu in range(len(gpus)):
                 try:
@@ -107,7 +108,7 @@ def test_ranks_are_bound_as_torch_binds_them(
 
     compared = check_against_torch(machine, tmp_path, monkeypatch)
 
-    assert compared == len(machine.gpu_nodes) * len(BINDING_MODES)
+    assert compared == len(machine.gpu_nodes) * len(NUMA_BINDINGS)
 
 
 @settings(max_examples=settings.default.max_examples // 8, deadline=None)
