@@ -15,8 +15,9 @@ from meshrun.host.leftovers import private_folder
 from meshrun.host.own_variables import CHECK_FILE
 from meshrun.host.processes import signals_blocked
 from meshrun.host.stderr import note
+from meshrun.plan.choices import STOP_SIGNALS
 from meshrun.plan.rank_program import Program
-from meshrun.plan.request import STOP_SIGNALS, LaunchRequest
+from meshrun.plan.request import LaunchRequest
 
 _PROGRAM = "meshrun.worker.check_ranks"
 _MODES = ("quick", "full")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.errors import UsageError
 from meshrun.host.stderr import note
+from meshrun.plan.choices import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from meshrun.plan.choices import ExitCodes
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _at_end: list[Callable[[int], None]] = []
 
 
@@ -77,7 +77,7 @@ def end_by_signals(*, silently: bool) -> None:
 
     Without a handler, PID 1 of a container would not receive them.
     """
-    for signum in _STOP_SIGNALS:
+    for signum in STOP_SIGNALS:
         if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(signum, end_silently if silently else _say_and_end)
 

@@ -14,7 +14,15 @@ from typing import Any, Literal, get_args
 from meshrun.check.requirements import Requirement, parse_requirements
 from meshrun.cli import parsers as parse
 from meshrun.cli.option import OneOf, Option, ParsedOptions, Repeated, Switch
-from meshrun.plan.choices import FORMATS, NUMA_BINDINGS, ExitCodes, MeshInit, Prefix, ShownNodes
+from meshrun.plan.choices import (
+    FORMATS,
+    NUMA_BINDINGS,
+    STOP_SIGNALS,
+    ExitCodes,
+    MeshInit,
+    Prefix,
+    ShownNodes,
+)
 from meshrun.plan.device import check_device_type
 from meshrun.plan.gpu_choice import parse_gpus
 from meshrun.plan.parse import (
@@ -40,6 +48,8 @@ from meshrun.wording import either
 
 PET = "PET"
 """Prefix of the variables of torchrun's own options."""
+GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 MESH = "Mesh"
 WORKERS = "Workers"
 HOSTS = "Hosts"
@@ -300,7 +310,7 @@ class Options(ParsedOptions):
     log_line_prefix_template = Option(parse.template, None, "TEXT", OUTPUT,
         "Template for the text before each line, with the fields `${rank}`, `${local_rank}`, "
         "`${role_name}`, `${hostname}`, `${coordinate}` and `${time}`.",
-        unset="`TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`, else as `--prefix`", family=PET,
+        unset=f"`{TEMPLATE_VARIABLE}`, else as `--prefix`", family=PET,
         details="See [logs](logs.md).")
     local_ranks_filter = Option(parse_local_ranks, None, "0,2", OUTPUT,
         "Print only the output of these local ranks.", unset="all", family=PET)
@@ -367,15 +377,16 @@ class Options(ParsedOptions):
         "[elastic launches](../how-to/elastic.md). A node whose launcher ends is lost at once.")
     shutdown_timeout = Option(parse_seconds, 30.0, "TIME", FAILURES,
         "How long ranks may take to exit once told to stop, before SIGKILL.",
-        unset="`TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, else 30", family=PET)
+        unset=f"`{GRACE_VARIABLE}`, else 30", family=PET)
     forward: Option[Signals] = Option(parse_signals, ((), ()), "USR1,...", FAILURES,
         "Signals to forward to the ranks without ending the launch.",
         details="See [how to checkpoint](../how-to/checkpoint-when-preempted.md#another-signal).",
         suggested=("USR1", "USR2", "HUP"))
     signals_to_handle = Option(parse_signals, None, "A,B", FAILURES,
         "Signals that end the launch and are forwarded to the ranks.",
-        unset="`SIGTERM,SIGINT,SIGHUP`", family=PET, details="If given, this includes signals "
-        "that were ignored when meshrun started. Unknown names are reported and ignored.")
+        unset=f"`{','.join(signum.name for signum in STOP_SIGNALS)}`", family=PET,
+        details="If given, this includes signals that were ignored when meshrun started. Unknown "
+        "names are reported and ignored.")
     exit_code = OneOf[ExitCodes](get_args(ExitCodes), FAILURES,
         "Exit with the failed rank's own code, or (`torchrun`) with 1 for any failure.",
         details="See [exit codes](exit-codes.md).")

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 from meshrun.errors import UsageError
 from meshrun.host.small_file import read_small
+from meshrun.plan.choices import TEMPLATE_FIELDS
 from meshrun.plan.parse import parse_choice, parse_integer
 
 _Choice = TypeVar("_Choice")
@@ -101,8 +102,6 @@ def text_of_file(path: str, flag: str) -> str:
 
 def unknown_fields(text: str) -> Iterator[tuple[str, str]]:
     """Yield an error and a hint for each unknown field of a template."""
-    from meshrun.plan.request import TEMPLATE_FIELDS
-
     for found in Template.pattern.finditer(text):
         name = found["named"] or found["braced"]
         if name and name not in TEMPLATE_FIELDS:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from meshrun.cli.option import Option
-from meshrun.cli.options import HOST_OPTIONS, Options
+from meshrun.cli.options import GRACE_VARIABLE, HOST_OPTIONS, TEMPLATE_VARIABLE, Options
 from meshrun.cli.parsers import text_of_file, unknown_fields
 from meshrun.cli.variables import check_variables, unknown_variables
 from meshrun.cli.words import CommandLine
@@ -22,13 +22,12 @@ from meshrun.host import rank_variables as var
 from meshrun.host.leftovers import is_in_private
 from meshrun.layout import parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
-from meshrun.plan.choices import Prefix
+from meshrun.plan.choices import STOP_SIGNALS, Prefix
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.parse import parse_seconds, split_words, unknown_signal
 from meshrun.plan.rank_program import BASE, Program
 from meshrun.plan.request import (
-    STOP_SIGNALS,
     ConsoleRequest,
     LaunchRequest,
     LogRequest,
@@ -40,8 +39,6 @@ from meshrun.plan.request import (
 from meshrun.plan.scheduler_defaults import fit_to_hosts
 from meshrun.wording import count
 
-_GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _DEBUG_TIMEOUT_S = 30 * 86400.0
 """How long collectives wait for a rank that is being debugged."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*")
@@ -140,8 +137,8 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
     Raises:
         UsageError: If an option cannot be parsed, or two contradict each other.
     """
-    grace = options.env.get(_GRACE_VARIABLE)
-    grace_s = parse_seconds(grace, _GRACE_VARIABLE) if grace else Options.shutdown_timeout.default
+    grace = options.env.get(GRACE_VARIABLE)
+    grace_s = parse_seconds(grace, GRACE_VARIABLE) if grace else Options.shutdown_timeout.default
     stop_signals, unknown = options.signals_to_handle or (STOP_SIGNALS, ())
     _need_mesh(options, Options.flatten, Options.view, Options.intra_node, Options.intra_domain)
     flattens, views = parse_derived(options.flatten, options.view)
@@ -307,8 +304,8 @@ def _notes(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
     for name in unknown_signals:
         yield f"--signals-to-handle: {unknown_signal(name)}; ignoring it"
     if options.log_line_prefix_template is None:
-        for why, _ in unknown_fields(options.env.get(_TEMPLATE_VARIABLE, "")):
-            yield f"{_TEMPLATE_VARIABLE}: {why}"
+        for why, _ in unknown_fields(options.env.get(TEMPLATE_VARIABLE, "")):
+            yield f"{TEMPLATE_VARIABLE}: {why}"
     if options.warm and var.GENERATION in options.env:
         yield "--warm has no effect inside a rank: what a launch starts there ends with it"
     yield from unknown_variables(options.env)
@@ -451,7 +448,7 @@ def _template(options: Options) -> str | None:
     is_typed = options.is_typed(Options.prefix) or options.is_typed(Options.no_prefix)
     if is_other and is_typed and not options.is_typed(Options.log_line_prefix_template):
         return None
-    return options.log_line_prefix_template or options.env.get(_TEMPLATE_VARIABLE)
+    return options.log_line_prefix_template or options.env.get(TEMPLATE_VARIABLE)
 
 
 def _console(options: Options) -> ConsoleRequest:

@@ -1,7 +1,8 @@
-"""The values of options that have a few: the types, from which the options are made."""
+"""The values of options that have a few, and defaults: options and requests are made of them."""
 
 from __future__ import annotations
 
+import signal
 from typing import Literal, get_args
 
 MeshInit = Literal["eager", "lazy"]
@@ -10,4 +11,10 @@ NUMA_BINDINGS: tuple[NumaBinding, ...] = get_args(NumaBinding)
 Prefix = Literal["mesh", "torchrun", "none"]
 ShownNodes = Literal["all", "first-node"]
 ExitCodes = Literal["worker", "torchrun"]
+TEMPLATE_FIELDS = (
+    "role_name", "local_rank", "rank", "hostname", "host", "node_rank", "coordinate", "time",
+)  # fmt: skip
+"""The fields that ``--log-line-prefix-template`` fills in."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The signals that end a launch. torchrun's include SIGQUIT, which here asks where ranks are."""
 FORMATS = ("text", "json", "svg")

@@ -18,6 +18,8 @@ from msgspec import Struct
 from meshrun.plan.request import LogRequest
 
 _OUT, _ERR = 1, 2
+PLUG_INS = "torchrun.logs_specs"
+"""The entry points that choose the files."""
 
 
 class StreamFile(Struct, frozen=True, kw_only=True):

@@ -11,10 +11,10 @@ from meshrun.host import rank_variables as var
 from meshrun.host.interfaces import interface_variables
 from meshrun.host.own_variables import SECRET_VARIABLES
 from meshrun.layout.environment import format_layout
+from meshrun.plan.choices import STOP_SIGNALS
 from meshrun.plan.group_options import format_group_options
 from meshrun.plan.nic_affinity import nic_variables
 from meshrun.plan.plan import LaunchPlan, RankPlan
-from meshrun.plan.request import STOP_SIGNALS
 
 
 def zygote_environment(base: Mapping[str, str]) -> dict[str, str]:

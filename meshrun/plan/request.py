@@ -10,20 +10,13 @@ from msgspec.structs import replace
 
 from meshrun.layout import Flatten, View
 from meshrun.layout.spec import MeshSpec
-from meshrun.plan.choices import ExitCodes, MeshInit, NumaBinding, Prefix, ShownNodes
+from meshrun.plan.choices import STOP_SIGNALS, ExitCodes, MeshInit, NumaBinding, Prefix, ShownNodes
 from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.hostfile import Host
 from meshrun.plan.parse import NO_STREAMS, GpuMemoryWait, Streams, parse_endpoint
 from meshrun.plan.rank_program import Program
 
 StartMethod = Literal["fork", "exec"]
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The signals that end a launch. torchrun's include SIGQUIT, which here asks where ranks are."""
-
-TEMPLATE_FIELDS = (
-    "role_name", "local_rank", "rank", "hostname", "host", "node_rank", "coordinate", "time",
-)  # fmt: skip
-"""The fields that ``--log-line-prefix-template`` fills in."""
 
 
 class RendezvousSettings(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from meshrun.check.evaluate import CheckResult, LinkRates, format_rate, format_size, group_rates
 from meshrun.layout import Layout
+from meshrun.report.check_result import SHARED_CORES, name_findings
 from meshrun.report.svg import HEAD, RAMP_SWATCHES, SWATCH, boxes, cell, page
 from meshrun.report.svg_geometry import MARGIN, Sheet, arrange
 from meshrun.report.svg_style import PLAIN, RAMP_STEPS, Drawing, number, rect
@@ -74,9 +75,7 @@ def render_check_svg(result: CheckResult) -> str:
         f"check of {layout.mesh}: {count(layout.world_size, 'rank')} on"
         f" {count(layout.nnodes, 'node')}"
     )
-    lines = [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
-    if measured.shares_cores:
-        lines.insert(0, "ranks share cores, so their speeds are not compared")
+    lines = [*[SHARED_CORES] * measured.shares_cores, *name_findings(findings)]
     for line in lines:
         drawing.text(MARGIN, top + 12, line, "soft")
         top += _ROW

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 
-from meshrun.check.evaluate import CheckResult, best_bus, failed_hosts, format_rate, format_size
+from meshrun.check.evaluate import (
+    CheckResult,
+    Finding,
+    best_bus,
+    failed_hosts,
+    format_rate,
+    format_size,
+)
 from meshrun.protocol.packing import to_builtins
 from meshrun.wording import columns, count
 
 _HEADER = ("DIM", "OPERATION", "SIZE", "MIN", "MEDIAN", "MAX", "BUS", "SLOWEST GROUP")
+SHARED_CORES = "ranks share cores, so their speeds are not compared"
+
+
+def name_findings(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each finding, or one that there are none."""
+    return [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
 
 
 def render_check(result: CheckResult) -> str:
@@ -26,9 +40,9 @@ def render_check(result: CheckResult) -> str:
         shown = ", ".join(f"{dim} {format_rate(rate)}" for dim, rate in best.items())
         lines += ["", f"slowest group of each dim, all_reduce at its best size: {shown}"]
     if measured.shares_cores:
-        lines += ["", "ranks share cores, so their speeds are not compared"]
+        lines += ["", SHARED_CORES]
     lines.append("")
-    lines += [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
+    lines += name_findings(findings)
     failed = failed_hosts(findings)
     passed = Counter(rank.host for rank in measured.ranks if rank.host not in failed)
     if failed and passed:

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 
 from meshrun.errors import HostError, UsageError
 from meshrun.host.entry_points import entry_points
-from meshrun.plan.log_files import PluginOptions, RankFiles
+from meshrun.plan.log_files import PLUG_INS, PluginOptions, RankFiles
 from meshrun.plan.parse import Streams
 from meshrun.plan.request import LogRequest
 from meshrun.protocol.packing import convert, read_json, to_builtins
 from meshrun.start import own_command
-
-GROUP = "torchrun.logs_specs"
 
 
 class LogsPlugin:
@@ -27,10 +25,10 @@ class LogsPlugin:
             UsageError: If no package has a plug-in of this name.
         """
         self._name = logs.logs_specs or ""
-        if self._name not in entry_points(GROUP):
+        if self._name not in entry_points(PLUG_INS):
             raise UsageError(
                 f"--logs-specs: no plugin named `{self._name}`",
-                hint=f"an installed package must register it as an entry point in {GROUP}",
+                hint=f"an installed package must register it as an entry point in {PLUG_INS}",
             )
         self._process = subprocess.Popen(
             own_command("logs-plugin", self._name),

@@ -12,7 +12,7 @@ import sys
 from importlib.metadata import entry_points
 from typing import Any
 
-from meshrun.plan.log_files import PluginOptions, RankFiles, StreamFile
+from meshrun.plan.log_files import PLUG_INS, PluginOptions, RankFiles, StreamFile
 from meshrun.protocol.packing import convert, read_json, to_builtins
 
 
@@ -23,7 +23,7 @@ def main(_: object) -> None:
     options: PluginOptions = convert(PluginOptions, read_json(sys.stdin.readline()))
     answers = sys.stdout
     sys.stdout = sys.stderr  # keep what the plug-in prints out of the answers
-    entry, *_others = entry_points(group="torchrun.logs_specs", name=sys.argv[1])  # as torch does
+    entry, *_others = entry_points(group=PLUG_INS, name=sys.argv[1])  # as torch does
     specs = entry.load()(
         log_dir=options.log_dir,
         redirects=_streams(options.redirects, Std),

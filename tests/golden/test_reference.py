@@ -14,13 +14,18 @@ import pytest
 
 from meshrun import errors
 from meshrun.api import launch as api
-from meshrun.cli import words
+from meshrun.cli import submit_job, words
 from meshrun.cli.command import read_options
 from meshrun.cli.completion import render_completion
 from meshrun.cli.help import render_help
 from meshrun.cli.option import Option, ParsedOptions
 from meshrun.cli.options import MESH, TOPICS, Options
+from meshrun.mesh import current_layout
+from meshrun.plan.choices import TEMPLATE_FIELDS
 from meshrun.plan.parse import parse_integer
+from meshrun.report import node_history
+from meshrun.ssh.remote_command import EXPORTED
+from meshrun.supervisor import stragglers
 from meshrun.wording import DOCS
 from tests.golden.man_page import render_man_page
 from tests.kit import ROOT
@@ -123,6 +128,28 @@ def test_every_exit_code_of_an_error_is_on_its_page() -> None:
 
     assert {1, 2, 69, 70, 71, 124} <= codes
     assert [code for code in codes if f"\n| {code} | " not in page] == []
+
+
+def test_lists_and_numbers_in_prose_are_those_of_the_code() -> None:
+    """Names that pages and the help list, and limits that they state."""
+    hosts = (ROOT / "docs" / "how-to" / "hosts.md").read_text()
+    passed = hosts.partition("passes these variables to every host:")[2].partition(
+        "those that `--"
+    )[0]
+    shards = (REFERENCE / "layout.md").read_text().partition("By default, the dims named")[2]
+    fields = (REFERENCE / "logs.md").read_text() + Options.log_line_prefix_template.help
+
+    assert re.findall("`([A-Z_]+)`", passed) == [name.rstrip("*") for name in EXPORTED]
+    for text in (
+        shards.partition(" split the data")[0],
+        inspect.getdoc(current_layout.data_shard) or "",
+    ):
+        named = re.findall(r"`(\w+)`", text.partition("else the mesh's dims")[2] or text)
+        assert {*current_layout._DATA_DIMS} <= {*named}
+    assert {*re.findall(r"\$\{(\w+)\}", fields)} == {*TEMPLATE_FIELDS}
+    assert f" {stragglers._SHARE * 100:g} % " in Options.stragglers.help
+    assert f" {node_history._DAYS} days " in Options.max_node_failures.details
+    assert Options.submit.suggested == submit_job._SCHEDULERS
 
 
 def test_options_that_errors_mention_exist() -> None:

@@ -11,8 +11,9 @@ from meshrun.cli.options import Options
 from meshrun.cli.read import build_request
 from meshrun.errors import UsageError
 from meshrun.host.rank_variables import GENERATION
+from meshrun.plan.choices import TEMPLATE_FIELDS
 from meshrun.plan.rank_program import Program
-from meshrun.plan.request import TEMPLATE_FIELDS, LaunchRequest
+from meshrun.plan.request import LaunchRequest
 
 PROGRAM = Program(kind="script", target="x.py")
 
