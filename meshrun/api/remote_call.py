@@ -126,10 +126,7 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
     if result.generation is None and result.best_steps:  # a spare
         return []
     if result.generation is None:
-        raise UsageError(
-            "no rank was started, so there are no values",
-            hint="remove options that prevent ranks from starting, such as --dry-run",
-        )
+        raise no_rank_started("there are no values")
     heads = {}
     for name in os.listdir(folder):
         if name.endswith(ANSWER):
@@ -148,6 +145,14 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
             pickle.load(file)  # noqa: S301 - our ranks wrote it
             values.append(load_value(file, rank))
     return values
+
+
+def no_rank_started(consequence: str) -> UsageError:
+    """Return the error for a launch that succeeded without any rank."""
+    return UsageError(
+        f"no rank was started, so {consequence}",
+        hint="remove options that prevent ranks from starting, such as --dry-run",
+    )
 
 
 def exited_early(who: str) -> MeshrunError:

@@ -29,7 +29,14 @@ from meshrun.api.launch import (
     without_variables,
 )
 from meshrun.api.rank_output import RankOutput
-from meshrun.api.remote_call import RankTraceback, exited_early, load_value, pickle_call, write_path
+from meshrun.api.remote_call import (
+    RankTraceback,
+    exited_early,
+    load_value,
+    no_rank_started,
+    pickle_call,
+    write_path,
+)
 from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder, writing_to
@@ -406,10 +413,7 @@ class WorkerGroup:
             reactor.run_until(lambda: len(found) == world_size or process.poll() is not None)
         self.members = tuple(found[rank] for rank in sorted(found))
         if len(found) < world_size:
-            raise self._end(_CLOSE_S) or UsageError(
-                "no rank was started, so there is none to call",
-                hint="remove options that prevent ranks from starting, such as --dry-run",
-            )
+            raise self._end(_CLOSE_S) or no_rank_started("there is none to call")
 
     def _end(
         self, timeout_s: float | None, late: MeshrunError | None = None

@@ -7,7 +7,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from meshrun.check.measured import BUS_FACTOR, Measured, RankMeasures
+from meshrun.check.measured import BUS_FACTOR, Measured, Op, RankMeasures
 from meshrun.check.requirements import Requirement
 from meshrun.layout import Layout
 from meshrun.wording import count, size
@@ -24,7 +24,7 @@ class DimRow(Struct, frozen=True, kw_only=True):
     """One operation of one size over the groups of a dim."""
 
     dim: str
-    op: str
+    op: Op
     bytes: int
     seconds: tuple[float, float, float]
     """Fastest, median and slowest time of the groups; a group takes as long as its slowest rank."""
@@ -120,20 +120,20 @@ def group_rates(
 
 def _group_seconds(
     measured: Measured, layout: Layout
-) -> dict[tuple[str, str, int], dict[tuple[int, ...], float]]:
+) -> dict[tuple[str, Op, int], dict[tuple[int, ...], float]]:
     """Return the time of each group's slowest rank, by dim, operation and size."""
-    by_rank: dict[tuple[str, str, int], dict[int, float]] = {}
+    by_rank: dict[tuple[str, Op, int], dict[int, float]] = {}
     for rank in measured.ranks:
         for each in rank.collectives:
             by_rank.setdefault((each.dim, each.op, each.bytes), {})[rank.rank] = each.seconds
-    found: dict[tuple[str, str, int], dict[tuple[int, ...], float]] = {}
+    found: dict[tuple[str, Op, int], dict[tuple[int, ...], float]] = {}
     for key, seconds in by_rank.items():
         groups = layout.groups(layout.dim_labels.index(key[0]))
         found[key] = {tuple(group): max(seconds[rank] for rank in group) for group in groups}
     return found
 
 
-def _bus(op: str, length: int, members: int, seconds: float) -> float:
+def _bus(op: Op, length: int, members: int, seconds: float) -> float:
     return BUS_FACTOR[op] * length * (members - 1) / members / seconds
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
 
 Op = Literal["all_reduce", "all_gather", "all_to_all"]
 
-BUS_FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "all_to_all": 1.0}
+BUS_FACTOR: Mapping[Op, float] = {"all_reduce": 2.0, "all_gather": 1.0, "all_to_all": 1.0}
 """Traffic on the slowest link of n ranks per byte of the buffer, divided by ``(n - 1) / n``.
 
 Source:

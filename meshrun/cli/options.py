@@ -17,6 +17,7 @@ from meshrun.cli.option import OneOf, Option, ParsedOptions, Repeated, Switch
 from meshrun.plan.choices import (
     FORMATS,
     NUMA_BINDINGS,
+    SHELLS,
     STOP_SIGNALS,
     ExitCodes,
     MeshInit,
@@ -475,9 +476,8 @@ class Options(ParsedOptions):
     use_env = Switch(ACCEPTED,
         "For `torch.distributed.launch`; ranks always have `LOCAL_RANK`.", family="")
 
-    print_completion = Option(parse.choice("bash", "zsh", "fish", "tcsh"), None, "SHELL", OTHER,
-        "Print a completion script for `bash`, `zsh`, `fish` or `tcsh`.", family="",
-        suggested=("bash", "zsh", "fish", "tcsh"))
+    print_completion = Option(parse.choice(*SHELLS), None, "SHELL", OTHER,
+        f"Print a completion script for {either(_code(SHELLS))}.", family="", suggested=SHELLS)
     install_completion = Switch(OTHER,
         "Install completion for the shell that runs this: bash, zsh or fish.", family="",
         details="See [how to complete options](../how-to/complete-options.md).")

@@ -17,4 +17,5 @@ TEMPLATE_FIELDS = (
 """The fields that ``--log-line-prefix-template`` fills in."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that end a launch. torchrun's include SIGQUIT, which here asks where ranks are."""
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 FORMATS = ("text", "json", "svg")

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from meshrun.check.evaluate import compare_links, slow_ranks
-from meshrun.check.measured import Collective, Measured, PeerExchange, RankMeasures
+from meshrun.check.measured import BUS_FACTOR, Collective, Measured, PeerExchange, RankMeasures
 from meshrun.check.schedule import pairs_of
 from meshrun.errors import MeshError
 from meshrun.host.cores import count_usable_cores
@@ -145,7 +145,7 @@ def _measure_group(
 
     Operations that the group's backend lacks are added to ``unsupported``.
     """
-    for op in ("all_reduce", "all_gather", "all_to_all"):
+    for op in BUS_FACTOR:
         for length in _SIZES[mode, _kind(device)]:
             try:
                 seconds = _seconds(_prepare(op, length, group, device), device, mode)

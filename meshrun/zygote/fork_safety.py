@@ -17,6 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from meshrun.host.printable import one_line
+from meshrun.host.visibility import CUDA
 from meshrun.wording import count
 from meshrun.worker.when_imported import when_imported
 
@@ -79,7 +80,7 @@ def _count_in_forks(block: ExitStack) -> None:
         return number if 0 <= number < _FAILED else -1  # as torch's function
 
     here = getattr(cuda, name)
-    setattr(cuda, name, lambda: count_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    setattr(cuda, name, lambda: count_devices(os.environ.get(CUDA)))
     block.callback(setattr, cuda, name, here)
 
 
