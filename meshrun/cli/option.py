@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, overload
@@ -44,7 +44,7 @@ class Option(Generic[_T]):
     brief: str = ""
     """A few words for the short help, which omits options without them."""
     suggested: tuple[str, ...] = ()
-    """Values that a shell completes; by default those that the metavar lists."""
+    """Values that a shell completes."""
     unset: str = ""
     """What applies if the option is not given; by default ``default``."""
     short: str = ""
@@ -53,8 +53,6 @@ class Option(Generic[_T]):
     """``MESHRUN``, ``PET`` for torchrun's own, or nothing to read no variable."""
 
     def __post_init__(self) -> None:
-        if not self.suggested and self.metavar.islower() and "|" in self.metavar:
-            self.suggested = tuple(self.metavar.split("|"))
         default = self.default
         shown = f"{default:g}" if isinstance(default, int | float) else default
         self.unset = self.unset or (f"`{shown}`" if isinstance(shown, str) else "")
@@ -96,9 +94,10 @@ class Option(Generic[_T]):
 class OneOf(Option[_T]):
     """An option with a few values, by default the first."""
 
-    def __init__(self, choices: Sequence[Any], panel: str, help: str, **more: Any) -> None:  # noqa: A002
+    def __init__(self, choices: tuple[Any, ...], panel: str, help: str, **more: Any) -> None:  # noqa: A002
         parse: Any = partial(parse_choice, choices=choices)
-        super().__init__(parse, choices[0], "|".join(choices), panel, help, **more)
+        more = {"metavar": "|".join(choices), "suggested": choices, "default": choices[0], **more}
+        super().__init__(parse, panel=panel, help=help, **more)
 
 
 class Switch(Option[bool]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from meshrun.check.requirements import Requirement, parse_requirements
 from meshrun.cli import parsers as parse
@@ -19,8 +19,10 @@ from meshrun.plan.choices import (
     NUMA_BINDINGS,
     SHELLS,
     STOP_SIGNALS,
+    AnyStartMethod,
     ExitCodes,
     MeshInit,
+    NumaBinding,
     Prefix,
     ShownNodes,
 )
@@ -153,12 +155,12 @@ class Options(ParsedOptions):
         details="See [several nodes](../how-to/several-nodes.md). A [range](../how-to/elastic.md) "
         "needs `--hosts`, or `--rdzv-backend c10d` or another that counts nodes.",
         brief="Number of nodes, or a range of them")
-    numa_binding = Option(parse.choice(*NUMA_BINDINGS), None, "MODE", WORKERS,
+    numa_binding = OneOf[NumaBinding | None](NUMA_BINDINGS, WORKERS,
         f"Bind each rank to the cores near its device: {either(_code(NUMA_BINDINGS))}.",
         family=PET, details="Uses the kernel's topology: `exclusive` gives each "
         "rank its own share of the NUMA node's cores, `core-complex` cores that share a cache. "
         "Ranks without an accelerator are spread over the NUMA nodes.",
-        suggested=NUMA_BINDINGS)
+        default=None, metavar="MODE")
     nic_affinity = Switch(WORKERS,
         "Restrict each rank to the network cards nearest its GPU.",
         details="Sets variables of NCCL, gloo and UCX that are not set. See "
@@ -227,12 +229,11 @@ class Options(ParsedOptions):
         "End a warm server after it has been idle for this long.")
     warm_status = Switch(PROGRAM, "List your warm servers and exit.", family="")
     warm_stop = Switch(PROGRAM, "End your warm servers and exit; runs continue.", family="")
-    start_method: Option[Literal["fork", "exec", "forkserver", "spawn"] | None] = Option(
-        parse.choice("fork", "exec", "forkserver", "spawn"), None, "fork|exec", PROGRAM,
+    start_method = OneOf[AnyStartMethod | None](get_args(AnyStartMethod), PROGRAM,
         "Fork ranks from one process per node that has imported torch, or (`exec`) start "
         "a fresh interpreter for each.", unset="`fork`", family=PET,
         details="torchrun's `forkserver` means `fork`; its `spawn` means `exec` with `--run-path`, "
-        "and nothing without it.")
+        "and nothing without it.", default=None, metavar="fork|exec", suggested=("fork", "exec"))
 
     check = Switch(PREVIEW,
         "Measure the mesh instead of running a program: versions, limits, clocks, and the speed of "
@@ -476,8 +477,9 @@ class Options(ParsedOptions):
     use_env = Switch(ACCEPTED,
         "For `torch.distributed.launch`; ranks always have `LOCAL_RANK`.", family="")
 
-    print_completion = Option(parse.choice(*SHELLS), None, "SHELL", OTHER,
-        f"Print a completion script for {either(_code(SHELLS))}.", family="", suggested=SHELLS)
+    print_completion = OneOf[str | None](SHELLS, OTHER,
+        f"Print a completion script for {either(_code(SHELLS))}.", family="",
+        default=None, metavar="SHELL")
     install_completion = Switch(OTHER,
         "Install completion for the shell that runs this: bash, zsh or fish.", family="",
         details="See [how to complete options](../how-to/complete-options.md).")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import partial
 from string import Template
-from typing import TypeVar, cast
 
 from meshrun.errors import UsageError
 from meshrun.host.small_file import read_small
 from meshrun.plan.choices import TEMPLATE_FIELDS
-from meshrun.plan.parse import parse_choice, parse_integer
+from meshrun.plan.parse import parse_integer
 
-_Choice = TypeVar("_Choice")
 _LONGEST_NAME = 1024
 
 
@@ -46,12 +44,6 @@ def names(text: str, _flag: str) -> tuple[str, ...]:
     """Return the items of a list; ``,,`` stands for a comma in an item."""
     parts = [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
     return tuple(part for part in parts if part)
-
-
-def choice(*choices: _Choice) -> Callable[[str, str], _Choice]:
-    """Return a parser that accepts ``choices``."""
-    texts = tuple(map(str, choices))
-    return lambda text, flag: cast(_Choice, parse_choice(text, flag, texts))
 
 
 positive = partial(parse_integer, least=1)

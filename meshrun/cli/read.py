@@ -22,7 +22,7 @@ from meshrun.host import rank_variables as var
 from meshrun.host.leftovers import is_in_private
 from meshrun.layout import parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
-from meshrun.plan.choices import STOP_SIGNALS, Prefix
+from meshrun.plan.choices import STOP_SIGNALS, Prefix, StartMethod
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.parse import parse_seconds, split_words, unknown_signal
@@ -34,7 +34,6 @@ from meshrun.plan.request import (
     Reach,
     Remote,
     Rendezvous,
-    StartMethod,
 )
 from meshrun.plan.scheduler_defaults import fit_to_hosts
 from meshrun.wording import count

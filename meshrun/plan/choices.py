@@ -8,6 +8,9 @@ from typing import Literal, get_args
 MeshInit = Literal["eager", "lazy"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 NUMA_BINDINGS: tuple[NumaBinding, ...] = get_args(NumaBinding)
+StartMethod = Literal["fork", "exec"]
+AnyStartMethod = Literal["fork", "exec", "forkserver", "spawn"]
+"""With the other names that torchrun has."""
 Prefix = Literal["mesh", "torchrun", "none"]
 ShownNodes = Literal["all", "first-node"]
 ExitCodes = Literal["worker", "torchrun"]

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import signal
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun.layout import Flatten, View
 from meshrun.layout.spec import MeshSpec
-from meshrun.plan.choices import STOP_SIGNALS, ExitCodes, MeshInit, NumaBinding, Prefix, ShownNodes
+from meshrun.plan.choices import (
+    STOP_SIGNALS,
+    ExitCodes,
+    MeshInit,
+    NumaBinding,
+    Prefix,
+    ShownNodes,
+    StartMethod,
+)
 from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.hostfile import Host
 from meshrun.plan.parse import NO_STREAMS, GpuMemoryWait, Streams, parse_endpoint
 from meshrun.plan.rank_program import Program
-
-StartMethod = Literal["fork", "exec"]
 
 
 class RendezvousSettings(Struct, frozen=True, kw_only=True):
