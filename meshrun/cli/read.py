@@ -26,7 +26,7 @@ from meshrun.plan.choices import STOP_SIGNALS, Prefix, StartMethod
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.parse import parse_seconds, split_words, unknown_signal
-from meshrun.plan.rank_program import BASE, Program
+from meshrun.plan.rank_program import BASE, PYTHON_EXEC, Program
 from meshrun.plan.request import (
     ConsoleRequest,
     LaunchRequest,
@@ -93,7 +93,7 @@ def read_program(options: Options) -> Program:
         if options.module:
             raise UsageError("--no-python cannot be used with --module")
         return Program(kind="command", target=target, args=args)
-    interpreter = options.env.get("PYTHON_EXEC")
+    interpreter = options.env.get(PYTHON_EXEC)
     if interpreter and interpreter != sys.executable:
         flags = ("-u", "-m") if options.module else ("-u",)
         return Program(kind="command", target=interpreter, args=(*flags, target, *args))

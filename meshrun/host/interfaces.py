@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from meshrun.host.host_names import is_address
+from meshrun.host.rank_variables import GLOO_INTERFACE, NCCL_INTERFACE
 
 _NOWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
@@ -75,7 +76,7 @@ def interface_variables(interface: str | None) -> dict[str, str]:
     """
     if interface is None or _is_gvisor():
         return {}
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {GLOO_INTERFACE: interface, NCCL_INTERFACE: f"={interface}"}
 
 
 def _is_gvisor() -> bool:

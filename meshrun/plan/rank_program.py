@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from meshrun.host.absolute import absolute
 
+PYTHON_EXEC = "PYTHON_EXEC"
+"""torchrun's variable for the interpreter of the ranks."""
 ProgramKind = Literal["script", "module", "command"]
 BASE = ("torch", "torch.distributed.device_mesh")
 """What every zygote imports, for any program."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshrun.errors import HostError, ProgramError
 from meshrun.host.absolute import absolute
-from meshrun.plan.rank_program import Program
+from meshrun.plan.rank_program import PYTHON_EXEC, Program
 from meshrun.protocol.stacks import current_folder
 
 _LONGEST_SOURCE = 4 * 1024 * 1024
@@ -173,15 +173,15 @@ def _check_command(name: str) -> None:
     if shutil.which(name) is not None:
         return
     is_file = os.path.isfile(name)
-    is_interpreter = name == os.environ.get("PYTHON_EXEC")
+    is_interpreter = name == os.environ.get(PYTHON_EXEC)
     if is_file and os.sep in name:
-        cure = "unset PYTHON_EXEC" if is_interpreter else "remove --no-python"
+        cure = f"unset {PYTHON_EXEC}" if is_interpreter else "remove --no-python"
         raise ProgramError(
             f"`{name}` is not executable",
             exit_code=126,  # as in a shell, and 127 below
             hint=f"run `chmod +x {name}`, or {cure}",
         )
-    hint = "PYTHON_EXEC must name an interpreter, or be unset" if is_interpreter else None
+    hint = f"{PYTHON_EXEC} must name an interpreter, or be unset" if is_interpreter else None
     raise ProgramError(
         f"no command named `{name}`",
         exit_code=127,

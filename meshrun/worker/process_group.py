@@ -87,7 +87,7 @@ def _without_dns(env: Mapping[str, str]) -> AbstractContextManager[None]:
 
     gloo needs the name if no interface is set, as in gVisor, and falls back to loopback.
     """
-    is_named = "GLOO_SOCKET_IFNAME" in env or int(env[var.GROUP_WORLD_SIZE]) > 1
+    is_named = var.GLOO_INTERFACE in env or int(env[var.GROUP_WORLD_SIZE]) > 1
     return nullcontext() if is_named else names_from_files_only()
 
 
