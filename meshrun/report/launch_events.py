@@ -34,7 +34,7 @@ _PROGRESS_INTERVAL_S = 1.0
 """The shortest time between two events of progress."""
 
 
-class LaunchStarted(Struct, frozen=True, kw_only=True):
+class LaunchStartedRecord(Struct, frozen=True, kw_only=True):
     """The launcher of a node has started."""
 
     program: str
@@ -43,34 +43,34 @@ class LaunchStarted(Struct, frozen=True, kw_only=True):
     """Of meshrun."""
 
 
-class NodesJoined(Struct, frozen=True, kw_only=True):
+class NodesJoinedRecord(Struct, frozen=True, kw_only=True):
     """All nodes have joined."""
 
     hosts: list[str]
     world_size: int
 
 
-class RankStarted(Struct, frozen=True, kw_only=True):
+class RankStartedRecord(Struct, frozen=True, kw_only=True):
     """The process of a rank was started."""
 
     rank: int
     pid: int
 
 
-class RankReady(Struct, frozen=True, kw_only=True):
+class RankReadyRecord(Struct, frozen=True, kw_only=True):
     """A rank starts the program, with its mesh if there is one."""
 
     rank: int
 
 
-class Progress(Struct, frozen=True, kw_only=True):
+class ProgressRecord(Struct, frozen=True, kw_only=True):
     """A rank reported a higher step than any before; at most one per second, and the last."""
 
     rank: int
     step: int
 
 
-class RankFailed(Struct, frozen=True, kw_only=True):
+class RankFailedRecord(Struct, frozen=True, kw_only=True):
     """An exception left the program of a rank."""
 
     rank: int
@@ -79,7 +79,7 @@ class RankFailed(Struct, frozen=True, kw_only=True):
     traceback: str
 
 
-class RankEnded(Struct, frozen=True, kw_only=True):
+class RankEndedRecord(Struct, frozen=True, kw_only=True):
     """The process of a rank has ended."""
 
     rank: int
@@ -87,13 +87,13 @@ class RankEnded(Struct, frozen=True, kw_only=True):
     signal: str | None
 
 
-class Signaled(Struct, frozen=True, kw_only=True):
+class SignaledRecord(Struct, frozen=True, kw_only=True):
     """The launcher received a signal."""
 
     signal: str
 
 
-class NoProgress(Struct, frozen=True, kw_only=True):
+class NoProgressRecord(Struct, frozen=True, kw_only=True):
     """No rank has made progress for --hang-timeout."""
 
     idle_s: float
@@ -101,7 +101,7 @@ class NoProgress(Struct, frozen=True, kw_only=True):
     """Which ranks wait in which collective, if that is known."""
 
 
-class RankLate(Struct, frozen=True, kw_only=True):
+class RankLateRecord(Struct, frozen=True, kw_only=True):
     """Others wait for a rank at collectives, or no longer do; with --stragglers."""
 
     rank: int
@@ -112,7 +112,7 @@ class RankLate(Struct, frozen=True, kw_only=True):
     per_call_s: float
 
 
-class NodeLost(Struct, frozen=True, kw_only=True):
+class NodeLostRecord(Struct, frozen=True, kw_only=True):
     """Another node was lost."""
 
     lost_node_rank: int
@@ -120,7 +120,7 @@ class NodeLost(Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Checked(Struct, frozen=True, kw_only=True):
+class CheckedRecord(Struct, frozen=True, kw_only=True):
     """The check before the program has ended; with --check-first."""
 
     findings: list[str]
@@ -130,20 +130,20 @@ class Checked(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class NodeExcluded(Struct, frozen=True, kw_only=True):
+class NodeExcludedRecord(Struct, frozen=True, kw_only=True):
     """A node is excluded: by exclude_node(), the check before the program, or a broken GPU."""
 
     rank: int
     reason: str
 
 
-class Aborted(Struct, frozen=True, kw_only=True):
+class AbortedRecord(Struct, frozen=True, kw_only=True):
     """The ranks of this node are stopped because of another node."""
 
     why: str
 
 
-class Restarted(Struct, frozen=True, kw_only=True):
+class RestartedRecord(Struct, frozen=True, kw_only=True):
     """The ranks are restarted."""
 
     restarts: int
@@ -153,7 +153,7 @@ class Restarted(Struct, frozen=True, kw_only=True):
     why: str
 
 
-class LaunchEnded(Struct, frozen=True, kw_only=True):
+class LaunchEndedRecord(Struct, frozen=True, kw_only=True):
     """The launch has ended."""
 
     exit_code: int
@@ -163,62 +163,65 @@ class LaunchEnded(Struct, frozen=True, kw_only=True):
 
 
 Record = (
-    LaunchStarted
-    | NodesJoined
-    | RankStarted
-    | RankReady
-    | Progress
-    | RankFailed
-    | RankEnded
-    | Signaled
-    | NoProgress
-    | RankLate
-    | NodeLost
-    | Checked
-    | NodeExcluded
-    | Aborted
-    | Restarted
-    | LaunchEnded
+    LaunchStartedRecord
+    | NodesJoinedRecord
+    | RankStartedRecord
+    | RankReadyRecord
+    | ProgressRecord
+    | RankFailedRecord
+    | RankEndedRecord
+    | SignaledRecord
+    | NoProgressRecord
+    | RankLateRecord
+    | NodeLostRecord
+    | CheckedRecord
+    | NodeExcludedRecord
+    | AbortedRecord
+    | RestartedRecord
+    | LaunchEndedRecord
 )
 
 
 def record_name(kind: type) -> str:
     """Return the published name of a class of events: ``rank_started``."""
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.__name__).lstrip("_")
+    name = kind.__name__.removesuffix("Record")
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
 
-def _ended(event: RankExited) -> RankEnded:
+def _ended(event: RankExited) -> RankEndedRecord:
     exit_code, signum = split_wait_status(event.wait_status)
     name = None if signum is None else signal_name(signum)
-    return RankEnded(rank=event.rank, exit_code=exit_code, signal=name)
+    return RankEndedRecord(rank=event.rank, exit_code=exit_code, signal=name)
 
 
 _RECORDS: dict[type, Callable[[Any], Record]] = {
-    from_zygote.RankStarted: lambda event: RankStarted(rank=event.rank, pid=event.pid),
-    from_zygote.RankReady: lambda event: RankReady(rank=event.rank),
-    RankRaised: lambda event: RankFailed(
+    from_zygote.RankStarted: lambda event: RankStartedRecord(rank=event.rank, pid=event.pid),
+    from_zygote.RankReady: lambda event: RankReadyRecord(rank=event.rank),
+    RankRaised: lambda event: RankFailedRecord(
         rank=event.rank,
         exception=event.kind,
         message=event.message,
         traceback=event.traceback,
     ),
     RankExited: _ended,
-    events.SignalArrived: lambda event: Signaled(signal=signal_name(event.signum)),
-    events.Hung: lambda event: NoProgress(idle_s=round(event.idle_s, 3), why=event.why),
-    events.RankLate: lambda event: RankLate(
+    events.SignalArrived: lambda event: SignaledRecord(signal=signal_name(event.signum)),
+    events.Hung: lambda event: NoProgressRecord(idle_s=round(event.idle_s, 3), why=event.why),
+    events.RankLate: lambda event: RankLateRecord(
         rank=event.rank,
         group=event.group,
         share=round(event.share, 3),
         per_call_s=round(event.per_call_s, 6),
     ),
-    events.NodeLost: lambda event: NodeLost(
+    events.NodeLost: lambda event: NodeLostRecord(
         lost_node_rank=event.node_rank, lost_host=event.host, why=event.why
     ),
-    from_zygote.Checked: lambda event: Checked(
+    from_zygote.Checked: lambda event: CheckedRecord(
         findings=event.findings, hosts=event.hosts, seconds=round(event.seconds, 3)
     ),
-    from_zygote.NodeExcluded: lambda event: NodeExcluded(rank=event.rank, reason=event.reason),
-    events.GenerationAborted: lambda event: Aborted(why=event.why),
+    from_zygote.NodeExcluded: lambda event: NodeExcludedRecord(
+        rank=event.rank, reason=event.reason
+    ),
+    events.GenerationAborted: lambda event: AbortedRecord(why=event.why),
 }
 """Internal events that are published, and how to convert them."""
 
@@ -232,7 +235,7 @@ class EventLog(Watcher):
         self._host = os.uname().nodename
         self._generation = 0
         self._step = -1
-        self._last: Progress | None = None
+        self._last: ProgressRecord | None = None
         """The last progress, until it is written."""
         self._progress_written_s = 0.0
 
@@ -241,7 +244,7 @@ class EventLog(Watcher):
         if state.generation > self._generation:
             self._generation, self._step = state.generation, -1
             cause, restarts = state.causes[-1], state.restarts
-            self._write(Restarted(restarts=restarts, rank=cause.rank, why=cause.description))
+            self._write(RestartedRecord(restarts=restarts, rank=cause.rank, why=cause.description))
         if isinstance(event, RankExited) and self._last is not None:
             self._write(self._last)
             self._last = None
@@ -253,26 +256,28 @@ class EventLog(Watcher):
         """Write the last line."""
         cause = cause_of(result)
         rank = None if cause is None else cause.rank
-        self._write(LaunchEnded(exit_code=result.exit_code, restarts=result.restarts, rank=rank))
+        self._write(
+            LaunchEndedRecord(exit_code=result.exit_code, restarts=result.restarts, rank=rank)
+        )
 
     def _record(self, event: events.Event) -> Record | None:
         if isinstance(event, events.LaunchBegan):
             mesh, program = self.plan.layout.mesh, self.plan.program.target
             name = str(mesh) if mesh else None
-            return LaunchStarted(program=program, mesh=name, version=__version__)
+            return LaunchStartedRecord(program=program, mesh=name, version=__version__)
         if isinstance(event, events.AllJoined):
             size = self.plan.layout.world_size
-            return NodesJoined(hosts=list(event.hosts), world_size=size)
+            return NodesJoinedRecord(hosts=list(event.hosts), world_size=size)
         if isinstance(event, from_zygote.RankBeat):
             return None if event.step is None else self._progress(event.rank, event.step)
         make = _RECORDS.get(type(event))
         return None if make is None else make(event)
 
-    def _progress(self, rank: int, step: int) -> Progress | None:
+    def _progress(self, rank: int, step: int) -> ProgressRecord | None:
         now_s = time.monotonic()
         if step <= self._step:
             return None
-        self._step, self._last = step, Progress(rank=rank, step=step)
+        self._step, self._last = step, ProgressRecord(rank=rank, step=step)
         if now_s < self._progress_written_s + _PROGRESS_INTERVAL_S:
             return None
         progress, self._last, self._progress_written_s = self._last, None, now_s
