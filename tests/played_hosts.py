@@ -39,7 +39,7 @@ from meshrun.ssh.agent_messages import (
     StopLauncher,
     ToAgent,
 )
-from meshrun.ssh.connect import Stopped
+from meshrun.ssh.connect import StoppedBySignal
 from meshrun.ssh.framing import MESSAGE, frame, greeting
 from meshrun.ssh.host_failure import FirstLost
 
@@ -218,7 +218,7 @@ class PlayedLaunch:
                     outcome = f"FirstLost: {error.message}"
                 except MeshrunError as error:
                     return f"{type(error).__name__}: {error.message}"
-                except Stopped as error:
+                except StoppedBySignal as error:
                     return f"stopped by {error.signum}"
             return outcome
         finally:

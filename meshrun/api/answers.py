@@ -13,13 +13,13 @@ from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor, Timer
-from meshrun.worker.call_channel import Begun, CallDone, Channel, TimeLimit, packed
+from meshrun.worker.call_channel import CallBegun, CallDone, Channel, TimeLimit, packed
 
 GRACE_S = 2.0
 """How long the other ranks may take once one has failed, as they may wait for it forever."""
 
 
-class Member(Struct, frozen=True):
+class GroupRank(Struct, frozen=True):
     """A rank of a group."""
 
     rank: int
@@ -36,10 +36,10 @@ class Exchange:
     """
 
     def __init__(
-        self, members: Iterable[Member], reactor: Reactor, terminal: TerminalOwner
+        self, members: Iterable[GroupRank], reactor: Reactor, terminal: TerminalOwner
     ) -> None:
         self._left = {member.rank: member for member in members}
-        self.by_member: dict[Member, Any] = {}
+        self.by_member: dict[GroupRank, Any] = {}
         """The answers, in order of arrival."""
         self.reason = ""
         """Why the wait for the others has ended."""
@@ -59,7 +59,7 @@ class Exchange:
         return not self._left or bool(self.reason)
 
     @property
-    def missing(self) -> tuple[Member, ...]:
+    def missing(self) -> tuple[GroupRank, ...]:
         """The ranks that have not answered."""
         return tuple(self._left.values())
 
@@ -86,7 +86,7 @@ class Exchange:
             send_signal(member.pid, signal.SIGINT)
         self._end_in(GRACE_S, "interrupted")
 
-    def _send(self, member: Member, data: memoryview) -> None:
+    def _send(self, member: GroupRank, data: memoryview) -> None:
         """Send to a rank, which may be stopped, without waiting for it."""
         try:
             data = member.channel.send_now(data)
@@ -97,12 +97,12 @@ class Exchange:
         else:
             self._reactor.remove_writer(member.channel)
 
-    def _receive(self, member: Member) -> None:
+    def _receive(self, member: GroupRank) -> None:
         try:
             answer = member.channel.receive_now()
             if answer is None:
                 return
-            if isinstance(answer, Begun):
+            if isinstance(answer, CallBegun):
                 if self.is_interrupted:  # a rank ignores SIGINT until it has begun
                     send_signal(member.pid, signal.SIGINT)
                 return
@@ -142,7 +142,7 @@ class Exchange:
             self.reason = reason
 
 
-def describe_others(answers: Exchange, first: Member) -> Iterator[str]:
+def describe_others(answers: Exchange, first: GroupRank) -> Iterator[str]:
     """Yield a line for each exception that other ranks have raised."""
     labels: dict[str, list[str]] = {}
     done: CallDone

@@ -20,7 +20,7 @@ from meshrun.errors import MeshrunError, UsageError
 from meshrun.host import rank_variables as var
 
 if TYPE_CHECKING:
-    from meshrun.api.tests_on_ranks import OneTest, Ranks
+    from meshrun.api.tests_on_ranks import PytestRanks, RankTest
     from meshrun.layout import Layout
 
 _MARK = (
@@ -170,8 +170,8 @@ class _MeshTests:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._ranks: OrderedDict[str, Ranks] = OrderedDict()
-        self._test: OneTest | None = None
+        self._ranks: OrderedDict[str, PytestRanks] = OrderedDict()
+        self._test: RankTest | None = None
         self._is_quit = False
         """Whether the user has quit a debugger."""
 
@@ -182,7 +182,7 @@ class _MeshTests:
         """Run a test on its ranks, once or as often as other plug-ins repeat it."""
         if item.config.getoption("setupplan", False) or not _needs_ranks(item):
             return None
-        from meshrun.api.tests_on_ranks import Hooks, OneTest
+        from meshrun.api.tests_on_ranks import Hooks, RankTest
         from meshrun.worker.serve_tests import RETRIES, plugins_that_run_tests
 
         plug_ins = self._config.pluginmanager
@@ -192,7 +192,7 @@ class _MeshTests:
         seen_by = {self, *run_by, plug_ins.get_plugin(RETRIES)}
         by_name = {name: self._hook(name, seen_by - {runner}) for name in _PHASE_HOOKS}
         by_name[_MAKE_REPORT] = self._hook(_MAKE_REPORT, seen_by)
-        self._test = OneTest(item, partial(self._run, item, nextitem))
+        self._test = RankTest(item, partial(self._run, item, nextitem))
         kind = type(item)
         hooks = Hooks(item.ihook, by_name)
         item.__class__ = type(kind.__name__, (kind,), {"ihook": hooks})
@@ -274,14 +274,14 @@ class _MeshTests:
             self._ranks.pop(request.key).group.end()
         return reports
 
-    def _ranks_for(self, item: pytest.Item, request: _Request) -> Ranks:
-        from meshrun.api.tests_on_ranks import Ranks
+    def _ranks_for(self, item: pytest.Item, request: _Request) -> PytestRanks:
+        from meshrun.api.tests_on_ranks import PytestRanks
 
         if request.key not in self._ranks:
             while len(self._ranks) >= _MOST_GROUPS:
                 self._ranks.popitem(last=False)[1].group.end()
             try:
-                ranks = Ranks(self._config, request.spec, dict(request.options))
+                ranks = PytestRanks(self._config, request.spec, dict(request.options))
             except TypeError as error:
                 what = str(error).rpartition("() ")[2]
                 raise UsageError(f"@pytest.mark.mesh {what}", hint=f"it takes {_MARK}") from error

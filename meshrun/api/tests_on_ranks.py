@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from meshrun.api.answers import Exchange, Member, describe_missing
+from meshrun.api.answers import Exchange, GroupRank, describe_missing
 from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import UsageError
 from meshrun.protocol.result import RankFailed
 from meshrun.report.failure import describe_rank_end, render_failure
-from meshrun.worker.serve_tests import Begin, RunTest, TestDone, is_failure, without_capture
+from meshrun.worker.serve_tests import BeginSession, RunTest, TestDone, is_failure, without_capture
 
 _STARTS_IN_S = 300.0
 """How long the ranks' sessions may take to collect tests."""
@@ -40,7 +40,7 @@ _SEED = "hypothesis_seed"
 """The option of hypothesis, if it is installed: ``None`` draws other examples in each process."""
 
 
-class OneTest:
+class RankTest:
     """A test on ranks: runs all its phases when it is set up, and replays them to pytest."""
 
     def __init__(self, item: pytest.Item, run: Callable[[], list[pytest.TestReport]]) -> None:
@@ -93,7 +93,7 @@ class Hooks:
         """Do nothing: the ranks have called this hook."""
 
 
-class Ranks:
+class PytestRanks:
     """Ranks that run tests of this session."""
 
     def __init__(self, config: pytest.Config, spec: Any, options: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Ranks:
             UsageError: If one does not begin.
         """
         config = self._config
-        begin = Begin(
+        begin = BeginSession(
             _args_of(config),
             _options_of(config),
             _workerinput_of(config),
@@ -179,7 +179,7 @@ class Ranks:
 
         If the setup did not pass on all ranks, the reports of the call are dropped.
         """
-        by_part: dict[tuple[int, bool, str, int], dict[Member, pytest.TestReport]] = {}
+        by_part: dict[tuple[int, bool, str, int], dict[GroupRank, pytest.TestReport]] = {}
         from_data = self._config.hook.pytest_report_from_serializable
         for member, done in answers.by_member.items():
             counts: Counter[str] = Counter()
@@ -259,7 +259,7 @@ def _can_be_pickled(value: object) -> bool:
 
 
 def _merge(
-    found: Mapping[Member, pytest.TestReport], world_size: int, missing: Sequence[Member]
+    found: Mapping[GroupRank, pytest.TestReport], world_size: int, missing: Sequence[GroupRank]
 ) -> pytest.TestReport:
     """Return the report of the rank with the worst outcome, the first of these in time."""
     first = min(
@@ -289,7 +289,7 @@ def _ended(report: pytest.TestReport) -> float:
 
 
 def _sections(
-    found: Mapping[Member, pytest.TestReport], world_size: int
+    found: Mapping[GroupRank, pytest.TestReport], world_size: int
 ) -> Iterator[tuple[str, str]]:
     """Yield the output of ranks; ranks with equal output share a section."""
     texts: dict[tuple[str, str], list[str]] = {}
@@ -302,7 +302,7 @@ def _sections(
 
 
 def _outcomes(
-    found: Mapping[Member, pytest.TestReport], first: Member, missing: Sequence[Member]
+    found: Mapping[GroupRank, pytest.TestReport], first: GroupRank, missing: Sequence[GroupRank]
 ) -> Iterator[str]:
     """Yield a line with the outcome of each rank."""
     for member in sorted([*found, *missing], key=lambda member: member.rank):

@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
-from meshrun.api.answers import Exchange, Member, describe_missing, describe_others
+from meshrun.api.answers import Exchange, GroupRank, describe_missing, describe_others
 from meshrun.api.child_launcher import copy_output, end_launcher, stop_launcher
 from meshrun.api.held_handlers import handlers_held
 from meshrun.api.launch import (
@@ -115,7 +115,7 @@ class WorkerGroup:
             "max_restarts": 0,  # new ranks would lack the state of earlier calls
         }
         flags = to_flags(parameters, options)
-        self.members: tuple[Member, ...] = ()
+        self.members: tuple[GroupRank, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._stdout, self._stderr = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
         self._sent = 0
@@ -387,7 +387,7 @@ class WorkerGroup:
         Raises:
             MeshrunError: If the launch ends first.
         """
-        process, found, world_size = self._process, dict[int, Member](), 1
+        process, found, world_size = self._process, dict[int, GroupRank](), 1
         assert process is not None  # noqa: S101 - just started
         with Reactor() as reactor:
 
@@ -406,7 +406,7 @@ class WorkerGroup:
                 if message is not None:
                     reactor.remove(channel)
                     rank, world_size, pid, label = message
-                    found[rank] = Member(rank, pid, label, channel)
+                    found[rank] = GroupRank(rank, pid, label, channel)
 
             reactor.add_reader(listener, accept_rank)
             reactor.every(_POLL_S, lambda: None)

@@ -16,7 +16,7 @@ from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, Timings, describe_stop
 from meshrun.report.result_json import leave_report
-from meshrun.ssh.connect import Stopped
+from meshrun.ssh.connect import StoppedBySignal
 from meshrun.ssh.controller import Controller
 from meshrun.ssh.foreground import fork_controller
 from meshrun.ssh.host_failure import FirstLost, HostLost
@@ -66,7 +66,7 @@ def _run(controller: Controller, report: str | None) -> int:
         if report is not None and not code and controller.result is None:
             raise HostError(f"cannot write `{report}`: the first host could not send the result")
         return code
-    except Stopped as error:
+    except StoppedBySignal as error:
         note(describe_stop(error.signum))
         found = controller.result or _ended_now(128 + error.signum)
         result = replace(found, exit_code=128 + error.signum, signum=error.signum)

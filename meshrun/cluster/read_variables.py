@@ -97,7 +97,7 @@ def index_in(value: Any, count: int) -> int | None:
     return int(value) if 0 <= int(value) < count else None
 
 
-class Placed(NamedTuple):
+class TaskPlacement(NamedTuple):
     """A task and the nodes of its job; ``None`` if unknown."""
 
     task: Task
@@ -108,7 +108,7 @@ class Placed(NamedTuple):
 def read_task(
     env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str,
     *, nnodes: int | None = None,
-) -> Placed | None:  # fmt: skip
+) -> TaskPlacement | None:  # fmt: skip
     """Return the task that four variables describe; ``None`` if none of them is set.
 
     ``rank`` and so on are the names of the variables; ``nnodes`` is the number of nodes, if known.
@@ -131,7 +131,7 @@ def read_task(
 
 def place_task(
     rank: int, local_rank: int, world_size: int, local_world_size: int, *, nnodes: int | None
-) -> Placed:
+) -> TaskPlacement:
     """Return the node of a task; it follows from the rank if all nodes have as many tasks."""
     if nnodes is None and world_size % local_world_size == 0:
         nnodes = world_size // local_world_size
@@ -148,4 +148,4 @@ def place_task(
         per_node=(local_world_size,) * nnodes if nnodes is not None and is_even else (),
         in_blocks=in_blocks,
     )
-    return Placed(task, nnodes, node_rank)
+    return TaskPlacement(task, nnodes, node_rank)

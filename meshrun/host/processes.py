@@ -151,7 +151,7 @@ def _may_signal(pid: int) -> bool:
     return True
 
 
-class Ended(Struct, frozen=True):
+class EndedChildren(Struct, frozen=True):
     """The result of :func:`end_children`."""
 
     count: int
@@ -169,7 +169,7 @@ class Ended(Struct, frozen=True):
 
 def end_children(
     *, grace_s: float, delay_s: float = 0.0, spare: frozenset[int] = frozenset()
-) -> Ended:
+) -> EndedChildren:
     """End and reap every descendant of this subreaper: SIGTERM, the grace period, SIGKILL.
 
     Args:
@@ -181,14 +181,14 @@ def end_children(
         return finish(_ending_children(grace_s, delay_s, lambda: spare), _wait_for_child)
 
 
-def killing_children(spares: Callable[[], frozenset[int]]) -> Steps[Ended]:
+def killing_children(spares: Callable[[], frozenset[int]]) -> Steps[EndedChildren]:
     """As :func:`end_children` with SIGKILL at once, in steps; ``spares`` is asked in each."""
     return _ending_children(0.0, 0.0, spares)
 
 
 def _ending_children(
     grace_s: float, delay_s: float, spares: Callable[[], frozenset[int]]
-) -> Steps[Ended]:
+) -> Steps[EndedChildren]:
     seen: set[int] = set()
     term_at = time.monotonic() + delay_s
     kill_at = term_at + grace_s
@@ -204,7 +204,7 @@ def _ending_children(
             for pid in turns.keys() - seen:  # whose turn has not come, such as a guard's
                 send_signal(pid, signal.SIGKILL)
             survivors = tuple(pid for pid in turns if pid in seen)
-            return Ended(len(seen), survivors, tuple({*children} - {*turns}))
+            return EndedChildren(len(seen), survivors, tuple({*children} - {*turns}))
         if now < term_at:
             yield term_at - now
             continue
@@ -216,7 +216,7 @@ def _ending_children(
                 send_signal(pid, signal.SIGCONT)
             seen.add(pid)
         yield 0.02 if now >= kill_at else kill_at - now
-    return Ended(len(seen))
+    return EndedChildren(len(seen))
 
 
 class _Turn(enum.IntEnum):

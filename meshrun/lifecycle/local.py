@@ -336,8 +336,8 @@ def stop(
 
 def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> State:
     for rank in ranks:
-        if state.ranks[rank].told_to_end_ns is None:
-            state = _with_rank(state, rank, told_to_end_ns=at_ns)
+        if state.ranks[rank].asked_to_end_ns is None:
+            state = _with_rank(state, rank, asked_to_end_ns=at_ns)
     order = SignalRanks(ranks=ranks, signum=signum)
     return state.do(order) if ranks else state
 

@@ -219,7 +219,7 @@ def _was_preempted(state: State, *, others: int) -> bool:
     leaves = not (nodes.policy.needs_all or nodes.is_coordinator or nodes.lost is not None)
     return (
         _stop_signal(state) == signal.SIGTERM
-        and any(known.told_to_end_ns is not None for known in state.ranks.values())
+        and any(known.asked_to_end_ns is not None for known in state.ranks.values())
         and _all_succeeded(state)
         and all(outcome.is_well for outcome in state.outcomes)
         and (leaves or len(state.outcomes) >= others)

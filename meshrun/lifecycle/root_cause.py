@@ -103,7 +103,7 @@ def _first_to_hide_its_error(state: State) -> FailedRank | None:
         for rank, known in state.ranks.items()
         if known.raised is not None
         and known.exited_well
-        and (known.told_to_end_ns is None or known.raised.at_ns < known.told_to_end_ns)
+        and (known.asked_to_end_ns is None or known.raised.at_ns < known.asked_to_end_ns)
     ]
     return min(found, key=lambda failed: failed.at_ns, default=None)
 
@@ -157,7 +157,7 @@ def _has_failed(state: State, rank: int) -> bool:
 
 def _failed_rank(state: State, rank: int) -> FailedRank:
     known = state.ranks[rank]
-    exited, asked_ns = known.exited, known.told_to_end_ns
+    exited, asked_ns = known.exited, known.asked_to_end_ns
     exit_code, signum = split_wait_status(exited.wait_status) if exited else (1, None)
     if known.raised is not None and asked_ns is not None and _is_ours(state, signum):
         exit_code, signum = 1, None  # our signal came while its exception was ending it
@@ -195,7 +195,7 @@ def _distance(state: State, failed: FailedRank) -> int:
         return _CONSEQUENT
     if not failed.asked_to_end:
         return _OWN
-    asked_ns = state.ranks[failed.rank].told_to_end_ns or 0
+    asked_ns = state.ranks[failed.rank].asked_to_end_ns or 0
     return _SOON_AFTER if failed.at_ns - asked_ns < _NOTICED_WITHIN_NS else _OBEYED
 
 

@@ -33,7 +33,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     left_ns: Time | None = None
     """When its program ended with a status other than 0, before its connections closed."""
     exited: RankExited | None = None
-    told_to_end_ns: Time | None = None
+    asked_to_end_ns: Time | None = None
     """When meshrun first sent it a signal to stop it."""
 
     @property

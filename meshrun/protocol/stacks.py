@@ -71,7 +71,7 @@ class Frame(Struct, frozen=True):
         return f"{one_line(short_path(self.file, folder))}:{self.line}"
 
 
-class Dump(Struct, frozen=True):
+class StackDump(Struct, frozen=True):
     """The stacks of one process; frames are innermost first."""
 
     main: tuple[Frame, ...]
@@ -98,7 +98,7 @@ def lacks_main_thread(text: str) -> bool:
     return any(map(_MORE_THREADS.search, _ANSWER.findall(text)))
 
 
-def parse_dump(text: str) -> Dump | None:
+def parse_dump(text: str) -> StackDump | None:
     """Return the last dump in the output of ``faulthandler``; ``None`` if there is none.
 
     An answer has the stacks of all threads, any other dump that of the main thread. After a crash,
@@ -118,7 +118,7 @@ def parse_dump(text: str) -> Dump | None:
         return None
     *others, main = stacks
     others = [frames for frames in others if not all(map(_is_ours, frames))]
-    return Dump(_without_ours(main), tuple(map(_without_ours, others)), fatal, has_more)
+    return StackDump(_without_ours(main), tuple(map(_without_ours, others)), fatal, has_more)
 
 
 def _threads(text: str) -> tuple[str | None, list[tuple[bool, list[Frame]]]]:
@@ -160,7 +160,7 @@ def _wait_in(stack: Sequence[Frame]) -> str | None:
     return next((found for end, found in _WAITS.items() if file.endswith(end)), None)
 
 
-def merge(dumps: Mapping[int, Dump]) -> list[tuple[tuple[int, ...], Dump]]:
+def merge(dumps: Mapping[int, StackDump]) -> list[tuple[tuple[int, ...], StackDump]]:
     """Return groups of ranks whose main threads have the same stack, the largest first."""
     groups: dict[tuple[Frame, ...], list[int]] = {}
     for rank in sorted(dumps):

@@ -13,7 +13,7 @@ from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import fallback_port, format_endpoint
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.dialer import Dialer
-from meshrun.rendezvous.handshake import ParticipantHandshake, Translated
+from meshrun.rendezvous.handshake import ParticipantHandshake, TranslatedAddressError
 from meshrun.rendezvous.hub import RETRY_S
 from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.node_phases import EndpointPhase
@@ -180,7 +180,7 @@ class Attempts:
             self._connection, self._is_redirected = None, False
             self._found = EndpointPhase.UNKNOWN
             self._connected(connection, messages)
-        elif isinstance(connection.handshake_error, Translated):
+        elif isinstance(connection.handshake_error, TranslatedAddressError):
             self._connect_directly(connection.handshake_error.address)
         elif connection.closed is not None:
             self._end_attempt(connection.closed, _FOREIGN_S if connection.handshake_error else None)

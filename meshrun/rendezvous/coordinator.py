@@ -19,7 +19,7 @@ from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
 from meshrun.rendezvous.expected_nodes import check_settings, note_different_arguments
-from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
+from meshrun.rendezvous.membership import Membership, NodeChoice, describe_shapes
 from meshrun.rendezvous.messages import (
     Join,
     Message,
@@ -258,7 +258,7 @@ class Coordinator:
     def _grow(self, host: str) -> None:
         """End this generation if the next would have more ranks."""
         before, choice = self._nodes.layout, self._choose()
-        after = choice.layout if isinstance(choice, Choice) else before
+        after = choice.layout if isinstance(choice, NodeChoice) else before
         if before is not None and after is not None and after.world_size > before.world_size:
             why = f"{host} joins: {describe_shapes(before, after)}"
             self._end(why, change_of_nodes(why, time.monotonic_ns()))
@@ -292,7 +292,7 @@ class Coordinator:
 
     # ---- nodes that take part --------------------------------------------------------------
 
-    def _choose(self) -> Choice | MeshrunError:
+    def _choose(self) -> NodeChoice | MeshrunError:
         """Return which nodes should take part, or why they are too few."""
         try:
             return self._nodes.choose()
@@ -339,7 +339,7 @@ class Coordinator:
             hub=self._hub,
         )
 
-    def _begin(self, choice: Choice) -> None:
+    def _begin(self, choice: NodeChoice) -> None:
         """Begin a generation with other nodes: send each its place."""
         nodes, before = self._nodes, self._nodes.layout
         previous = {**before.to_dict(), "generation": self._generation - 1} if before else {}

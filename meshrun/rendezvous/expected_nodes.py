@@ -21,7 +21,7 @@ _NOTHING = ["", "not given"]
 _MOST_NAMED = 8
 
 
-class TooMany(UsageError):
+class TooManyNodesError(UsageError):
     """A node joined a launch that is complete; the others continue without it."""
 
 
@@ -56,7 +56,7 @@ class ExpectedNodes(Struct):
         """
         if len(self.joined) + 1 >= self.nnodes:
             names = list_names(self._names())
-            raise TooMany(
+            raise TooManyNodesError(
                 f"all {count(self.nnodes, 'node')} have already joined: {names}",
                 hint=f"to add a node, use --nnodes {self.nnodes + 1} on every node",
             )

@@ -29,11 +29,11 @@ class HandshakeError(Exception):
         super().__init__(one_line(text))
 
 
-class OtherLaunch(HandshakeError):
+class WrongSecretError(HandshakeError):
     """The peer is a launcher that does not know the secret."""
 
 
-class Translated(HandshakeError):
+class TranslatedAddressError(HandshakeError):
     """The network translates the address through which the coordinator was reached.
 
     As that of a Kubernetes Service, which forwards no other port.
@@ -71,7 +71,7 @@ class CoordinatorHandshake:
         if not hmac.compare_digest(
             _proof(self._secret, "participant", nonces), _text(values, "proof")
         ):
-            raise OtherLaunch("it belongs to another launch or has a different secret")
+            raise WrongSecretError("it belongs to another launch or has a different secret")
         reply = _line({"proof": _proof(self._secret, "coordinator", nonces)})
         return reply, _key(self._secret, nonces)
 
@@ -107,7 +107,7 @@ class ParticipantHandshake:
                 f"its meshrun speaks protocol version {version!r}, but this one speaks {VERSION}"
             )
         if self._address and _is_translated(self._address, own := _text(values, "address")):
-            raise Translated(own)
+            raise TranslatedAddressError(own)
         nonce = secrets.token_hex(16)
         self._nonces = f"{_text(values, 'nonce')} {nonce}"
         proof = _proof(self._secret, "participant", self._nonces)

@@ -16,7 +16,7 @@ from meshrun.protocol.from_zygote import Withdraw
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
-from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany, list_names
+from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooManyNodesError, list_names
 from meshrun.rendezvous.hub import Deadline
 from meshrun.rendezvous.messages import Join, Message, Rejected, Waiting
 from meshrun.rendezvous.this_node import ThisNode
@@ -226,7 +226,7 @@ class Lobby:
             return
         try:
             self._expected.join(number, info)
-        except TooMany as error:
+        except TooManyNodesError as error:
             self._reject(number, error)
         except MeshrunError as error:
             self._fail(error)

@@ -20,7 +20,7 @@ Fit = Callable[[Sequence[Join]], Layout]
 """Solves the mesh for nodes; raises a MeshrunError if it does not fit them."""
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class NodeChoice(Struct, frozen=True, kw_only=True):
     """Which nodes take part in a generation."""
 
     participants: tuple[int, ...]
@@ -149,7 +149,7 @@ class Membership(Struct):
             self._places[place] = number
         return True
 
-    def choose(self) -> Choice:
+    def choose(self) -> NodeChoice:
         """Return which nodes should take part: as many as the mesh can use, in stable places.
 
         Raises:
@@ -165,7 +165,7 @@ class Membership(Struct):
             chosen, layout = self._largest_fit(chosen)
         taken = {*chosen}
         spares = tuple(number for number in order if number not in taken)
-        return Choice(participants=tuple(chosen), spares=spares, layout=layout)
+        return NodeChoice(participants=tuple(chosen), spares=spares, layout=layout)
 
     def _in_order(self) -> list[int]:
         """Return all nodes: those in their places, spares in free places, and the other spares."""
@@ -201,7 +201,7 @@ class Membership(Struct):
             chosen = used if chosen[0] in used else chosen[: len(used)]
         raise why or MeshrunError(self.describe())
 
-    def apply(self, choice: Choice) -> None:
+    def apply(self, choice: NodeChoice) -> None:
         """Make a choice the current membership."""
         self._place(choice.participants)
         self._spares = dict.fromkeys(choice.spares)

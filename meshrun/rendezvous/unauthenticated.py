@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv6Network, ip_address
 from meshrun.errors import MeshrunError
 from meshrun.host.interfaces import address_of
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.handshake import CoordinatorHandshake, OtherLaunch
+from meshrun.rendezvous.handshake import CoordinatorHandshake, WrongSecretError
 from meshrun.rendezvous.messages import Beat, Disconnect, Message, Rejected
 from meshrun.rendezvous.this_node import ThisNode
 
@@ -162,7 +162,7 @@ class Unauthenticated:
     def _drop(self, connection: Connection, why: str) -> None:
         self._remove(connection)
         connection.close(why)
-        if isinstance(connection.handshake_error, OtherLaunch):
+        if isinstance(connection.handshake_error, WrongSecretError):
             since_ns, count = self._others.get(
                 origin := _origin(connection), (time.monotonic_ns(), 0)
             )

@@ -93,7 +93,7 @@ class ElasticEvents(Watcher):
 
     def _record_failure(self, rank: int, known: RankState, state: State) -> None:
         exit_code = os.waitstatus_to_exitcode(known.exited.wait_status if known.exited else 0)
-        was_stopped = known.told_to_end_ns is not None
+        was_stopped = known.asked_to_end_ns is not None
         how = "TERMINATED" if was_stopped else "FAILED"
         error = None if was_stopped else json.dumps({"message": "<NONE>"})
         if known.raised is not None:

@@ -58,7 +58,7 @@ _THREADS_TAKE_S = 2.0
 """How long threads of a rank that raised may take to end before a note names them."""
 
 
-class Noted(Enum):
+class StopNote(Enum):
     """What was noted of how a generation's ranks are stopped."""
 
     NOTHING = "nothing"
@@ -81,7 +81,7 @@ class StartProgress(Watcher):
         self.plan, self._console, self._quiet = plan, console, quiet
         self._began_ns = time.monotonic_ns()
         self._started = False
-        self._noted = Noted.NOTHING
+        self._noted = StopNote.NOTHING
         self._noted_spares = ""
         self.reported_lost: frozenset[int] = frozenset()
         """Ranks of this generation whose lost connection was noted."""
@@ -140,9 +140,9 @@ class StartProgress(Watcher):
             if restarts and not self._started:
                 self._note_unstarted(state)
             self._began_ns = time.monotonic_ns()
-            self._noted, self._started = Noted.NOTHING, False
+            self._noted, self._started = StopNote.NOTHING, False
             self.reported_lost = frozenset()
-        has_noted = self._noted is not Noted.NOTHING
+        has_noted = self._noted is not StopNote.NOTHING
         if isinstance(event, SignalArrived) and has_noted and state.alive:
             self._note_signal(event, state)
         if isinstance(event, NodeLost) and has_noted:
@@ -253,7 +253,7 @@ class StartProgress(Watcher):
 
     def _note_stop(self, event: Event, state: State, *, restarts: bool) -> None:
         """Note why the ranks are stopped, unless another note or the report says so."""
-        self._noted = Noted.STOP
+        self._noted = StopNote.STOP
         if self._slow_threads is not None:
             self._slow_threads.cancel()
             self._slow_threads = None
@@ -268,11 +268,11 @@ class StartProgress(Watcher):
         if event.why or (event.signum == signal.SIGTERM and state.sigterm_repeats):
             return
         name = signal_name(event.signum)
-        if state.killed and self._noted is not Noted.KILL:
-            self._noted = Noted.KILL
+        if state.killed and self._noted is not StopNote.KILL:
+            self._noted = StopNote.KILL
             self._console.note(f"{name} again: killing {self._alive(state)} now")
         elif not state.killed and state.deadline_ns is not None:
-            self._noted = Noted.DEADLINE
+            self._noted = StopNote.DEADLINE
             left_s = round((state.deadline_ns - event.at_ns) / 1e9, 1)
             text = f"killing in {left_s:g} s"
             if len(state.signals) == 2:
@@ -285,10 +285,10 @@ class StartProgress(Watcher):
         total, left = len(state.ranks), len(state.alive)
         exited = f"{total - left} of {total} ranks exited"
         is_late = isinstance(event, TimePassed) and state.killed and left
-        if is_late and self._noted is not Noted.KILL:
-            is_known = self._noted is Noted.DEADLINE
+        if is_late and self._noted is not StopNote.KILL:
+            is_known = self._noted is StopNote.DEADLINE
             after = "" if is_known else f" after {state.shutdown_timeout_s:g} s"
-            self._noted = Noted.KILL
+            self._noted = StopNote.KILL
             self._console.note(f"timed out{after}: {exited}; killing {self._alive(state)}")
         if self._console.shows_status and isinstance(event, RankExited | SignalArrived):
             self._console.set_status(exited if left else "")

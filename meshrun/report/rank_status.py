@@ -38,7 +38,7 @@ def phase_of(known: RankState, state: State, *, has_mesh: bool) -> RankPhase:
     """Return the phase of a rank."""
     phase: RankPhase = "running"
     if known.exited is not None:
-        was_asked = known.told_to_end_ns is not None
+        was_asked = known.asked_to_end_ns is not None
         phase = "ended" if known.exited_well or was_asked else "failed"
     elif known.raised is not None:
         phase = "failed"

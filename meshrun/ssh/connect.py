@@ -30,7 +30,7 @@ _BUSY = "exchange_identification: "
 _BUSY_FOR_S = (0.3, 1.5)
 
 
-class Stopped(Exception):
+class StoppedBySignal(Exception):
     """A signal stopped the launch, and no launcher on a host can report it."""
 
     def __init__(self, signum: int) -> None:
@@ -209,6 +209,6 @@ class Connector:
     def _stop_early(self) -> None:
         for signum in self._pool.signals.take():
             if signum in self._request.stop_signals:
-                raise Stopped(signum)
+                raise StoppedBySignal(signum)
             if signum == signal.SIGTSTP and signum not in self._request.forwarded_signals:
                 suspend_foreground()

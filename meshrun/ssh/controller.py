@@ -19,7 +19,7 @@ from meshrun.host.processes import is_stopped
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.ssh.agent_messages import SignalLauncher, StartLauncher, StopLauncher
-from meshrun.ssh.connect import Connector, Stopped
+from meshrun.ssh.connect import Connector, StoppedBySignal
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import HostFailure, lost_error
 from meshrun.ssh.host_phases import ControllerPhase, HostPhase
@@ -91,7 +91,7 @@ class Controller:
         self._lost: list[HostFailure] = []
         self._lost_s = 0.0
         """When the first host was lost."""
-        self._stopped: Stopped | None = None
+        self._stopped: StoppedBySignal | None = None
         """By the first signal that stopped the launch."""
         self._forwarded: set[int] = set()
         """Signals that were forwarded."""
@@ -123,16 +123,17 @@ class Controller:
         if (error := self._error()) is not None:
             raise error
         if self._console.reader_is_gone:
-            raise Stopped(signal.SIGPIPE)
+            raise StoppedBySignal(signal.SIGPIPE)
         code = self._first.ended.code if self._first.ended is not None else 0
         if code and self.result is None and self._stopped is not None:
             raise self._stopped  # it had not begun, or its agent killed it
         if not code and (late := (self._forwarded - before) & {*self._request.stop_signals}):
-            raise Stopped(min(late))  # the ranks had finished, but not the readers of their output
+            # The ranks had finished, but not the readers of their output.
+            raise StoppedBySignal(min(late))
         # A launcher that a forwarded signal stopped exits with 128 + n.
         return 128 - code if code - 128 in self._forwarded else code
 
-    def _error(self) -> MeshrunError | Stopped | None:
+    def _error(self) -> MeshrunError | StoppedBySignal | None:
         """Return the loss of a host, or why no launcher could launch."""
         stopped = self._stopped
         if self._lost:
@@ -214,7 +215,7 @@ class Controller:
             self._forwarded.add(signum)
             if signum in self._request.stop_signals:
                 if self._stopped is None:
-                    self._stopped = Stopped(signum)
+                    self._stopped = StoppedBySignal(signum)
                     # The first host passes it on to the others, unless it cannot.
                     limit_s = self._most_s_to_end
                     end = partial(self._enter, ControllerPhase.ENDING)

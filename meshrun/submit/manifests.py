@@ -25,7 +25,7 @@ from meshrun.submit.pod import (
     secrets_of,
     variables_of,
 )
-from meshrun.submit.yaml import Explained, render_yaml
+from meshrun.submit.yaml import Commented, render_yaml
 
 _RESTARTS = 10
 _KEPT_S = 7 * 86400
@@ -37,7 +37,7 @@ _Documents = list[dict[str, Any]]
 _DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
-class Kind(Struct, frozen=True):
+class JobKind(Struct, frozen=True):
     """One way to run a job on Kubernetes."""
 
     render: Callable[[Job], _Documents]
@@ -126,7 +126,7 @@ def _indexed_job(job: Job) -> _Documents:
         "kind": "Service",
         "metadata": {"name": job.name},
         "spec": {
-            "clusterIP": Explained(
+            "clusterIP": Commented(
                 "None", f"Gives each pod a DNS name: node 0 is {job.name}-0.{job.name}."
             ),
             "publishNotReadyAddresses": True,
@@ -143,17 +143,17 @@ def _job_set(job: Job) -> _Documents:
     pod = pod_spec(job, f"{job.name}-node-0-0.{job.name}", restartPolicy="Never")
     if job.min_nodes is None:
         ends = {
-            "backoffLimit": Explained(0, "No pod restarts on its own."),
+            "backoffLimit": Commented(0, "No pod restarts on its own."),
             "podFailurePolicy": _fail_unless_preempted([{"action": "Count", **_DISRUPTED}]),
         }
         failed = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-        failure = Explained(
+        failure = Commented(
             {"maxRestarts": _RESTARTS, "rules": [{"name": "failed", **failed}]},
             "A pod was preempted or drained, or a node was lost: restart all pods together.",
         )
     else:
         ends = _ends_of_elastic(job, job.min_nodes)
-        failure = Explained({"maxRestarts": 0}, "Each pod restarts on its own.")
+        failure = Commented({"maxRestarts": 0}, "Each pod restarts on its own.")
     spec = {**_indexed(job), **ends, "template": {"spec": pod}}
     whole = {
         "failurePolicy": failure,
@@ -168,14 +168,14 @@ def _train_job(job: Job) -> _Documents:
     trainer: dict[str, Any] = {
         "image": job.image,
         "numNodes": job.nnodes,
-        "numProcPerNode": Explained(
+        "numProcPerNode": Commented(
             job.workers, "The runtime passes these two and node 0's address in PET_ variables."
         ),
         "command": command_of(job, None),
         "env": variables_of(job),
         "resourcesPerNode": resources_of(job),
     }
-    runtime = Explained(
+    runtime = Commented(
         {"name": _RUNTIME},
         "The runtime sets how often the job may restart, and how long pods may take to"
         f"\nterminate: {job.grace_s} s are needed.",
@@ -186,8 +186,8 @@ def _train_job(job: Job) -> _Documents:
 
 def _leader_worker_set(job: Job) -> _Documents:
     template = {
-        "size": Explained(job.nnodes, "Each pod receives its index and the leader's address."),
-        "restartPolicy": Explained(
+        "size": Commented(job.nnodes, "Each pod receives its index and the leader's address."),
+        "restartPolicy": Commented(
             "RecreateGroupOnPodRestart", "Whenever a launcher exits, all nodes restart."
         ),
         "workerTemplate": {"spec": pod_spec(job, None)},
@@ -196,13 +196,13 @@ def _leader_worker_set(job: Job) -> _Documents:
     return [_document("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", job, spec)]
 
 
-KINDS: Mapping[str, Kind] = {
-    "kubernetes": Kind(
+KINDS: Mapping[str, JobKind] = {
+    "kubernetes": JobKind(
         _indexed_job,
         ("spec", "template"),
         (("spec", "completions"), ("spec", "parallelism")),
     ),
-    "jobset": Kind(
+    "jobset": JobKind(
         _job_set,
         ("spec", "replicatedJobs", 0, "template", "spec", "template"),
         tuple(
@@ -210,14 +210,14 @@ KINDS: Mapping[str, Kind] = {
             for name in ("completions", "parallelism")
         ),
     ),
-    "trainjob": Kind(
+    "trainjob": JobKind(
         _train_job,
         None,
         (("spec", "trainer", "numNodes"),),
         why_fixed="a TrainJob gives its pods a fixed number of nodes, and its runtime decides how"
         " they restart",
     ),
-    "leaderworkerset": Kind(
+    "leaderworkerset": JobKind(
         _leader_worker_set,
         ("spec", "leaderWorkerTemplate", "workerTemplate"),
         (("spec", "leaderWorkerTemplate", "size"),),
@@ -230,13 +230,13 @@ def _document(version: str, kind: str, job: Job, spec: dict[str, Any]) -> dict[s
     return {"apiVersion": version, "kind": kind, "metadata": {"name": job.name}, "spec": spec}
 
 
-def _kept() -> Explained:
-    return Explained(_KEPT_S, "Keep the finished job and its log for a week.")
+def _kept() -> Commented:
+    return Commented(_KEPT_S, "Keep the finished job and its log for a week.")
 
 
 def _indexed(job: Job) -> dict[str, Any]:
     return {
-        "completionMode": Explained("Indexed", "One pod per node; its index is the node rank."),
+        "completionMode": Commented("Indexed", "One pod per node; its index is the node rank."),
         "completions": job.nnodes,
         "parallelism": job.nnodes,
     }
@@ -244,7 +244,7 @@ def _indexed(job: Job) -> dict[str, Any]:
 
 def _ends_of_fixed(job: Job) -> dict[str, Any]:
     return {
-        "backoffLimit": Explained(
+        "backoffLimit": Commented(
             _RESTARTS * job.nnodes, "When a node is lost, the pods of all other nodes fail too."
         ),
         "podFailurePolicy": _fail_unless_preempted(_ignored()),
@@ -254,15 +254,15 @@ def _ends_of_fixed(job: Job) -> dict[str, Any]:
 def _ends_of_elastic(job: Job, min_nodes: int) -> dict[str, Any]:
     """Return how pods and the job end if the other pods continue without one that fails."""
     return {
-        "successPolicy": Explained(
+        "successPolicy": Commented(
             {"rules": [{"succeededIndexes": "0"}]},
             "Node 0 exits with 0 once all programs have finished, even if other pods still wait.",
         ),
         "backoffLimitPerIndex": _RESTARTS,
-        "maxFailedIndexes": Explained(
+        "maxFailedIndexes": Commented(
             job.nnodes - min_nodes, f"The launch needs {min_nodes} of the {job.nnodes} nodes."
         ),
-        "podFailurePolicy": Explained(
+        "podFailurePolicy": Commented(
             {"rules": [*_ignored(), _unless_preempted("FailIndex")]},
             "75, 143: the pod was preempted or drained. 69: it was cut off. In both cases it"
             " starts\nagain and joins the others. Any other exit code is a failure of the node,"
@@ -276,13 +276,13 @@ def _ignored() -> _Documents:
     return [{"action": "Ignore", "onExitCodes": exits}, {"action": "Ignore", **_DISRUPTED}]
 
 
-def _fail_unless_preempted(before: _Documents) -> Explained:
+def _fail_unless_preempted(before: _Documents) -> Commented:
     comment = (
         "75, 143: a pod was preempted or drained, and every node stopped its ranks. 69:"
         " another\nnode was lost. In both cases all pods restart. Any other exit code is a"
         " failure that\nends the job."
     )
-    return Explained({"rules": [*before, _unless_preempted("FailJob")]}, comment)
+    return Commented({"rules": [*before, _unless_preempted("FailJob")]}, comment)
 
 
 def _unless_preempted(action: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from meshrun.errors import UsageError
 from meshrun.protocol.packing import read_json
-from meshrun.submit.yaml import Explained
+from meshrun.submit.yaml import Commented
 from meshrun.wording import count
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -169,8 +169,8 @@ def _target(
 
 def _at(value: Any, path: Path, patch: Patch) -> Any:
     """Return a value with the patch merged in at ``path``."""
-    if isinstance(value, Explained):
-        return Explained(_at(value.value, path, patch), value.comment)
+    if isinstance(value, Commented):
+        return Commented(_at(value.value, path, patch), value.comment)
     if not path:
         own = ("apiVersion", "kind")
         change = {name: each for name, each in patch.document.items() if name not in own}
@@ -193,8 +193,8 @@ def _merge(base: Any, change: Any, name: str, patch: Patch) -> Any:
         merged = [*(plain or []), *(each for each in change if each not in (plain or []))]
     else:
         return change
-    keeps_comment = isinstance(base, Explained) and merged is not _GONE
-    return Explained(merged, base.comment) if keeps_comment else merged
+    keeps_comment = isinstance(base, Commented) and merged is not _GONE
+    return Commented(merged, base.comment) if keeps_comment else merged
 
 
 def _merge_fields(base: Mapping[str, Any], change: Mapping[str, Any], patch: Patch) -> Any:
@@ -274,7 +274,7 @@ def _look_up(value: Any, path: Path) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Explained) else value
+    return value.value if isinstance(value, Commented) else value
 
 
 def _dotted(path: Path) -> str:

@@ -10,7 +10,7 @@ from meshrun.host.own_variables import SECRET
 from meshrun.plan.masking import holds_secret
 from meshrun.plan.rendezvous_options import DEFAULT_PORT
 from meshrun.submit.job import Job
-from meshrun.submit.yaml import Explained
+from meshrun.submit.yaml import Commented
 
 CONTAINER = "meshrun"
 SECRET_KEY = "meshrun-secret"  # noqa: S105 - the name of an entry, unlike that of any variable
@@ -28,11 +28,11 @@ def pod_spec(job: Job, head: str | None, **more: Any) -> dict[str, Any]:
     """
     return {
         **more,
-        "terminationGracePeriodSeconds": Explained(
+        "terminationGracePeriodSeconds": Commented(
             job.grace_s,
             "Ranks get --shutdown-timeout of this to save and exit; the rest is for meshrun.",
         ),
-        "automountServiceAccountToken": Explained(
+        "automountServiceAccountToken": Commented(
             False, "Ranks need no access to the cluster, nor a variable for each of its services."
         ),
         "enableServiceLinks": False,
@@ -52,7 +52,7 @@ def _container(job: Job, head: str | None) -> dict[str, Any]:
         "resources": resources_of(job),
         "securityContext": {"allowPrivilegeEscalation": False},
         **_probes(job),
-        "volumeMounts": Explained(
+        "volumeMounts": Commented(
             [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - of the container
             "Loader workers and NCCL use shared memory; containers default to 64 MiB.",
         ),
@@ -72,7 +72,7 @@ def command_of(job: Job, head: str | None) -> list[str]:
 
 def variables_of(job: Job) -> list[Any]:
     """Return the variables of the container; secret ones refer to the Secret."""
-    own = Explained(
+    own = Commented(
         {"name": SECRET, "valueFrom": _from_secret(job, SECRET_KEY)},
         "The secret by which the nodes recognize each other.",
     )
@@ -84,7 +84,7 @@ def variables_of(job: Job) -> list[Any]:
     ]
     if not exported:
         return [own]
-    return [own, Explained(exported[0], "From --export."), *exported[1:]]
+    return [own, Commented(exported[0], "From --export."), *exported[1:]]
 
 
 def resources_of(job: Job) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def resources_of(job: Job) -> dict[str, Any]:
         UsageError: If the device has no known name in Kubernetes.
     """
     cores = {"cpu": job.accelerators * _CORES_PER_GPU or job.workers}
-    requests = Explained(cores, "What a node must have free; pods may use more cores.")
+    requests = Commented(cores, "What a node must have free; pods may use more cores.")
     if not job.accelerators:
         return {"requests": requests}
     device = job.plan.request.device
@@ -134,7 +134,7 @@ def _probes(job: Job) -> dict[str, Any]:
     return {
         "ports": [{"name": "metrics", "containerPort": port}],
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 10},
-        "livenessProbe": Explained(
+        "livenessProbe": Commented(
             {
                 "httpGet": {"path": "/healthz", "port": "metrics"},
                 "periodSeconds": 30,

@@ -14,7 +14,7 @@ _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 _INDENT = "  "
 
 
-class Explained(Struct, frozen=True):
+class Commented(Struct, frozen=True):
     """A value, and the comment above its key."""
 
     value: Any
@@ -47,7 +47,7 @@ def _escape(sign: str) -> str:
 
 def _mapping(values: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in values.items():
-        if isinstance(value, Explained):
+        if isinstance(value, Commented):
             yield from (f"{indent}# {line}" for line in value.comment.splitlines())
             value = value.value  # noqa: PLW2901 - the value itself
         yield from _entry(f"{indent}{quote(key)}:", value, indent)
@@ -66,9 +66,9 @@ def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
 
 def _list(values: list[Any], indent: str) -> Iterator[str]:
     for value in values:
-        comment = value.comment.splitlines() if isinstance(value, Explained) else []
+        comment = value.comment.splitlines() if isinstance(value, Commented) else []
         yield from (f"{indent}# {line}" for line in comment)
-        plain = value.value if isinstance(value, Explained) else value
+        plain = value.value if isinstance(value, Commented) else value
         if isinstance(plain, Mapping) and plain:
             first, *rest = _mapping(plain, indent + _INDENT)
             yield f"{indent}- {first.lstrip()}"

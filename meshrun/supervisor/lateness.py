@@ -23,7 +23,7 @@ Call = tuple[str, int]
 """The name of a group, and the number of a call in it."""
 
 
-class Late(Struct, frozen=True):
+class LateRank(Struct, frozen=True):
     """A rank that others wait for."""
 
     rank: int
@@ -39,7 +39,7 @@ class Late(Struct, frozen=True):
 
 def find_late(
     answers: Mapping[int, RankTimes], *, share: float, since_ns: int = 0, unsure_ns: int = 0
-) -> list[Late]:
+) -> list[LateRank]:
     """Return the ranks that take longer than their peers by at least a share of the time.
 
     Args:
@@ -72,7 +72,7 @@ def find_late(
             name, own = max(groups.items(), key=lambda item: item[1].total_ns)
             group, per_call_s = members[name], late_ns / own.calls / 1e9
             ranks = tuple(group.ranks)
-            found.append(Late(rank, late_ns / elapsed_ns, per_call_s, ranks, group.description))
+            found.append(LateRank(rank, late_ns / elapsed_ns, per_call_s, ranks, group.description))
     return sorted(found, key=lambda late: -late.share)
 
 

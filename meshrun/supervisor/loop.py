@@ -20,7 +20,7 @@ from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.forked_call import ForkedCall
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import (
-    Ended,
+    EndedChildren,
     become_subreaper,
     is_stopped,
     list_children,
@@ -429,7 +429,7 @@ class Loop:
         ending = self._processes.ending_zygote(lambda: self._earlier_children | ForkedCall.running)
         self._reactor.follow(ending, self._end_without_zygote)
 
-    def _end_without_zygote(self, end: tuple[int, Ended]) -> None:
+    def _end_without_zygote(self, end: tuple[int, EndedChildren]) -> None:
         status, left = end
         if left.survivors or left.denied:
             survivors, denied = list(left.survivors), list(left.denied)

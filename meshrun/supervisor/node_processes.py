@@ -17,7 +17,7 @@ from meshrun.errors import HostError
 from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import allow_descriptors, close_file
 from meshrun.host.interfaces import interface_of
-from meshrun.host.processes import Ended, handles_signal, killing_children, read_stat
+from meshrun.host.processes import EndedChildren, handles_signal, killing_children, read_stat
 from meshrun.host.reactor import Reactor, Steps, finish
 from meshrun.host.sockets import LOOPBACK_INTERFACE
 from meshrun.layout.labels import rank_label
@@ -301,7 +301,9 @@ class NodeProcesses:
             self.zygote.process.kill()
             self._reactor.call_later(EXIT_TAKES_S, self.zygote.abandon)
 
-    def ending_zygote(self, spares: Callable[[], frozenset[int]]) -> Steps[tuple[int, Ended]]:
+    def ending_zygote(
+        self, spares: Callable[[], frozenset[int]]
+    ) -> Steps[tuple[int, EndedChildren]]:
         """Wait for the zygote's end, and end what it leaves behind, except for ``spares``.
 
         Return its wait status, and what could not be ended.
@@ -310,7 +312,7 @@ class NodeProcesses:
         status, kept = yield from self.zygote.process.ending()
         own = yield from killing_children(lambda: spares() | {*kept.survivors})
         survivors, denied = kept.survivors + own.survivors, kept.denied + own.denied
-        return status, Ended(0, survivors, denied)
+        return status, EndedChildren(0, survivors, denied)
 
     def read_error_file(self, event: RankExited) -> RankRaised | None:
         """Return the exception that ended a rank, if it is in the file that ``@record`` writes."""

@@ -31,7 +31,7 @@ from meshrun.protocol.collectives import STACKS
 from meshrun.protocol.stacks import (
     MAIN_STACK_SIGNAL,
     STACKS_SIGNAL,
-    Dump,
+    StackDump,
     current_folder,
     describe,
     is_answered,
@@ -232,7 +232,7 @@ class StackRequests:
         self._start_native()
         self._show(lines)
 
-    def crash(self, rank: int) -> Dump | None:
+    def crash(self, rank: int) -> StackDump | None:
         """Return the stacks that a rank wrote when native code crashed, if it did."""
         dump = parse_dump(self._text(rank, max(0, self._size(rank) - _READ_BYTES)))
         return dump if dump is not None and dump.fatal is not None else None
@@ -265,7 +265,7 @@ class StackRequests:
 
     def _take_answers(self) -> Iterator[str]:
         """Note where ranks are, or why they did not answer, and yield the lines that say so."""
-        dumps: dict[int, Dump] = {}
+        dumps: dict[int, StackDump] = {}
         silent: dict[tuple[bool, str], list[int]] = {}
         for rank, request in self._requests.items():
             if (dump := parse_dump(request.read())) is not None:
@@ -286,7 +286,7 @@ class StackRequests:
             yield f"{self._name(ranks_without)}: {why}"
             yield self._describe_pids(ranks_without)
 
-    def _describe_dump(self, dump: Dump, ranks: Collection[int]) -> Iterator[str]:
+    def _describe_dump(self, dump: StackDump, ranks: Collection[int]) -> Iterator[str]:
         folder = current_folder()
         others = len(dump.others)
         at_least = "at least " if dump.has_more else ""

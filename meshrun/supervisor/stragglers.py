@@ -19,7 +19,7 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import AskTimes, RankTimes
 from meshrun.protocol.events import RankLate, TimesReported
 from meshrun.rendezvous.messages import Times
-from meshrun.supervisor.lateness import Late, find_late
+from meshrun.supervisor.lateness import LateRank, find_late
 
 _SHARE = 0.1
 _MOST_S, _LEAST_S = 20.0, 0.5
@@ -169,7 +169,7 @@ class Stragglers:
                 )
         self._timer.restart(self._every_s)
 
-    def _find(self) -> Iterator[Late]:
+    def _find(self) -> Iterator[LateRank]:
         """Yield late ranks: compared on each node by its own clock, and then on all nodes."""
         layout = self._plan.layout
         by_node: dict[int, dict[int, RankTimes]] = {}
@@ -182,7 +182,7 @@ class Stragglers:
                 self._answers, share=_SHARE, since_ns=self._from_ns, unsure_ns=self._unsure_ns
             )
 
-    def _describe(self, late: Late) -> str:
+    def _describe(self, late: LateRank) -> str:
         return (
             f"{self._name(late.rank)} is late at collectives of {self._group(late)}:"
             f" the others wait for it {late.share * 100:.0f} % of the time,"
@@ -233,7 +233,7 @@ class Stragglers:
         elif self._driver.trouble:
             yield self._driver.trouble
 
-    def _group(self, late: Late) -> str:
+    def _group(self, late: LateRank) -> str:
         return group_label(self._plan.layout, late.group, late.description)
 
     def _name(self, rank: int) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
 from meshrun.host.own_variables import LAUNCH_MARK
-from meshrun.host.processes import Ended, marked_processes, send_signal, signals_blocked
+from meshrun.host.processes import EndedChildren, marked_processes, send_signal, signals_blocked
 from meshrun.host.reactor import Steps
 from meshrun.host.shortage import TOO_FEW_PROCESSES, hint_for
 from meshrun.host.sockets import packet_pair
@@ -198,14 +198,14 @@ class _NewZygote:
         self._process.kill()
         self._dead_by_s = min(self._dead_by_s, time.monotonic() + EXIT_TAKES_S)
 
-    def ending(self) -> Steps[tuple[int, Ended]]:
+    def ending(self) -> Steps[tuple[int, EndedChildren]]:
         """Wait for its end; return its wait status, and what could not be ended."""
         kill_at_s = time.monotonic() + EXIT_TAKES_S
         while (code := self._process.poll()) is None:
             if (now_s := time.monotonic()) > self._dead_by_s:
-                return signal.SIGKILL, Ended(1, survivors=(self.pid,))
+                return signal.SIGKILL, EndedChildren(1, survivors=(self.pid,))
             if now_s > kill_at_s:  # such as where a module in it executed another program
                 self.kill()
             yield _BETWEEN_LOOKS_S
         yield from killing_orphans(self._mark)
-        return (-code if code < 0 else code << 8), Ended(0)
+        return (-code if code < 0 else code << 8), EndedChildren(0)

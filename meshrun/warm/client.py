@@ -19,17 +19,17 @@ from meshrun.host.absolute import absolute
 from meshrun.host.descriptors import unnamed_file
 from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.pidfd import has_ended, send_signal_to
-from meshrun.host.processes import Ended, is_stopped
+from meshrun.host.processes import EndedChildren, is_stopped
 from meshrun.host.reactor import Steps, finish
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import zygote_environment
 from meshrun.plan.rank_program import BASE, Program, first_path
 from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
-from meshrun.warm.identity import Mismatch, Requirements, Server, find_mismatch
+from meshrun.warm.identity import Mismatch, Requirements, ServerDescription, find_mismatch
 from meshrun.warm.inherited import leader_of_session, read_inherited, why_unsupported
 from meshrun.warm.server_folder import ServerFolder, default_server_folder, stop_server
-from meshrun.warm.warm_messages import Assignment, ZygoteEnded, ZygoteForked, ZygoteSpec
+from meshrun.warm.warm_messages import ServerSpec, ZygoteEnded, ZygoteForked, ZygoteSpec
 from meshrun.wording import duration
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.import_record import ImportRecord, read_import_record
@@ -68,7 +68,7 @@ class WarmZygote(Struct):
         _send_signal(self._pidfd, signal.SIGKILL)
         self._dead_by_s = min(self._dead_by_s, time.monotonic() + _KILL_TAKES_S)
 
-    def ending(self) -> Steps[tuple[int, Ended]]:
+    def ending(self) -> Steps[tuple[int, EndedChildren]]:
         """Wait until nothing of it is left; return its wait status, and what could not be ended."""
         ended = yield from self._receive()
         with suppress(OSError):
@@ -82,7 +82,7 @@ class WarmZygote(Struct):
         self._shim.close()
         os.close(self._pidfd)
         os.close(self._shim_pidfd)
-        return ended.wait_status, Ended(0, tuple(ended.survivors), tuple(ended.denied))
+        return ended.wait_status, EndedChildren(0, tuple(ended.survivors), tuple(ended.denied))
 
     def _receive(self) -> Steps[_FromShim | None]:
         """Return the shim's next message, ``None`` at its end; wake it if it is stopped."""
@@ -190,14 +190,14 @@ class WarmRun:
                 return
             if mismatch.is_permanent:
                 stop_server(folder, found.server.pid)
-        assignment = Assignment(
+        spec = ServerSpec(
             folder=folder.path,
             required=required,
             unfit=self._unfit_file(),
             idle_s=self._idle_s,
             session=leader_of_session(os.getpid()),
         )
-        with _in_file(pack(assignment)) as text:
+        with _in_file(pack(spec)) as text:
             process = subprocess.Popen(
                 own_command("warm-server", str(text), _TITLE, unbuffered=True),
                 stdin=subprocess.DEVNULL,
@@ -220,7 +220,7 @@ class WarmRun:
 
     # ---- finding a server ------------------------------------------------------------------
 
-    def _find(self) -> Server | None:
+    def _find(self) -> ServerDescription | None:
         """Return the matching server; whether its libraries have changed is checked as it forks."""
         if self._folder is None or holds(first_path(self._program), BASE):
             return None
@@ -286,7 +286,7 @@ class WarmRun:
     # ---- forking a zygote ------------------------------------------------------------------
 
     def _request(
-        self, server: Server, spec: ZygoteSpec, fds: Sequence[int]
+        self, server: ServerDescription, spec: ZygoteSpec, fds: Sequence[int]
     ) -> WarmZygote | Mismatch | None:
         """Return the zygote that a server forks, the library that has changed, or neither."""
         assert self._folder is not None  # noqa: S101

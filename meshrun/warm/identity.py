@@ -41,7 +41,7 @@ class FileParts(Struct, frozen=True, kw_only=True):
     words: list[str] | None
 
 
-class Server(Struct, frozen=True, kw_only=True):
+class ServerDescription(Struct, frozen=True, kw_only=True):
     """A warm server's description of itself, written once it has imported its modules."""
 
     pid: int
@@ -89,7 +89,7 @@ class Mismatch(Struct, frozen=True):
     """Whether no launch can use the server any longer."""
 
 
-def find_mismatch(server: Server, required: Requirements) -> Mismatch | None:
+def find_mismatch(server: ServerDescription, required: Requirements) -> Mismatch | None:
     """Return why a server does not meet the requirements of a launch, or ``None``.
 
     Changes of libraries, which have thousands of files, are left to :func:`changed_library`.
@@ -114,7 +114,7 @@ def changed_library(files: Mapping[str, Any]) -> Mismatch | None:
     return None
 
 
-def _other_process(server: Server, required: Requirements) -> Iterator[Mismatch]:
+def _other_process(server: ServerDescription, required: Requirements) -> Iterator[Mismatch]:
     if server.interpreter != required.interpreter:
         yield Mismatch("it has a different interpreter")
     if packages(required.modules) - {*server.base} != {*server.extra}:
@@ -126,7 +126,7 @@ def _other_process(server: Server, required: Requirements) -> Iterator[Mismatch]
             yield Mismatch(f"it has a different {name}", distance=1)
 
 
-def _other_variables(server: Server, required: Requirements) -> Iterator[Mismatch]:
+def _other_variables(server: ServerDescription, required: Requirements) -> Iterator[Mismatch]:
     now = digests(required.environment, server.read)
     names = now.keys() | server.environment.keys()
     other = [each for each in sorted(names) if now.get(each) != server.environment.get(each)]
@@ -136,7 +136,7 @@ def _other_variables(server: Server, required: Requirements) -> Iterator[Mismatc
         yield Mismatch(f"the program sets {late[0]}", distance=0, is_permanent=True)
 
 
-def _changed_program(server: Server) -> Iterator[Mismatch]:
+def _changed_program(server: ServerDescription) -> Iterator[Mismatch]:
     for path, source in server.sources.items() if server.extra else ():
         if stat_of(path) != source.stat and words_of(path, server.read) != source.words:
             reason = f"the imports or variables in `{path}` have changed"

@@ -25,7 +25,7 @@ from meshrun.host.sockets import peer_of
 from meshrun.host.whole_file import open_nonblocking
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import pack, read_json, unpack
-from meshrun.warm.identity import Mismatch, Server, changed_library, this_interpreter
+from meshrun.warm.identity import Mismatch, ServerDescription, changed_library, this_interpreter
 from meshrun.warm.inherited import fixed_by_parent, process_namespace
 from meshrun.worker.import_record import Stat
 
@@ -38,7 +38,7 @@ _REASON = "why"
 class LiveServer(Struct, frozen=True):
     """A live server, and when it was last used, in seconds since the epoch."""
 
-    server: Server
+    server: ServerDescription
     used: float
 
 
@@ -120,7 +120,7 @@ class ServerFolder:
         """Record a server that is still importing."""
         self._folder.write(f"{pid}.starting", f"{process_namespace()} {started_at(pid)}")
 
-    def describe(self, server: Server, files: Mapping[str, Stat]) -> None:
+    def describe(self, server: ServerDescription, files: Mapping[str, Stat]) -> None:
         """Make a server available to runs, with the files that it has loaded."""
         self._folder.write(f"{server.pid}.files", json.dumps(files))
         self._folder.write(f"{server.pid}.json", pack(server).decode())
@@ -139,7 +139,7 @@ class ServerFolder:
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._folder, fcntl.F_NOTIFY, fcntl.DN_DELETE | fcntl.DN_MULTISHOT)
 
-    def changed_library(self, server: Server) -> Mismatch | None:
+    def changed_library(self, server: ServerDescription) -> Mismatch | None:
         """Return which of a server's libraries has changed, or ``None``."""
         try:
             return changed_library(read_json(self._text(f"{server.pid}.files")))
@@ -228,9 +228,9 @@ class ServerFolder:
         with open(f"{self.path}/{name}", "rb", opener=open_nonblocking) as file:
             return file.read().decode(errors="surrogateescape")
 
-    def _read(self, name: str) -> Server | None:
+    def _read(self, name: str) -> ServerDescription | None:
         try:
-            server: Server = unpack(self._text(name), Server)
+            server: ServerDescription = unpack(self._text(name), ServerDescription)
         except (OSError, ValueError):
             return None
         return server if f"{server.pid}.json" == name else None

@@ -12,7 +12,7 @@ FDS = 8
 """The spec in memory, the working folder, stdin, stdout, stderr, control, reports and stacks."""
 
 
-class Assignment(Struct, frozen=True, kw_only=True):
+class ServerSpec(Struct, frozen=True, kw_only=True):
     """From a launcher to a new server, in a file whose descriptor is on its command line."""
 
     folder: str

@@ -31,7 +31,7 @@ from meshrun.protocol.packing import unpack
 from meshrun.warm.identity import (
     FileParts,
     Requirements,
-    Server,
+    ServerDescription,
     digests,
     find_mismatch,
     loaded_files,
@@ -43,7 +43,7 @@ from meshrun.warm.identity import (
 from meshrun.warm.inherited import fixed_by_parent, leader_of_session
 from meshrun.warm.server_folder import ServerFolder, is_as_privileged, stop_server
 from meshrun.warm.shim import serve_connection
-from meshrun.warm.warm_messages import Assignment
+from meshrun.warm.warm_messages import ServerSpec
 from meshrun.worker.exit import ExitHandler
 from meshrun.worker.import_record import is_own, stat_of
 from meshrun.zygote.fork_safety import ImportWatch, nvml_based_cuda_check
@@ -58,21 +58,21 @@ MOST_SERVERS = 4
 def main(known_at_start: frozenset[str]) -> Callable[[], object]:
     """Serve; return only in a process that was forked for a run, with the function to run."""
     with open(int(sys.argv[1]), "rb") as file:
-        assignment: Assignment = unpack(file.read(), Assignment)
+        spec: ServerSpec = unpack(file.read(), ServerSpec)
     set_title("warm-server")
-    server = WarmServer(assignment, known_at_start)
+    server = WarmServer(spec, known_at_start)
     return server.serve()
 
 
 class WarmServer:
     """This process: imports modules, then forks shims."""
 
-    def __init__(self, assignment: Assignment, known_at_start: frozenset[str]) -> None:
+    def __init__(self, spec: ServerSpec, known_at_start: frozenset[str]) -> None:
         self._ending = ExitHandler()
         self._run_zygote = partial(run_zygote, ending=self._ending, known_at_start=known_at_start)
         self._mark = EnvironVariable(LAUNCH_MARK)
-        self._folder = ServerFolder(assignment.folder)
-        self._idle_s = assignment.idle_s
+        self._folder = ServerFolder(spec.folder)
+        self._idle_s = spec.idle_s
         self._shims: set[int] = set()
         self._sessions: dict[int, int] = {}
         """The leaders of login sessions, by pidfd."""
@@ -84,9 +84,9 @@ class WarmServer:
         """In a forked child, the function that it is to run."""
         signal.alarm(_STARTS_WITHIN_S)  # in case an import hangs, here or in the lock's holder
         with self._folder.locked():
-            if self._has_equal(assignment.required):
+            if self._has_equal(spec.required):
                 os._exit(0)
-            described, files = self._import(assignment), loaded_files(sys.modules)
+            described, files = self._import(spec), loaded_files(sys.modules)
             self._end_others()
             try:
                 self._listener = self._folder.listen()
@@ -98,7 +98,7 @@ class WarmServer:
                 )
                 os._exit(0)
         signal.alarm(0)
-        self._watch(assignment.session)
+        self._watch(spec.session)
 
     def serve(self) -> Callable[[], object]:
         """Fork shims until it is time to end; return only in a fork."""
@@ -121,9 +121,9 @@ class WarmServer:
             for found in self._folder.servers()
         )
 
-    def _import(self, assignment: Assignment) -> Server:
+    def _import(self, spec: ServerSpec) -> ServerDescription:
         """Import the modules that exist; exit if forks of this process cannot run the program."""
-        watch, required = ImportWatch(), assignment.required
+        watch, required = ImportWatch(), spec.required
         gc.disable()
         with _record_reads() as read, nvml_based_cuda_check():
             for module in BASE:
@@ -137,14 +137,14 @@ class WarmServer:
         extra = packages(required.modules) - base
         if reason := _why_unfit(required.changed, watch, read if extra else ()):
             if extra:
-                _write(assignment.unfit, reason)
+                _write(spec.unfit, reason)
             self._folder.leave_reason(reason)
             os._exit(0)
-        return Server(
+        return ServerDescription(
             pid=os.getpid(),
             born=started_at(os.getpid()) or "",
             began=time.time(),
-            idle_s=assignment.idle_s,
+            idle_s=spec.idle_s,
             interpreter=this_interpreter(),
             fixed=fixed_by_parent(),
             base=sorted(base),

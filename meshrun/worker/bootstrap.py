@@ -44,7 +44,7 @@ from meshrun.worker.group_lifetime import guard_groups
 from meshrun.worker.late_variables import follow_environment
 from meshrun.worker.peer_connections import end_connections_with_rank
 from meshrun.worker.process_group import join_mesh
-from meshrun.worker.program import Source, format_raised, print_nothing, run_program
+from meshrun.worker.program import ProgramSource, format_raised, print_nothing, run_program
 from meshrun.worker.reporter import Reporter
 from meshrun.worker.stack_handler import enable_stack_dumps, ignore_requests_on_exec, keep_high
 from meshrun.worker.threads import raise_thread_counts
@@ -55,7 +55,7 @@ def become_rank(
     order: StartRank,
     *,
     program: Program,
-    source: Source,
+    source: ProgramSource,
     reports: socket.socket,
     ending: ExitHandler,
     barrier_fd: int,
@@ -121,7 +121,7 @@ def _pass_breakpoint(reporter: Reporter) -> bool:
     return False
 
 
-def _pass_check(order: StartRank, source: Source, reporter: Reporter) -> None:
+def _pass_check(order: StartRank, source: ProgramSource, reporter: Reporter) -> None:
     """Check the mesh (``--check-first``); return only if nothing is wrong with it."""
     from meshrun.worker.check_first import check_first
 
@@ -136,7 +136,7 @@ def _pass_check(order: StartRank, source: Source, reporter: Reporter) -> None:
 
 
 def _join(
-    order: StartRank, source: Source, reporter: Reporter, *, before: Callable[[], None]
+    order: StartRank, source: ProgramSource, reporter: Reporter, *, before: Callable[[], None]
 ) -> None:
     with source.settings.in_effect():
         for module in order.imports:
@@ -146,7 +146,7 @@ def _join(
     adopt_process_group()
 
 
-def _run(program: Program, source: Source, reporter: Reporter) -> None:
+def _run(program: Program, source: ProgramSource, reporter: Reporter) -> None:
     """Run the program, and note its files for ``--watch``; or serve a prompt, which may run it."""
     if (watched := os.environ.pop(WATCH_FILE, None)) is not None:
         from meshrun.worker.note_files import note_files

@@ -20,7 +20,7 @@ _LONGEST_PATH = 100
 """Of a socket, in bytes; the kernel's limit is 107."""
 
 
-class Begun(Struct, frozen=True):
+class CallBegun(Struct, frozen=True):
     """From a rank that has received a request: from now on, SIGINT interrupts it."""
 
 

@@ -51,7 +51,7 @@ def run_cell(
     tree = ast.parse(text, name)
     space = sys.modules["__main__"].__dict__
     if SHELL not in space and _call_own_shell(tree):
-        space[_OWN_SHELL] = Shell
+        space[_OWN_SHELL] = CellShell
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()
@@ -66,7 +66,7 @@ def run_cell(
     return repr(value)
 
 
-class Shell:
+class CellShell:
     """Replaces IPython's shell for cells on a rank."""
 
     def system(self, command: str) -> None:

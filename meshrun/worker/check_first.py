@@ -31,7 +31,7 @@ from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.to_zygote import StartRank
 from meshrun.worker.early_settings import EarlySettings
 from meshrun.worker.process_group import join_mesh
-from meshrun.worker.program import Raised, format_raised
+from meshrun.worker.program import UncaughtException, format_raised
 from meshrun.worker.reporter import Reporter
 from meshrun.worker.threads import raise_thread_counts
 
@@ -56,7 +56,7 @@ def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -
         for another reason; ``None`` if nothing is wrong.
     """
     outcome = _in_fork(order, settings, reporter)
-    if isinstance(outcome, Raised):
+    if isinstance(outcome, UncaughtException):
         reporter.report(RankRaised, **asdict(outcome), shown=False)
         os._exit(1)
     failed = failed_hosts(outcome.findings)
@@ -65,7 +65,7 @@ def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -
 
 def _in_fork(
     order: StartRank, settings: EarlySettings, reporter: Reporter
-) -> CheckOutcome | Raised:
+) -> CheckOutcome | UncaughtException:
     """Return what a fork of this process found; if a signal killed it, end by the same signal."""
     receiver, sender = os.pipe()
     rank = os.getpid()
@@ -84,7 +84,7 @@ def _in_fork(
             if os.WIFSIGNALED(status):
                 _end_by_signal(os.WTERMSIG(status))
             signal.signal(signal.SIGTERM, before)
-    found: CheckOutcome | Raised = unpack(text, CheckOutcome | Raised)
+    found: CheckOutcome | UncaughtException = unpack(text, CheckOutcome | UncaughtException)
     return found
 
 
@@ -113,7 +113,9 @@ def _run_fork(
         os._exit(0)  # this process must never run the program
 
 
-def _find(order: StartRank, settings: EarlySettings, reporter: Reporter) -> CheckOutcome | Raised:
+def _find(
+    order: StartRank, settings: EarlySettings, reporter: Reporter
+) -> CheckOutcome | UncaughtException:
     try:
         raise_thread_counts(os.environ)
         with settings.in_effect():

@@ -31,7 +31,7 @@ _NO_ERRORS = ("Exit", "Abort")
 """Exceptions by which click and typer end a command; they handle them with ``sys.exit()``."""
 
 
-class Raised(Struct, frozen=True):
+class UncaughtException(Struct, frozen=True):
     """An exception that left the program, without our own frames."""
 
     kind: str
@@ -41,7 +41,7 @@ class Raised(Struct, frozen=True):
     """Whether the program caught it and called ``sys.exit()`` while handling it."""
 
 
-class Source(Struct, frozen=True):
+class ProgramSource(Struct, frozen=True):
     """What a program's source reveals before it runs."""
 
     code: types.CodeType | None = None
@@ -51,7 +51,7 @@ class Source(Struct, frozen=True):
     settings: EarlySettings = EarlySettings()
 
 
-def inspect_program(program: Program) -> Source:
+def inspect_program(program: Program) -> ProgramSource:
     """Read a program once, before anything is forked.
 
     Raises:
@@ -65,15 +65,15 @@ def inspect_program(program: Program) -> Source:
         settings = read_early_settings(
             tree, path, os.environ, folder=folder, package=package, args=program.args
         )
-        return Source(None, tuple(_torch_imports(tree)), settings)
+        return ProgramSource(None, tuple(_torch_imports(tree)), settings)
     if program.kind == "command" or is_archive(program.target):
-        return Source()
+        return ProgramSource()
     path = absolute(program.target)
     if _is_compiled(path):
-        return Source(_load_compiled(path))
+        return ProgramSource(_load_compiled(path))
     with open(path, "rb") as file:
         tree = _parse(file.read(), path)
-    return Source(
+    return ProgramSource(
         compile(tree, path, "exec", dont_inherit=True),
         tuple(_torch_imports(tree)),
         read_early_settings(tree, path, os.environ, folder=folder, args=program.args),
@@ -138,7 +138,7 @@ def _is_torch(module: str) -> bool:
     return module.partition(".")[0] == "torch"
 
 
-def format_raised(error: BaseException, *, may_be_ours: bool = False) -> Raised:
+def format_raised(error: BaseException, *, may_be_ours: bool = False) -> UncaughtException:
     """Return what ``python`` prints of ``error``, without our frames above the user's.
 
     If it ``may_be_ours``, as a bug of meshrun's, our frames are kept if there are no others.
@@ -148,12 +148,12 @@ def format_raised(error: BaseException, *, may_be_ours: bool = False) -> Raised:
             return replace(format_raised(handled), handled=True)
         # sys.exit("text") prints the text alone
         message = _message_of(error.code)
-        return Raised("SystemExit", message, f"{message}\n")
+        return UncaughtException("SystemExit", message, f"{message}\n")
     frames = without_our_frames(error.__traceback__)
     if frames is not None or not may_be_ours:
         error.__traceback__ = frames
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Raised(type(error).__name__, _message_of(error), text)
+    return UncaughtException(type(error).__name__, _message_of(error), text)
 
 
 def without_our_frames(frames: types.TracebackType | None) -> types.TracebackType | None:

@@ -122,13 +122,13 @@ class _Calls:
 
         from meshrun.protocol.raised import headline
         from meshrun.protocol.rank_end import RankRaised
-        from meshrun.worker.call_channel import Begun, CallDone
+        from meshrun.worker.call_channel import CallBegun, CallDone
         from meshrun.worker.pickling import dumps
         from meshrun.worker.program import format_raised
 
         try:
             self._takes_interrupt = True
-            self._channel.send(Begun())
+            self._channel.send(CallBegun())
             function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
             value = function(*args, **kwargs)
             try:

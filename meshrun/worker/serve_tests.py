@@ -26,7 +26,7 @@ from meshrun.host import rank_variables as var
 from meshrun.layout.labels import rank_label
 from meshrun.mesh.current_layout import current_layout
 from meshrun.wording import count
-from meshrun.worker.call_channel import Begun, Channel, TimeLimit
+from meshrun.worker.call_channel import CallBegun, Channel, TimeLimit
 from meshrun.worker.group_lifetime import THREAD
 from meshrun.worker.rank_terminal import RankTerminal
 
@@ -38,7 +38,7 @@ RETRIES = "pytest-retry"
 """A plug-in that is blocked on ranks: it runs a test again while a report on it is made."""
 
 
-class Begin(Struct, frozen=True):
+class BeginSession(Struct, frozen=True):
     """From the main session: what a rank needs for a session of its own."""
 
     args: list[str]
@@ -93,8 +93,8 @@ def serve(channel: Channel) -> None:
     from _pytest.config import Config
 
     try:
-        begin: Begin = channel.receive()
-        channel.send(Begun())
+        begin: BeginSession = channel.receive()
+        channel.send(CallBegun())
     except (EOFError, OSError):  # the main session is gone
         return
     temporary = os.path.join(begin.options["basetemp"], f"rank{var.own_rank()}")
@@ -131,7 +131,7 @@ def plugins_that_run_tests(item: pytest.Item) -> Iterator[object]:
 class _RankSession:
     """Replaces pytest's loop over all tests by one over requests."""
 
-    def __init__(self, channel: Channel, begin: Begin, config: pytest.Config) -> None:
+    def __init__(self, channel: Channel, begin: BeginSession, config: pytest.Config) -> None:
         self._channel, self._begin, self._config = channel, begin, config
         self._terminal = RankTerminal(channel)
         self._items: dict[str, pytest.Item] = {}
@@ -157,7 +157,7 @@ class _RankSession:
             try:
                 self._channel.send(self._done)
                 order: RunTest = self._channel.receive()
-                self._channel.send(Begun())
+                self._channel.send(CallBegun())
             except (EOFError, OSError):  # the main session is gone
                 return True
             self._done = TestDone()

@@ -29,7 +29,7 @@ from meshrun.plan.rank_program import Program, first_path
 from meshrun.protocol.from_zygote import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.protocol.to_zygote import Prepare
 from meshrun.worker.exit import ExitHandler
-from meshrun.worker.program import Source, format_raised, inspect_program
+from meshrun.worker.program import ProgramSource, format_raised, inspect_program
 from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.sys_path import holds, on_path, put_first
 from meshrun.worker.torch_version import refuse_old_torch, refuse_other_torch
@@ -108,7 +108,7 @@ def _prepare(
 
 def _load(
     control: socket.socket, program: Program, order: Prepare, known_at_start: frozenset[str]
-) -> Source:
+) -> ProgramSource:
     """Read the program and import what ranks share; a failure here is reported once."""
     began_ns = time.monotonic_ns()
     try:
@@ -128,7 +128,7 @@ def _load(
 
 def _import_shared(
     program: Program, order: Prepare, known_at_start: frozenset[str]
-) -> tuple[Source, str | None]:
+) -> tuple[ProgramSource, str | None]:
     """Return the program, and why ranks cannot be forks of this process, after its imports."""
     folder, watch = first_path(program), ImportWatch()
     with on_path(folder):

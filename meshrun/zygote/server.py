@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TextIO
 from meshrun.errors import HostError
 from meshrun.host.descriptors import empty_stdin
 from meshrun.host.processes import (
-    Ended,
+    EndedChildren,
     die_with_parent,
     end_children,
     is_exiting,
@@ -55,7 +55,7 @@ from meshrun.protocol.to_zygote import (
 )
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import ExitHandler
-from meshrun.worker.program import Source
+from meshrun.worker.program import ProgramSource
 from meshrun.zygote.control import LEFT_TO_LAUNCHER, is_hung_up, launcher_pid, receive, send
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.spawn import spawn_command, spawn_fresh
@@ -75,7 +75,7 @@ class ZygoteServer:
         control: socket.socket,
         reports: socket.socket,
         program: Program,
-        source: Source,
+        source: ProgramSource,
         fresh: bool,
         ending: ExitHandler,
         dispositions: dict[int, Any],
@@ -354,14 +354,14 @@ class ZygoteServer:
         self._end_store()  # last, as it would take over if this process were killed
         os._exit(0)
 
-    def _report_leftovers(self, ended: Ended) -> None:
+    def _report_leftovers(self, ended: EndedChildren) -> None:
         if ended.count or ended.denied:
             event = LeftoversEnded(
                 count=ended.killed, survivors=list(ended.survivors), denied=list(ended.denied)
             )
             send(self._control, event)
 
-    def _end_children(self, grace_s: float) -> Ended:
+    def _end_children(self, grace_s: float) -> EndedChildren:
         """End what ranks left behind, but not the store process, which guards the launch."""
         spare = frozenset() if self._store_pid is None else frozenset({self._store_pid})
         return end_children(grace_s=grace_s, delay_s=_EXIT_TAKES_S if grace_s else 0.0, spare=spare)

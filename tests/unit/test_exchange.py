@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from meshrun.api.answers import Exchange, Member
+from meshrun.api.answers import Exchange, GroupRank
 from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.host.reactor import Reactor
 from meshrun.worker import serve_tests
@@ -32,7 +32,7 @@ def test_what_a_signal_handler_raises_while_a_message_is_sent_ends_the_call() ->
         raise TimeoutError("the caller's own limit")
 
     here, there = socket.socketpair()
-    member = Member(rank=0, pid=os.getpid(), label="rank 0", channel=_Signalled(here))
+    member = GroupRank(rank=0, pid=os.getpid(), label="rank 0", channel=_Signalled(here))
     before = signal.signal(signal.SIGALRM, give_up)
     try:
         with Reactor() as reactor:
@@ -51,7 +51,7 @@ def test_what_a_signal_handler_raises_while_a_message_is_sent_ends_the_call() ->
 def test_a_lost_rank_is_noticed_when_its_answer_is_received() -> None:
     here, there = socket.socketpair()
     there.close()
-    member = Member(rank=0, pid=0, label="rank 0", channel=Channel(here))
+    member = GroupRank(rank=0, pid=0, label="rank 0", channel=Channel(here))
     with Reactor() as reactor:
         exchange = Exchange([member], reactor, TerminalOwner())
         exchange.send(b"call", None)
@@ -68,7 +68,7 @@ _LONG = CallDone(b"x" * 4_000_000)
 
 def test_long_messages_arrive_whole() -> None:
     here, there = socket.socketpair()
-    member = Member(rank=0, pid=0, label="rank 0", channel=Channel(here))
+    member = GroupRank(rank=0, pid=0, label="rank 0", channel=Channel(here))
 
     def echo() -> None:
         rank = Channel(there)
@@ -89,7 +89,7 @@ def test_a_rank_that_is_stopped_during_a_message_does_not_hold_up_the_time_limit
     stopped: str,
 ) -> None:
     here, there = socket.socketpair()
-    member = Member(rank=0, pid=0, label="rank 0", channel=Channel(here))
+    member = GroupRank(rank=0, pid=0, label="rank 0", channel=Channel(here))
     with here, there, Reactor() as reactor:
         exchange = Exchange([member], reactor, TerminalOwner())
         if stopped == "while it answers":

@@ -15,7 +15,7 @@ from meshrun.rendezvous.expected_nodes import (
     PROGRAM,
     PROGRAM_FILE,
     ExpectedNodes,
-    TooMany,
+    TooManyNodesError,
     natural,
     note_different_arguments,
 )
@@ -78,7 +78,9 @@ def test_a_surplus_node_does_not_end_the_launch() -> None:
     gathered = expected(3, info("node1"), info("node2"))
 
     assert gathered.is_complete
-    with pytest.raises(TooMany, match="all 3 nodes have already joined: node0, node1, node2") as e:
+    with pytest.raises(
+        TooManyNodesError, match="all 3 nodes have already joined: node0, node1, node2"
+    ) as e:
         gathered.join(2, info("node3"))
     assert e.value.hint == "to add a node, use --nnodes 4 on every node"
     assert order(gathered) == ["node1", "node2"]

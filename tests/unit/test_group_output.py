@@ -15,7 +15,7 @@ import pytest
 from meshrun.api.child_launcher import copy_output
 from meshrun.api.rank_output import RankOutput
 from meshrun.protocol.caller import end_of_call, ended_call
-from meshrun.worker.call_channel import Begun, CallDone
+from meshrun.worker.call_channel import CallBegun, CallDone
 from meshrun.worker.serve_calls import serve
 
 
@@ -61,7 +61,7 @@ def test_a_call_may_close_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise EOFError
             return self.calls.pop(0)
 
-        def send(self, answer: Begun | CallDone) -> None:
+        def send(self, answer: CallBegun | CallDone) -> None:
             if isinstance(answer, CallDone):
                 self.values.append(pickle.loads(answer.value or b""))
 

@@ -14,7 +14,7 @@ from meshrun.rendezvous.handshake import (
     CoordinatorHandshake,
     HandshakeError,
     ParticipantHandshake,
-    Translated,
+    TranslatedAddressError,
     rejection,
 )
 from tests.parties import SECRET
@@ -74,7 +74,7 @@ def test_a_translated_address_is_noticed(used: str, own: str, is_translated: boo
     participant = ParticipantHandshake(SECRET, used)
 
     if is_translated:
-        with pytest.raises(Translated, match=own):
+        with pytest.raises(TranslatedAddressError, match=own):
             participant.answer(greeting)
     else:
         participant.answer(greeting)

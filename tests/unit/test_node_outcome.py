@@ -37,7 +37,7 @@ RANKS = st.builds(
     exited=st.builds(
         RankExited, rank=st.just(0), pid=st.just(1), wait_status=st.just(256), at_ns=NS
     ),
-    told_to_end_ns=st.none() | NS,
+    asked_to_end_ns=st.none() | NS,
 )
 CAUSES = st.builds(
     Cause, rank=st.none() | st.integers(0, 9), description=TEXT, raised=st.none() | RAISED,
@@ -130,7 +130,7 @@ def test_only_times_are_shifted(ranks: list[RankState], by_ns: int) -> None:
         assert moved.exited is not None
         assert state.exited is not None
         assert moved.exited.at_ns == state.exited.at_ns + by_ns
-        for name in ("ready_ns", "finished_ns", "left_ns", "told_to_end_ns"):
+        for name in ("ready_ns", "finished_ns", "left_ns", "asked_to_end_ns"):
             old, new = getattr(state, name), getattr(moved, name)
             assert (old is None and new is None) or new == old + by_ns
         assert (moved.pid, moved.exited.wait_status) == (state.pid, state.exited.wait_status)

@@ -29,8 +29,8 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.users_files import OURS
 from meshrun.layout import solve_layout
 from meshrun.protocol.stacks import (
-    Dump,
     Frame,
+    StackDump,
     describe,
     is_answered,
     lacks_main_thread,
@@ -94,8 +94,8 @@ def test_an_answer_and_the_handlers_dump_may_arrive_in_any_order(
     assert not is_answered(text[: text.index(answer) + len(answer) - 1])
     assert lacks_main_thread(text) is not is_whole
     others = ((Frame("a.py", "8", "load"),),)
-    assert parse_dump(text) == Dump((main,), others, has_more=not is_whole)
-    assert parse_dump("".join(handlers)) == Dump((Frame("a.py", "2", "main"),))
+    assert parse_dump(text) == StackDump((main,), others, has_more=not is_whole)
+    assert parse_dump("".join(handlers)) == StackDump((Frame("a.py", "2", "main"),))
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"])
@@ -209,8 +209,8 @@ def test_deep_stacks_are_cut_at_their_outer_end() -> None:
 
 def test_equal_places_are_merged_the_most_common_first() -> None:
     """Only main threads are compared."""
-    here, there = Dump(IN_COLLECTIVE), Dump(IN_COLLECTIVE[2:], others=(IN_COLLECTIVE,))
-    merged = merge({3: here, 0: there, 1: here, 2: Dump(IN_COLLECTIVE, others=((),))})
+    here, there = StackDump(IN_COLLECTIVE), StackDump(IN_COLLECTIVE[2:], others=(IN_COLLECTIVE,))
+    merged = merge({3: here, 0: there, 1: here, 2: StackDump(IN_COLLECTIVE, others=((),))})
 
     assert [ranks for ranks, _ in merged] == [(1, 2, 3), (0,)]
 

@@ -95,7 +95,7 @@ RAISED = RankRaised(rank=0, at_ns=8, kind="E", message="", traceback="", shown=F
         (RankState(pid=7, ready_ns=1, raised=RAISED), {"stop": Stop.ASKED}, "failed"),
         (RankState(pid=7, ready_ns=1, exited=exited(0)), {}, "ended"),
         (RankState(pid=7, ready_ns=1, exited=exited(9)), {}, "failed"),
-        (RankState(pid=7, exited=exited(15), told_to_end_ns=3), {"stop": Stop.ASKED}, "ended"),
+        (RankState(pid=7, exited=exited(15), asked_to_end_ns=3), {"stop": Stop.ASKED}, "ended"),
     ],
 )
 def test_the_phase_of_a_rank_follows_from_its_state(

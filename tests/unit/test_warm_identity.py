@@ -15,7 +15,7 @@ from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.identity import (
     FileParts,
     Requirements,
-    Server,
+    ServerDescription,
     changed_library,
     digests,
     find_mismatch,
@@ -38,10 +38,10 @@ ENVIRONMENT = {"HF_HOME": "/a", "TORCH_LOGS": "x", "LD_PRELOAD": "y", "OTHER": "
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[Server, Requirements, Path]:
+def pair(tmp_path: Path) -> tuple[ServerDescription, Requirements, Path]:
     """Give a server, a launch that may use it, and the launch's program."""
     (program := tmp_path / "program.py").write_text("import transformers")
-    server = Server(
+    server = ServerDescription(
         pid=1,
         born="1",
         began=0.0,
@@ -64,7 +64,7 @@ def pair(tmp_path: Path) -> tuple[Server, Requirements, Path]:
     return server, wanted, program
 
 
-def test_nothing_else_matters(pair: tuple[Server, Requirements, Path]) -> None:
+def test_nothing_else_matters(pair: tuple[ServerDescription, Requirements, Path]) -> None:
     server, wanted, program = pair
     assert find_mismatch(server, wanted) is None
     program.write_text("import transformers  # and a comment\nprint('HF_TOKEN')\n")
@@ -90,7 +90,7 @@ CHANGES: list[tuple[dict[str, Any], str, int | None]] = [
 
 @pytest.mark.parametrize(("change", "why", "distance"), CHANGES, ids=[row[1] for row in CHANGES])
 def test_a_change_of_any_part_of_the_key_is_a_mismatch(
-    pair: tuple[Server, Requirements, Path],
+    pair: tuple[ServerDescription, Requirements, Path],
     change: dict[str, Any],
     why: str,
     distance: int | None,
@@ -103,7 +103,7 @@ def test_a_change_of_any_part_of_the_key_is_a_mismatch(
 
 @pytest.mark.parametrize("how", ["longer", "as long", "gone", "unlisted", "a pipe"])
 def test_a_library_that_changes(
-    pair: tuple[Server, Requirements, Path], tmp_path: Path, how: str
+    pair: tuple[ServerDescription, Requirements, Path], tmp_path: Path, how: str
 ) -> None:
     """Or whose state is no longer known."""
     (library := tmp_path / "library.py").write_text("1")
@@ -132,7 +132,7 @@ def test_a_library_that_changes(
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_server_that_is_ready_is_not_starting(
-    pair: tuple[Server, Requirements, Path], tmp_path: Path, is_late: bool
+    pair: tuple[ServerDescription, Requirements, Path], tmp_path: Path, is_late: bool
 ) -> None:
     """Even if its launcher, on a busy machine, records its start later."""
     server = replace(pair[0], pid=os.getpid())
@@ -170,7 +170,9 @@ def test_a_folder_of_the_users_that_is_on_the_path(
 @pytest.mark.parametrize(
     "source", ["import transformers, peft", "", "import transformers\nset('HF_HOME')", "(", "\0"]
 )
-def test_a_program_that_changes(pair: tuple[Server, Requirements, Path], source: str) -> None:
+def test_a_program_that_changes(
+    pair: tuple[ServerDescription, Requirements, Path], source: str
+) -> None:
     """In its imports or in the variables that it names, or so that it is no longer Python."""
     server, wanted, program = pair
     program.write_text(source)
