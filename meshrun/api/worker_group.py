@@ -16,8 +16,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
-from meshrun.api.answers import Exchange, GroupRank, describe_missing, describe_others
 from meshrun.api.child_launcher import copy_output, end_launcher, stop_launcher
+from meshrun.api.exchange import Exchange, GroupRank, describe_missing, describe_others
 from meshrun.api.held_handlers import handlers_held
 from meshrun.api.launch import (
     AnyText,

@@ -94,7 +94,7 @@ class _Watch:
             MeshrunError: If it failed for a reason that no change of the program can fix.
         """
         with private_folder() as folder:
-            noted, is_stopping = _NotedFiles(os.path.join(folder, "files")), False
+            noted, is_stopping = _RecordedFiles(os.path.join(folder, "files")), False
             own = {**as_caller(folder), WATCH_FILE: noted.path}
             self._files.changed()  # forget earlier changes
             with interrupts_delayed():
@@ -154,7 +154,7 @@ class _Watch:
                 self._files.add(real, int(mtime_ns))
 
 
-class _NotedFiles:
+class _RecordedFiles:
     """The list to which ranks append the files that they import."""
 
     def __init__(self, path: str) -> None:

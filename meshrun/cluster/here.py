@@ -79,7 +79,7 @@ def _ask_peers(facts: ClusterFacts) -> ClusterFacts:
     """Return the facts with the nodes that all processes of the job exchange, if they can."""
     import secrets
 
-    from meshrun.cluster.exchanged import Peer, format_peer, parse_peer, with_peers
+    from meshrun.cluster.peer_exchange import Peer, format_peer, parse_peer, with_peers
 
     host = os.uname().nodename
     own = Peer(

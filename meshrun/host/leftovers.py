@@ -34,7 +34,7 @@ def temporary_path() -> str:
     return os.path.join(place, f"{PREFIX}{os.urandom(8).hex()}")
 
 
-def keep(folder: Folder) -> None:
+def keep_from_aging(folder: Folder) -> None:
     """Have systemd-tmpfiles, which removes what is old, keep all of a folder until it is closed.
 
     Source:
@@ -45,13 +45,13 @@ def keep(folder: Folder) -> None:
         fcntl.flock(folder.fileno(), fcntl.LOCK_SH)
 
 
-def hold(folder: Folder) -> None:
-    """Lock a folder until it is closed, or this process has ended; :func:`keep` it.
+def lock_folder(folder: Folder) -> None:
+    """Lock a folder until it is closed, or this process has ended; :func:`keep_from_aging` it.
 
     Later launches remove folders with a lock that no process holds; on a file system without
     locks, they keep it.
     """
-    keep(folder)
+    keep_from_aging(folder)
     try:
         descriptor = folder.open(f"{folder.path}/{_UNFINISHED}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except OSError:
@@ -77,7 +77,7 @@ def private_folder() -> Iterator[str]:
     path = temporary_path()
     with writing_to(path):
         folder = make_folder(path)
-    hold(folder)
+    lock_folder(folder)
     try:
         yield folder.path
     finally:

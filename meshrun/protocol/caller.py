@@ -42,7 +42,7 @@ class Caller(Struct, frozen=True):
         except OSError:
             return ""
 
-    def note_joined(self) -> None:
+    def report_joined(self) -> None:
         """Report that all nodes have joined, so that signals come only through the first node.
 
         On a full disk this is omitted: they then also come directly.

@@ -229,7 +229,7 @@ class Coordinator:
     def _exclude_failing_node(self, cause: Cause) -> None:
         """Exclude a node after two failures in a row on it that no other node had."""
         number = self._failed_on(cause)
-        why = self._nodes.note_failure(number, cause)
+        why = self._nodes.record_failure(number, cause)
         if number is None or not why:
             return
         self._excluded[self._nodes.infos[number].host] = error = HostError(

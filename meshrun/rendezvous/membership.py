@@ -119,8 +119,8 @@ class Membership(Struct):
         self._rank_of = {number: place for place, number in enumerate(numbers)}
         self.free_places = set()
 
-    def note_failure(self, number: int | None, cause: Cause) -> str:
-        """Note the node of a failure, if one is known; return why to exclude it, or ""."""
+    def record_failure(self, number: int | None, cause: Cause) -> str:
+        """Record the node of a failure, if one is known; return why to exclude it, or ""."""
         info = None if number is None else self.infos.get(number)
         if info is None or number is None:
             self._failures.append(("", ""))

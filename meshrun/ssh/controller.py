@@ -220,7 +220,7 @@ class Controller:
                     limit_s = self._most_s_to_end
                     end = partial(self._enter, ControllerPhase.ENDING)
                     self._pool.reactor.call_later(limit_s, end)
-                self._pool.note_stop()
+                self._pool.record_stop()
                 self._retry.close()
             for session in self._launched:
                 # Once all nodes have joined, node 0 forwards what concerns all of them.

@@ -71,7 +71,7 @@ class HostPool:
             if session.phase is not HostPhase.CONNECTING:
                 session.send(Alive())
 
-    def note_stop(self) -> None:
+    def record_stop(self) -> None:
         """Limit the wait for slow readers, as a signal stops the launch."""
         self._stops += 1
         self._waits_since = time.monotonic()

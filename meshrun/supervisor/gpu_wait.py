@@ -38,7 +38,7 @@ class GpuWait:
         self._timers: list[Timer] = []
         self._until_free: ForkedCall[None] | None = None
 
-    def hold(self, gpus: Sequence[Gpu], zygote: int, then: Callable[[], None]) -> None:
+    def delay(self, gpus: Sequence[Gpu], zygote: int, then: Callable[[], None]) -> None:
         """Call ``then``, which starts ranks, once none of their GPUs uses too much memory."""
         limits = self._limits
         if limits is None or not gpus:

@@ -149,7 +149,7 @@ class Loop:
         for watcher in self._watchers:
             watcher.begin(self._reactor, self.state)
         self._output = Output(
-            plan, console, self._reactor, self._monitor.watchdog.note_output, folder.open
+            plan, console, self._reactor, self._monitor.watchdog.record_output, folder.open
         )
         self._memory = MemoryWatch()
         self._gpu_errors = GpuErrors(plan)
@@ -190,7 +190,7 @@ class Loop:
             self._signals.restore()  # for the time in which this node tells the others
             raise
         if rendezvous is None:
-            self._note_joined()
+            self._report_joined()
         self._nodes = None if rendezvous is None else self._join(rendezvous)
         self._set_up_turn()
 
@@ -218,10 +218,10 @@ class Loop:
             self._monitor.stragglers.send_to_nodes = nodes.peers.send
         return nodes
 
-    def _note_joined(self) -> None:
+    def _report_joined(self) -> None:
         note_listening(self.plan, self._processes.facts, self._console)
         if self._caller is not None:
-            self._caller.note_joined()
+            self._caller.report_joined()
 
     def _set_up_turn(self) -> None:
         """Register what each turn does, in this order."""
@@ -588,14 +588,14 @@ class Loop:
         self._output.replan(self.plan)
         for watcher in self._watchers:
             watcher.replan(self.plan)
-        self._note_joined()
+        self._report_joined()
         return replace(joined, ranks=tuple(self._processes.ranks))
 
     def _start_all(self, generation: int) -> None:
         start = partial(self._try_to_start, partial(self._processes.start_all, generation))
         if generation:
             self._monitor.begin_generation()  # the wait for the GPUs counts as start
-            self._gpu_wait.hold(self.plan.used_gpus, self._processes.zygote.process.pid, start)
+            self._gpu_wait.delay(self.plan.used_gpus, self._processes.zygote.process.pid, start)
         else:
             start()
 

@@ -157,7 +157,7 @@ class Monitor(Watcher):
         if isinstance(message, RankListens):
             self.pipes.receive(message)
         elif isinstance(message, RankWaits):
-            self.watchdog.note_wait(message.rank, message.place)
+            self.watchdog.record_wait(message.rank, message.place)
         elif isinstance(message, RankTimes):
             if self.stragglers is not None:
                 self.stragglers.receive(message)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from meshrun.errors import HostError, UsageError
 from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
-from meshrun.host.leftovers import hold, keep, temporary_path
+from meshrun.host.leftovers import keep_from_aging, lock_folder, temporary_path
 from meshrun.plan.log_files import RankFiles, attempt_folder, rank_files, run_folder_prefix
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LogRequest
@@ -95,7 +95,7 @@ class RunFolder:
                 _make_private_folders(os.path.dirname(self.path))
             if self._folder is None:
                 self._folder = make_folder(self.path)
-                (hold if self.cleanup_path else keep)(self._folder)
+                (lock_folder if self.cleanup_path else keep_from_aging)(self._folder)
             for folder in (attempt, *(f"{attempt}/{rank}" for rank in envs)):
                 self._folder.make(os.path.relpath(folder, self.path))
         except OSError as error:

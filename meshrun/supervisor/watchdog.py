@@ -58,16 +58,16 @@ class Watchdog:
         """Ranks that made no progress in a collective between the last two checks."""
 
     def beat(self, rank: int) -> None:
-        """Note that a rank's program reported progress."""
+        """Record that a rank's program reported progress."""
         self._beating.add(rank)
         self._active_ns = time.monotonic_ns()
 
-    def note_output(self, rank: int) -> None:
-        """Note that a rank printed something."""
+    def record_output(self, rank: int) -> None:
+        """Record that a rank printed something."""
         if self._hang_timeout_ns and rank not in self._beating:
             self._active_ns = time.monotonic_ns()
 
-    def note_wait(self, rank: int, place: str) -> None:
+    def record_wait(self, rank: int, place: str) -> None:
         """Take a rank's answer where it waits in a collective; "" if it does not wait.
 
         A rank that is still at the same place used its CPU only to wait: NCCL spins.

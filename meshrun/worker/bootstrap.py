@@ -149,9 +149,9 @@ def _join(
 def _run(program: Program, source: ProgramSource, reporter: Reporter) -> None:
     """Run the program, and note its files for ``--watch``; or serve a prompt, which may run it."""
     if (watched := os.environ.pop(WATCH_FILE, None)) is not None:
-        from meshrun.worker.note_files import note_files
+        from meshrun.worker.record_files import record_files
 
-        note_files(watched)
+        record_files(watched)
     if SERVE in os.environ:
         from meshrun.worker.serve_calls import serve_instead
 

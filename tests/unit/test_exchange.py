@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from meshrun.api.answers import Exchange, GroupRank
+from meshrun.api.exchange import Exchange, GroupRank
 from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.host.reactor import Reactor
 from meshrun.worker import serve_tests

@@ -521,7 +521,7 @@ def test_without_a_driver_there_is_no_wait_for_memory(driver: Any) -> None:
     for each in (plan("dp=1", gpu_memory_wait=asked), on_cpu):
         driver([card("GPU-b2", 1, used=2 << 20)] if each is on_cpu else [])
         wait = GpuWait(each, Reactor(), notes.append)
-        wait.hold(each.used_gpus, 0, partial(begun.append, "now"))
+        wait.delay(each.used_gpus, 0, partial(begun.append, "now"))
 
     assert notes == ["--gpu-memory-wait has no effect: NVML reports no GPU of this launch"] * 2
     assert begun == ["now"] * 2
@@ -542,7 +542,7 @@ def test_ranks_restart_if_no_process_can_wait_for_memory(
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", fork)
-    wait.hold(here.used_gpus, 0, partial(begun.append, "now"))
+    wait.delay(here.used_gpus, 0, partial(begun.append, "now"))
 
     assert begun == ["now"]
     assert notes[-1:] == [

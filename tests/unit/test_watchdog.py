@@ -136,12 +136,12 @@ def test_output_counts_as_progress_and_so_does_a_heartbeat(world: World) -> None
     watch = dog(world, hang_s=60)
     for _ in range(3):
         assert world.pass_time(watch, 50) is None
-        watch.note_output(0)
+        watch.record_output(0)
     for _ in range(3):
         assert world.pass_time(watch, 50) is None
         watch.beat(1)
     assert world.pass_time(watch, 50, cpu=1) is None
-    watch.note_output(1)
+    watch.record_output(1)
     idle_s = world.pass_time(watch, 50, cpu=1)
 
     assert idle_s is not None
@@ -189,7 +189,7 @@ def test_a_rank_that_spins_in_a_collective_makes_no_progress(
     watch = dog(world, hang_s=8)
     idle_s = None
     for second in range(40):
-        watch.note_wait(1, places[second % len(places)])
+        watch.record_wait(1, places[second % len(places)])
         idle_s = idle_s or world.pass_time(watch, 1, cpu=1.0)
 
     assert (idle_s is not None) == hangs
@@ -198,8 +198,8 @@ def test_a_rank_that_spins_in_a_collective_makes_no_progress(
 def test_a_rank_that_no_longer_answers_is_not_taken_to_spin(world: World) -> None:
     """It may be computing and holding the GIL."""
     watch = dog(world, hang_s=8)
-    watch.note_wait(1, "a")
-    watch.note_wait(1, "a")
+    watch.record_wait(1, "a")
+    watch.record_wait(1, "a")
 
     assert world.pass_time(watch, 100, cpu=1.0) is None
 

@@ -1,4 +1,4 @@
-"""Notes for ``--watch`` which files this rank runs: its program and what that imports."""
+"""Records for ``--watch`` which files this rank runs: its program and what that imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshrun.host.folder import open_private
 from meshrun.host.users_files import is_users_file, module_files
 
 
-def note_files(list_path: str) -> None:
+def record_files(list_path: str) -> None:
     """Note the files imported so far, and later ones when they are compiled or, if cached, run.
 
     A file that does not compile is noted too, since the user is about to correct it.
