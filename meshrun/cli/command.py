@@ -30,7 +30,7 @@ _Table = TypeVar("_Table", bound=Options)
 def read_options(table: type[_Table], args: Sequence[str]) -> _Table:
     """Return the options on a command line, in every spelling of torchrun's, and in variables.
 
-    If they are invalid, tell nodes that may wait for this one, as far as the line says where.
+    If they are invalid, this node withdraws from the launch, as far as the line says where it is.
 
     Raises:
         UsageError: If an option is unknown, lacks its value or takes none, or if the variable of a

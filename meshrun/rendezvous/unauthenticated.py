@@ -178,7 +178,7 @@ class Unauthenticated:
         self._hub.note("not reporting further rejected connections" if is_last else f"{who} {what}")
 
     def close(self, why: str, error: MeshrunError | None = None) -> None:
-        """Stop listening, and close these connections; tell launchers of this launch the error."""
+        """Stop listening, and close these connections, with the error if there is one."""
         self._pause()
         for connection in self._connections:
             if error is not None and connection.is_open:

@@ -20,10 +20,10 @@ _RESOURCES = {"auto": "nvidia.com/gpu", "cuda": "nvidia.com/gpu", "hpu": "habana
               "xpu": "gpu.intel.com/xe", "npu": "huawei.com/Ascend910"}  # fmt: skip
 
 
-def pod_spec(job: Job, head: str | None, **more: Any) -> dict[str, Any]:
+def pod_spec(job: Job, coordinator: str | None, **more: Any) -> dict[str, Any]:
     """Return the pod of each node.
 
-    ``head`` is the name of the first node's pod, ``None`` if variables tell the pods. Fields in
+    ``coordinator`` is the name of its pod, ``None`` if variables tell the pods. Fields in
     ``more`` come first.
     """
     return {
@@ -36,18 +36,18 @@ def pod_spec(job: Job, head: str | None, **more: Any) -> dict[str, Any]:
             False, "Ranks need no access to the cluster, nor a variable for each of its services."
         ),
         "enableServiceLinks": False,
-        "containers": [_container(job, head)],
+        "containers": [_container(job, coordinator)],
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
     }
 
 
-def _container(job: Job, head: str | None) -> dict[str, Any]:
+def _container(job: Job, coordinator: str | None) -> dict[str, Any]:
     return {
         "name": CONTAINER,
         "image": job.image,
-        "command": command_of(job, head),
+        "command": command_of(job, coordinator),
         "env": variables_of(job),
         "resources": resources_of(job),
         "securityContext": {"allowPrivilegeEscalation": False},
@@ -59,13 +59,13 @@ def _container(job: Job, head: str | None) -> dict[str, Any]:
     }
 
 
-def command_of(job: Job, head: str | None) -> list[str]:
+def command_of(job: Job, coordinator: str | None) -> list[str]:
     """Return the command of the container, escaped so that Kubernetes expands no ``$(NAME)``."""
     rendezvous: tuple[str, ...] = ()
-    if head and job.min_nodes is not None:
-        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:{DEFAULT_PORT}")
-    elif head and job.nnodes > 1:
-        rendezvous = ("--master-addr", head, "--master-port", str(DEFAULT_PORT))
+    if coordinator and job.min_nodes is not None:
+        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{coordinator}:{DEFAULT_PORT}")
+    elif coordinator and job.nnodes > 1:
+        rendezvous = ("--master-addr", coordinator, "--master-port", str(DEFAULT_PORT))
     words = ["meshrun", *rendezvous, *(word for words in job.words for word in words)]
     return [_literal(word) for word in words]
 

@@ -187,7 +187,7 @@ class Loop:
                 on_reports=self._on_reports,
             )
         except MeshrunError:
-            self._signals.restore()  # for the time in which this node tells the others
+            self._signals.restore()  # for the time in which this node notifies the others
             raise
         if rendezvous is None:
             self._report_joined()

@@ -95,7 +95,7 @@ class NodeLink:
         gather: Callable[[], Mapping[int, Evidence]],
         calls: Mapping[int, RankCalled],
     ) -> None:
-        """Report to the coordinator; or, as the coordinator, tell all nodes what comes next."""
+        """Report to the coordinator; or, as the coordinator, send all nodes what comes next."""
         generation, now_ns = state.generation, time.monotonic_ns()
         known = (state, layout, self.hosts, self._host)
         match action:
