@@ -111,6 +111,7 @@ def build_result(
     return LaunchResult(
         exit_code=ending.exit_code,
         signum=signum,
+        stopped_elsewhere=ending.headline if signum is not None and not state.signals else "",
         failures=tuple(failures),
         broken_program=state.broken.text if state.broken else None,
         trouble=find_trouble(state, own) if signum is None else None,
@@ -135,10 +136,10 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
     exit_code, headline, trouble = 0, "", None
     if signum is not None:
         exit_code = PREEMPTED if preempted else 128 + signum
-        headlines = (each.headline for each in state.outcomes if each.headline)
-        headline = next(headlines, f"a node was stopped by {signal_name(signum)}")
         if state.signals:
             headline = f"{host} was {why_stopped(state)}"
+        else:
+            headline = next(each.headline for each in state.outcomes if each.signum)
     elif state.broken is not None:
         exit_code = state.broken.exit_code
         headline = (f"on {host}, " if len(hosts) > 1 else "") + state.broken.headline

@@ -92,6 +92,8 @@ class LaunchResult:
     """0 only if every rank returned 0 and nothing stopped the launch."""
     signum: int | None = None
     """The signal that stopped the launcher, or ``None``."""
+    stopped_elsewhere: str = ""
+    """Which node got this signal, in one line, if it was not this one."""
     failures: tuple[RankFailure, ...] = ()
     """Ranks that failed or were stopped; the cause first, if it was a rank."""
     broken_program: str | None = None
@@ -132,7 +134,7 @@ class RankFailed(MeshrunError):
             f"rank {first.rank} failed" if first else result.elsewhere or "the launch was stopped"
         )
         if (signum := stopped_by(result)) is not None:
-            where = f"the launch was {describe_stop(signum)}"
+            where = result.stopped_elsewhere or f"the launch was {describe_stop(signum)}"
         elif result.trouble is not None:
             where = result.trouble.message
         elif first and first.raised:

@@ -64,7 +64,7 @@ def _lines(result: LaunchResult, *, bare: bool) -> Iterator[str]:
             yield from _failed(result, bare=bare)
             yield ""
         well = "; every rank exited on its own with exit code 0" if result.preempted else ""
-        yield f"meshrun: {describe_stop(result.signum)}{well}"
+        yield f"meshrun: {result.stopped_elsewhere or describe_stop(result.signum)}{well}"
         return
     if result.broken_program is not None:
         yield result.broken_program.rstrip("\n")

@@ -15,7 +15,7 @@ from meshrun.lifecycle.actions import Decide, StartAll
 from meshrun.lifecycle.outcome import build_result, describe_end, find_trouble, node_outcome
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.generation import Evidence, NodeOutcome
-from meshrun.protocol.result import LaunchResult, Timings
+from meshrun.protocol.result import LaunchResult, RankFailed, Timings
 from meshrun.report.failure import render_failure
 from tests.histories import ENDED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
 from tests.node_histories import (
@@ -216,6 +216,16 @@ def test_a_node_that_is_lost_during_a_preemption(
     found = result([*COORDINATOR, signalled(15, 4), *lost, *WELL, ENDED, cleared, GONE])
 
     assert (found.exit_code, found.signum, found.preempted) == (code, 15, code == 75)
+
+
+def test_the_coordinator_names_the_node_that_a_signal_stopped() -> None:
+    """Not another one, whose ranks ended with it."""
+    stopped = replace(reported((2, 15)), signum=15, headline="node1 was stopped by SIGTERM")
+    cleared = all_cleared(reported((3, 15)), stopped)
+    found = result([*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, ENDED, cleared, GONE])
+
+    assert str(RankFailed(found)) == "node1 was stopped by SIGTERM, exit code 143"
+    assert render_failure(found).endswith("meshrun: node1 was stopped by SIGTERM")
 
 
 def test_the_participants_own_report_is_the_coordinators_headline() -> None:
