@@ -101,16 +101,16 @@ def _all_cleared(state: State, event: AllCleared) -> State:
         return state
     state = state.with_nodes(outcomes=event.outcomes)
     if change is not None and may_continue(state):
-        return _regroup(state, cause_of_change(state, change))
+        return _gather(state, cause_of_change(state, change))
     if not state.stopping:  # every rank succeeded
         return state.do(Decide(next_after=None))
     state, cause = plan_restart(state, event.at_ns)
-    return state.do(Decide(next_after=None)) if cause is None else _regroup(state, cause)
+    return state.do(Decide(next_after=None)) if cause is None else _gather(state, cause)
 
 
-def _regroup(state: State, cause: Cause) -> State:
+def _gather(state: State, cause: Cause) -> State:
     """Restart the ranks, once there are enough nodes."""
-    return state.with_nodes(phase=NodesPhase.REGROUPING).do(Decide(next_after=cause))
+    return state.with_nodes(phase=NodesPhase.GATHERING).do(Decide(next_after=cause))
 
 
 def _next_begins(state: State, event: NextBegins) -> State:

@@ -87,7 +87,7 @@ class Coordinator:
         )
         self._listener = listener
         self._unauthenticated = Unauthenticated(listener, node, self._on_join)
-        self._regroup()
+        self._begin_if_enough()
 
     # ---- messages of this node -------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Coordinator:
                 self._exclude_failing_node(message.cause)
                 self._phase = CoordinatorPhase.GATHERING
                 self._deadline = self._hub.deadline(self._config.return_s)
-                self._regroup()
+                self._begin_if_enough()
             case LaunchOver():
                 self._phase = CoordinatorPhase.OVER
                 self._running.close()
@@ -222,7 +222,7 @@ class Coordinator:
         self._watch(number, connection)
         if self._phase is CoordinatorPhase.GATHERING:
             if len(self._nodes.infos) >= self._nodes.least:
-                self._regroup()
+                self._begin_if_enough()
         elif not (self._running.is_ending or self._running.is_done):
             self._grow(info.host)
 
@@ -299,7 +299,7 @@ class Coordinator:
         except MeshrunError as error:
             return error
 
-    def _regroup(self) -> None:
+    def _begin_if_enough(self) -> None:
         """Begin the next generation, unless there are too few nodes for it."""
         choice = self._choose()
         if isinstance(choice, MeshrunError):

@@ -61,7 +61,7 @@ class ParticipantPhase(Enum):
     """The connection to an elastic launch was lost; its ranks end first."""
     RETURNING = "returning"
     """It tries to reconnect."""
-    STAYING = "staying"
+    LINGERING = "lingering"
     """The launch has failed; it ends after the coordinator, which reports this."""
     OVER = "over"
     """The launch has ended well, or this node has left or lost it."""

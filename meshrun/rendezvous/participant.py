@@ -34,7 +34,7 @@ from meshrun.rendezvous.this_node import ThisNode
 
 _TAKES_PART = (ParticipantPhase.RUNNING, ParticipantPhase.CLEARED)
 _CONNECTS = (ParticipantPhase.JOINING, ParticipantPhase.RETURNING)
-_ENDED = (ParticipantPhase.STAYING, ParticipantPhase.OVER, ParticipantPhase.FAILED)
+_ENDED = (ParticipantPhase.LINGERING, ParticipantPhase.OVER, ParticipantPhase.FAILED)
 
 
 class Participant:
@@ -147,7 +147,7 @@ class Participant:
         """Note what comes next; return it as an event that happens now."""
         if isinstance(decision, LaunchOver):
             has_failed = decision.exit_code != 0
-            self._enter(ParticipantPhase.STAYING if has_failed else ParticipantPhase.OVER)
+            self._enter(ParticipantPhase.LINGERING if has_failed else ParticipantPhase.OVER)
         elif isinstance(decision, NextBegins):
             self._enter(ParticipantPhase.RUNNING)
         return replace(decision, at_ns=time.monotonic_ns())
@@ -219,6 +219,6 @@ class Participant:
         if self._reach is not None:
             self._reach.close()
         if self._connection is not None:
-            if self._phase is ParticipantPhase.STAYING:
+            if self._phase is ParticipantPhase.LINGERING:
                 close_gracefully([self._connection], is_last=True)
             self._connection.close("the launch has ended")

@@ -754,7 +754,7 @@ def test_phases_follow_the_diagram_in_any_history(parties: Parties, seed: int) -
     choose = random.Random(seed).choice
     last = live(parties, lambda phase: choose(LAWFUL[phase]))
 
-    assert last in (ParticipantPhase.STAYING, ParticipantPhase.OVER, ParticipantPhase.FAILED)
+    assert last in (ParticipantPhase.LINGERING, ParticipantPhase.OVER, ParticipantPhase.FAILED)
 
 
 def test_each_phase_of_a_connection_is_reached(parties: Parties) -> None:

@@ -205,7 +205,7 @@ def test_only_last_phases_have_no_way_out() -> None:
     assert last == {
         Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CUT_OFF, ConnectionPhase.CLOSED,
         CoordinatorPhase.OVER,
-        ParticipantPhase.STAYING, ParticipantPhase.OVER, ParticipantPhase.FAILED,
+        ParticipantPhase.LINGERING, ParticipantPhase.OVER, ParticipantPhase.FAILED,
         ControllerPhase.ENDING, ControllerPhase.RESTARTING, HostPhase.DONE, AgentPhase.OVER,
     }  # fmt: skip
     for kind, diagram in DIAGRAMS.items():
