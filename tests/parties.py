@@ -162,7 +162,7 @@ class Parties:
         self.all.append(party)
         return party
 
-    def stranger(self, data: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
+    def outsider(self, data: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
         """Connect to the coordinator and send something that no launcher would send."""
         connection = socket.create_connection(("127.0.0.1", self.port), source_address=(source, 0))
         self._unauthenticated.append(connection)

@@ -44,7 +44,7 @@ class Patch(Struct, frozen=True):
     """The file."""
     document: Mapping[str, Any]
 
-    def refuse(self, reason: str, *, hint: str | None = None) -> UsageError:
+    def error(self, reason: str, *, hint: str | None = None) -> UsageError:
         """Return an error that names the file."""
         return UsageError(f"--submit-patch {self.source}: {reason}", hint=hint)
 
@@ -67,7 +67,7 @@ def read_patches(text: str, source: str) -> tuple[Patch, ...]:
     patches = tuple(Patch(source, each) for each in documents if each is not None)
     for patch in patches:
         if not isinstance(patch.document, Mapping):
-            raise patch.refuse(
+            raise patch.error(
                 "expected fields of the manifest, found"
                 f" {'a list' if isinstance(patch.document, list) else repr(patch.document)}",
                 hint="for example: spec: {template: {spec: {serviceAccountName: train}}}",
@@ -75,7 +75,7 @@ def read_patches(text: str, source: str) -> tuple[Patch, ...]:
         try:
             _check_keys(patch, patch.document)
         except RecursionError:
-            raise patch.refuse("it contains itself through an alias") from None
+            raise patch.error("it contains itself through an alias") from None
     return patches
 
 
@@ -96,7 +96,7 @@ def _check_keys(patch: Patch, value: Any) -> None:
     """Refuse field names that are not text, such as ``on``, which YAML reads as true."""
     for name in value if isinstance(value, Mapping) else ():
         if not isinstance(name, str):
-            raise patch.refuse(f"the name of a field is text, found {name!r}")
+            raise patch.error(f"the name of a field is text, found {name!r}")
     below = value.values() if isinstance(value, Mapping) else value
     for each in below if isinstance(value, Mapping | list) else ():
         _check_keys(patch, each)
@@ -127,7 +127,7 @@ def apply_patches(
         for where, nodes in counts.items():
             value = _plain(_look_up(found[-1], where))
             if value != nodes:
-                raise patch.refuse(
+                raise patch.error(
                     f"sets {_dotted(where)} to {value}, but the plan has {count(nodes, 'node')}",
                     hint="use --nnodes",
                 )
@@ -144,13 +144,13 @@ def _target(
     for name, hint in _SET_ELSEWHERE.items():
         metadata = patch.document.get("metadata")
         if isinstance(metadata, Mapping) and name in metadata:
-            raise patch.refuse(f"metadata.{name} would not match the other manifests", hint=hint)
+            raise patch.error(f"metadata.{name} would not match the other manifests", hint=hint)
     if kind is None:
         return last, ()
     if kind == _POD:
         if pod is None:
             workload = documents[last]["kind"]
-            raise patch.refuse(
+            raise patch.error(
                 f"the pods of a {workload} are described by its runtime",
                 hint=f"patch the {workload} itself, with spec.runtimePatches",
             )
@@ -159,7 +159,7 @@ def _target(
         if document["kind"] == kind and version in (None, document["apiVersion"]):
             return number, ()
     known = [f"{each['kind']} ({each['apiVersion']})" for each in documents]
-    raise patch.refuse(
+    raise patch.error(
         f"it is for a {kind}{f' ({version})' if version else ''}, and the job has"
         f" {', '.join(known)}",
         hint="leave out kind and apiVersion for the job itself"
@@ -184,7 +184,7 @@ def _at(value: Any, path: Path, patch: Patch) -> Any:
 def _merge(base: Any, change: Any, name: str, patch: Patch) -> Any:
     plain = _plain(base)
     if plain is not None and _shape(plain) != _shape(change):
-        raise patch.refuse(f"{name} is {_shape(plain)}, found {_shape(change)}: {change}")
+        raise patch.error(f"{name} is {_shape(plain)}, found {_shape(change)}: {change}")
     if isinstance(change, Mapping):
         merged = _merge_fields(plain or {}, change, patch)
     elif isinstance(change, list) and name in _KEYS:
@@ -217,14 +217,14 @@ def _merge_entries(base: list[Any], change: list[Any], name: str, patch: Patch) 
     merged = list(base)
     for entry in change:
         if not isinstance(entry, Mapping):
-            raise patch.refuse(f"entries of {name} are mappings, found {entry!r}")
+            raise patch.error(f"entries of {name} are mappings, found {entry!r}")
         directive = _directive(entry, patch)
         key = next((key for key in _KEYS[name] if key in entry), None)
         if key is None and directive == "replace":
             merged.clear()
             continue
         if key is None:
-            raise patch.refuse(f"an entry of {name} has no {' or '.join(_KEYS[name])}: {entry}")
+            raise patch.error(f"an entry of {name} has no {' or '.join(_KEYS[name])}: {entry}")
         same = [at for at, each in enumerate(merged) if _plain(each).get(key) == entry[key]]
         after = _merge(merged[same[0]] if same else None, entry, "", patch)
         if after is _GONE:
@@ -239,10 +239,10 @@ def _merge_entries(base: list[Any], change: list[Any], name: str, patch: Patch) 
 def _directive(change: Mapping[str, Any], patch: Patch) -> str | None:
     for name in change:
         if name.startswith("$") and name != "$patch":
-            raise patch.refuse(f"`{name}` is not supported", hint="use `$patch`, or null to remove")
+            raise patch.error(f"`{name}` is not supported", hint="use `$patch`, or null to remove")
     directive: str | None = change.get("$patch")
     if directive not in (None, *_DIRECTIVES):
-        raise patch.refuse(f"$patch is {', '.join(_DIRECTIVES)}, found {directive!r}")
+        raise patch.error(f"$patch is {', '.join(_DIRECTIVES)}, found {directive!r}")
     return directive
 
 
@@ -251,7 +251,7 @@ def _check_containers(template: Mapping[str, Any], patch: Patch) -> None:
     spec = _plain(template.get("spec")) or {}
     for container in map(_plain, _plain(spec.get("containers")) or []):
         if "image" not in container:
-            raise patch.refuse(
+            raise patch.error(
                 f"adds a container `{container.get('name')}` without an image",
                 hint="the container of the ranks is named `meshrun`",
             )

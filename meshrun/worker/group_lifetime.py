@@ -23,7 +23,7 @@ from functools import wraps
 from typing import Any
 
 from meshrun.worker.peer_connections import close_connections_on_exec
-from meshrun.worker.torch_version import refuse_old_torch
+from meshrun.worker.torch_version import check_torch_version
 
 PEERS_TAKE_S = 5.0
 """How long connections outlive their use, for peers that are a little behind."""
@@ -72,7 +72,7 @@ def guard_groups() -> None:
     """Have torch's process groups live as long as they are needed; call this once."""
     from torch._C import _distributed_c10d as c10d
 
-    refuse_old_torch()
+    check_torch_version()
     for holder in (c10d.Reducer, getattr(c10d, "Logger", None)):  # a Logger holds a Reducer
         if holder is not None:
             _keep_alive(holder, (c10d.ProcessGroup, c10d.Reducer))

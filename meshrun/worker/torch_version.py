@@ -1,4 +1,4 @@
-"""Refuses a torch that is too old, before it fails in a less obvious way."""
+"""Checks that torch is not too old, before it fails in a less obvious way."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LEAST_THAT_RUNS = (2, 8)
 """Before it, torch serves no store on a socket that is already listening."""
 
 
-def refuse_old_torch() -> None:
+def check_torch_version() -> None:
     """Raise UsageError if torch is imported and cannot run ranks."""
     if "torch" in sys.modules and (version := _version()) and version < _LEAST_THAT_RUNS:
         raise UsageError(_message())
 
 
-def refuse_other_torch() -> None:
+def check_torch_is_supported() -> None:
     """Raise UsageError if an imported torch that lacks a module is too old or another module.
 
-    A torch that meshrun does not promise to support is not refused until then.
+    A torch that meshrun does not promise to support is no error until then.
     """
     if not _version():
         raise UsageError(f"{_file()} is imported in place of torch", hint="rename it")

@@ -32,7 +32,7 @@ from meshrun.worker.exit import ExitHandler
 from meshrun.worker.program import ProgramSource, format_raised, inspect_program
 from meshrun.worker.stack_handler import enable_stack_dumps
 from meshrun.worker.sys_path import holds, on_path, put_first
-from meshrun.worker.torch_version import refuse_old_torch, refuse_other_torch
+from meshrun.worker.torch_version import check_torch_is_supported, check_torch_version
 from meshrun.zygote.control import (
     ignore_signals,
     is_hung_up,
@@ -145,7 +145,7 @@ def _import_shared(
             for module in order.preload:
                 _preload(module)
                 watch.imported(module)
-            refuse_old_torch()
+            check_torch_version()
             _import_available(source.torch_modules)
             check_registered(order.backends)
         put_first(folder, known_at_start=known_at_start)
@@ -190,7 +190,7 @@ def _preload(module: str) -> None:
         if not f"{module}.".startswith(f"{missing}."):
             raise  # the module exists, but one that it imports does not
         if missing.startswith("torch."):
-            refuse_other_torch()
+            check_torch_is_supported()
         if "," in module:
             repeated = " ".join(f"--preload {name.strip()}" for name in module.split(","))
             raise UsageError(

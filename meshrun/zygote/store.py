@@ -14,7 +14,7 @@ from meshrun.host.name_service import names_from_files_only
 from meshrun.host.shortage import TOO_FEW_PROCESSES
 from meshrun.host.stderr import note
 from meshrun.host.title import set_title
-from meshrun.worker.torch_version import refuse_old_torch
+from meshrun.worker.torch_version import check_torch_version
 from meshrun.zygote.guard import Guard
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def serve_store(listen_fd: int) -> Store:
     """
     import torch.distributed as dist
 
-    refuse_old_torch()
+    check_torch_version()
     with socket.socket(fileno=os.dup(listen_fd)) as listener:
         name = listener.getsockname()
     address = address_of(name)

@@ -1,4 +1,4 @@
-"""A stranger on the network: sends garbage to a launcher, or tries to reach a torch store.
+"""An outsider on the network: sends garbage to a launcher, or tries to reach a torch store.
 
 `store` and `junk` change keys of a torch store, `junk` all of them.
 

@@ -291,8 +291,8 @@ def test_a_lost_coordinator_is_not_searched_for(parties: Parties, two: list[Part
 def test_connections_not_from_launchers_are_rejected(parties: Parties, two: list[Party]) -> None:
     """This is reported once per address; connections that send nothing are closed."""
     for _ in range(2):
-        parties.stranger(b"GET / HTTP/1.1\r\n\r\n")
-    silent = parties.stranger()
+        parties.outsider(b"GET / HTTP/1.1\r\n\r\n")
+    silent = parties.outsider()
     parties.until(lambda: two[0].notes)
     parties.pass_s(15)
     silent.setblocking(False)

@@ -167,7 +167,7 @@ NAMES = st.sampled_from(["meshrun", "nonce", "proof", "rejected", "x"])
 
 @given(sent=st.binary(max_size=80) | st.dictionaries(NAMES, VALUES).map(line))
 def test_any_line_is_accepted_or_rejected(sent: bytes) -> None:
-    """A stranger cannot crash a launcher with a line."""
+    """An outsider cannot crash a launcher with a line."""
     participant = ParticipantHandshake(SECRET)
     participant.answer(CoordinatorHandshake(SECRET).greeting)
     for take in (CoordinatorHandshake(SECRET).answer, participant.finish):

@@ -84,9 +84,9 @@ def test_nodes_with_another_secret_in_place_of_all_missing_ones_end_the_launch(
 def test_garbage_at_the_port_is_dropped(parties: Parties, sent: bytes) -> None:
     """The connection is closed, and the nodes join."""
     coordinator = parties.coordinator(2)
-    stranger = parties.stranger(sent)
-    stranger.setblocking(False)
-    parties.until(lambda: _is_closed(stranger))
+    outsider = parties.outsider(sent)
+    outsider.setblocking(False)
+    parties.until(lambda: _is_closed(outsider))
     parties.participant(info("node1"))
     parties.until(lambda: coordinator.received(AllJoined))
 
@@ -151,14 +151,14 @@ def _is_closed(connection: socket.socket) -> bool:
 def test_a_silent_connection_is_closed(parties: Parties) -> None:
     """After ten seconds, and not before."""
     parties.coordinator(2)
-    stranger = parties.stranger()
-    stranger.setblocking(False)
+    outsider = parties.outsider()
+    outsider.setblocking(False)
     parties.turn(5)
     parties.pass_s(9)
-    assert not _is_closed(stranger)
+    assert not _is_closed(outsider)
     parties.pass_s(3)
 
-    assert _is_closed(stranger)
+    assert _is_closed(outsider)
 
 
 @pytest.mark.parametrize("origins", [1, 60], ids=["from one address", "from many"])
@@ -171,9 +171,9 @@ def test_other_connections_do_not_keep_participants_out(
     coordinator = parties.coordinator(2)
 
     def connect(number: int) -> socket.socket:
-        stranger = parties.stranger(source=f"127.0.1.{1 + number % origins}")
-        stranger.setblocking(False)
-        return stranger
+        outsider = parties.outsider(source=f"127.0.1.{1 + number % origins}")
+        outsider.setblocking(False)
+        return outsider
 
     unauthenticated = [connect(number) for number in range(60)]
     parties.turn(3)
@@ -247,7 +247,7 @@ def test_a_connection_that_joins_twice_is_closed(
 
 def _authenticated(parties: Parties) -> tuple[socket.socket, FrameWriter]:
     """Return a connection that has proved that it knows the secret, and its frame writer."""
-    connection = parties.stranger()
+    connection = parties.outsider()
     handshake = ParticipantHandshake(SECRET)
     connection.sendall(handshake.answer(_line(parties, connection)))
     key = handshake.finish(_line(parties, connection))
@@ -302,7 +302,7 @@ def test_a_crowd_of_participants_does_not_wait_for_a_heartbeat(
 def test_a_participant_that_sends_slowly_is_admitted(parties: Parties) -> None:
     """One byte at a time, during the handshake."""
     coordinator = parties.coordinator(2)
-    connection = parties.stranger()
+    connection = parties.outsider()
     greeting = _line(parties, connection)
     handshake = ParticipantHandshake(SECRET)
     for byte in handshake.answer(greeting):
@@ -330,24 +330,24 @@ def _line(parties: Parties, connection: socket.socket) -> bytes:
 def test_a_replayed_handshake_is_not_admitted(parties: Parties) -> None:
     """An eavesdropper cannot use what a participant has sent."""
     coordinator = parties.coordinator(2)
-    first = parties.stranger()
+    first = parties.outsider()
     sent = ParticipantHandshake(SECRET).answer(_line(parties, first))
     first.sendall(sent)
     _line(parties, first)
-    parties.stranger(sent)
+    parties.outsider(sent)
     parties.until(lambda: coordinator.notes)
 
     assert coordinator.notes[0].startswith("127.0.0.1 was rejected: it belongs to another launch")
 
 
 def test_connections_that_are_reset_are_no_further_host(parties: Parties) -> None:
-    """Their address is unknown, and one stranger must not count as two missing nodes."""
+    """Their address is unknown, and one outsider must not count as two missing nodes."""
     coordinator = parties.coordinator(3)
     for _ in range(4):
-        parties.stranger(WRONG_PROOF)
-        stranger = parties.stranger(WRONG_PROOF)
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        stranger.close()
+        parties.outsider(WRONG_PROOF)
+        outsider = parties.outsider(WRONG_PROOF)
+        outsider.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        outsider.close()
         parties.pass_s(2)
 
     (note,) = (note for note in coordinator.notes if "was rejected" in note)
@@ -484,7 +484,7 @@ def test_a_coordinator_that_ends_notifies_waiting_nodes(parties: Parties) -> Non
     participant = parties.participant(info("node1", 1), nnodes=3)
     parties.until(lambda: _is_open(participant))
     parties.turn(5)
-    parties.stranger()
+    parties.outsider()
     parties.turn(5)
     parties.remove(coordinator)
     parties.until(lambda: participant.received(JoinFailed))

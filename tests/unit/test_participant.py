@@ -760,8 +760,8 @@ def test_phases_follow_the_diagram_in_any_history(parties: Parties, seed: int) -
 def test_each_phase_of_a_connection_is_reached(parties: Parties) -> None:
     """By each arrow of the diagram."""
     _, participant = joined(parties)
-    with suppress(OSError), closing(parties.stranger(b"no launcher\n")) as stranger:
-        parties.until(lambda: stranger.recv(1))  # it is rejected
+    with suppress(OSError), closing(parties.outsider(b"no launcher\n")) as outsider:
+        parties.until(lambda: outsider.recv(1))  # it is rejected
     connection = cast("Participant", participant.side)._connection
     assert connection is not None
     reset(participant)

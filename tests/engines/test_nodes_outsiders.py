@@ -1,4 +1,4 @@
-"""A stranger on the nodes' network: what it can do, and what it cannot."""
+"""An outsider on the nodes' network: what it can do, and what it cannot."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def listens(hosts: Hosts, host: int) -> bool:
 
 
 @pytest.mark.nightly
-def test_a_stranger_that_connects_keeps_no_node_out(make_hosts: MakeHosts) -> None:
+def test_an_outsider_that_connects_keeps_no_node_out(make_hosts: MakeHosts) -> None:
     """It sends garbage or nothing, some connections for the whole launch."""
     hosts = make_hosts(3)
     first = Launch(hosts, 0, [*AT, SAYS])
     wait_until(lambda: listens(hosts, 0), lambda: first.text)
-    stranger = hosts.popen(
+    outsider = hosts.popen(
         STRANGER, [sys.executable, MEDDLE, "knock", *HEAD],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert stranger.stdout is not None
-    assert stranger.stdout.readline() == "knocked\n"
+    assert outsider.stdout is not None
+    assert outsider.stdout.readline() == "knocked\n"
     second = Launch(hosts, 1, [*AT, SAYS])
 
     assert end_all([first, second]) == [0, 0], first.text + second.text
     rejected = "10.77.0.3 was rejected: the other end is not a meshrun launcher"
     assert first.text.count(rejected) == 1
-    stranger.communicate()
+    outsider.communicate()
 
 
 @pytest.mark.usefixtures("fake_torch")
@@ -83,7 +83,7 @@ def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> 
 
 @pytest.mark.nightly
 def test_a_coordinator_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -> None:
-    """A stranger who listens in its place gets no participants."""
+    """An outsider who listens in its place gets no participants."""
     hosts = make_hosts(2)
     coordinator = Launch(hosts, 0, [*AT, "--rdzv-conf", "join_timeout=6", SAYS])
     participant = Launch(
@@ -120,10 +120,10 @@ def test_a_node_reaches_the_store_from_each_of_its_addresses(make_hosts: MakeHos
     wait_for_all(launches, "met 4", times=2)
     reach = [sys.executable, MEDDLE, "reach", "fd77::1", store_port(hosts)]
     reached = [hosts.run(1, [*reach, own]).stdout for own in ("fd77::2", "fd77::22")]
-    stranger = hosts.run(STRANGER, reach).stdout
+    outsider = hosts.run(STRANGER, reach).stdout
     launches[0].send(signal.SIGTERM)
 
-    assert (reached, stranger) == (["reached\n"] * 2, "not reached\n")
+    assert (reached, outsider) == (["reached\n"] * 2, "not reached\n")
     assert end_all(launches) == [-15, 143], launches[0].text + launches[1].text
 
 
@@ -141,7 +141,7 @@ def store_port(hosts: Hosts) -> str:
 @pytest.mark.nightly
 @pytest.mark.parametrize("ipv6", [False, True])
 def test_a_program_reaches_the_store_by_itself(make_hosts: MakeHosts, ipv6: bool) -> None:
-    """By the variables or by its address, on every node, although strangers are kept out."""
+    """By the variables or by its address, on every node, although outsiders are kept out."""
     hosts = make_hosts(2, ipv6=ipv6)
     at = ("[fd77::1]" if ipv6 else "10.77.0.1") + ":29500"
     words = ["--nnodes", "2", "--nproc-per-node", "2", "--device", "cpu", "--rdzv-endpoint", at]
@@ -154,7 +154,7 @@ def test_a_program_reaches_the_store_by_itself(make_hosts: MakeHosts, ipv6: bool
 
 @pytest.mark.nightly
 def test_torchs_store_is_gone_once_nodes_have_joined(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """No stranger can write to it any more, and a further node of an elastic launch can join."""
+    """No outsider can write to it any more, and a further node of an elastic launch can join."""
     hosts = make_hosts(3)
     words = ["--nnodes", "1:2", "--nproc-per-node", "1", "--mesh", "dp=1:2", "--rdzv-backend",
              "c10d", "--rdzv-endpoint", "node0:29500", "--rdzv-conf", "last_call_timeout=1",

@@ -1,4 +1,4 @@
-"""Connections of strangers to the ranks' store do not disturb the launch."""
+"""Connections of outsiders to the ranks' store do not disturb the launch."""
 
 from __future__ import annotations
 
@@ -99,18 +99,18 @@ SENT = {
 @pytest.mark.parametrize(
     "words", ordinary([["--mesh", "dp=2"], ["--nproc-per-node", "2"]], ["--mesh", "dp=2"])
 )
-def test_ranks_connect_whatever_strangers_send(
+def test_ranks_connect_whatever_outsiders_send(
     words: list[str], connect: Callable[[int, int], list[socket.socket]], tmp_path: Path
 ) -> None:
     """Before the store accepts, and while ranks run, whether they have joined or not."""
     with launch(tmp_path, *words, descriptors=256) as (running, port):
         for sent in SENT.values():
-            (stranger,) = connect(port, 1)
-            stranger.sendall(sent)
+            (outsider,) = connect(port, 1)
+            outsider.sendall(sent)
         running.wait_for("up", 2)
         for sent in SENT.values():
-            (stranger,) = connect(port, 1)
-            stranger.sendall(sent)
+            (outsider,) = connect(port, 1)
+            outsider.sendall(sent)
         finish(running, tmp_path)
 
 
