@@ -7,12 +7,14 @@ Sources:
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
 
-from meshrun.errors import UsageError
+from meshrun.errors import RendezvousError, UsageError
+from meshrun.protocol.result import PREEMPTED
 from meshrun.submit.job import Job
 from meshrun.submit.patch import apply_patches
 from meshrun.submit.pod import (
@@ -29,9 +31,10 @@ from meshrun.submit.yaml import Commented, render_yaml
 
 _RESTARTS = 10
 _KEPT_S = 7 * 86400
-_LOST = 69
-_PREEMPTED = (75, 143)
+_LOST = RendezvousError.exit_code
+_PREEMPTED = (PREEMPTED, 128 + signal.SIGTERM)
 """Exit codes after SIGTERM: every rank exited with 0, or one did not, as it does not handle it."""
+_CODES = ", ".join(map(str, _PREEMPTED))
 _RUNTIME = "torch-distributed"
 _Documents = list[dict[str, Any]]
 _DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -264,7 +267,7 @@ def _ends_of_elastic(job: Job, min_nodes: int) -> dict[str, Any]:
         ),
         "podFailurePolicy": Commented(
             {"rules": [*_ignored(), _unless_preempted("FailIndex")]},
-            "75, 143: the pod was preempted or drained. 69: it was cut off. In both cases it"
+            f"{_CODES}: the pod was preempted or drained. {_LOST}: it was cut off. In both cases it"
             " starts\nagain and joins the others. Any other exit code is a failure of the node,"
             " which is left\nout, or of the launch, which ends on every node.",
         ),
@@ -278,7 +281,7 @@ def _ignored() -> _Documents:
 
 def _fail_unless_preempted(before: _Documents) -> Commented:
     comment = (
-        "75, 143: a pod was preempted or drained, and every node stopped its ranks. 69:"
+        f"{_CODES}: a pod was preempted or drained, and every node stopped its ranks. {_LOST}:"
         " another\nnode was lost. In both cases all pods restart. Any other exit code is a"
         " failure that\nends the job."
     )

@@ -6,8 +6,9 @@ import posixpath
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from meshrun.errors import UsageError
+from meshrun.errors import RendezvousError, UsageError
 from meshrun.host.own_variables import SECRET
+from meshrun.protocol.result import PREEMPTED
 from meshrun.submit.job import Job
 from meshrun.submit.slurm_options import (
     check_options,
@@ -32,12 +33,15 @@ _ENDS_ALONE = """\
 # this environment, even if sbatch got another one.
 """
 _CORES_AGAIN = "# Since Slurm 22.05, srun does not inherit --cpus-per-task.\n"
-_REQUEUE = """\
+_LOST = RendezvousError.exit_code
+_REQUEUE = f"""\
 code=$?
 
-# 75: preempted, and every rank exited with 0 after SIGTERM: requeue. 69: a node was lost, or the
+# {PREEMPTED}: preempted, and every rank exited with 0 after SIGTERM: requeue. {_LOST}: a node was \
+lost, or the
 # nodes did not find each other: requeue up to ten times. Any other code ends the job.
-if [ "$code" -eq 75 ] || { [ "$code" -eq 69 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; }; then
+if [ "$code" -eq {PREEMPTED} ] || \
+{{ [ "$code" -eq {_LOST} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 10 ]; }}; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
 exit "$code"
