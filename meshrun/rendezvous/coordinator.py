@@ -223,7 +223,7 @@ class Coordinator:
         if self._phase is CoordinatorPhase.GATHERING:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._begin_if_enough()
-        elif not (self._running.is_ending or self._running.is_done):
+        elif not (self._running.was_stopped or self._running.has_finished):
             self._grow(info.host)
 
     def _exclude_failing_node(self, cause: Cause) -> None:
@@ -277,8 +277,8 @@ class Coordinator:
             return
         lost = connection.loss(node_rank, host, why)
         self._running.loss = self._running.loss or str(lost)
-        event = self._policy.event_of_loss(lost, self._running.is_done)
-        is_news = self._running.is_ending and number not in self._running.outcomes
+        event = self._policy.event_of_loss(lost, self._running.has_finished)
+        is_news = self._running.was_stopped and number not in self._running.outcomes
         if is_news and isinstance(event, GenerationAborted):
             self._hub.note(str(lost))
         if event is not None:

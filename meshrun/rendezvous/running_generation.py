@@ -53,10 +53,11 @@ class RunningGeneration:
         self._cleared: set[int] = set()
         self.loss = ""
         """The first loss of a node in this generation, or since it ended."""
-        self.is_ending = False
+        self.was_stopped = False
         """Whether the nodes have been asked to stop their ranks, or the launch is over."""
-        self.is_done = False
-        """Whether every program has finished; a rank may still fail as it exits."""
+        self.has_finished = False
+        """Whether every program has finished. A rank may still fail as it exits, which stops the
+        others; an elastic launch does not miss a node that is lost then."""
 
     def send(self, message: Message) -> None:
         """Carry out a message of this node's own launch, and send the others what they need."""
@@ -118,19 +119,19 @@ class RunningGeneration:
 
     def end(self, end: GenerationAborted, *, but: int = OWN) -> bool:
         """Ask the nodes, once, to stop their ranks; return whether this was the first time."""
-        if self.is_ending:
+        if self.was_stopped:
             return False
-        self.is_ending = True
+        self.was_stopped = True
         self.broadcast(end, but=but)
         return True
 
     def close(self) -> None:
         """Ask the nodes for nothing more, as the launch is over."""
-        self.is_ending = True
+        self.was_stopped = True
 
     def _announce_if_all_finished(self) -> None:
         if self._are_all(self._finished):
-            self.is_done = True
+            self.has_finished = True
             self.broadcast(finished := OthersFinished(at_ns=time.monotonic_ns()))
             self._hub.events.append(finished)
 
