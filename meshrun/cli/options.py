@@ -473,7 +473,7 @@ class Options(ParsedOptions):
     monitor_interval = Option(parse_seconds, None, "TIME", ACCEPTED,
         "meshrun waits for events and does not poll.", family=PET)
     exit_barrier_timeout = Option(parse_seconds, None, "TIME", ACCEPTED,
-        "meshrun has no barrier at exit.", family=PET)
+        "Finished ranks wait for the others, however long that takes.", family=PET)
     use_env = Switch(ACCEPTED,
         "For `torch.distributed.launch`; ranks always have `LOCAL_RANK`.", family="")
 
