@@ -110,7 +110,7 @@ class Output:
         if self._watch.fileno() >= 0:
             reactor.add_reader(self._watch.fileno(), self._on_written)
 
-    def replan(self, plan: LaunchPlan) -> None:
+    def update_plan(self, plan: LaunchPlan) -> None:
         """Continue with the plan for the nodes that take part."""
         if self._collapsing is not None:  # which names ranks by the plan they were started with
             for source in list(self._sources):

@@ -52,7 +52,7 @@ class ElasticEvents(Watcher):
     """Turns events into torch-elastic's records, each one a JSON object."""
 
     def __init__(self, plan: LaunchPlan, run_id: str, emit: Callable[[str], None]) -> None:
-        self.replan(plan)
+        self.update_plan(plan)
         self._run_id = run_id
         self._emit = emit
         self._began_ns = self._waits_since_ns = time.monotonic_ns()
@@ -60,7 +60,7 @@ class ElasticEvents(Watcher):
         self._generation: int | None = None
         """The last generation whose ranks were started."""
 
-    def see(self, event: Event, state: State) -> None:
+    def on_event(self, event: Event, state: State) -> None:
         """Record the start of a worker and, before the first one, how long nodes took to join."""
         if isinstance(event, AllCleared):
             self._waits_since_ns = event.at_ns

@@ -230,7 +230,7 @@ class EventLog(Watcher):
     """Turns events into lines of JSON."""
 
     def __init__(self, plan: LaunchPlan, run_id: str, emit: Callable[[str], None]) -> None:
-        self.replan(plan)
+        self.update_plan(plan)
         self._run_id, self._emit = run_id, emit
         self._host = os.uname().nodename
         self._generation = 0
@@ -239,7 +239,7 @@ class EventLog(Watcher):
         """The last progress, until it is written."""
         self._progress_written_s = 0.0
 
-    def see(self, event: events.Event, state: State) -> None:
+    def on_event(self, event: events.Event, state: State) -> None:
         """Write a line if the event is published."""
         if state.generation > self._generation:
             self._generation, self._step = state.generation, -1

@@ -34,7 +34,7 @@ class LiveStatus(Watcher):
         self._console = console
         self._driver = Driver(console.note)
         self._gpu_bytes: dict[int, int] = {}
-        self.replan(plan)
+        self.update_plan(plan)
         self._on_panel = console.can_show_panel
         default_s = _PANEL_INTERVAL_S if self._on_panel else _LINES_INTERVAL_S
         self._interval_ns = int((plan.request.status_interval_s or default_s) * _NS)
@@ -48,7 +48,7 @@ class LiveStatus(Watcher):
         self._state = state
         self._timer = reactor.call_at(self._next_sample_ns, self._show, skips=False)
 
-    def see(self, event: Event, state: State) -> None:  # noqa: ARG002
+    def on_event(self, event: Event, state: State) -> None:  # noqa: ARG002
         """Update a panel soon if the state has changed."""
         if self._on_panel and state is not self._state:
             soon_ns = time.monotonic_ns() + _CHANGE_DELAY_NS

@@ -65,7 +65,7 @@ class Metrics(Watcher):
         place = f"{f'[{host}]' if ':' in host else host}:{port}"
         console.note(f"metrics are at http://{place}/metrics")
         self._driver = Driver(console.note)
-        self.replan(plan)
+        self.update_plan(plan)
         self._began_s = time.monotonic()
         self._restarts: Counter[str] = Counter()
         self._lost_nodes = 0
@@ -81,7 +81,7 @@ class Metrics(Watcher):
         self._state = state
         HttpServer(self._listener, reactor, self._respond)
 
-    def see(self, event: Event, state: State) -> None:
+    def on_event(self, event: Event, state: State) -> None:
         """Count an event, and restarts in the state after it."""
         self._count(event)
         self._state = state

@@ -120,12 +120,12 @@ class NodeHistory(Watcher):
         self._host = node_name(os.environ)
         self._generation, self._is_recorded = -1, False
         """The last generation whose ranks were started, and whether its failure is in the file."""
-        self.replan(plan)
+        self.update_plan(plan)
         known = read_history(path)
         if not plan.node_rank:
             self._name_failing_nodes(known)
 
-    def see(self, event: Event, state: State) -> None:
+    def on_event(self, event: Event, state: State) -> None:
         """Append a failure of this node, or the loss of another one."""
         if isinstance(event, NodeLost):
             self._append(event.host, f"the node was lost: {event.why}")

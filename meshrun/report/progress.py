@@ -129,7 +129,7 @@ class StartProgress(Watcher):
         waits = f"waiting up to {most} for its threads to end ({event.threads})"
         self._console.note(f"{self._describe_error(event)}; {waits}")
 
-    def see(self, event: Event, state: State) -> None:
+    def on_event(self, event: Event, state: State) -> None:
         """Show an event and the state after it."""
         self._enter(state.phase)
         self._note_conditions(event, state)

@@ -371,7 +371,7 @@ class Loop:
         if isinstance(event, RankExited):
             self._output.end(event.rank, failed=event.wait_status != 0)
         for watcher in self._watchers:
-            watcher.see(event, self.state)
+            watcher.on_event(event, self.state)
         for action in actions:
             self._act(action)
         self._wake.move(self.state.wake_ns)
@@ -585,9 +585,9 @@ class Loop:
         except MeshrunError as error:
             return JoinFailed(error=error, at_ns=joined.at_ns, joined=joined)
         nodes.hosts = joined.hosts
-        self._output.replan(self.plan)
+        self._output.update_plan(self.plan)
         for watcher in self._watchers:
-            watcher.replan(self.plan)
+            watcher.update_plan(self.plan)
         self._report_joined()
         return replace(joined, ranks=tuple(self._processes.ranks))
 

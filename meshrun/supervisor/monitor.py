@@ -100,12 +100,12 @@ class Monitor(Watcher):
         self._then: Hung | GenerationAborted | None = None
         """The event that ends the ranks, to emit after their places have been printed."""
 
-    def replan(self, plan: LaunchPlan) -> None:
+    def update_plan(self, plan: LaunchPlan) -> None:
         """Take the plan that is complete once all nodes have joined."""
-        super().replan(plan)
-        self.stacks.replan(plan.layout)
+        super().update_plan(plan)
+        self.stacks.update_layout(plan.layout)
         if self.stragglers is not None:
-            self.stragglers.replan(plan)
+            self.stragglers.update_plan(plan)
 
     def begin(self, reactor: Reactor, state: State) -> None:  # noqa: ARG002
         """Take the state at the start."""
@@ -164,7 +164,7 @@ class Monitor(Watcher):
         else:
             self.collectives.receive(message)
 
-    def see(self, event: Event, state: State) -> None:
+    def on_event(self, event: Event, state: State) -> None:
         """Find out which peer a failed rank waited for, before the others are ended."""
         was_stopping = self._state.stopping
         if isinstance(event, RankRaised):

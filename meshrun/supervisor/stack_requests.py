@@ -170,7 +170,7 @@ class StackRequests:
         self.why_silent: dict[int, str] = {}
         """Why ranks did not answer, such as ``is suspended``."""
 
-    def replan(self, layout: Layout) -> None:
+    def update_layout(self, layout: Layout) -> None:
         """Take the layout of new ranks, and drop a request that is under way."""
         self.layout = layout
         self._requests, self._awaited = {}, []

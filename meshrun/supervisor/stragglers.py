@@ -48,7 +48,7 @@ class Stragglers:
         emit: Callable[[RankLate], None],
         ask: Callable[[Iterable[int]], None],
     ) -> None:
-        self.replan(plan)
+        self.update_plan(plan)
         self._driver = Driver(note)
         self._note, self._emit, self._ask_ranks = note, emit, ask
         limit_s = plan.request.straggler_time_s or 0.0
@@ -66,7 +66,7 @@ class Stragglers:
         """Wall-clock time of the last two requests."""
         self.begin()
 
-    def replan(self, plan: LaunchPlan) -> None:
+    def update_plan(self, plan: LaunchPlan) -> None:
         """Take the plan that is complete once all nodes have joined."""
         self._plan = plan
 

@@ -181,7 +181,7 @@ class Terminal(Watcher):
         except termios.error:  # the terminal hung up
             return False
 
-    def see(self, event: Event, state: State) -> None:
+    def on_event(self, event: Event, state: State) -> None:
         """Follow the ranks; take the terminal back once the debugged rank has exited."""
         self._ranks = state.ranks
         if isinstance(event, ZygoteGone) or (

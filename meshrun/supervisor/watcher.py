@@ -21,10 +21,10 @@ class Watcher:
     def begin(self, reactor: Reactor, state: State) -> None:
         """Prepare for a launch; the reactor makes periodic calls."""
 
-    def see(self, event: Event, state: State) -> None:
+    def on_event(self, event: Event, state: State) -> None:
         """Take an event and the state after it."""
 
-    def replan(self, plan: LaunchPlan) -> None:
+    def update_plan(self, plan: LaunchPlan) -> None:
         """Take the plan, also the one that is complete once all nodes have joined."""
         self.plan = plan
 
@@ -40,7 +40,7 @@ class Stopwatch(Watcher):
         self._import_ns: int | None = None
         self._last: dict[type, int] = {}
 
-    def see(self, event: Event, state: State) -> None:  # noqa: ARG002
+    def on_event(self, event: Event, state: State) -> None:  # noqa: ARG002
         """Note the time of ``event``."""
         if isinstance(event, ZygoteReady):
             self._import_ns = event.import_ns

@@ -45,7 +45,7 @@ def test_a_rank_that_has_left_is_named_when_nccl_times_out() -> None:
         2: RankState(pid=3, exited=left),
     }
     monitor.begin(reactor, State(shutdown_timeout_s=1, ranks=ranks))
-    monitor.see(aborted, State(shutdown_timeout_s=1, ranks=ranks))
+    monitor.on_event(aborted, State(shutdown_timeout_s=1, ranks=ranks))
     calls = [Call(number=4, op="all_reduce")]
     group = GroupCalls(name="0", description="mesh_dp", ranks=[0, 1, 2], calls=calls)
     monitor.receive(RankCalled(rank=1, at_ns=3, groups=[group]))

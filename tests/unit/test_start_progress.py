@@ -108,7 +108,7 @@ def test_imports_of_another_zygote_are_noted_after_the_same_time(
         for at_s, phase in (50, Phase.RUNNING), (55, Phase.IMPORTING), (100, None), (120, None):
             now_s = at_s
             if phase is not None:
-                watch.see(TimePassed(at_ns=0), replace(state, phase=phase))
+                watch.on_event(TimePassed(at_ns=0), replace(state, phase=phase))
             reactor.turn(most_s=0)
             noted.append("importing torch has taken 60 s" in capfd.readouterr().err)
 
@@ -131,7 +131,7 @@ def test_how_many_ranks_a_signal_stops(
 ) -> None:
     """Ranks are forked together, and reported one after the other."""
     state = State(shutdown_timeout_s=1.0, ranks=dict(enumerate(ranks)), stop=Stop.ASKED)
-    StartProgress(plan_of(), Console()).see(SignalArrived(signum=15, at_ns=1), state)
+    StartProgress(plan_of(), Console()).on_event(SignalArrived(signum=15, at_ns=1), state)
 
     assert capfd.readouterr().err.splitlines() == [f"meshrun: SIGTERM: {note}"]
 
@@ -148,7 +148,7 @@ def test_a_lost_connection_is_explained_by_the_lost_node(
     state = State(shutdown_timeout_s=1.0, ranks=READY, stop=Stop.ASKED)
     watch = StartProgress(plan_of(), Console())
     for event in (lost, node):
-        watch.see(event, state)
+        watch.on_event(event, state)
 
     assert capfd.readouterr().err.splitlines() == [
         "meshrun: rank 0 lost a connection to a peer",
@@ -198,14 +198,14 @@ def test_every_change_is_reported_once(has_run: bool, capfd: pytest.CaptureFixtu
     watch = StartProgress(plan_of(), Console())
     first, second = change(1, "node1", "dp 3 -> 2"), change(2, "node2", "dp 2 -> 1")
     state = State(shutdown_timeout_s=1.0, ranks=READY, nodes=NodesState(phase=NodesPhase.RUNNING))
-    watch.see(all_joined(), state)
+    watch.on_event(all_joined(), state)
     state = replace(state, ranks=NOT_YET, causes=(first,))
-    watch.see(all_joined(first), state)
+    watch.on_event(all_joined(first), state)
     if has_run:
-        watch.see(TimePassed(at_ns=1), replace(state, ranks=READY))
+        watch.on_event(TimePassed(at_ns=1), replace(state, ranks=READY))
     state = replace(state, ranks=NOT_YET, causes=(first, second))
-    watch.see(all_joined(first, second), state)
-    watch.see(TimePassed(at_ns=1), replace(state, ranks=READY))
+    watch.on_event(all_joined(first, second), state)
+    watch.on_event(TimePassed(at_ns=1), replace(state, ranks=READY))
     lines = capfd.readouterr().err.splitlines()
 
     how = "runs" if has_run else "started"
@@ -223,7 +223,7 @@ def test_the_rank_of_an_excluded_node_need_not_be_in_the_new_layout(
     cause = replace(fewer, rank=2, description="exited with code 3", is_failure=True)
     nodes = NodesState(phase=NodesPhase.RUNNING)
     state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, nodes=nodes, max_restarts=1)
-    watch.see(all_joined(cause), replace(state, causes=(cause,)))
+    watch.on_event(all_joined(cause), replace(state, causes=(cause,)))
 
     restart = "meshrun: restart 1 of 1, because rank 2 exited with code 3"
     assert capfd.readouterr().err.splitlines() == [restart]
@@ -239,11 +239,11 @@ def test_spare_workers_are_reported_once_nodes_have_joined(
     )
     watch = StartProgress(plan, Console())
     state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, nodes=NodesState())
-    watch.see(LaunchBegan(at_ns=1), state)
+    watch.on_event(LaunchBegan(at_ns=1), state)
     for workers in ((2, 3), (2, 3), (2, 2), (3, 4)):
         settled = complete_plan(plan, node_rank=node_rank, nproc_per_node=workers)
-        watch.replan(settled)
-        watch.see(all_joined(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)))
+        watch.update_plan(settled)
+        watch.on_event(all_joined(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)))
     lines = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]
 
     of_five, of_seven = (f"meshrun: 1 of {n} workers is spare: node 1 has 1" for n in (5, 7))
@@ -275,9 +275,9 @@ def test_each_generation_whose_ranks_are_killed_is_noted(
     watch = StartProgress(plan_of(), Console())
     for causes in ((), (Cause(description="a rank failed", at_ns=1),)):
         state = State(shutdown_timeout_s=1.0, ranks={0: RankState(pid=7)}, causes=causes)
-        watch.see(GenerationEnded(at_ns=1), state)
+        watch.on_event(GenerationEnded(at_ns=1), state)
         for stop in (Stop.ASKED, Stop.KILLED):
-            watch.see(TimePassed(at_ns=1), replace(state, stop=stop))
+            watch.on_event(TimePassed(at_ns=1), replace(state, stop=stop))
     killing = "meshrun: timed out after 1 s: 0 of 1 ranks exited; killing rank 0"
 
     assert capfd.readouterr().err.splitlines().count(killing) == 2
@@ -287,8 +287,8 @@ def test_survivors_are_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
     """Even if a second event names one again."""
     state = State(shutdown_timeout_s=1.0, ranks={0: RankState()})
     watch = StartProgress(plan_of(), Console())
-    watch.see(LeftoversEnded(count=2, survivors=[7, 5]), state)
-    watch.see(LeftoversEnded(count=0, survivors=[5, 9]), state)
+    watch.on_event(LeftoversEnded(count=2, survivors=[7, 5]), state)
+    watch.on_event(LeftoversEnded(count=0, survivors=[5, 9]), state)
     lines = capfd.readouterr().err.splitlines()
 
     assert lines[0] == "meshrun: killed 2 processes that the ranks left behind"
