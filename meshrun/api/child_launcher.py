@@ -18,7 +18,7 @@ from functools import partial
 from io import TextIOBase
 from typing import IO, Any, TextIO
 
-from meshrun.api.held_handlers import handlers_held, interrupts
+from meshrun.api.deferred_signals import interrupts, signals_deferred
 from meshrun.host.processes import interrupts_delayed
 from meshrun.host.reactor import Reactor
 from meshrun.host.shortage import reporting_shortages
@@ -50,7 +50,7 @@ def run_launcher(
     process = None
     with _forward_interrupts() as counted:
         try:
-            with handlers_held(), interrupts_delayed(), reporting_shortages():
+            with signals_deferred(), interrupts_delayed(), reporting_shortages():
                 process = subprocess.Popen(
                     list(command),
                     env=dict(env),

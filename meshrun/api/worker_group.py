@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
 from meshrun.api.child_launcher import copy_output, end_launcher, stop_launcher
+from meshrun.api.deferred_signals import signals_deferred
 from meshrun.api.exchange import Exchange, GroupRank, describe_missing, describe_others
-from meshrun.api.held_handlers import handlers_held
 from meshrun.api.launch import (
     AnyText,
     AnyWords,
@@ -282,7 +282,7 @@ class WorkerGroup:
         try:
             with Reactor() as reactor:
                 exchange = Exchange(self.members, reactor, terminal)
-                with handlers_held(reactor, exchange.interrupt):
+                with signals_deferred(reactor, exchange.interrupt):
                     exchange.send(message, timeout_s)
                     self._sent += 1
                     while not exchange.is_done:

@@ -21,10 +21,10 @@ def interrupts(handler: object) -> bool:
 
 
 @contextmanager
-def handlers_held(
+def signals_deferred(
     reactor: Reactor | None = None, interrupt: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Hold back Python's signal handlers until the end of the block.
+    """Defer Python's signal handlers until the end of the block.
 
     Args:
         reactor: Calls them in its turns instead, if given.

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from meshrun.api.held_handlers import handlers_held, interrupts
+from meshrun.api.deferred_signals import interrupts, signals_deferred
 
 
 def test_a_signal_while_handlers_are_restored_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_a_signal_while_handlers_are_restored_is_handled(monkeypatch: pytest.Mon
 
     before = signal.signal(signal.SIGUSR1, lambda signum, _: got.append(signum))
     try:
-        with handlers_held():
+        with signals_deferred():
             monkeypatch.setattr(signal, "set_wakeup_fd", interrupted)
     finally:
         signal.signal(signal.SIGUSR1, before)
