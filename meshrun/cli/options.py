@@ -16,6 +16,7 @@ from meshrun.cli import parsers as parse
 from meshrun.cli.option import OneOf, Option, ParsedOptions, Repeated, Switch
 from meshrun.plan.choices import (
     FORMATS,
+    JOB_SCHEDULERS,
     NUMA_BINDINGS,
     SHELLS,
     STOP_SIGNALS,
@@ -26,7 +27,7 @@ from meshrun.plan.choices import (
     Prefix,
     ShownNodes,
 )
-from meshrun.plan.device import check_device_type
+from meshrun.plan.device import COUNTED, check_device_type
 from meshrun.plan.gpu_choice import parse_gpus
 from meshrun.plan.parse import (
     COUNT_WORDS,
@@ -102,7 +103,7 @@ class Options(ParsedOptions):
         "Device type: `auto`, `cpu`, `cuda` or another torch device type. `auto` uses the "
         "accelerator if there is one for each worker, otherwise `cpu`.",
         details="See [accelerators outside torch](../how-to/other-accelerators.md).",
-        suggested=("auto", "cpu", "cuda", "xpu"))
+        suggested=("auto", *COUNTED))
     gpus: Option[Names | None] = Option(parse_gpus, None, "0,2-3", MESH,
         "GPUs of each node to use, by number, UUID or MIG name.", unset="all visible ones",
         details="Numbers refer to the GPUs that `CUDA_VISIBLE_DEVICES` makes visible. "
@@ -271,13 +272,12 @@ class Options(ParsedOptions):
         "Show every worker, even in a plan of more than 64 ranks.")
 
     submit = Option(parse.as_written, None, "SCHEDULER", SUBMIT,
-        "Submit this launch as a job to `slurm`, `kubernetes`, `jobset`, `trainjob` or "
-        "`leaderworkerset`, or run it on nodes of a `ray` cluster. With `--dry-run`, print the job "
-        "instead.", family="",
+        f"Submit this launch as a job to {either(_code(JOB_SCHEDULERS))}, or run it on nodes of a "
+        "`ray` cluster. With `--dry-run`, print the job instead.", family="",
         details="See [how to submit](../how-to/submit.md). No variable sets it, because the job "
         "would inherit that variable.",
         brief="Submit a job: slurm, kubernetes, ...",
-        suggested=("slurm", "kubernetes", "jobset", "trainjob", "leaderworkerset", "ray"))
+        suggested=(*JOB_SCHEDULERS, "ray"))
     submit_arg = Repeated(parse.one, "ARG", SUBMIT,
         "Option for the scheduler's own command, such as `--partition=gpu`. Repeatable.",
         details="One value may hold several: `'-p gpu -t 4:00:00'`. For Ray, [what each node needs]"

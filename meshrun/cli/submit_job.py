@@ -45,7 +45,6 @@ _GRES_HINT = (
 _RESOURCES_HINT = (
     "request less, as with --submit-arg=--cpus-per-task=8; `sinfo -o '%P %c %G'` lists the nodes"
 )
-_SCHEDULERS = ("slurm", *KINDS, "ray")
 _APPLY = ("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
 """On the server side; kubectl itself would copy the objects, including secrets, to annotations."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
@@ -78,7 +77,7 @@ def submit(options: Options, request: LaunchRequest) -> int:
         UsageError: If an option makes no sense for a job.
         HostError: If the scheduler's command does not exist or fails.
     """
-    scheduler = parse_choice(options.submit or "", Options.submit.flag, _SCHEDULERS)
+    scheduler = parse_choice(options.submit or "", Options.submit.flag, Options.submit.suggested)
     check_job(options, scheduler)
     for text in request.notes:
         note(text)

@@ -20,5 +20,6 @@ TEMPLATE_FIELDS = (
 """The fields that ``--log-line-prefix-template`` fills in."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that end a launch. torchrun's include SIGQUIT, which here asks where ranks are."""
+JOB_SCHEDULERS = ("slurm", "kubernetes", "jobset", "trainjob", "leaderworkerset")
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 FORMATS = ("text", "json", "svg")

@@ -14,18 +14,18 @@ import pytest
 
 from meshrun import errors
 from meshrun.api import launch as api
-from meshrun.cli import submit_job
 from meshrun.cli.command import read_options
 from meshrun.cli.completion import render_completion
 from meshrun.cli.help import render_help
 from meshrun.cli.option import Option, ParsedOptions
 from meshrun.cli.options import MESH, TOPICS, Options
 from meshrun.mesh import current_layout
-from meshrun.plan.choices import TEMPLATE_FIELDS
+from meshrun.plan.choices import JOB_SCHEDULERS, TEMPLATE_FIELDS
 from meshrun.plan.parse import parse_integer
 from meshrun.report import node_history
 from meshrun.ssh import starters
 from meshrun.ssh.remote_command import EXPORTED
+from meshrun.submit.manifests import KINDS
 from meshrun.supervisor import stragglers
 from meshrun.wording import DOCS
 from tests.golden.man_page import render_man_page
@@ -150,7 +150,7 @@ def test_lists_and_numbers_in_prose_are_those_of_the_code() -> None:
     assert {*re.findall(r"\$\{(\w+)\}", fields)} == {*TEMPLATE_FIELDS}
     assert f" {stragglers._SHARE * 100:g} % " in Options.stragglers.help
     assert f" {node_history._DAYS} days " in Options.max_node_failures.details
-    assert Options.submit.suggested == submit_job._SCHEDULERS
+    assert ("slurm", *KINDS) == JOB_SCHEDULERS
     assert Options.launcher.suggested == ("ssh", *starters._OF_SCHEDULERS)
 
 
