@@ -580,6 +580,8 @@ class Loop:
 
     def _complete(self, joined: AllJoined, nodes: NodeLink) -> AllJoined | JoinFailed:
         """Complete the plan with what the other nodes sent."""
+        if joined.causes:
+            self._monitor.begin_generation()  # or it reports answers of ranks before it
         try:
             self._processes.join(self._initial_plan, joined, nodes.peers.listener)
         except MeshrunError as error:
