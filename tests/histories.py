@@ -69,8 +69,8 @@ BY_FORCE = EndZygote(by_force=True)
 
 def launch(ranks: int = 3, **changes: Any) -> State:
     """Return the state of a launch of some ranks, none of which was started."""
-    known = {rank: RankState() for rank in range(ranks)}
-    return State(shutdown_timeout_s=30.0, ranks=known, **changes)
+    rank_states = {rank: RankState() for rank in range(ranks)}
+    return State(shutdown_timeout_s=30.0, ranks=rank_states, **changes)
 
 
 def follow(state: State, *events: Event) -> tuple[State, list[Action]]:

@@ -288,13 +288,13 @@ class Reactor:
         self.due_ns = min(awake_ns, latest_ns)
         self._waited_ns += self.due_ns - self.asleep_ns
 
-    def count_lost_ns(self, *, was_stopped: bool = False) -> int:
+    def count_lost_ns(self, *, was_suspended: bool = False) -> int:
         """Return the time since the last call, without that of waits that were not late.
 
-        If this process was stopped, as SIGCONT tells, nobody knows since when: all of it counts.
+        If this process was suspended, as SIGCONT tells, nobody knows since when: all of it counts.
         """
         now_ns = self.now_ns()
-        lost_ns = now_ns - self._counted_ns - (0 if was_stopped else self._waited_ns)
+        lost_ns = now_ns - self._counted_ns - (0 if was_suspended else self._waited_ns)
         self._counted_ns, self._waited_ns = now_ns, 0
         return lost_ns
 

@@ -118,19 +118,19 @@ def _stop_unless_waiting(state: State, event: RankRaised | RankLeaves | RankExit
 def _waits_for_cause(state: State) -> bool:
     """Return whether ranks have only lost connections, and another may be about to say why."""
     may_follow = any(
-        known.pid is not None and known.raised is None and known.exited is None
-        for known in state.ranks.values()
+        rank_state.pid is not None and rank_state.raised is None and rank_state.exited is None
+        for rank_state in state.ranks.values()
     )
     return not state.stopping and may_follow and not has_root_cause(state)
 
 
 def _waits_for_threads(state: State) -> bool:
     return not state.stopping and any(
-        known.raised is not None
-        and known.raised.threads
-        and known.left_ns is None
-        and known.exited is None
-        for known in state.ranks.values()
+        rank_state.raised is not None
+        and rank_state.raised.threads
+        and rank_state.left_ns is None
+        and rank_state.exited is None
+        for rank_state in state.ranks.values()
     )
 
 
@@ -153,7 +153,7 @@ def _leave_if_possible(state: State) -> State:
     """Leave the launch if the other nodes can continue without this one."""
     if not state.nodes.may_leave:
         return state
-    return state.with_nodes(link=Link.CUT_OFF).do(Report(what="leaves"))
+    return state.with_nodes(link=Link.CLOSED).do(Report(what="leaves"))
 
 
 def _hung(state: State, event: Hung) -> State:
@@ -209,14 +209,14 @@ def _finished(state: State, event: RankFinished) -> State:
 
 def _release_if_due(state: State) -> State:
     """Let finished ranks exit once all have finished, or the ranks are stopping."""
-    known = state.ranks.values()
-    due = state.stopping or all(rank.finished or rank.exited for rank in known)
+    ranks = state.ranks.values()
+    due = state.stopping or all(rank.finished or rank.exited for rank in ranks)
     if state.exit_barrier is ExitBarrier.RELEASED or not due:
         return state
     if not (state.nodes.is_alone or state.stopping):  # ranks of other nodes may need them
         report = [Report(what="finished")] if state.exit_barrier is ExitBarrier.CLOSED else []
         return replace(state, exit_barrier=ExitBarrier.REACHED).do(*report)
-    waiting = any(rank.finished and not rank.exited for rank in known)
+    waiting = any(rank.finished and not rank.exited for rank in ranks)
     return (
         replace(state, exit_barrier=ExitBarrier.RELEASED).do(ReleaseRanks()) if waiting else state
     )
@@ -413,7 +413,7 @@ def _stop_for_signal(state: State, event: SignalArrived) -> State:
     if is_first and not _counts_as_second(state, event.signum):
         return state
     if len(state.signals) > 2:
-        return _kill(state.with_nodes(link=Link.CUT_OFF), event.at_ns)  # wait for no decision
+        return _kill(state.with_nodes(link=Link.CLOSED), event.at_ns)  # wait for no decision
     grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
     deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)
     return replace(state, deadline_ns=deadline_ns)
@@ -481,7 +481,7 @@ def end_zygote(state: State, at_ns: int) -> State:
 def leave(state: State, at_ns: int) -> State:
     """End this node's part; on the coordinator, end the launch if it waits for more nodes."""
     if not state.nodes.is_coordinator:
-        return end_zygote(state.with_nodes(link=Link.CUT_OFF), at_ns)
+        return end_zygote(state.with_nodes(link=Link.CLOSED), at_ns)
     is_awaited = state.nodes.phase is NodesPhase.GATHERING
     return state.do(Decide(next_after=None)) if is_awaited else state
 

@@ -40,47 +40,47 @@ from meshrun.protocol.generation import Cause, RankState
 
 
 def _joined(state: State, event: AllJoined) -> State:
-    known, at_ns = state.nodes, event.at_ns
-    if known.have_joined and (
-        state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF
+    nodes, at_ns = state.nodes, event.at_ns
+    if nodes.have_joined and (
+        state.phase in (Phase.ENDING, Phase.OVER) or nodes.link is Link.CLOSED
     ):
         return state
     ranks = {rank: RankState() for rank in event.ranks}
     state = replace(state, ranks=ranks, causes=event.causes)
-    if known.have_joined:  # the nodes have changed since
+    if nodes.have_joined:  # the nodes have changed since
         return start_next_generation(state, at_ns)
     state = state.with_nodes(phase=NodesPhase.RUNNING, is_coordinator=event.node_rank == 0)
-    return start_if_due(state) if known.failed is None else finish(stop(state, at_ns), at_ns)
+    return start_if_due(state) if nodes.failed is None else finish(stop(state, at_ns), at_ns)
 
 
 def _join_failed(state: State, event: JoinFailed) -> State:
-    known = state.nodes
-    if known.failed is not None or state.over:
+    nodes = state.nodes
+    if nodes.failed is not None or state.over:
         return state
     if event.joined is not None:
         return _joined(state.with_nodes(failed=event), event.joined)
-    link = Link.CUT_OFF if known.link is Link.RETURNING else known.link
+    link = Link.CLOSED if nodes.link is Link.RETURNING else nodes.link
     state = state.with_nodes(failed=event, link=link)
-    if not known.have_joined:
+    if not nodes.have_joined:
         return mark_stopped(state, phase=Phase.ENDING).do(EndZygote(by_force=True))
-    if known.is_cleared and known.may_end_alone:
+    if nodes.is_cleared and nodes.may_end_alone:
         return leave(state, event.at_ns)
     return finish(stop(state, event.at_ns), event.at_ns)
 
 
 def _node_lost(state: State, event: NodeLost) -> State:
-    known = state.nodes
-    if known.may_return and not state.signals:  # an elastic launch reports only a lost coordinator
+    nodes = state.nodes
+    if nodes.may_return and not state.signals:  # an elastic launch reports only a lost coordinator
         alone = state.with_nodes(link=Link.RETURNING)
         return finish(stop(alone, event.at_ns, others_know=True), event.at_ns)
-    if known.is_coordinator and may_restart(state):  # the lost node may be started again
+    if nodes.is_coordinator and may_restart(state):  # the lost node may be started again
         lost = GenerationAborted(why=str(event), signum=0, at_ns=event.heard_ns)
-        state = state.with_nodes(change=known.change or lost)
+        state = state.with_nodes(change=nodes.change or lost)
         return finish(stop(state, event.at_ns, others_know=True), event.at_ns)
-    link = Link.CUT_OFF if event.node_rank == 0 else known.link
-    state = state.with_nodes(lost=known.lost or event, link=link)
+    link = Link.CLOSED if event.node_rank == 0 else nodes.link
+    state = state.with_nodes(lost=nodes.lost or event, link=link)
     state = stop(state, event.at_ns, others_know=True)
-    if link is Link.CUT_OFF and known.is_cleared:
+    if link is Link.CLOSED and nodes.is_cleared:
         return end_zygote(state, event.at_ns)
     return finish(state, event.at_ns)
 

@@ -65,7 +65,11 @@ def node_outcome(
         text = f"on {host}, {state.broken.headline}"
         trouble = MeshrunError(text, exit_code=state.broken.exit_code)
     failed = {failed.rank for failed in failed_ranks(state)}
-    left = [(known.finished_ns, rank) for rank, known in state.ranks.items() if known.finished_ns]
+    left = [
+        (rank_state.finished_ns, rank)
+        for rank, rank_state in state.ranks.items()
+        if rank_state.finished_ns
+    ]
     reported = failed | {rank for _, rank in sorted(left)[:1]}
     return NodeOutcome(
         headline=describe_end(state, layout, hosts, host).headline,
@@ -166,7 +170,7 @@ def _is_spare(state: State) -> bool:
     over = state.nodes.over
     if over is None or state.nodes.is_coordinator:
         return False
-    has_run = any(known.pid is not None for known in state.ranks.values())
+    has_run = any(rank_state.pid is not None for rank_state in state.ranks.values())
     return over.generation != state.generation or not has_run
 
 
@@ -184,7 +188,7 @@ def _stop_signal(state: State) -> int | None:
 
 def _all_succeeded(state: State) -> bool:
     """Return whether every rank of this node exited with 0."""
-    return all(known.exited_well for known in state.ranks.values())
+    return all(rank_state.exited_well for rank_state in state.ranks.values())
 
 
 def _failure(
@@ -220,7 +224,7 @@ def _was_preempted(state: State, *, others: int) -> bool:
     leaves = not (nodes.policy.needs_all or nodes.is_coordinator or nodes.lost is not None)
     return (
         _stop_signal(state) == signal.SIGTERM
-        and any(known.asked_to_end_ns is not None for known in state.ranks.values())
+        and any(rank_state.asked_to_end_ns is not None for rank_state in state.ranks.values())
         and _all_succeeded(state)
         and all(outcome.is_well for outcome in state.outcomes)
         and (leaves or len(state.outcomes) >= others)

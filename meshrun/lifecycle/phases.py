@@ -66,5 +66,5 @@ class Link(Enum):
     UP = "up"
     RETURNING = "returning"
     """The connection was lost, and this node of an elastic launch tries to reconnect."""
-    CUT_OFF = "cut off"
+    CLOSED = "closed"
     """The coordinator is lost for good, or this node leaves the launch."""

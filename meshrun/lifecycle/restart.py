@@ -52,7 +52,11 @@ def _find_cause(state: State, at_ns: int) -> Cause:
     failures = failed_ranks(state)
     failure = _failure_of_no_rank(state)
     if failure is not None or not failures:
-        began_ns = [known.ready_ns for known in state.ranks.values() if known.ready_ns is not None]
+        began_ns = [
+            rank_state.ready_ns
+            for rank_state in state.ranks.values()
+            if rank_state.ready_ns is not None
+        ]
         return Cause(
             description=failure or "the ranks were stopped",
             ran_s=(at_ns - min(began_ns)) / 1e9 if began_ns else None,

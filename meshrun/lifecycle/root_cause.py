@@ -84,11 +84,11 @@ def _first_to_leave(state: State, before_ns: int) -> FailedRank | None:
     A program that calls ``os._exit(0)`` reports nothing, so its end is noticed a little late.
     """
     left = []
-    for rank, known in state.ranks.items():
-        if known.finished_ns is not None:
-            left.append((known.finished_ns, rank))
-        elif known.exited is not None and known.exited_well and known.exited.unasked:
-            left.append((known.exited.at_ns - _NOTICED_WITHIN_NS, rank))
+    for rank, rank_state in state.ranks.items():
+        if rank_state.finished_ns is not None:
+            left.append((rank_state.finished_ns, rank))
+        elif rank_state.exited is not None and rank_state.exited_well and rank_state.exited.unasked:
+            left.append((rank_state.exited.at_ns - _NOTICED_WITHIN_NS, rank))
     at_ns, rank = min(left, default=(before_ns, 0))
     return FailedRank(rank=rank, at_ns=at_ns, exit_code=0) if at_ns < before_ns else None
 
@@ -99,11 +99,14 @@ def _first_to_hide_its_error(state: State) -> FailedRank | None:
     An exit handler may call ``os._exit(0)``.
     """
     found = [
-        FailedRank(rank=rank, at_ns=known.raised.at_ns, exit_code=1, raised=known.raised)
-        for rank, known in state.ranks.items()
-        if known.raised is not None
-        and known.exited_well
-        and (known.asked_to_end_ns is None or known.raised.at_ns < known.asked_to_end_ns)
+        FailedRank(rank=rank, at_ns=rank_state.raised.at_ns, exit_code=1, raised=rank_state.raised)
+        for rank, rank_state in state.ranks.items()
+        if rank_state.raised is not None
+        and rank_state.exited_well
+        and (
+            rank_state.asked_to_end_ns is None
+            or rank_state.raised.at_ns < rank_state.asked_to_end_ns
+        )
     ]
     return min(found, key=lambda failed: failed.at_ns, default=None)
 
@@ -151,20 +154,22 @@ def describe_start_error(failed: StartFailed) -> str:
 
 
 def _has_failed(state: State, rank: int) -> bool:
-    known = state.ranks[rank]
-    return not known.exited_well and (known.exited is not None or known.raised is not None)
+    rank_state = state.ranks[rank]
+    return not rank_state.exited_well and (
+        rank_state.exited is not None or rank_state.raised is not None
+    )
 
 
 def _failed_rank(state: State, rank: int) -> FailedRank:
-    known = state.ranks[rank]
-    exited, asked_ns = known.exited, known.asked_to_end_ns
+    rank_state = state.ranks[rank]
+    exited, asked_ns = rank_state.exited, rank_state.asked_to_end_ns
     exit_code, signum = split_wait_status(exited.wait_status) if exited else (1, None)
-    if known.raised is not None and asked_ns is not None and _is_ours(state, signum):
+    if rank_state.raised is not None and asked_ns is not None and _is_ours(state, signum):
         exit_code, signum = 1, None  # our signal came while its exception was ending it
     ended_ns = exited.at_ns if exited else 0
-    if known.left_ns is not None and signum is None:
-        ended_ns = known.left_ns  # before that, its peers cannot have missed it
-    at_ns = known.raised.at_ns if known.raised else ended_ns
+    if rank_state.left_ns is not None and signum is None:
+        ended_ns = rank_state.left_ns  # before that, its peers cannot have missed it
+    at_ns = rank_state.raised.at_ns if rank_state.raised else ended_ns
     unasked = exited is not None and exited.unasked
     asked_to_end = asked_ns is not None and asked_ns <= at_ns and not unasked
     failed = FailedRank(
@@ -172,7 +177,7 @@ def _failed_rank(state: State, rank: int) -> FailedRank:
         at_ns=at_ns,
         exit_code=exit_code,
         signum=signum,
-        raised=known.raised,
+        raised=rank_state.raised,
         error=exited.error if exited else "",
         asked_to_end=asked_to_end,
     )

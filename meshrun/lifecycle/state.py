@@ -78,13 +78,13 @@ class NodesState(Struct, frozen=True, kw_only=True):
     @property
     def may_return(self) -> bool:
         """Whether this node is to reconnect if it loses the coordinator."""
-        return self.policy.returns and self.link is not Link.CUT_OFF and self.signum is None
+        return self.policy.returns and self.link is not Link.CLOSED and self.signum is None
 
     @property
     def awaits_decision(self) -> bool:
         """Whether the coordinator has yet to decide what comes next."""
         is_open = self.have_joined and self.phase is not NodesPhase.OVER
-        return is_open and self.link is not Link.CUT_OFF
+        return is_open and self.link is not Link.CLOSED
 
 
 ALONE = NodesState(phase=NodesPhase.ALONE, is_coordinator=True)
@@ -154,9 +154,9 @@ class State(Struct, frozen=True, kw_only=True):
         if self.zygote_gone is not None:  # and every rank with it
             return {}
         return {
-            rank: known.pid
-            for rank, known in self.ranks.items()
-            if known.pid is not None and known.exited is None
+            rank: rank_state.pid
+            for rank, rank_state in self.ranks.items()
+            if rank_state.pid is not None and rank_state.exited is None
         }
 
     @property

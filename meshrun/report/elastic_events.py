@@ -79,10 +79,10 @@ class ElasticEvents(Watcher):
             waited_ms = (time.monotonic_ns() - self._waits_since_ns) / 1e6
             self._record("RENDEZVOUS", state, duration_ms=waited_ms)
         failed = {failure.rank for failure in result.failures}
-        for rank, known in state.ranks.items():
-            if rank in failed and known.pid is not None:
-                self._record_failure(rank, known, state)
-            elif known.pid is not None:
+        for rank, rank_state in state.ranks.items():
+            if rank in failed and rank_state.pid is not None:
+                self._record_failure(rank, rank_state, state)
+            elif rank_state.pid is not None:
                 self._record("SUCCEEDED", state, rank=rank)
         if result.exit_code:
             why = str(result.trouble) if result.trouble else None
@@ -91,13 +91,15 @@ class ElasticEvents(Watcher):
         else:
             self._record("SUCCEEDED", state)
 
-    def _record_failure(self, rank: int, known: RankState, state: State) -> None:
-        exit_code = os.waitstatus_to_exitcode(known.exited.wait_status if known.exited else 0)
-        was_stopped = known.asked_to_end_ns is not None
-        how = "TERMINATED" if was_stopped else "FAILED"
-        error = None if was_stopped else json.dumps({"message": "<NONE>"})
-        if known.raised is not None:
-            error = render_record(known.raised, exit_code or 1)
+    def _record_failure(self, rank: int, rank_state: RankState, state: State) -> None:
+        exit_code = os.waitstatus_to_exitcode(
+            rank_state.exited.wait_status if rank_state.exited else 0
+        )
+        was_asked = rank_state.asked_to_end_ns is not None
+        how = "TERMINATED" if was_asked else "FAILED"
+        error = None if was_asked else json.dumps({"message": "<NONE>"})
+        if rank_state.raised is not None:
+            error = render_record(rank_state.raised, exit_code or 1)
         self._record(how, state, rank=rank, exit_code=exit_code, raw_error=error)
 
     def _record(

@@ -93,17 +93,17 @@ class LiveStatus(Watcher):
     def _status(self, state: State, now_ns: int) -> Status:
         has_mesh = self.plan.layout.mesh is not None
         ranks = []
-        for rank, known in state.ranks.items():
-            phase = phase_of(known, state, has_mesh=has_mesh)
-            used = self._used.get(known.pid or 0)
-            if known.exited is not None or used is None:
+        for rank, rank_state in state.ranks.items():
+            phase = phase_of(rank_state, state, has_mesh=has_mesh)
+            used = self._used.get(rank_state.pid or 0)
+            if rank_state.exited is not None or used is None:
                 ranks.append(RankStatus(rank=rank, phase=phase))
                 continue
             ranks.append(
                 RankStatus(
                     rank=rank,
                     phase="stopped" if used.stopped else phase,
-                    cpu=self._cores.get(known.pid or 0),
+                    cpu=self._cores.get(rank_state.pid or 0),
                     memory_bytes=used.memory_bytes,
                     gpu_bytes=self._gpu_bytes.get(self.plan.layout.local_rank(rank)),
                 )

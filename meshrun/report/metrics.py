@@ -127,7 +127,7 @@ class Metrics(Watcher):
                 return Response("no rank makes progress\n", "503 Service Unavailable")
             return Response("ok\n")
         if path == "/readyz":
-            ready = sum(known.ready for known in self._state.ranks.values())
+            ready = sum(rank_state.ready for rank_state in self._state.ranks.values())
             total = len(self._state.ranks)
             is_ready = ready == total and not self._state.stopping
             status = "200 OK" if is_ready else "503 Service Unavailable"
@@ -152,8 +152,8 @@ class Metrics(Watcher):
             "meshrun_node_losses", "Nodes that were lost.", self._lost_nodes, kind="counter"
         )
         phases = Counter(
-            phase_of(known, state, has_mesh=layout.mesh is not None)
-            for known in state.ranks.values()
+            phase_of(rank_state, state, has_mesh=layout.mesh is not None)
+            for rank_state in state.ranks.values()
         )
         counts = tuple(({"state": phase}, phases[phase]) for phase in get_args(RankPhase))
         yield Family("meshrun_ranks", "Ranks of this node by state.", counts)
@@ -171,10 +171,10 @@ class Metrics(Watcher):
         )
         used = read_gpu_memory(self._driver, self.plan.used_gpus)
         places = {rank: layout.local_rank(rank) for rank in state.ranks}
-        known = self._per_rank({rank: used[at] for rank, at in places.items() if at in used})
-        if known:
+        used_by_rank = self._per_rank({rank: used[at] for rank, at in places.items() if at in used})
+        if used_by_rank:
             yield Family(
-                "meshrun_gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", known
+                "meshrun_gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", used_by_rank
             )
 
     def _steps_per_second(self, now_s: float) -> float | None:

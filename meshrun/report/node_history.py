@@ -121,9 +121,9 @@ class NodeHistory(Watcher):
         self._generation, self._is_recorded = -1, False
         """The last generation whose ranks were started, and whether its failure is in the file."""
         self.update_plan(plan)
-        known = read_history(path)
+        failures = read_history(path)
         if not plan.node_rank:
-            self._name_failing_nodes(known)
+            self._name_failing_nodes(failures)
 
     def on_event(self, event: Event, state: State) -> None:
         """Append a failure of this node, or the loss of another one."""
@@ -153,8 +153,8 @@ class NodeHistory(Watcher):
     def _append(self, host: str, reason: str) -> None:
         record_failure(self._path, host, self._run_id, reason, self._console.note)
 
-    def _name_failing_nodes(self, known: Iterable[Failure]) -> None:
-        for line in describe_history(known, time.time()):
+    def _name_failing_nodes(self, failures: Iterable[Failure]) -> None:
+        for line in describe_history(failures, time.time()):
             self._console.note(line)
 
 
@@ -177,19 +177,19 @@ def read_history(path: str) -> list[Failure]:
         raise HostError(f"--node-history: cannot read `{path}`: {error.strerror}") from error
 
 
-def describe_history(known: Iterable[Failure], now_s: float) -> Iterator[str]:
+def describe_history(failures: Iterable[Failure], now_s: float) -> Iterator[str]:
     """Yield a line for each node that failed often recently."""
     by_host: dict[str, list[Failure]] = {}
-    for failure in _recent(known, now_s):
+    for failure in _recent(failures, now_s):
         by_host.setdefault(failure.host, []).append(failure)
-    for host, failures in sorted(by_host.items(), key=lambda item: -len(item[1])):
-        if len(failures) >= _MANY_FAILURES:
-            yield f"{_describe(failures)}; to leave it out: {how_to_exclude(host, os.environ)}"
+    for host, of_host in sorted(by_host.items(), key=lambda item: -len(item[1])):
+        if len(of_host) >= _MANY_FAILURES:
+            yield f"{_describe(of_host)}; to leave it out: {how_to_exclude(host, os.environ)}"
 
 
-def _recent(known: Iterable[Failure], now_s: float) -> list[Failure]:
+def _recent(failures: Iterable[Failure], now_s: float) -> list[Failure]:
     begin_s, end_s = now_s - _DAYS * _DAY_S, now_s + _DAY_S  # clocks differ between nodes
-    return [failure for failure in known if begin_s < failure.time < end_s]
+    return [failure for failure in failures if begin_s < failure.time < end_s]
 
 
 def _describe(failures: Sequence[Failure]) -> str:

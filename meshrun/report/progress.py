@@ -237,7 +237,9 @@ class StartProgress(Watcher):
             self._console.note(f"the process that starts the ranks {how}; starting another")
 
     def _show_start(self, state: State) -> None:
-        self._started = self._started or all(known.ready for known in state.ranks.values())
+        self._started = self._started or all(
+            rank_state.ready for rank_state in state.ranks.values()
+        )
         if self._console.shows_status:
             self._console.set_status(self._status(state))
         if self._started and state.generation:
@@ -329,9 +331,9 @@ class StartProgress(Watcher):
 
     def _status(self, state: State) -> str:
         total = len(state.ranks)
-        started = sum(known.pid is not None for known in state.ranks.values())
-        joined = sum(known.joined for known in state.ranks.values())
-        ready = sum(known.ready for known in state.ranks.values())
+        started = sum(rank_state.pid is not None for rank_state in state.ranks.values())
+        joined = sum(rank_state.joined for rank_state in state.ranks.values())
+        ready = sum(rank_state.ready for rank_state in state.ranks.values())
         elapsed = f"{self._elapsed_s:.1f} s"
         if ready == total:
             return ""
@@ -367,7 +369,9 @@ class StartProgress(Watcher):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"
                 if signum == signal.SIGINT and state.shutdown_timeout_s > SECOND_SIGNAL_GRACE_S:
                     ending += f"; press Ctrl-C again to kill them after {SECOND_SIGNAL_GRACE_S:g} s"
-                has_run = state.generation or any(known.pid for known in state.ranks.values())
+                has_run = state.generation or any(
+                    rank_state.pid for rank_state in state.ranks.values()
+                )
                 none = "all ranks have exited" if has_run else "no rank was started"
                 return f"{why or signal_name(signum)}: {ending if rest else none}"
             case GenerationAborted() | NodeLost():
@@ -398,7 +402,7 @@ def _count_left(state: State) -> int:
     """Return how many ranks are alive or may just have been started."""
     if not state.alive or state.start_error is not None:
         return len(state.alive)
-    return sum(known.exited is None for known in state.ranks.values())
+    return sum(rank_state.exited is None for rank_state in state.ranks.values())
 
 
 def _first_raised(event: Event, state: State) -> RankRaised | None:
@@ -407,7 +411,9 @@ def _first_raised(event: Event, state: State) -> RankRaised | None:
         return event
     if isinstance(event, RankExited) and state.ranks[event.rank].raised is None:
         return None
-    raised = [known.raised for known in state.ranks.values() if known.raised is not None]
+    raised = [
+        rank_state.raised for rank_state in state.ranks.values() if rank_state.raised is not None
+    ]
     return min(raised, key=lambda error: error.at_ns, default=None)
 
 

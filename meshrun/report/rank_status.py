@@ -34,18 +34,18 @@ class Status(Struct, frozen=True, kw_only=True):
     elapsed_s: float
 
 
-def phase_of(known: RankState, state: State, *, has_mesh: bool) -> RankPhase:
+def phase_of(rank_state: RankState, state: State, *, has_mesh: bool) -> RankPhase:
     """Return the phase of a rank."""
     phase: RankPhase = "running"
-    if known.exited is not None:
-        was_asked = known.asked_to_end_ns is not None
-        phase = "ended" if known.exited_well or was_asked else "failed"
-    elif known.raised is not None:
+    if rank_state.exited is not None:
+        was_asked = rank_state.asked_to_end_ns is not None
+        phase = "ended" if rank_state.exited_well or was_asked else "failed"
+    elif rank_state.raised is not None:
         phase = "failed"
     elif state.hung is not None:
         phase = "hung"
-    elif known.finished or (state.stopping and known.pid is not None):
+    elif rank_state.finished or (state.stopping and rank_state.pid is not None):
         phase = "ending"
-    elif not known.ready:
-        phase = "joining" if has_mesh and known.pid is not None else "starting"
+    elif not rank_state.ready:
+        phase = "joining" if has_mesh and rank_state.pid is not None else "starting"
     return phase

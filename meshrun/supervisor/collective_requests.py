@@ -55,8 +55,8 @@ class CollectiveRequests:
 
     def receive(self, message: RankCalled) -> None:
         """Take a rank's answer, or its report of a failed call."""
-        known = self.called.get(message.rank)
-        if known is None or not known.has_failed:
+        called = self.called.get(message.rank)
+        if called is None or not called.has_failed:
             self.called[message.rank] = message
         if message.rank in self._asked:
             self._asked.remove(message.rank)

@@ -73,9 +73,9 @@ class Investigation(Struct, frozen=True, kw_only=True):
 
     def _reasons(self, failed: FailedRank, place: str, *, is_first: bool) -> Iterator[str | None]:
         """Yield why a rank failed, the most certain reason first."""
-        known = self.state.ranks.get(failed.rank)  # other nodes investigate their own ranks
-        if self.timers is not None and known is not None:
-            yield self.timers.why_ended(known.pid, failed.signum)
+        rank_state = self.state.ranks.get(failed.rank)  # other nodes investigate their own ranks
+        if self.timers is not None and rank_state is not None:
+            yield self.timers.why_ended(rank_state.pid, failed.signum)
         yield self._why_raised(failed)
         yield self._why_killed(failed)
         yield self._why_mismatch(failed, place)
@@ -83,7 +83,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
             yield self.monitor.why
         error = failed.error if failed.raised is None else ""
         errors = [error, self._why_asserted(failed)]
-        if known is not None:
+        if rank_state is not None:
             errors.append(self.gpu_errors.why(failed, self.plan))
         yield "; ".join(error for error in errors if error)
 

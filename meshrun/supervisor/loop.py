@@ -334,7 +334,7 @@ class Loop:
         """Do not count time in which this process was stopped, or the whole machine suspended."""
         is_paused = self._pause.is_on and not self.state.stopping
         is_lost = is_paused or self._was_continued
-        lost_ns = self._reactor.count_lost_ns(was_stopped=is_lost)
+        lost_ns = self._reactor.count_lost_ns(was_suspended=is_lost)
         if not is_lost and lost_ns < _LATE_NS:
             return
         self._was_continued = False

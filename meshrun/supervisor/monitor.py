@@ -144,7 +144,7 @@ class Monitor(Watcher):
         """
         self._then = self._then or then
         pids = self._state.alive if pids is None else pids
-        is_starting = any(known.pid is None for known in self._state.ranks.values())
+        is_starting = any(rank_state.pid is None for rank_state in self._state.ranks.values())
         self._console.note(why)
         self._to_explain = _Explain.ALL
         self.stacks.ask({**pids, ZYGOTE: self.zygote_pid} if is_starting else pids)
@@ -187,8 +187,8 @@ class Monitor(Watcher):
 
     def _explain(self, *, is_late: bool) -> None:
         """Ask the other ranks; unless one was late, print only calls that contradict each other."""
-        known, wanted = self._state.ranks, _Explain.ALL if is_late else _Explain.CONFLICTS
-        others = {rank: pid for rank, pid in self._state.alive.items() if not known[rank].raised}
+        ranks, wanted = self._state.ranks, _Explain.ALL if is_late else _Explain.CONFLICTS
+        others = {rank: pid for rank, pid in self._state.alive.items() if not ranks[rank].raised}
         if not others or wanted <= self._explained or self._to_explain is _Explain.ALL:
             return
         self._explained = wanted
@@ -261,7 +261,11 @@ class Monitor(Watcher):
 
     def _places_raised(self) -> dict[int, str]:
         """Return where ranks of this node raised, the first one first."""
-        raised = [known.raised for known in self._state.ranks.values() if known.raised is not None]
+        raised = [
+            rank_state.raised
+            for rank_state in self._state.ranks.values()
+            if rank_state.raised is not None
+        ]
         raised.sort(key=lambda event: event.at_ns)
         return {event.rank: user_place(event.traceback, current_folder()) for event in raised}
 
@@ -278,7 +282,7 @@ class Monitor(Watcher):
         """Print who waits for whom once all nodes have answered, unless it has been printed."""
         calls = {rank: answer for each in cleared.outcomes for rank, answer in each.calls.items()}
         failed = [state.ranks, *(each.ranks for each in cleared.outcomes)]
-        is_late = any(known.has_timed_out for ranks in failed for known in ranks.values())
+        is_late = any(rank_state.has_timed_out for ranks in failed for rank_state in ranks.values())
         is_hung = state.hung is not None or any(each.is_hung for each in cleared.outcomes)
         if not calls or not (is_hung or is_late):
             return state, cleared
@@ -296,9 +300,9 @@ class Monitor(Watcher):
     def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[HungGroup]:
         places = {rank: answer.place for rank, answer in calls.items() if answer.place}
         gone = {
-            rank: _describe_gone(known.exited)
-            for rank, known in self._state.ranks.items()
-            if known.exited is not None
+            rank: _describe_gone(rank_state.exited)
+            for rank, rank_state in self._state.ranks.items()
+            if rank_state.exited is not None
         }
         return find_hung(
             calls,
@@ -321,13 +325,13 @@ class Monitor(Watcher):
 
     def _describe_stall(self, state: State) -> str:
         took = f"still starting after {self.plan.request.start_timeout_s:g} s"
-        unstarted = sum(known.pid is None for known in state.ranks.values())
+        unstarted = sum(rank_state.pid is None for rank_state in state.ranks.values())
         if unstarted == len(state.ranks):
             return f"{took}: torch is still being imported"
-        behind = [rank for rank, known in state.ranks.items() if not known.joined]
+        behind = [rank for rank, rank_state in state.ranks.items() if not rank_state.joined]
         lacks = "have not joined the process group"
         if self.plan.layout.mesh is None or not behind:
-            behind = [rank for rank, known in state.ranks.items() if not known.ready]
+            behind = [rank for rank, rank_state in state.ranks.items() if not rank_state.ready]
             lacks = "have not started the program"
         who = merged_label(self.plan.layout, behind)
         text = f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
@@ -346,8 +350,10 @@ def _describe_gone(event: RankExited) -> str:
 def _with_reason(outcome: NodeOutcome, why: str) -> NodeOutcome:
     """Return a node's report with another reason of its hang, or of its timeouts."""
     evidence = {
-        rank: replace(known, why=why) if known.why and outcome.ranks[rank].has_timed_out else known
-        for rank, known in outcome.evidence.items()
+        rank: replace(evidence, why=why)
+        if evidence.why and outcome.ranks[rank].has_timed_out
+        else evidence
+        for rank, evidence in outcome.evidence.items()
     }
     trouble = outcome.trouble
     if outcome.is_hung and trouble is not None:

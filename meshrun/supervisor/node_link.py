@@ -97,32 +97,32 @@ class NodeLink:
     ) -> None:
         """Report to the coordinator; or, as the coordinator, send all nodes what comes next."""
         generation, now_ns = state.generation, time.monotonic_ns()
-        known = (state, layout, self.hosts, self._host)
+        launch = (state, layout, self.hosts, self._host)
         match action:
             case Decide(next_after=Cause() as cause):
                 self.peers.send(NextBegins(generation=generation + 1, cause=cause, at_ns=now_ns))
             case Decide():
-                ending = asdict(describe_end(*known))
+                ending = asdict(describe_end(*launch))
                 self.peers.send(LaunchOver(**ending, generation=generation, at_ns=now_ns))
             case Report(what="finished"):
                 self.peers.send(Finished(generation=generation))
             case Report(what="leaves"):
                 self.peers.send(Leave(generation=generation, why=_why_leaving(state)))
             case Report(what="failed"):
-                self.peers.send(Failed(generation=generation, outcome=node_outcome(*known)))
+                self.peers.send(Failed(generation=generation, outcome=node_outcome(*launch)))
             case Report(what="cleared"):
-                outcome = replace(node_outcome(*known, gather()), calls=calls)
+                outcome = replace(node_outcome(*launch, gather()), calls=calls)
                 self.peers.send(Cleared(generation=generation, outcome=outcome))
 
     def begin_to_linger(self, state: State, layout: Layout) -> None:
         """Withdraw, once the launch is over here, if not all nodes had joined."""
-        known, self._signals_before = state.nodes, len(state.signals)
-        if known.have_joined or known.over is not None:
+        nodes, self._signals_before = state.nodes, len(state.signals)
+        if nodes.have_joined or nodes.over is not None:
             # No event tells when the others have received all.
             self._reactor.every(_CHECK_DELIVERY_S, lambda: None)
             return
         ending = describe_end(state, layout, self.hosts, "it")
-        if known.failed is None:
+        if nodes.failed is None:
             code = ending.exit_code or RendezvousError.exit_code
             self.peers.withdraw(Withdraw(host=self._host, reason=ending.headline, exit_code=code))
         linger_s = _SIGNALLED_LINGER_S if state.signals else self._linger_s

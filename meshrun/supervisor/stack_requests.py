@@ -271,8 +271,8 @@ class StackRequests:
             if (dump := parse_dump(request.read())) is not None:
                 dumps[rank] = dump
                 is_users = any(frame.is_users for frame in dump.main)
-                known = self.places if is_users else self.elsewhere
-                known[rank] = stack_place(dump.main, current_folder())
+                places = self.places if is_users else self.elsewhere
+                places[rank] = stack_place(dump.main, current_folder())
                 continue
             has_listened = request.state is SignalState.UNHANDLED and request.has_written
             why = _LISTENS_NO_MORE if has_listened else _WHY_SILENT[request.state]

@@ -144,8 +144,8 @@ class Terminal(Watcher):
         """Send the debugged rank Ctrl-C; return whether the signal is handled by that."""
         if signum != signal.SIGINT or self.rank is None or state.stopping:
             return False
-        known = state.ranks[self.rank]
-        if not known.ready or known.exited or known.raised or known.finished:
+        rank_state = state.ranks[self.rank]
+        if not rank_state.ready or rank_state.exited or rank_state.raised or rank_state.finished:
             return False
         now_ns = time.monotonic_ns()
         self._interrupts = [at for at in self._interrupts if at > now_ns - _IN_A_ROW_NS]

@@ -136,4 +136,6 @@ class Watchdog:
 
 
 def _all_began(state: State) -> bool:
-    return all(known.ready or known.exited is not None for known in state.ranks.values())
+    return all(
+        rank_state.ready or rank_state.exited is not None for rank_state in state.ranks.values()
+    )

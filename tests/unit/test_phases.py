@@ -203,7 +203,7 @@ def test_only_last_phases_have_no_way_out() -> None:
     last = {each for follows in FOLLOWS.values() for each in follows if not follows[each]}
 
     assert last == {
-        Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CUT_OFF, ConnectionPhase.CLOSED,
+        Phase.OVER, NodesPhase.OVER, NodesPhase.ALONE, Link.CLOSED, ConnectionPhase.CLOSED,
         CoordinatorPhase.OVER,
         ParticipantPhase.LINGERING, ParticipantPhase.OVER, ParticipantPhase.FAILED,
         ControllerPhase.ENDING, ControllerPhase.RESTARTING, HostPhase.DONE, AgentPhase.OVER,

@@ -206,7 +206,7 @@ def test_a_wait_ends_when_something_is_due(reactor: Reactor, clock: Clock) -> No
     assert slow.due_ns == clock.now_ns  # nothing was due
     clock.now_ns += 3 * S  # stopped during a turn
     assert slow.count_lost_ns() == 3 * S
-    assert slow.count_lost_ns(was_stopped=True) == 0
+    assert slow.count_lost_ns(was_suspended=True) == 0
     slow.call_at(clock.now_ns + 8 * S, lambda: None)
     slow.wake_by(lambda: due[0])
     slow.wait(most_s=0.5)
@@ -219,7 +219,7 @@ def test_a_wait_ends_when_something_is_due(reactor: Reactor, clock: Clock) -> No
     assert slow.count_lost_ns() == 2 * S // 4
     slow.wait()
     slow.wait(least_s=0.125)
-    assert slow.count_lost_ns(was_stopped=True) == 5 * S // 8
+    assert slow.count_lost_ns(was_suspended=True) == 5 * S // 8
 
     assert slept == [None, 0.5, 1.0, 0.0, 0.125]
 

@@ -80,7 +80,7 @@ RAISED = RankRaised(rank=0, at_ns=8, kind="E", message="", traceback="", shown=F
 
 
 @pytest.mark.parametrize(
-    ("known", "changes", "phase"),
+    ("rank_state", "changes", "phase"),
     [
         (RankState(), {}, "starting"),
         (RankState(pid=7), {}, "joining"),
@@ -99,8 +99,8 @@ RAISED = RankRaised(rank=0, at_ns=8, kind="E", message="", traceback="", shown=F
     ],
 )
 def test_the_phase_of_a_rank_follows_from_its_state(
-    known: RankState, changes: dict[str, object], phase: RankPhase
+    rank_state: RankState, changes: dict[str, object], phase: RankPhase
 ) -> None:
-    state = State(shutdown_timeout_s=30.0, ranks={0: known}, **changes)  # type: ignore[arg-type]
+    state = State(shutdown_timeout_s=30.0, ranks={0: rank_state}, **changes)  # type: ignore[arg-type]
 
-    assert phase_of(known, state, has_mesh=True) == phase
+    assert phase_of(rank_state, state, has_mesh=True) == phase
