@@ -32,7 +32,7 @@ from meshrun.plan.nic_affinity import note_no_nics
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rendezvous_config import check_backend
 from meshrun.plan.request import LaunchRequest
-from meshrun.plan.scheduler_defaults import fit_to_cluster, note_few_cores
+from meshrun.plan.scheduler_defaults import apply_cluster, note_few_cores
 from meshrun.plan.surroundings import read_cluster_facts, read_host_facts
 from meshrun.supervisor.withdraw import inherit_listener, withdraw, withdraw_in_cluster, withdrawing
 
@@ -55,7 +55,7 @@ def ask_cluster(
     """
     found = read_cluster_facts(request, is_child=is_child)
     try:
-        return fit_to_cluster(request, found), found
+        return apply_cluster(request, found), found
     except UsageError as error:
         withdraw_in_cluster(request, found, error)
         raise

@@ -44,9 +44,9 @@ def read_options(table: type[_Table], args: Sequence[str]) -> _Table:
             raise wrong
         return _add_variables(table, line)
     except UsageError as error:
-        from meshrun.cli.run import notify_other_nodes
+        from meshrun.cli.run import withdraw_if_launch
 
-        notify_other_nodes(_add_variables(table, line, is_partial=True), error)
+        withdraw_if_launch(_add_variables(table, line, is_partial=True), error)
         raise
 
 

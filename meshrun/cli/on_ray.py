@@ -16,7 +16,7 @@ from meshrun.host.stderr import note
 from meshrun.host.visibility import CUDA, HIP, OUTSIDE_TORCH, ROCR, XPU
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest
-from meshrun.plan.scheduler_defaults import fit_to_hosts
+from meshrun.plan.scheduler_defaults import apply_hosts
 from meshrun.protocol.caller import Invocation
 from meshrun.report.plan_output import print_text
 from meshrun.supervisor.program_file import check_program
@@ -70,6 +70,6 @@ def launch_on_ray(options: Options, request: LaunchRequest, invocation: Invocati
         remote = cluster.place(placement, reach, note)
         for name in _DEVICES:
             os.environ.pop(name, None)
-        return launch_on_hosts(options, fit_to_hosts(request, remote))
+        return launch_on_hosts(options, apply_hosts(request, remote))
     finally:
         cluster.close()

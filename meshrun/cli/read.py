@@ -35,7 +35,7 @@ from meshrun.plan.request import (
     Remote,
     Rendezvous,
 )
-from meshrun.plan.scheduler_defaults import fit_to_hosts
+from meshrun.plan.scheduler_defaults import apply_hosts
 from meshrun.wording import count
 
 _DEBUG_TIMEOUT_S = 30 * 86400.0
@@ -237,7 +237,7 @@ def with_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
 
     hosts = choose_hosts(hosts, include=options.include, exclude=options.exclude)
     check_distinct(hosts)
-    return fit_to_hosts(request, Remote(hosts=hosts, reach=request.reach))
+    return apply_hosts(request, Remote(hosts=hosts, reach=request.reach))
 
 
 def check_hosts(request: LaunchRequest, options: Options) -> None:

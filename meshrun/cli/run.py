@@ -68,7 +68,7 @@ def run(options: Options, invocation: Invocation) -> int:
             _check_dry_run(options)
             _check_host(request, options.report)
     except MeshrunError as error:
-        notify_other_nodes(options, error)
+        withdraw_if_launch(options, error)
         raise
     if request.console.is_json:
         from meshrun.console.json_lines import as_json_message
@@ -309,8 +309,8 @@ def _is_later_task(cluster: ClusterFacts | None) -> bool:
     return cluster is not None and cluster.task is not None and bool(cluster.node_rank)
 
 
-def notify_other_nodes(options: Options, error: MeshrunError) -> None:
-    """Tell the other nodes that this one's options are invalid, if they say where to reach them."""
+def withdraw_if_launch(options: Options, error: MeshrunError) -> None:
+    """Withdraw because the options are invalid, if they say where to reach the other nodes."""
     if not _is_launch(options) or options.hosts or options.hostfile:  # it would start the others
         return
     try:

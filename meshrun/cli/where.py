@@ -10,7 +10,7 @@ from meshrun.cli.read import build_request, read_program, with_hosts
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.plan.rank_program import Program
-from meshrun.plan.scheduler_defaults import fit_to_cluster
+from meshrun.plan.scheduler_defaults import apply_cluster
 from meshrun.plan.surroundings import read_cluster_facts
 from meshrun.rendezvous.secret import read_secret
 from meshrun.report.detected import Detected, render_detected, render_detected_json
@@ -39,7 +39,7 @@ def detect(options: Options) -> Detected:
     facts: ClusterFacts | None = None
     try:
         facts = read_cluster_facts(request)
-        request = fit_to_cluster(request, facts)
+        request = apply_cluster(request, facts)
         planned = app.plan(request, check_host=False, cluster=facts)
     except MeshrunError as error:
         return Detected(facts=facts, request=request, error=error)

@@ -12,7 +12,7 @@ class NodesPolicy(Struct, frozen=True, kw_only=True):
     """What a change of the nodes means to a launch: :data:`FIXED` or :data:`ELASTIC`."""
 
     needs_all: bool
-    """Whether the launch cannot continue without any of its nodes, rather than without node 0."""
+    """Whether the launch needs every one of its nodes, not only node 0."""
     loss_is_failure: bool
     """Whether a generation that a change of the nodes has ended needs a restart to be followed."""
     returns: bool

@@ -309,7 +309,8 @@ def _trouble_here(state: State) -> MeshrunError | None:
         return HostError(f"{what}, and the ranks need it", hint=hint)
     trouble = HostError(f"{what}, and the ranks ended with it", hint=hint)
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
-    refusal = state.nodes.failed
-    if refusal is not None and what in refusal.error.message:
-        trouble.message = refusal.error.message  # it says why the others continue without this node
+    failed_join = state.nodes.failed
+    if failed_join is not None and what in failed_join.error.message:
+        # It says why the others continue without this node.
+        trouble.message = failed_join.error.message
     return trouble

@@ -24,7 +24,7 @@ _FOUND = {
 """The options that a scheduler may stand for, by their names in a :class:`Rendezvous`."""
 
 
-def fit_to_cluster(request: LaunchRequest, facts: ClusterFacts | None) -> LaunchRequest:
+def apply_cluster(request: LaunchRequest, facts: ClusterFacts | None) -> LaunchRequest:
     """Return the request, completed with the scheduler's nodes and where they meet.
 
     The user's options take precedence. ``sources`` and ``notes`` record what the scheduler added.
@@ -68,14 +68,14 @@ def fit_to_cluster(request: LaunchRequest, facts: ClusterFacts | None) -> Launch
     return _on_several(request, facts, nnodes)
 
 
-def fit_nodes_to_cluster(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
-    """Return the request with the scheduler's nodes, even if something does not fit."""
+def apply_nodes_of_cluster(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
+    """Return the request with the scheduler's nodes, even if something contradicts it."""
     if facts.shell is not None or request.nnodes == 1:
         return request
     return _on_several(request, facts, request.nnodes or 2)
 
 
-def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
+def apply_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
     """Return the request with the given hosts as its nodes.
 
     Raises:
@@ -138,7 +138,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
             f" counting from 0 ({facts.evidence})",
             hint=f"start meshrun on {nnodes} nodes, or remove --nnodes",
         )
-    meets = replace(
+    rendezvous = replace(
         given,
         hosts=facts.hosts[:nnodes],
         domain=facts.domain,
@@ -150,23 +150,25 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
     port = given.master_port or facts.port
     if facts.coordinator and not given.has_address:
         first = facts.coordinator[0]
-        meets = replace(meets, master_addr=first, coordinator=facts.coordinator, master_port=port)
+        rendezvous = replace(
+            rendezvous, master_addr=first, coordinator=facts.coordinator, master_port=port
+        )
     found = [("--nnodes", nnodes)] if request.nnodes is None else []
     found += [
         (option, now)
         for option, name in _FOUND.items()
-        if (now := getattr(meets, name)) != getattr(given, name)
+        if (now := getattr(rendezvous, name)) != getattr(given, name)
     ]
-    if meets.backend == "static" and not meets.has_address:
-        _check_address_known(facts, meets.node_rank)
-        meets = replace(meets, master_port=port)  # only this node listens
-    place = "" if meets.node_rank is None else f"node {meets.node_rank} of "
+    if rendezvous.backend == "static" and not rendezvous.has_address:
+        _check_address_known(facts, rendezvous.node_rank)
+        rendezvous = replace(rendezvous, master_port=port)  # only this node listens
+    place = "" if rendezvous.node_rank is None else f"node {rendezvous.node_rank} of "
     ignored = "".join(f"; ignored: {note}" for note in facts.notes)
     note = f"{facts.system}, {facts.evidence}: {place}{count(nnodes, 'node')}{ignored}"
     return replace(
         request,
         nnodes=nnodes,
-        rendezvous=replace(meets, notes=(note,)),
+        rendezvous=replace(rendezvous, notes=(note,)),
         sources=(*request.sources, *((name, str(value), facts.system) for name, value in found)),
     )
 
@@ -264,12 +266,12 @@ def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchReque
         )
     hosts = tuple(Host(name) for name in facts.hosts[:nnodes])
     reach = replace(request.reach, starter=request.reach.starter or facts.starter)
-    fitted = fit_to_hosts(request, Remote(hosts=hosts, reach=reach))
+    completed = apply_hosts(request, Remote(hosts=hosts, reach=reach))
     note = (
         f"{facts.system}, {facts.evidence}: starting a launcher on each of {count(nnodes, 'host')}"
         f" with {reach.starter}"
     )
-    return replace(fitted, rendezvous=replace(fitted.rendezvous, notes=(note,)))
+    return replace(completed, rendezvous=replace(completed.rendezvous, notes=(note,)))
 
 
 def _check_launchers(facts: ClusterFacts) -> None:

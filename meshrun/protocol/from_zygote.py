@@ -10,10 +10,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.shortage import TOO_FEW_PROCESSES
 from meshrun.protocol.collectives import RankAnswer
-from meshrun.protocol.packing import ExitCode, Line, Port, Secret
+from meshrun.protocol.generation import Withdraw
+from meshrun.protocol.packing import Line, Port, Secret
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import describe_broken
 
@@ -195,27 +195,6 @@ class NegotiationFailed(Struct, frozen=True, kw_only=True):
 
     text: str
     hint: str = "check that every node was started, with the same --rdzv-id and --nnodes"
-
-
-class Withdraw(Struct, frozen=True, kw_only=True):
-    """A node that will not take part withdraws, before all nodes have joined."""
-
-    host: Line
-    reason: Line
-    exit_code: ExitCode
-
-    @classmethod
-    def of(cls, host: str, error: MeshrunError) -> Withdraw:
-        """Return the message of a node that withdraws because of ``error``."""
-        return cls(host=host, reason=error.message, exit_code=error.exit_code)
-
-    def as_error(self) -> MeshrunError:
-        """Return the error that ends the launch for it."""
-        return RendezvousError(
-            f"{self.host} withdrew before all nodes had joined: {self.reason}",
-            hint="see its output for details",
-            exit_code=self.exit_code,
-        )
 
 
 FromZygote = (

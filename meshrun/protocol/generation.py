@@ -1,4 +1,4 @@
-"""A generation as values: its ranks, their evidence, why it ended. Pure.
+"""A generation as values: its ranks, their evidence, why it ended, or why a node withdrew. Pure.
 
 Launchers send these values to each other; the times in them are converted to the receiver's clock.
 """
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from meshrun.errors import MeshrunError, error_class, kind_of
+from meshrun.errors import MeshrunError, RendezvousError, error_class, kind_of
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.packing import ExitCode, Line, Rank, Seconds, Signum, Time
 from meshrun.protocol.raised import aborted_for_timeout, timed_out
@@ -115,6 +115,27 @@ class Trouble(Struct, frozen=True, kw_only=True):
     def as_error(self) -> MeshrunError:
         """Return the error."""
         return error_class(self.kind)(self.message, hint=self.hint, exit_code=self.exit_code)
+
+
+class Withdraw(Struct, frozen=True, kw_only=True):
+    """A node that will not take part withdraws, before all nodes have joined."""
+
+    host: Line
+    reason: Line
+    exit_code: ExitCode
+
+    @classmethod
+    def of(cls, host: str, error: MeshrunError) -> Withdraw:
+        """Return the message of a node that withdraws because of ``error``."""
+        return cls(host=host, reason=error.message, exit_code=error.exit_code)
+
+    def as_error(self) -> MeshrunError:
+        """Return the error that ends the launch for it."""
+        return RendezvousError(
+            f"{self.host} withdrew before all nodes had joined: {self.reason}",
+            hint="see its output for details",
+            exit_code=self.exit_code,
+        )
 
 
 class NodeOutcome(Struct, frozen=True, kw_only=True):

@@ -14,8 +14,7 @@ from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.layout import Layout
 from meshrun.protocol.activity import idle_s_since, latest
 from meshrun.protocol.events import GenerationAborted, LaunchOver, NextBegins, NodeLost
-from meshrun.protocol.from_zygote import Withdraw
-from meshrun.protocol.generation import Cause
+from meshrun.protocol.generation import Cause, Withdraw
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
 from meshrun.rendezvous.expected_nodes import check_settings, note_different_arguments

@@ -51,7 +51,7 @@ class ExpectedNodes(Struct):
         """Add a node.
 
         Raises:
-            TooMany: If all have already joined.
+            TooManyNodesError: If all have already joined.
             UsageError: If it was started differently, which ends the launch.
         """
         if len(self.joined) + 1 >= self.nnodes:

@@ -98,7 +98,7 @@ class ParticipantHandshake:
 
         Raises:
             HandshakeError: If the peer is not a launcher, or has another version.
-            Translated: If its own address is another one.
+            TranslatedAddressError: If its own address is another one.
         """
         values = _read(greeting)
         version = values.get("meshrun")

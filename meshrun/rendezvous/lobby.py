@@ -12,7 +12,7 @@ from meshrun.host.host_names import is_address
 from meshrun.host.interfaces import address_of, is_unspecified
 from meshrun.host.printable import one_line
 from meshrun.plan.rendezvous_config import format_endpoint
-from meshrun.protocol.from_zygote import Withdraw
+from meshrun.protocol.generation import Withdraw
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully, send_all
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator

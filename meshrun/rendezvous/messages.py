@@ -28,8 +28,7 @@ from meshrun.protocol.events import (
     OthersFinished,
     ShowStacks,
 )
-from meshrun.protocol.from_zygote import Withdraw
-from meshrun.protocol.generation import NodeOutcome, Trouble
+from meshrun.protocol.generation import NodeOutcome, Trouble, Withdraw
 from meshrun.protocol.packing import (
     ClockTime,
     Generation,

@@ -62,7 +62,9 @@ class ParticipantPhase(Enum):
     RETURNING = "returning"
     """It tries to reconnect."""
     LINGERING = "lingering"
-    """The launch has failed; it ends after the coordinator, which reports this."""
+    """The launch has failed; this node waits until the coordinator, which reports this, has ended.
+    Unlike a node that withdraws, it has nobody to notify (``node_link.Linger``).
+    """
     OVER = "over"
     """The launch has ended well, or this node has left or lost it."""
     FAILED = "failed"

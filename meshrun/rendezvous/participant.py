@@ -15,7 +15,7 @@ from meshrun.protocol.events import (
     OthersFinished,
     ShowStacks,
 )
-from meshrun.protocol.from_zygote import Withdraw
+from meshrun.protocol.generation import Withdraw
 from meshrun.rendezvous.attempts import Attempts
 from meshrun.rendezvous.connection import BEAT_S, Connection, close_gracefully
 from meshrun.rendezvous.messages import (

@@ -30,8 +30,8 @@ from meshrun.protocol.from_zygote import (
     Negotiated,
     NegotiationFailed,
     NegotiationWaits,
-    Withdraw,
 )
+from meshrun.protocol.generation import Withdraw
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator

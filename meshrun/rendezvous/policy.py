@@ -20,7 +20,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     """What the launchers do as nodes join and are lost: :data:`FIXED` or :data:`ELASTIC`."""
 
     needs_all: bool
-    """Whether the launch fails if a node cannot take part from the start."""
+    """Whether the launch needs every one of its nodes from the start, not only node 0."""
     tests_reach: bool
     """Whether the nodes test that they reach each other."""
     check_place: Callable[[Membership, Join], None]

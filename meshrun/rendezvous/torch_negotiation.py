@@ -10,7 +10,7 @@ from meshrun.host.interfaces import outward_address, own_address_towards
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.plan.rendezvous_options import DEFAULT_PORT
-from meshrun.protocol.from_zygote import Withdraw
+from meshrun.protocol.generation import Withdraw
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.endpoint import Endpoint
 from meshrun.rendezvous.this_node import ThisNode

@@ -24,7 +24,7 @@ from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.host.title import set_title
 from meshrun.protocol import codec
-from meshrun.protocol.from_zygote import Withdraw
+from meshrun.protocol.generation import Withdraw
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.messages import MessageError, decode, encode
 from meshrun.start import own_command

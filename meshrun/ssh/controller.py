@@ -107,8 +107,8 @@ class Controller:
         Raises:
             FirstLost: If the first host of an elastic launch was lost.
             MeshrunError: If another required host cannot be used or was lost.
-            Stopped: If a signal arrived before all hosts had answered or after all ranks had ended,
-                or killed ssh as well, or if nobody reads the output.
+            StoppedBySignal: If a signal arrived before all hosts had answered or after all ranks
+                had ended, or killed ssh as well, or if nobody reads the output.
         """
         try:
             self._start(self._connector.connect(self._excluded))

@@ -14,7 +14,7 @@ class HostPolicy(Struct, frozen=True, kw_only=True):
     """What a host means to a launch: :data:`FIXED` or :data:`ELASTIC`."""
 
     needs_all: bool
-    """Whether the launch fails without any of its hosts, rather than only without the first."""
+    """Whether the launch needs every one of its hosts, not only the first."""
     ends_with_first: bool
     """Whether the other hosts are to end once the first one has succeeded."""
     after_loss: ControllerPhase

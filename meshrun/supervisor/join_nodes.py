@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun import __version__
-from meshrun.errors import HostError, MeshrunError
 from meshrun.host.ask_driver import ask_driver
 from meshrun.host.nvml import read_driver_version
 from meshrun.host.reactor import Reactor
@@ -25,7 +24,6 @@ from meshrun.plan.parse import format_nnodes
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.protocol.from_zygote import Withdraw
 from meshrun.protocol.to_zygote import Negotiate
 from meshrun.rendezvous.expected_nodes import PROGRAM, PROGRAM_FILE
 from meshrun.rendezvous.hub import Hub
@@ -35,7 +33,7 @@ from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.secret import find_secret, read_secret, secret_warnings
 from meshrun.rendezvous.store_access import addresses_to_name
 from meshrun.rendezvous.this_node import ThisNode
-from meshrun.supervisor.node_link import Linger, NodeLink
+from meshrun.supervisor.node_link import NodeLink
 from meshrun.supervisor.program_file import digest_program
 
 _MOST_ARGUMENTS = 200
@@ -84,26 +82,6 @@ def join_nodes(
     )
     peers = Peers(node, negotiate=negotiate)
     return NodeLink(peers, note, reactor, linger_s=config.node_timeout_s)
-
-
-def withdraw_and_linger(
-    config: RendezvousConfig, error: MeshrunError, note: Callable[[str], None]
-) -> None:
-    """Withdraw, and wait for the other nodes to notify them."""
-    host = os.uname().nodename
-    try:
-        secret = find_secret(os.environ, config)
-    except HostError:
-        secret = find_secret({}, config)  # the others refuse it, and so notice
-    info = Join(host=host, node_rank=config.node_rank, nproc=1, settings={})
-    with Reactor() as reactor:
-        hub = Hub(reactor, note=lambda _: None)
-        node = ThisNode(config=config, info=info, secret=secret, hub=hub)
-        peers = Peers(node, negotiate=lambda _: None)
-        peers.withdraw(Withdraw.of(host, error))
-        linger = Linger(peers, error.message, config.node_timeout_s, note, reactor)
-        reactor.run_until(lambda: linger.is_over)
-        peers.close()
 
 
 def describe_node(plan: LaunchPlan, secret: bytes) -> Join:

@@ -17,8 +17,7 @@ from meshrun.lifecycle.root_cause import describe_lost_process
 from meshrun.lifecycle.state import State
 from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.events import LaunchOver, NextBegins
-from meshrun.protocol.from_zygote import Withdraw
-from meshrun.protocol.generation import Cause, Evidence
+from meshrun.protocol.generation import Cause, Evidence, Withdraw
 from meshrun.rendezvous.messages import Cleared, Failed, Finished, Leave
 from meshrun.rendezvous.peers import Peers
 
@@ -33,7 +32,10 @@ _CHECK_DELIVERY_S = 0.01
 
 
 class Linger:
-    """The time in which a node that withdraws waits for the others, to notify them."""
+    """The time in which a node that withdraws waits for the others, to notify them.
+
+    A participant in ``ParticipantPhase.LINGERING`` waits for node 0 instead, which reports first.
+    """
 
     def __init__(
         self,

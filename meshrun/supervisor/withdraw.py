@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from meshrun.cluster import ClusterFacts
-from meshrun.errors import MeshrunError, UsageError
+from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.own_variables import LISTENER
 from meshrun.host.stderr import note
 from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_rendezvous
 from meshrun.plan.request import LaunchRequest, Rendezvous
-from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster
+from meshrun.plan.scheduler_defaults import apply_nodes_of_cluster
 
 
 def withdraw(rendezvous: Rendezvous, nnodes: int | None, error: MeshrunError) -> None:
@@ -40,8 +40,8 @@ def withdraw_in_cluster(
     On theirs there may be no contradiction, unless the scheduler tells all nodes the same.
     """
     if found is not None and found.nnodes is None and not found.is_one_of_several:
-        fitted = fit_nodes_to_cluster(request, found)
-        withdraw(fitted.rendezvous, fitted.nnodes, error)
+        completed = apply_nodes_of_cluster(request, found)
+        withdraw(completed.rendezvous, completed.nnodes, error)
 
 
 @contextmanager
@@ -61,7 +61,30 @@ def inherit_listener(config: RendezvousConfig | None) -> RendezvousConfig | None
 
 
 def _withdraw(config: RendezvousConfig | None, error: MeshrunError) -> None:
-    if config is not None and (config.host or config.listener is not None):
-        from meshrun.supervisor.join_nodes import withdraw_and_linger
+    """Withdraw, and linger until the other nodes have been notified."""
+    if config is None or (not config.host and config.listener is None):
+        return
+    # Imported here because few launches withdraw.
+    from meshrun.host.reactor import Reactor
+    from meshrun.protocol.generation import Withdraw
+    from meshrun.rendezvous.hub import Hub
+    from meshrun.rendezvous.messages import Join
+    from meshrun.rendezvous.peers import Peers
+    from meshrun.rendezvous.secret import find_secret
+    from meshrun.rendezvous.this_node import ThisNode
+    from meshrun.supervisor.node_link import Linger
 
-        withdraw_and_linger(config, error, note)
+    host = os.uname().nodename
+    try:
+        secret = find_secret(os.environ, config)
+    except HostError:
+        secret = find_secret({}, config)  # the others reject it, and so notice
+    info = Join(host=host, node_rank=config.node_rank, nproc=1, settings={})
+    with Reactor() as reactor:
+        hub = Hub(reactor, note=lambda _: None)
+        node = ThisNode(config=config, info=info, secret=secret, hub=hub)
+        peers = Peers(node, negotiate=lambda _: None)
+        peers.withdraw(Withdraw.of(host, error))
+        linger = Linger(peers, error.message, config.node_timeout_s, note, reactor)
+        reactor.run_until(lambda: linger.is_over)
+        peers.close()

@@ -1,5 +1,6 @@
 """The structure: imports between modules, public names, and where files are."""
 
+import builtins
 import re
 import subprocess
 import sys
@@ -87,6 +88,21 @@ def test_the_modules_of_the_root_are_few() -> None:
     assert len(list((ROOT / "meshrun").glob("*.py"))) <= 8
     twice = {name for name, times in Counter([*names, *classes]).items() if times > 1}
     assert twice == {"console", "layout", "plan"}
+
+
+def test_docstrings_raise_classes_that_exist() -> None:
+    """Each name under ``Raises:`` is a class of the package, a built-in or the module's import."""
+    texts = {path: path.read_text() for path in (ROOT / "meshrun").rglob("*.py")}
+    ours = {*re.findall(r"^class (\w+)", "\n".join(texts.values()), re.MULTILINE), *vars(builtins)}
+    raised = [
+        (path.name, name)
+        for path, text in texts.items()
+        for indent, rest in re.findall(r"(?m)^( *)Raises:\n((?:\1 .*\n)+)", text)
+        for name in re.findall(rf"(?m)^{indent}    ([\w.]+): ", rest)
+        if name not in ours and not re.search(rf"import .*\b{name.split('.')[0]}\b", text)
+    ]
+
+    assert raised == []
 
 
 def test_the_top_level_is_closed() -> None:

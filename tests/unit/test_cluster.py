@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from meshrun.cluster import ClusterFacts, Surroundings, Task, derive_port, detect_cluster
 from meshrun.cluster.job_shell import place_of
 from meshrun.errors import UsageError
-from meshrun.plan.scheduler_defaults import fit_to_cluster
+from meshrun.plan.scheduler_defaults import apply_cluster
 from tests.plans import request_of
 from tests.schedulers import (
     AWS_BATCH,
@@ -114,7 +114,7 @@ def test_the_block_or_leaf_switch_of_a_slurm_node(address: str, pattern: str, do
     request = request_of()
 
     assert facts.domain == domain
-    assert fit_to_cluster(request, replace(facts, task=None)).rendezvous.domain == domain
+    assert apply_cluster(request, replace(facts, task=None)).rendezvous.domain == domain
 
 
 def test_a_step_of_a_heterogeneous_job_numbers_nodes_by_component() -> None:

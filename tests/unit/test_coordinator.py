@@ -14,8 +14,7 @@ from meshrun.protocol.events import (
     OthersFinished,
     ShowStacks,
 )
-from meshrun.protocol.from_zygote import Withdraw
-from meshrun.protocol.generation import NodeOutcome, RankState
+from meshrun.protocol.generation import NodeOutcome, RankState, Withdraw
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.rendezvous import connection
 from meshrun.rendezvous.messages import Cleared, Failed, Finished

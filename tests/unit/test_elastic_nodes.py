@@ -21,8 +21,7 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
 )
-from meshrun.protocol.from_zygote import Withdraw
-from meshrun.protocol.generation import NodeOutcome
+from meshrun.protocol.generation import NodeOutcome, Withdraw
 from meshrun.rendezvous.messages import Cleared, Finished, Join, Leave
 from tests.parties import WHY, Parties, Party, info
 

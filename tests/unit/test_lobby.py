@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from meshrun.protocol.events import AllJoined, JoinFailed
-from meshrun.protocol.from_zygote import Withdraw
+from meshrun.protocol.generation import Withdraw
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import Message, Waiting, encode

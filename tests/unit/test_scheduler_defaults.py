@@ -19,7 +19,7 @@ from meshrun.plan.rendezvous_config import (
 )
 from meshrun.plan.rendezvous_options import DEFAULT_PORT
 from meshrun.plan.request import LaunchRequest, Remote
-from meshrun.plan.scheduler_defaults import fit_to_cluster, note_few_cores
+from meshrun.plan.scheduler_defaults import apply_cluster, note_few_cores
 from meshrun.submit.srun_step import launch_on_nodes
 from tests.plans import MACHINE, meeting_of, request_of
 
@@ -59,7 +59,7 @@ REACH = request_of().reach
 
 
 def fitted(facts: ClusterFacts | None, *, nnodes: int | None = None, **asked: Any) -> LaunchRequest:
-    return fit_to_cluster(request(nnodes, **asked), facts)
+    return apply_cluster(request(nnodes, **asked), facts)
 
 
 def request(nnodes: int | None = None, **asked: Any) -> LaunchRequest:
@@ -122,7 +122,7 @@ def test_a_range_ends_with_the_nodes_of_the_step() -> None:
     pod = fitted(replace(INDEXED, nnodes=3), **asked)
     only = Task(rank=0, world_size=1, local_rank=0, local_world_size=1, per_node=(1,))
     alone = fitted(replace(SLURM, nnodes=1, node_rank=0, task=only), **asked)
-    shell = fit_to_cluster(request(**asked), replace(SHELL, nnodes=3, can_start=True))
+    shell = apply_cluster(request(**asked), replace(SHELL, nnodes=3, can_start=True))
 
     assert (found.nnodes, found.rendezvous.least_nodes) == (3, 1)
     assert ("--rdzv-backend", "c10d", "Slurm") in found.sources
@@ -230,22 +230,22 @@ def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
     assert noted.rendezvous.notes[0].endswith(
         "one of 2 nodes; to use all: srun --ntasks-per-node=1 meshrun ..."
     )
-    with_srun = fit_to_cluster(request(), replace(SHELL, nnodes=2, can_start=True))
+    with_srun = apply_cluster(request(), replace(SHELL, nnodes=2, can_start=True))
     assert with_srun.rendezvous.notes[0].endswith(": --nnodes 2")
 
 
 def test_a_script_launches_on_the_hosts_of_its_job() -> None:
     """With the scheduler's own starter, unless the user chooses another."""
     asked = replace(request(2), reach=replace(REACH, export=("WANDB_*",)))
-    by_qrsh = fit_to_cluster(asked, SCRIPT)
-    by_ssh = fit_to_cluster(replace(asked, reach=replace(REACH, starter="ssh")), SCRIPT).remote
+    by_qrsh = apply_cluster(asked, SCRIPT)
+    by_ssh = apply_cluster(replace(asked, reach=replace(REACH, starter="ssh")), SCRIPT).remote
 
     hosts = (Host("n1"), Host("n2"))
     by = replace(REACH, starter="qrsh", export=("WANDB_*",))
     assert by_qrsh.remote == Remote(hosts=hosts, reach=by)
     assert by_ssh == Remote(hosts=hosts, reach=replace(REACH, starter="ssh"))
     assert by_qrsh.rendezvous.notes[0].endswith("starting a launcher on each of 2 hosts with qrsh")
-    alone = fit_to_cluster(request(), SCRIPT)
+    alone = apply_cluster(request(), SCRIPT)
     assert alone.remote is None
     assert alone.rendezvous.notes[0].endswith("launching on one of 2 nodes; to use all: --nnodes 2")
 
@@ -262,7 +262,7 @@ def test_a_script_launches_on_the_hosts_of_its_job() -> None:
 def test_a_script_cannot_launch(facts: ClusterFacts, nnodes: int, message: str) -> None:
     """On more hosts than the job has, from a host other than the first, or on what is no host."""
     with pytest.raises(UsageError, match=message):
-        fit_to_cluster(request(nnodes), facts)
+        apply_cluster(request(nnodes), facts)
 
 
 def test_a_first_node_without_an_address_listens() -> None:
@@ -419,7 +419,7 @@ def test_a_job_with_fewer_nodes_starts_no_step(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     asked = replace(request(), nnodes=3)
 
-    assert fit_to_cluster(asked, replace(SHELL, nnodes=2, can_start=True)).nnodes == 3
+    assert apply_cluster(asked, replace(SHELL, nnodes=2, can_start=True)).nnodes == 3
     with pytest.raises(UsageError, match="--nnodes 3, but Slurm allocated 2"):
         launch_on_nodes(asked, [], job="7")
 
