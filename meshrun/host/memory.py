@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from meshrun.host.sysfs import cgroup_folders, read_number, read_text
+from meshrun.host.sysfs import cgroup_folders, read_counter, read_number
 from meshrun.wording import count
 
 _FULL_BYTES = 1024 * 1024
@@ -86,9 +86,4 @@ def _limit_of(cgroup: Path) -> int | None:
 
 
 def _count_kills(path: Path) -> int:
-    """Return the value of ``oom_kill`` in a file of counters; 0 if it has none."""
-    for line in read_text(path).splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill" and value.isdecimal():
-            return int(value)
-    return 0
+    return read_counter(path, "oom_kill")

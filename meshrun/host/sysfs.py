@@ -27,6 +27,15 @@ def read_number(path: Path) -> int | None:
         return None
 
 
+def read_counter(path: Path, name: str) -> int:
+    """Return a value in a file of counters, such as ``memory.events``; 0 if it has none."""
+    for line in read_text(path).splitlines():
+        found, _, value = line.partition(" ")
+        if found == name and value.isdecimal():
+            return int(value)
+    return 0
+
+
 def cgroup_folders(
     controller: str = "", proc: Path = Path("/proc"), sysfs: Path = Path("/sys")
 ) -> Iterator[Path]:

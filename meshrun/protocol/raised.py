@@ -45,6 +45,10 @@ _BELOW = (
 _STACK = "\nException raised from "
 """Before the stack of C++ in torch's messages."""
 _WORKER_GONE = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
+_NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
+"""Messages of Python and of C++."""
+_FORKS = ("os.fork()", "fork_exec(", "posix_spawn(")
+"""In the last frame of a process that Python cannot start."""
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: [\w ]*\w")
 
 
@@ -117,6 +121,13 @@ def killed_worker(raised: RankRaised) -> str | None:
     """Return torch's message about a loader worker killed by a signal, if one was."""
     found = _WORKER_KILLED.search(raised.traceback)
     return found[0] if found else None
+
+
+def lacks_processes(raised: RankRaised) -> bool:
+    """Return whether an exception means that no process or thread could be started."""
+    if raised.kind == "RuntimeError":
+        return raised.message in _NO_THREAD
+    return raised.kind == "BlockingIOError" and any(call in raised.traceback for call in _FORKS)
 
 
 def _last_words(traceback: str) -> str | None:

@@ -12,11 +12,12 @@ from msgspec import Struct
 
 from meshrun.console.output import Output
 from meshrun.host.memory import MemoryWatch, describe_full_shm, describe_limited_memory
+from meshrun.host.process_limit import ProcessLimit
 from meshrun.lifecycle.root_cause import FailedRank, failed_ranks
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.generation import Evidence
-from meshrun.protocol.raised import killed_worker
+from meshrun.protocol.raised import killed_worker, lacks_processes
 from meshrun.protocol.stacks import CRASHES, current_folder, describe, stack_place
 from meshrun.supervisor.gpu_errors import GpuErrors, may_be_of_gpu
 from meshrun.supervisor.hung_collectives import describe_peers
@@ -27,9 +28,7 @@ from meshrun.supervisor.timers import Timers
 _MOST_LINES = 6
 _ON_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
 """Exceptions of ``input()`` and pdb when stdin is empty."""
-_ON_NO_THREADS = ("can't start new thread", "Resource temporarily unavailable")
-"""Messages of Python and C++ when no thread can be started."""
-_NO_THREADS = "possibly at a limit: see `ulimit -u`, `ulimit -v` and pids.max of the cgroup"
+_NO_PROCESS = "possibly at a limit: see `ulimit -u`, `ulimit -v` and pids.max of the cgroup"
 _NO_MEMORY = "cannot allocate memory"
 """In messages of Python and of torch's allocator."""
 _ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
@@ -49,6 +48,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
     output: Output
     monitor: Monitor
     memory: MemoryWatch
+    processes: ProcessLimit
     terminal: Terminal
     gpu_errors: GpuErrors
     timers: Timers | None
@@ -86,6 +86,8 @@ class Investigation(Struct, frozen=True, kw_only=True):
         if rank_state is not None:
             errors.append(self.gpu_errors.why(failed, self.plan))
         yield "; ".join(error for error in errors if error)
+        if failed.signum in CRASHES and (why := self.processes.why_refused()):
+            yield f"possibly for lack of threads: {why}"
 
     def _why_raised(self, failed: FailedRank) -> str | None:
         """Return what explains an exception of a rank."""
@@ -98,9 +100,7 @@ class Investigation(Struct, frozen=True, kw_only=True):
             return None if self.plan.program.kind == "command" else _why_not_found()
         if raised.kind == "MemoryError" or _NO_MEMORY in raised.message.lower():
             return describe_limited_memory()
-        if raised.kind == "RuntimeError" and raised.message in _ON_NO_THREADS:
-            return _NO_THREADS
-        return None
+        return (self.processes.why_refused() or _NO_PROCESS) if lacks_processes(raised) else None
 
     def _why_killed(self, failed: FailedRank) -> str | None:
         """Return what explains the signal that ended a rank, or one of its loader workers."""

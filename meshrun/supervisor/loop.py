@@ -19,6 +19,7 @@ from meshrun.errors import HostError, MeshrunError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.forked_call import ForkedCall
 from meshrun.host.memory import MemoryWatch
+from meshrun.host.process_limit import ProcessLimit
 from meshrun.host.processes import (
     EndedChildren,
     become_subreaper,
@@ -151,7 +152,7 @@ class Loop:
         self._output = Output(
             plan, console, self._reactor, self._monitor.watchdog.record_output, folder.open
         )
-        self._memory = MemoryWatch()
+        self._memory, self._process_limit = MemoryWatch(), ProcessLimit()
         self._gpu_errors = GpuErrors(plan)
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self._wake = self._reactor.call_at(
@@ -573,6 +574,7 @@ class Loop:
             output=self._output,
             monitor=self._monitor,
             memory=self._memory,
+            processes=self._process_limit,
             terminal=self._terminal,
             gpu_errors=self._gpu_errors,
             timers=self._processes.timers,

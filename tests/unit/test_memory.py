@@ -1,4 +1,4 @@
-"""What the kernel reports of memory, from files as it writes them."""
+"""What the kernel reports of limits that were reached, from files as it writes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshrun.host.memory import MemoryWatch, describe_full_shm
+from meshrun.host.process_limit import ProcessLimit
 
 
 def write(path: Path, text: str) -> None:
@@ -64,3 +65,33 @@ def test_shared_memory_is_full_or_not(tmp_path: Path) -> None:
     assert describe_full_shm(str(tmp_path)) is None
     assert describe_full_shm(str(tmp_path / "nothing")) is None
     assert describe_full_shm("/proc") is not None  # it has no room at all
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "counted", "limited"),
+    [
+        ("0::/pod/step\n", "pod/step", "pod/step"),
+        ("0::/pod/step\n", "pod/step", "pod"),
+        ("0::/pod/step\n", "pod", "pod"),
+        ("8:pids:/step\n0::/\n", "pids/step", "pids/step"),
+    ],
+    ids=["own", "of a parent, in older kernels", "of a parent", "version 1"],
+)
+def test_a_limit_of_processes_that_was_reached_is_reported(
+    cgroup: str, counted: str, limited: str, tmp_path: Path
+) -> None:
+    """Wherever in the hierarchy the kernel counts it."""
+    proc, root = tmp_path / "proc", tmp_path / "sys/fs/cgroup"
+    write(proc / "self/cgroup", cgroup)
+    write(root / counted / "pids.max", "max\n")
+    write(root / limited / "pids.max", "1024\n")
+    write(root / counted / "pids.events", "max 2\n")
+    limit = ProcessLimit(proc, tmp_path / "sys")
+    assert limit.why_refused() is None
+
+    write(root / counted / "pids.events", "max 5\n")
+
+    assert limit.why_refused() == (
+        "this job reached its limit of 1,024 processes and threads, pids.max of its cgroup"
+    )
+    assert ProcessLimit(tmp_path / "nothing", tmp_path / "nothing").why_refused() is None

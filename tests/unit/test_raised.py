@@ -9,6 +9,7 @@ from meshrun.protocol.raised import (
     ended_collective,
     headline,
     killed_worker,
+    lacks_processes,
     lost_connection,
     timed_out,
     why_aborted,
@@ -134,6 +135,16 @@ def test_a_killed_dataloader_worker_is_recognized() -> None:
     assert killed_worker(raised(GONE, traceback=f"RuntimeError: {KILLED}. \n")) == KILLED
     assert killed_worker(raised(FULL)) == FULL.partition(". ")[0]
     assert killed_worker(raised("bad")) is None
+
+
+def test_a_process_or_thread_that_cannot_be_started_is_recognized() -> None:
+    """The error of a fork is that of a socket without data, too."""
+    again = "[Errno 11] Resource temporarily unavailable"
+    forked = f"    self.pid = os.fork()\n               ^^^^^^^^^\nBlockingIOError: {again}"
+    assert lacks_processes(raised(again, "BlockingIOError", traceback=forked))
+    assert lacks_processes(raised("can't start new thread"))
+    assert not lacks_processes(raised(again, "BlockingIOError", traceback="    data = s.recv(1)"))
+    assert not lacks_processes(raised("can't start new thread", "ValueError"))
 
 
 def test_a_connection_lost_in_torch_is_recognized() -> None:
