@@ -5,6 +5,7 @@ Sockets are real; the clock belongs to the test.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from meshrun.host.forked_call import ForkedCall
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
@@ -27,7 +29,8 @@ from meshrun.rendezvous.this_node import ThisNode
 from tests.kit import wait_until
 from tests.plans import config_of
 
-SECRET = b"s" * 32
+SECRET = os.urandom(32)
+"""Of this process alone: the fallback port is derived from it, and other tests may be running."""
 S = 1_000_000_000
 _TURN_NS = 20_000_000
 _News = TypeVar("_News")
@@ -184,8 +187,10 @@ class Parties:
         wait_until(look, lambda: f"{what} {[(each.notes, each.events) for each in self.all]}")
 
     def turn(self, times: int = 1) -> None:
-        """Have each party do what is due."""
+        """Have each party do what is due, once its lookups have ended: they take a turn at most."""
         for _ in range(times):
+            for pid in ForkedCall.running:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.clock.now_ns += _TURN_NS
             for party in list(self.all):
                 party.turn()
