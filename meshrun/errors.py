@@ -137,6 +137,16 @@ class InternalError(MeshrunError):
     exit_code = 70
 
 
+def exit_code_of(signum: int | None, code: int | None = None) -> int:
+    """Return the exit code of what a signal ended, as in a shell, or else exited with ``code``."""
+    return (code or 0) if signum is None else 128 + signum
+
+
+def signal_of_code(code: int) -> int:
+    """Return the signal that an exit code means, 0 or less for none."""
+    return code - 128
+
+
 _KINDS: dict[str, type[MeshrunError]] = {
     name: kind
     for name, kind in globals().items()

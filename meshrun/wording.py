@@ -13,6 +13,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural(number, 'es' if noun.endswith(_ES) else 's')}"
 
 
+def flag_of(name: str) -> str:
+    """Return the option of an attribute, or of a variable without its family."""
+    return f"--{name.lower().replace('_', '-')}"
+
+
 def size(number: int) -> str:
     """Return a number of bytes: ``512 MiB``, ``41.2 GiB``."""
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

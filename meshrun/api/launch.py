@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_type_hints, overload
 
 from meshrun.api.child_launcher import run_launcher
-from meshrun.errors import HostError, MeshrunError, UsageError
+from meshrun.errors import HostError, MeshrunError, UsageError, exit_code_of
 from meshrun.host.folder import read_private, write_private
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_stale, writing_to
 from meshrun.host.own_variables import PARENT_FOLDER, PARENT_PID
@@ -357,7 +357,8 @@ def _unreported(folder: str, code: int, timings: Timings) -> LaunchResult:
         if not os.path.isdir(folder):
             why = f"without a result: its temporary folder `{folder}` was removed during the launch"
         trouble = HostError(
-            f"the launcher {end} {why}", exit_code=code if signum is None else 128 + signum
+            f"the launcher {end} {why}",
+            exit_code=exit_code_of(signum, code),
         )
     elif signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # wait() returns 0 then
         trouble = HostError(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from meshrun.errors import UsageError
+from meshrun.errors import UsageError, exit_code_of
 from meshrun.host.stderr import note
 from meshrun.plan.choices import STOP_SIGNALS
 
@@ -65,7 +65,7 @@ def end_by_signal(signum: int) -> int:
 
 def _end(signum: int) -> int:
     atexit._run_exitfuncs()  # a signal skips them
-    code = 128 + signum
+    code = exit_code_of(signum)
     _announce_end(code)
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)

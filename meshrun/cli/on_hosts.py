@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from meshrun import __version__
 from meshrun.cli.options import CONTROLLER_OPTIONS, Options, forget_variables
-from meshrun.errors import HostError
+from meshrun.errors import HostError, exit_code_of
 from meshrun.host.detect_host import detect_host
 from meshrun.host.stderr import note
 from meshrun.host.title import set_title
@@ -68,8 +68,8 @@ def _run(controller: Controller, report: str | None) -> int:
         return code
     except StoppedBySignal as error:
         note(describe_stop(error.signum))
-        found = controller.result or _ended_now(128 + error.signum)
-        result = replace(found, exit_code=128 + error.signum, signum=error.signum)
+        code = exit_code_of(error.signum)
+        result = replace(controller.result or _ended_now(code), exit_code=code, signum=error.signum)
         return -error.signum
     except HostLost as error:
         found = controller.result or _ended_now(error.exit_code)

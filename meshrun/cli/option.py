@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.plan.parse import parse_choice
+from meshrun.wording import flag_of
 
 COMMAND_LINE = "command line"
 """The source of an option that was typed; any other source is an environment variable."""
@@ -59,7 +60,7 @@ class Option(Generic[_T]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
-        self.flag = f"--{name.replace('_', '-')}"
+        self.flag = flag_of(name)
         self.variable = f"{self.family}_{name.upper()}" if self.family else None
 
     @overload

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from meshrun.check.requirements import Requirement, parse_requirements
 from meshrun.cli import parsers as parse
@@ -18,10 +18,14 @@ from meshrun.plan.choices import (
     FORMATS,
     JOB_SCHEDULERS,
     NUMA_BINDINGS,
+    PLACES,
     SHELLS,
+    STARTERS_OF_SCHEDULERS,
     STOP_SIGNALS,
     AnyStartMethod,
     ExitCodes,
+    Format,
+    LogFormat,
     MeshInit,
     NumaBinding,
     Prefix,
@@ -44,11 +48,16 @@ from meshrun.plan.parse import (
 )
 from meshrun.plan.rendezvous_options import (
     BACKENDS,
+    C10D,
     DEFAULT_PORT,
     SETTINGS,
+    STATIC,
     parse_rendezvous_settings,
 )
 from meshrun.wording import either
+
+if TYPE_CHECKING:
+    from meshrun.layout.placing import Place
 
 PET = "PET"
 """Prefix of the variables of torchrun's own options."""
@@ -123,7 +132,7 @@ class Options(ParsedOptions):
     domain_size = Option(parse.positive, None, "N", MESH,
         "Number of consecutive nodes that share an NVLink domain, such as `18`.",
         unset="what the nodes report", details="The last domain may have fewer.")
-    place = OneOf[str](("contiguous", "auto"), MESH,
+    place: Option[Place] = OneOf(PLACES, MESH,
         "How to number ranks: node by node, or (`auto`) so that `--intra-node` and "
         "`--intra-domain` hold.")
     backend = Repeated(parse.joined, "[DIM=]NAME", MESH,
@@ -199,7 +208,7 @@ class Options(ParsedOptions):
     launcher = Option(parse.as_written, None, "NAME", HOSTS,
         "How to start launchers on the hosts: `ssh`, `blaunch` of LSF, `qrsh` of Grid Engine, or a "
         "plugin.", unset="what the scheduler has, else `ssh`",
-        suggested=("ssh", "blaunch", "qrsh"),
+        suggested=("ssh", *STARTERS_OF_SCHEDULERS),
         details="A plugin is an entry point of [`meshrun.launchers`](../how-to/plugins.md).")
     connect_timeout = Option(parse_seconds, 10.0, "TIME", HOSTS,
         "How long to wait for a host to answer.")
@@ -255,7 +264,7 @@ class Options(ParsedOptions):
         "start, and exit without starting anything.", family="",
         details="See [other schedulers](../how-to/other-schedulers.md#find-out-what-is-detected). "
         "No program is needed; `--format json` prints JSON.")
-    format = OneOf[str](FORMATS, PREVIEW,
+    format = OneOf[Format](FORMATS, PREVIEW,
         "Format of the plan, or of what `--check` found. `svg` draws the layout.", details="See "
         "[the JSON schema](plan-json.md) and [pictures](../how-to/draw-a-layout.md).")
     output = Option(parse.as_written, None, "FILE", PREVIEW,
@@ -332,7 +341,7 @@ class Options(ParsedOptions):
     events = Option(parse.as_written, None, "FILE", OUTPUT,
         "Append an event per line to this file as it happens, as JSON; `-` is stdout.",
         details="See [the schema](../how-to/metrics.md#events).")
-    log_format = OneOf[str](("text", "json"), OUTPUT,
+    log_format = OneOf[LogFormat](get_args(LogFormat), OUTPUT,
         "Print lines as they are, or each as a JSON object.",
         details="Each object has the time, the rank and its stream. See "
         "[lines as JSON](../how-to/metrics.md#lines-as-json).")
@@ -433,7 +442,7 @@ class Options(ParsedOptions):
     standalone = Switch(RENDEZVOUS,
         "Run on this node alone, on a free port.", family=PET, details="Uses its own run id. The "
         "options below and the scheduler are ignored; `--nnodes` above 1 is an error.")
-    rdzv_backend = Option(parse.as_written, "static", "NAME", RENDEZVOUS,
+    rdzv_backend = Option(parse.as_written, STATIC, "NAME", RENDEZVOUS,
         f"How nodes find each other: {', '.join(_code(BACKENDS))} or a plugin.", family=PET,
         details="`static`: the first node is the one at the endpoint. `c10d`: the same without "
         "`--node-rank`, and `--nnodes` may be a range. Others are torch's own rendezvous, which "
@@ -442,7 +451,7 @@ class Options(ParsedOptions):
     rdzv_endpoint = Option(parse.as_written, None, "HOST[:PORT]", RENDEZVOUS,
         "Address of the rendezvous, usually that of the first node.",
         unset="what the scheduler says", family=PET, details="A name, an IPv4 or an `[IPv6]` "
-        f"address. The port is {DEFAULT_PORT}, for `c10d` {BACKENDS['c10d']}, for `etcd` "
+        f"address. The port is {DEFAULT_PORT}, for `c10d` {BACKENDS[C10D]}, for `etcd` "
         f"{BACKENDS['etcd']}. On one node the ranks' store listens there.")
     rdzv_id = Option(parse.short, None, "ID", RENDEZVOUS,
         "Name of this launch, the same on all nodes.", unset="the job's, else random", family=PET,

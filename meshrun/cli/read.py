@@ -21,12 +21,14 @@ from meshrun.errors import SpecError, UsageError
 from meshrun.host import rank_variables as var
 from meshrun.host.leftovers import is_in_private
 from meshrun.layout import parse_derived
+from meshrun.layout.placing import Place
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.choices import STOP_SIGNALS, Prefix, StartMethod
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.parse import parse_seconds, split_words, unknown_signal
 from meshrun.plan.rank_program import BASE, PYTHON_EXEC, Program
+from meshrun.plan.rendezvous_options import STATIC
 from meshrun.plan.request import (
     ConsoleRequest,
     LaunchRequest,
@@ -156,7 +158,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         intra_node=options.intra_node,
         intra_domain=options.intra_domain,
         domain_size=options.domain_size,
-        renumber=_renumber(options),
+        place=_place(options),
         nnodes=nnodes,
         nproc_per_node=options.nproc_per_node,
         device=options.device or Options.device.default,
@@ -345,13 +347,13 @@ def _need_mesh(options: Options, *rows: Option[Any]) -> None:
             raise UsageError(f"{row.flag} requires --mesh", hint="for example: --mesh dp=2,tp=4")
 
 
-def _renumber(options: Options) -> bool:
+def _place(options: Options) -> Place:
     if options.place == "auto" and not (options.intra_node or options.intra_domain):
         raise UsageError(
             "--place auto requires --intra-node or --intra-domain",
             hint="for example: --intra-node tp",
         )
-    return options.place == "auto"
+    return options.place
 
 
 def _forwarded(options: Options, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
@@ -409,7 +411,7 @@ def _rendezvous(options: Options, least_nodes: int | None) -> Rendezvous:
         run_id=None if options.standalone else options.rdzv_id,  # as torchrun
         conf=options.rdzv_conf,
         standalone=options.standalone,
-        node_rank=node_rank if backend == "static" else None,  # as torchrun
+        node_rank=node_rank if backend == STATIC else None,  # as torchrun
         least_nodes=least_nodes,
         compares_programs=not options.allow_different_programs,
         master_addr=options.master_addr,
@@ -435,7 +437,7 @@ def _prefix(options: Options) -> Prefix:
     """Return the prefix of lines; an option that was typed overrides a variable."""
     by_name, by_switch = options.is_typed(Options.prefix), options.is_typed(Options.no_prefix)
     if options.text(Options.prefix) is None or by_switch > by_name:
-        return "none" if options.no_prefix else "mesh"
+        return "none" if options.no_prefix else Options.prefix.default
     if by_switch:
         raise UsageError("--prefix cannot be used with --no-prefix")
     return options.prefix

@@ -25,6 +25,7 @@ from meshrun.host.stderr import note
 from meshrun.plan.masking import Mask
 from meshrun.plan.parse import parse_choice, split_words
 from meshrun.plan.plan import build_plan
+from meshrun.plan.rendezvous_options import C10D, STATIC
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.packing import read_json
 from meshrun.report.plan_output import print_text
@@ -185,7 +186,7 @@ def _created(text: str) -> tuple[dict[str, Any], str]:
 
 def _job(scheduler: str, options: Options, request: LaunchRequest) -> Job:
     if request.rendezvous.is_elastic:
-        request = replace(request, rendezvous=replace(request.rendezvous, backend="c10d"))
+        request = replace(request, rendezvous=replace(request.rendezvous, backend=C10D))
     # The facts about this machine and its scheduler do not apply to the job, which runs elsewhere.
     plan = build_plan(request, UNKNOWN_HOST, check_host=False)
     counts = plan.layout.nproc_per_node
@@ -245,7 +246,7 @@ def check_job(options: Options, scheduler: str) -> None:
     """
     workers, nodes = options.nproc_per_node, options.nnodes
     is_range = nodes is not None and nodes[0] < nodes[1]
-    own_backends = ("static", "c10d") if is_range and scheduler != "ray" else ("static",)
+    own_backends = (STATIC, C10D) if is_range and scheduler != "ray" else (STATIC,)
     for row, why in _INCOMPATIBLE.items():
         source = options.source(row)
         if not source or (row is Options.rdzv_backend and options.rdzv_backend in own_backends):

@@ -10,6 +10,7 @@ from meshrun.cli.words import nearest
 from meshrun.host import rank_variables as var
 from meshrun.host.own_variables import BETWEEN_LAUNCHERS, SWITCHES, USER_VARIABLES
 from meshrun.plan.parse import parse_flag
+from meshrun.wording import flag_of
 
 _PET_CUTOFF = 0.8
 """How similar to an option a ``PET_`` name must be: other programs use that prefix, too."""
@@ -57,17 +58,13 @@ def _suggestion(name: str, rows: Sequence[Option[object]]) -> str:
         instead = {row.flag: row.variable for row in rows if row.variable}
     else:
         instead = {row.flag: row.variable or row.flag for row in rows}
-        instead |= {_as_flag(other.partition("_")[2]): other for other in USER_VARIABLES}
-    near = nearest(_as_flag(rest), instead, most=1, cutoff=_PET_CUTOFF if family == PET else 0.7)
+        instead |= {flag_of(other.partition("_")[2]): other for other in USER_VARIABLES}
+    near = nearest(flag_of(rest), instead, most=1, cutoff=_PET_CUTOFF if family == PET else 0.7)
     if not near:
         return ""
     if instead[near[0]] == near[0]:
         return f"; {near[0]} has no variable, pass it on the command line"
     return f"; did you mean {instead[near[0]]}?"
-
-
-def _as_flag(name: str) -> str:
-    return f"--{name.lower().replace('_', '-')}"
 
 
 def _of_services(names: Sequence[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, get_args, overload
 
 from meshrun.errors import LayoutError
 from meshrun.layout import placing
@@ -20,9 +20,10 @@ from meshrun.layout.coordinate import Coordinate, coordinate_type, label_templat
 from meshrun.layout.derived import Flatten, View, derive, parse_derived
 from meshrun.layout.domains import shorten_domains, split_nodes, sums_of
 from meshrun.layout.parameters import check_parameter
+from meshrun.layout.placing import Place
 from meshrun.layout.solving import count_slots
 from meshrun.layout.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
-from meshrun.wording import count, quoted
+from meshrun.wording import count, either, quoted
 
 Group: TypeAlias = "range | list[int]"
 Between: TypeAlias = Literal["nodes", "domains"]
@@ -115,7 +116,7 @@ class Layout:
         intra_node: str | Sequence[str] = (),
         intra_domain: str | Sequence[str] = (),
         domain_size: int | None = None,
-        place: str = "contiguous",
+        place: Place = "contiguous",
     ) -> Layout:
         """Return the layout of a launch with these options, written as on the command line.
 
@@ -129,8 +130,8 @@ class Layout:
             >>> Layout.parse("dp=-1,tp=4", nnodes=2, nproc_per_node=8).shape
             {'dp': 4, 'tp': 4}
         """
-        if place not in ("contiguous", "auto"):
-            raise LayoutError(f"place is contiguous or auto, found `{place}`")
+        if place not in get_args(Place):
+            raise LayoutError(f"place is {either(get_args(Place))}, found `{place}`")
         check_parameter("nnodes", nnodes, int | None)
         check_parameter("nproc_per_node", nproc_per_node, int | Sequence[int] | None)
         check_parameter("domain_size", domain_size, int | None)

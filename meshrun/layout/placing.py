@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +17,9 @@ from meshrun.layout.domains import shorten_domains, sums_of
 from meshrun.layout.solving import fill, solve_sizes
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
 from meshrun.wording import count, listed, use_dim
+
+Place = Literal["contiguous", "auto"]
+"""How ranks are numbered: node by node, or so that groups lie within a node or domain."""
 
 
 class Placement(Struct, frozen=True, kw_only=True):

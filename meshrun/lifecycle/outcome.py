@@ -17,6 +17,7 @@ from meshrun.errors import (
     MeshrunError,
     NodeExcludedError,
     NodeLostError,
+    exit_code_of,
 )
 from meshrun.layout import Layout
 from meshrun.layout.labels import rank_label, rank_name
@@ -139,7 +140,7 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
     signum, preempted = _stop_signal(state), _was_preempted(state, others=len(hosts) - 1)
     exit_code, headline, trouble = 0, "", None
     if signum is not None:
-        exit_code = PREEMPTED if preempted else 128 + signum
+        exit_code = PREEMPTED if preempted else exit_code_of(signum)
         if state.signals:
             headline = f"{host} was {why_stopped(state)}"
         else:
@@ -151,7 +152,7 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
         exit_code, headline = trouble.exit_code, trouble.message
     elif failures := failed_ranks(state):
         first = failures[0]
-        exit_code = 128 + first.signum if first.signum is not None else first.exit_code or 1
+        exit_code = exit_code_of(first.signum, first.exit_code) or 1
         where = f" on {hosts[layout.node_rank(first.rank)]}" if len(hosts) > 1 else ""
         headline = f"{rank_name(layout, first.rank)}{where} {describe_failed_rank(first)}"
     if state.nodes.over is not None:
@@ -308,7 +309,7 @@ def _trouble_here(state: State) -> MeshrunError | None:
     if isinstance(state.lost_process, StoreEnded):
         return HostError(f"{what}, and the ranks need it", hint=hint)
     trouble = HostError(f"{what}, and the ranks ended with it", hint=hint)
-    trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
+    trouble.exit_code = exit_code_of(signum, exit_code) or InternalError.exit_code
     failed_join = state.nodes.failed
     if failed_join is not None and what in failed_join.error.message:
         # It says why the others continue without this node.

@@ -8,6 +8,7 @@ import signal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from meshrun.errors import signal_of_code
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import ZygoteGone
 from meshrun.protocol.from_zygote import STORE, StartFailed
@@ -191,7 +192,7 @@ def _distance(state: State, failed: FailedRank) -> int:
     a failure that looks like a consequence ranks below any failure of a rank's own.
     """
     raised, signum = failed.raised, failed.signum
-    ended_by = signum if signum is not None else (failed.exit_code or 0) - 128
+    ended_by = signum if signum is not None else signal_of_code(failed.exit_code or 0)
     is_interrupted = raised is not None and raised.kind == "KeyboardInterrupt"
     obeyed = _is_ours(state, ended_by) or is_interrupted
     if failed.asked_to_end and obeyed:

@@ -23,6 +23,7 @@ from meshrun.plan.gpu_choice import check_cuda_shows, check_enough, choose_gpus
 from meshrun.plan.numa import choose_cpus
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig, plan_rendezvous
+from meshrun.plan.rendezvous_options import STATIC
 from meshrun.plan.request import ConsoleRequest, LaunchRequest, Rendezvous
 
 LOOPBACK_ADDRESS = "127.0.0.1"
@@ -262,7 +263,7 @@ def solve_request(
         intra_node=request.intra_node,
         intra_domain=request.intra_domain,
         domains=nodes_per_domain or request.domain_size,
-        renumber=request.renumber,
+        renumber=request.place == "auto",
     )
 
 
@@ -382,7 +383,7 @@ def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
 def _choose_store(rendezvous: Rendezvous) -> tuple[str, int]:
     """Return the address and port of the store on one node: torchrun's, but on loopback."""
     host, port = rendezvous.address
-    if rendezvous.standalone or rendezvous.backend != "static" or port is None:
+    if rendezvous.standalone or rendezvous.backend != STATIC or port is None:
         return rendezvous.local_addr or LOOPBACK_ADDRESS, 0  # as in torchrun, ignore the host
     return (host or LOOPBACK_ADDRESS).strip("[]"), port
 

@@ -52,9 +52,10 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the variables that a rank has in addition to ``base``.
 
-    ``supervisor.node_processes`` adds those the zygote lacks. ``zygote.spawn`` starts new programs
-    with all of them; ``worker.bootstrap`` sets them in every Python rank, with its process id.
-    If a scheduler's task is itself a rank, ``mesh.scheduler_task`` makes the variables instead.
+    ``supervisor.node_processes`` adds those the zygote lacks and those of the terminal.
+    ``zygote.spawn`` starts new programs with all of them; ``worker.bootstrap`` sets them in every
+    Python rank, with its process id. If a scheduler's task is itself a rank,
+    ``mesh.scheduler_task`` makes the variables instead, and ``cli.per_task`` those of the mesh.
 
     Names and values follow torchrun 2.13 (``_start_workers`` in
     ``torch/distributed/elastic/agent/server/local_elastic_agent.py``); ``MESHRUN_*`` are ours.

@@ -9,7 +9,16 @@ from msgspec.structs import replace
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
 from meshrun.plan.parse import format_nnodes
-from meshrun.plan.rendezvous_options import BACKENDS, DEFAULT_PORT, IS_HOST, JOIN, LAST_CALL
+from meshrun.plan.rendezvous_options import (
+    BACKENDS,
+    C10D,
+    DEFAULT_PORT,
+    IS_HOST,
+    JOIN,
+    LAST_CALL,
+    STATIC,
+    STORE_TYPE,
+)
 from meshrun.plan.request import Rendezvous, RendezvousSettings
 
 _START_S = 60.0
@@ -43,13 +52,13 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
 
         With ``c10d`` they need none: one of them serves the endpoint.
         """
-        is_tcp = dict(self.conf).get("store_type", "tcp") == "tcp"
-        return self.backend != "static" and not (self.backend == "c10d" and is_tcp)
+        is_tcp = STORE_TYPE.read(dict(self.conf)) == STORE_TYPE.default
+        return self.backend != STATIC and not (self.backend == C10D and is_tcp)
 
     @property
     def is_first(self) -> bool | None:
         """Whether this node is node 0; ``None`` if only the endpoint can tell."""
-        if self.backend == "c10d":
+        if self.backend == C10D:
             return self.is_host
         return None if self.node_rank is None else self.node_rank == 0
 
@@ -101,13 +110,13 @@ def plan_rendezvous(rendezvous: Rendezvous, nnodes: int) -> RendezvousConfig | N
         port = BACKENDS.get(rendezvous.backend, DEFAULT_PORT)
     is_elastic = rendezvous.is_elastic
     is_present = is_elastic and rendezvous.present is not None
-    if is_elastic and rendezvous.backend == "static" and not is_present:
+    if is_elastic and rendezvous.backend == STATIC and not is_present:
         raise UsageError(
             f"--nnodes {format_nnodes(rendezvous.least_nodes, nnodes)} does not work with static"
             " rendezvous, whose number of nodes is fixed",
             hint=f"use --rdzv-backend c10d, or --nnodes {nnodes}",
         )
-    if rendezvous.node_rank and not host and rendezvous.backend == "static":
+    if rendezvous.node_rank and not host and rendezvous.backend == STATIC:
         raise UsageError(
             f"--node-rank {rendezvous.node_rank} of {nnodes} nodes needs the address of node 0",
             hint="pass --rdzv-endpoint HOST:PORT, as node 0 prints it",
@@ -125,7 +134,7 @@ def plan_rendezvous(rendezvous: Rendezvous, nnodes: int) -> RendezvousConfig | N
         timeout_s=min(timeout_s, _START_S) if is_present else timeout_s,
         last_call_s=last_call_s if is_elastic and not is_present else None,
         return_s=timeout_s if is_elastic else rendezvous.node_timeout_s,
-        is_host=IS_HOST.read(settings) if rendezvous.backend == "c10d" else None,
+        is_host=IS_HOST.read(settings) if rendezvous.backend == C10D else None,
     )
 
 

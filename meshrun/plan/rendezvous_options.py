@@ -12,7 +12,9 @@ from meshrun.plan.parse import parse_flag, parse_seconds, parse_settings
 
 DEFAULT_PORT = 29500
 """torchrun's default."""
-BACKENDS = {"static": DEFAULT_PORT, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
+STATIC, C10D = "static", "c10d"
+"""The backends without torch's rendezvous."""
+BACKENDS = {STATIC: DEFAULT_PORT, C10D: 29400, "etcd": 2379, "etcd-v2": 2379}
 """The port of each backend's endpoint that names none."""
 FLAG = "--rdzv-conf"
 _T = TypeVar("_T")
@@ -39,7 +41,9 @@ class Setting(Struct, Generic[_T], frozen=True):
         return self.default
 
     def __str__(self) -> str:
-        value = "" if self.default is None else f", {self.default:g}"
+        default = self.default
+        shown = f"{default:g}" if isinstance(default, float) else default
+        value = "" if shown is None else f", {shown}"
         return f"{' or '.join(f'`{name}`' for name in self.names)}: {self.meaning}{value}"
 
 
@@ -50,7 +54,10 @@ LAST_CALL = Setting(
 IS_HOST = Setting[bool | None](
     ("is_host",), parse_flag, None, "whether this node is the first one of c10d"
 )
-SETTINGS: tuple[Setting[Any], ...] = (JOIN, LAST_CALL, IS_HOST)
+STORE_TYPE = Setting(
+    ("store_type",), lambda text, _: text.strip().lower(), "tcp", "the kind of c10d's store"
+)
+SETTINGS: tuple[Setting[Any], ...] = (JOIN, LAST_CALL, IS_HOST, STORE_TYPE)
 
 _TIMES = frozenset(
     {"close_timeout", "read_timeout", "heartbeat_timeout", "keep_alive_interval"}

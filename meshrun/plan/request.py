@@ -8,9 +8,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun.layout import Flatten, View
+from meshrun.layout.placing import Place
 from meshrun.layout.spec import MeshSpec
 from meshrun.plan.choices import (
-    STOP_SIGNALS,
     ExitCodes,
     MeshInit,
     NumaBinding,
@@ -140,7 +140,7 @@ class LogRequest(Struct, frozen=True, kw_only=True):
 class ConsoleRequest(Struct, frozen=True, kw_only=True):
     """Which of the ranks' output is printed, and how."""
 
-    prefix: Prefix = "mesh"
+    prefix: Prefix
     """The prefix of each line: a coordinate, torchrun's prefix, or nothing."""
     template: str | None = None
     """A template of the prefix with fields such as ``${rank}``: see ``TEMPLATE_FIELDS``."""
@@ -148,7 +148,7 @@ class ConsoleRequest(Struct, frozen=True, kw_only=True):
     hide: tuple[str, ...] = ()
     local_ranks: frozenset[int] | None = None
     collapse: bool = False
-    nodes: ShownNodes = "all"
+    nodes: ShownNodes
     """The nodes that print lines of their ranks."""
     verbose: bool = False
     """Whether to print which sockets listen."""
@@ -172,8 +172,8 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     """Dims whose groups must each lie within one NVLink domain."""
     domain_size: int | None = None
     """How many consecutive nodes share a domain."""
-    renumber: bool = False
-    """Whether ranks may change slots to keep groups within a node or domain."""
+    place: Place
+    """How ranks are numbered: ``auto`` may change slots to keep groups within a node or domain."""
     nnodes: int | None = None
     nproc_per_node: int | tuple[int, ...] | str | None = None
     """A number, one number per node, or what determines it: ``auto``, ``gpu``, ``cpu`` or a
@@ -208,7 +208,7 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     be writable; empty for none."""
     nic_affinity: bool = False
     """Whether each rank uses only the network cards nearest its GPU."""
-    stop_signals: tuple[int, ...] = STOP_SIGNALS
+    stop_signals: tuple[int, ...]
     forwarded_signals: tuple[int, ...] = ()
     """Signals that are only forwarded to the ranks and do not end the launch."""
     stop_even_if_ignored: bool = False
@@ -237,7 +237,7 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     remote: Remote | None = None
     """The hosts to start launchers on, if this launch does so."""
     logs: LogRequest = LogRequest()
-    console: ConsoleRequest = ConsoleRequest()
+    console: ConsoleRequest
     sources: tuple[tuple[str, str, str], ...] = ()
     """(option, value, where it came from) of each option that was given."""
     notes: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from meshrun.errors import UsageError
 from meshrun.host.machine import HostFacts
 from meshrun.plan.hostfile import Host, is_host
 from meshrun.plan.parse import format_nnodes
+from meshrun.plan.rendezvous_options import C10D, STATIC
 from meshrun.plan.request import LaunchRequest, Remote, Rendezvous
 from meshrun.wording import count, listed
 
@@ -85,7 +86,7 @@ def apply_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
     for option, is_given in (
         ("--standalone", rendezvous.standalone),
         (f"--node-rank {rendezvous.node_rank}", rendezvous.node_rank is not None),
-        (f"--rdzv-backend {rendezvous.backend}", rendezvous.backend != "static"),
+        (f"--rdzv-backend {rendezvous.backend}", rendezvous.backend != STATIC),
         ("--debug-rank", request.debug_rank is not None),
     ):
         if is_given:
@@ -159,7 +160,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
         for option, name in _FOUND.items()
         if (now := getattr(rendezvous, name)) != getattr(given, name)
     ]
-    if rendezvous.backend == "static" and not rendezvous.has_address:
+    if rendezvous.backend == STATIC and not rendezvous.has_address:
         _check_address_known(facts, rendezvous.node_rank)
         rendezvous = replace(rendezvous, master_port=port)  # only this node listens
     place = "" if rendezvous.node_rank is None else f"node {rendezvous.node_rank} of "
@@ -238,8 +239,8 @@ def _in_a_step(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
 
 def _backend(rendezvous: Rendezvous) -> str:
     """Return the requested backend, or c10d instead of static for a range of nodes."""
-    if rendezvous.is_elastic and rendezvous.backend == "static":
-        return "c10d"
+    if rendezvous.is_elastic and rendezvous.backend == STATIC:
+        return C10D
     return rendezvous.backend
 
 

@@ -22,7 +22,7 @@ from meshrun.plan.rendezvous_config import (
     format_endpoint,
     join_at,
 )
-from meshrun.plan.rendezvous_options import DEFAULT_PORT
+from meshrun.plan.rendezvous_options import C10D, DEFAULT_PORT
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
 from meshrun.protocol.from_zygote import (
@@ -55,7 +55,7 @@ class Peers:
     """
 
     def __init__(self, node: ThisNode, *, negotiate: Callable[[Negotiate], None]) -> None:
-        if node.config.backend == "c10d":  # it ignores --node-rank, as torch's does
+        if node.config.backend == C10D:  # it ignores --node-rank, as torch's does
             node = replace(node, info=replace(node.info, node_rank=None))
         self._node, self._hub, self._negotiate = node, node.hub, negotiate
         self._withdrawal: Withdraw | None = None

@@ -13,6 +13,7 @@ from meshrun.layout import Layout
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
+from meshrun.plan.rendezvous_options import STATIC
 from meshrun.report.page import Page, new_table
 from meshrun.report.plan_json import rank_to_dict
 from meshrun.wording import number_ranges
@@ -27,7 +28,7 @@ def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
     """Return the variables that a rank has in addition to the launcher's, with masked secrets."""
     rendezvous = plan.rendezvous
     port = plan.store_port
-    if rendezvous is not None and rendezvous.backend == "static":
+    if rendezvous is not None and rendezvous.backend == STATIC:
         port = rendezvous.port or 0
     facts = LaunchFacts(
         run_id=plan.request.rendezvous.run_id or _CHOSEN_LATER,

@@ -11,13 +11,14 @@ from msgspec.structs import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.whole_file import write_whole
+from meshrun.plan.choices import Format
 from meshrun.plan.masking import Mask
 from meshrun.plan.plan import LaunchPlan
 
 
 def print_plan(
     plan: LaunchPlan,
-    output_format: str,
+    output_format: Format,
     *,
     every_row: bool = False,
     output: str | None = None,

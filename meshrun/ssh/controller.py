@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from meshrun.errors import MeshrunError, NodeExcludedError
+from meshrun.errors import MeshrunError, NodeExcludedError, signal_of_code
 from meshrun.host.own_variables import HOSTS_PRESENT, SECRET
 from meshrun.host.processes import is_stopped
 from meshrun.plan.request import LaunchRequest
@@ -130,8 +130,8 @@ class Controller:
         if not code and (late := (self._forwarded - before) & {*self._request.stop_signals}):
             # The ranks had finished, but not the readers of their output.
             raise StoppedBySignal(min(late))
-        # A launcher that a forwarded signal stopped exits with 128 + n.
-        return 128 - code if code - 128 in self._forwarded else code
+        signum = signal_of_code(code)
+        return -signum if signum in self._forwarded else code
 
     def _error(self) -> MeshrunError | StoppedBySignal | None:
         """Return the loss of a host, or why no launcher could launch."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import call, entry_points, load
+from meshrun.plan.choices import STARTERS_OF_SCHEDULERS
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import Remote
 from meshrun.ssh.remote_command import ssh_command
@@ -17,10 +18,6 @@ Starter = Callable[[Host, str], list[str]]
 
 Its stdin, stdout and stderr are those of the line there, and it exits when the line does.
 """
-_OF_SCHEDULERS: Mapping[str, tuple[str, ...]] = {
-    "blaunch": ("blaunch",),  # of LSF
-    "qrsh": ("qrsh", "-inherit"),  # of Grid Engine
-}
 
 
 def find_starter(remote: Remote) -> Starter:
@@ -34,12 +31,12 @@ def find_starter(remote: Remote) -> Starter:
     reach = remote.reach
     if reach.starter in ("", "ssh"):
         return lambda host, line: ssh_command(reach.ssh, host, line, reach.connect_timeout_s)
-    if reach.starter in _OF_SCHEDULERS:
-        words = _OF_SCHEDULERS[reach.starter]
+    if reach.starter in STARTERS_OF_SCHEDULERS:
+        words = STARTERS_OF_SCHEDULERS[reach.starter]
         return lambda host, line: [*words, host.destination, line]
     found = entry_points(PLUG_INS)
     if reach.starter not in found:
-        known = ", ".join(("ssh", *_OF_SCHEDULERS, *found))
+        known = ", ".join(("ssh", *STARTERS_OF_SCHEDULERS, *found))
         raise UsageError(
             f"--launcher: unknown launcher `{reach.starter}`",
             hint=f"use {known}, or install a package with an entry point in {PLUG_INS}",

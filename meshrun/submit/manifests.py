@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from meshrun.errors import RendezvousError, UsageError
+from meshrun.errors import RendezvousError, UsageError, exit_code_of
 from meshrun.protocol.result import PREEMPTED
 from meshrun.submit.job import Job
 from meshrun.submit.patch import apply_patches
@@ -32,7 +32,7 @@ from meshrun.submit.yaml import Commented, render_yaml
 _RESTARTS = 10
 _KEPT_S = 7 * 86400
 _LOST = RendezvousError.exit_code
-_PREEMPTED = (PREEMPTED, 128 + signal.SIGTERM)
+_PREEMPTED = (PREEMPTED, exit_code_of(signal.SIGTERM))
 """Exit codes after SIGTERM: every rank exited with 0, or one did not, as it does not handle it."""
 _CODES = ", ".join(map(str, _PREEMPTED))
 _RUNTIME = "torch-distributed"

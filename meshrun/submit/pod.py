@@ -8,7 +8,7 @@ from meshrun.errors import UsageError
 from meshrun.host.interfaces import is_unspecified
 from meshrun.host.own_variables import SECRET
 from meshrun.plan.masking import holds_secret
-from meshrun.plan.rendezvous_options import DEFAULT_PORT
+from meshrun.plan.rendezvous_options import C10D, DEFAULT_PORT
 from meshrun.submit.job import Job
 from meshrun.submit.yaml import Commented
 
@@ -63,7 +63,7 @@ def command_of(job: Job, coordinator: str | None) -> list[str]:
     """Return the command of the container, escaped so that Kubernetes expands no ``$(NAME)``."""
     rendezvous: tuple[str, ...] = ()
     if coordinator and job.min_nodes is not None:
-        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{coordinator}:{DEFAULT_PORT}")
+        rendezvous = ("--rdzv-backend", C10D, "--rdzv-endpoint", f"{coordinator}:{DEFAULT_PORT}")
     elif coordinator and job.nnodes > 1:
         rendezvous = ("--master-addr", coordinator, "--master-port", str(DEFAULT_PORT))
     words = ["meshrun", *rendezvous, *(word for words in job.words for word in words)]

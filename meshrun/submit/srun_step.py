@@ -13,7 +13,7 @@ from typing import IO
 
 from meshrun.cluster.read_variables import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
-from meshrun.errors import HostError, NodeLostError, UsageError
+from meshrun.errors import HostError, NodeLostError, UsageError, exit_code_of
 from meshrun.host.descriptors import read_now
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.memory import MemoryWatch
@@ -135,7 +135,7 @@ class _Step:
             self._srun.kill()
         code = self._srun.wait()
         if is_forced and not self._reports.is_over:  # srun may exit with 0 though it has lost tasks
-            return 128 + self._stopped_by
+            return exit_code_of(self._stopped_by)
         if code < 0 and not self._reports.is_over:
             raise self._killed(-code)
         if self._errors is None:
@@ -160,7 +160,7 @@ class _Step:
             f"srun was killed by {signal_name(signum)} on this host"
             f"{f': {reason}' if reason else ''}; the launch ends with it",
             hint=f"`squeue --steps --jobs={self._job}` shows step {self._name} while launchers run",
-            exit_code=128 + signum,
+            exit_code=exit_code_of(signum),
         )
 
     def _check_for_end(self) -> None:

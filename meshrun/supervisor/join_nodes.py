@@ -35,6 +35,7 @@ from meshrun.rendezvous.store_access import addresses_to_name
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.supervisor.node_link import NodeLink
 from meshrun.supervisor.program_file import digest_program
+from meshrun.wording import flag_of
 
 _MOST_ARGUMENTS = 200
 """Arguments of a program that are compared one by one."""
@@ -106,7 +107,7 @@ def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
             "--intra-node": ",".join(request.intra_node),
             "--intra-domain": ",".join(request.intra_domain),
             "--domain-size": str(request.domain_size or ""),
-            "--place": "auto" if request.renumber else "contiguous",
+            "--place": request.place,
             "the device": plan.device_type or "",
             **_as_options(format_group_options(request.groups)),
             "--mesh-init": request.mesh_init,
@@ -155,10 +156,7 @@ def _keyed_hash(key: bytes, text: str) -> str:
 
 def _as_options(variables: Mapping[str, str]) -> dict[str, str]:
     """Return options by their names on the command line instead of the names of variables."""
-    return {
-        name.replace("MESHRUN", "-").replace("_", "-").lower(): value
-        for name, value in variables.items()
-    }
+    return {flag_of(name.removeprefix("MESHRUN_")): text for name, text in variables.items()}
 
 
 def _fixed_workers(plan: LaunchPlan) -> str:

@@ -13,6 +13,7 @@ from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.own_variables import LISTENER
 from meshrun.host.stderr import note
 from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_rendezvous
+from meshrun.plan.rendezvous_options import STATIC
 from meshrun.plan.request import LaunchRequest, Rendezvous
 from meshrun.plan.scheduler_defaults import apply_nodes_of_cluster
 
@@ -22,7 +23,7 @@ def withdraw(rendezvous: Rendezvous, nnodes: int | None, error: MeshrunError) ->
     try:
         check_backend(rendezvous.backend)
     except UsageError:  # perhaps a mistake on this node alone: the others wait at the endpoint
-        rendezvous = replace(rendezvous, backend="static")
+        rendezvous = replace(rendezvous, backend=STATIC)
     if rendezvous.node_rank is not None and rendezvous.node_rank >= (nnodes or 1):
         rendezvous = replace(rendezvous, node_rank=None)  # it may be node 0, for which others wait
     try:

@@ -23,7 +23,6 @@ from meshrun.mesh import current_layout
 from meshrun.plan.choices import JOB_SCHEDULERS, TEMPLATE_FIELDS
 from meshrun.plan.parse import parse_integer
 from meshrun.report import node_history
-from meshrun.ssh import starters
 from meshrun.ssh.remote_command import EXPORTED
 from meshrun.submit.manifests import KINDS
 from meshrun.supervisor import stragglers
@@ -151,7 +150,6 @@ def test_lists_and_numbers_in_prose_are_those_of_the_code() -> None:
     assert f" {stragglers._SHARE * 100:g} % " in Options.stragglers.help
     assert f" {node_history._DAYS} days " in Options.max_node_failures.details
     assert ("slurm", *KINDS) == JOB_SCHEDULERS
-    assert Options.launcher.suggested == ("ssh", *starters._OF_SCHEDULERS)
 
 
 OTHERS_OPTIONS = {

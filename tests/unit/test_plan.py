@@ -201,7 +201,7 @@ def test_a_node_needs_devices_for_its_own_workers(device: str) -> None:
         ({"mesh": None, "nproc_per_node": (2, 1)}, ("a", "a"), [(0, 3), (1, 3), (2, 3)]),
         ({"mesh": None, "nproc_per_node": (2, 1)}, (), [(0, 3), (1, 3), (2, 3)]),
         (
-            {"mesh": parse_mesh("tp=2,dp=2"), "intra_node": ("tp",), "renumber": True},
+            {"mesh": parse_mesh("tp=2,dp=2"), "intra_node": ("tp",), "place": "auto"},
             ("a", "b"),
             [(0, 2), (0, 2), (1, 2), (1, 2)],
         ),

@@ -95,7 +95,7 @@ def test_a_node_that_knows_no_domain_fails_before_anything_starts() -> None:
 
 def test_a_plan_is_completed_with_the_domains_of_all() -> None:
     """With --place auto ranks may then take other slots than the first plan had."""
-    before = plan_with("a", mesh="tp=4,dp=2", renumber=True)
+    before = plan_with("a", mesh="tp=4,dp=2", place="auto")
     after = complete_plan(before, node_rank=1, nproc_per_node=(2,) * 4, nodes_per_domain=(2, 2))
 
     assert (before.layout.slot_order, after.layout.slot_order) == (None, ("dp", "tp"))
