@@ -71,7 +71,7 @@ def check_requirements(options: Options, request: LaunchRequest) -> None:
 def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], int]) -> int:
     """Launch the ranks that measure, print what they found, and return the exit code.
 
-    If this process starts launchers on other hosts, that of the first node prints the result.
+    If this process starts launchers on other hosts, that of node 0 prints the result.
 
     Raises:
         HostError: If the result cannot be written.

@@ -247,7 +247,7 @@ class Options(ParsedOptions):
 
     check = Switch(PREVIEW,
         "Measure the mesh instead of running a program: versions, limits, clocks, and the speed of "
-        "each rank, link and group. `quick` after the options takes seconds.", family="",
+        "each rank, link and group. `--check ... quick` takes seconds.", family="",
         details="See [how to check a mesh](../how-to/check-a-mesh.md).")
     check_path = Repeated(parse.one, "DIR", PREVIEW,
         "With `--check` or `--check-first`, also check that every rank can write to this "
@@ -444,12 +444,12 @@ class Options(ParsedOptions):
         "options below and the scheduler are ignored; `--nnodes` above 1 is an error.")
     rdzv_backend = Option(parse.as_written, STATIC, "NAME", RENDEZVOUS,
         f"How nodes find each other: {', '.join(_code(BACKENDS))} or a plugin.", family=PET,
-        details="`static`: the first node is the one at the endpoint. `c10d`: the same without "
+        details="`static`: node 0 is the one at the endpoint. `c10d`: the same without "
         "`--node-rank`, and `--nnodes` may be a range. Others are torch's own rendezvous, which "
         "chooses the nodes and their order; a plugin is an entry point of `torchrun.handlers`.",
         suggested=tuple(BACKENDS))
     rdzv_endpoint = Option(parse.as_written, None, "HOST[:PORT]", RENDEZVOUS,
-        "Address of the rendezvous, usually that of the first node.",
+        "Address of the rendezvous, usually that of node 0.",
         unset="what the scheduler says", family=PET, details="A name, an IPv4 or an `[IPv6]` "
         f"address. The port is {DEFAULT_PORT}, for `c10d` {BACKENDS[C10D]}, for `etcd` "
         f"{BACKENDS['etcd']}. On one node the ranks' store listens there.")
@@ -464,15 +464,15 @@ class Options(ParsedOptions):
         "Rank of this node. Node 0 is the one at the endpoint.",
         unset="what the scheduler says, else by host name", family=PET)
     master_addr = Option(parse.as_written, None, "HOST", RENDEZVOUS,
-        "Address of the first node, if there is no `--rdzv-endpoint`.", family=PET,
+        "Address of node 0, if there is no `--rdzv-endpoint`.", family=PET,
         details="On one node, with a port: where the ranks' store listens.")
     master_port = Option(parse.port, None, "PORT", RENDEZVOUS,
-        "Port of the first node, if there is no `--rdzv-endpoint`.",
+        "Port of node 0, if there is no `--rdzv-endpoint`.",
         unset=f"{DEFAULT_PORT} on several nodes, else a free one", family=PET,
         details=f"If {DEFAULT_PORT} is taken and no other node was given it, a free port is used.")
     local_addr = Option(parse.as_written, None, "HOST", RENDEZVOUS,
         "Address of this node.", unset="the one that faces the other nodes", family=PET,
-        details="The first node listens there if it has no endpoint, or its name leads to no "
+        details="Node 0 listens there if it has no endpoint, or its name leads to no "
         "single address of it; on one node the ranks' store does if no port is given.")
     allow_different_programs = Switch(RENDEZVOUS,
         "Allow nodes to run different programs.",

@@ -253,7 +253,7 @@ def _launch_here(
         report=lambda result: _report(options, invocation, plan, result, progress),
     )
     if plan.is_elastic and _is_later_task(cluster):
-        return 0  # srun returns the worst code of all nodes; the first node's is the launch's
+        return 0  # srun returns the worst code of all nodes; node 0's is the launch's
     if result.signum is not None and not result.preempted:
         return -result.signum
     return returncode(request.exit_codes, result.exit_code, of_rank=True)
@@ -271,7 +271,7 @@ def _report(
         forward_error(result)
     if options.timings and not invocation.is_quiet:
         say(render_timings(result.timings))
-    # Nodes that share a file system share the report, and the first node knows the most. A caller
+    # Nodes that share a file system share the report, and node 0 knows the most. A caller
     # of launch() has a report of its own.
     knows_most = progress.is_first_node or (result.exit_code and not result.elsewhere)
     if options.report is not None and (knows_most or invocation.caller is not None):
@@ -286,7 +286,7 @@ def _report(
 
 
 def _is_reported_elsewhere(result: LaunchResult, plan: LaunchPlan, invocation: Invocation) -> bool:
-    """Whether the caller, the first node or the controller of all hosts reports the end."""
+    """Whether the caller, node 0 or the controller of all hosts reports the end."""
     is_stopped, caller = result.signum is not None, invocation.caller
     if is_stopped and caller is not None and caller.why_ended:
         return True
@@ -305,7 +305,7 @@ def _scheduler_starts_all(cluster: ClusterFacts | None, request: LaunchRequest) 
 
 
 def _is_later_task(cluster: ClusterFacts | None) -> bool:
-    """Whether a scheduler started this process, but not on the first node."""
+    """Whether a scheduler started this process, but not on node 0."""
     return cluster is not None and cluster.task is not None and bool(cluster.node_rank)
 
 

@@ -78,7 +78,7 @@ def with_peers(facts: ClusterFacts, space: str, peers: Sequence[Peer]) -> Cluste
 
 
 def _addresses_for(nodes: Sequence[Peer]) -> tuple[str, ...]:
-    """Return the addresses of the first node, those on the networks of most nodes first.
+    """Return the addresses of node 0, those on the networks of most nodes first.
 
     An address that another node has, too, such as that of a container bridge, is not usable.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from meshrun.cluster import ClusterFacts, Task
 
 _SET_BY_LAUNCHERS = (var.RANK, var.WORLD_SIZE)
-_SET_MASTER = "set MASTER_ADDR to an address of the first node and MASTER_PORT to a free port on it"
+_SET_MASTER = "set MASTER_ADDR to an address of node 0 and MASTER_PORT to a free port on it"
 
 
 def launch_environment() -> Mapping[str, str]:
@@ -137,5 +137,5 @@ def _no_address(facts: ClusterFacts, task: Task) -> MeshError:
         names = quoted(facts.hosts[1:])
         message = f"rank {task.rank} on {host} has no address on a network shared with {names}"
     else:
-        message = f"rank {task.rank} on {host} cannot reach the first node: tried {names}"
+        message = f"rank {task.rank} on {host} cannot reach node 0: tried {names}"
     return MeshError(message, hint=f"make the host names resolve, or {_SET_MASTER}")

@@ -52,7 +52,7 @@ LAST_CALL = Setting(
     ("last_call_timeout",), parse_seconds, 30.0, "how long to wait for more than the minimum"
 )
 IS_HOST = Setting[bool | None](
-    ("is_host",), parse_flag, None, "whether this node is the first one of c10d"
+    ("is_host",), parse_flag, None, "whether this node is node 0 of c10d"
 )
 STORE_TYPE = Setting(
     ("store_type",), lambda text, _: text.strip().lower(), "tcp", "the kind of c10d's store"

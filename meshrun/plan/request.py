@@ -76,12 +76,12 @@ class Rendezvous(RendezvousSettings, frozen=True, kw_only=True):
 
     @property
     def has_address(self) -> bool:
-        """Whether the address of the first node is given."""
+        """Whether the address of node 0 is given."""
         return bool(self.endpoint or self.master_addr)
 
     @property
     def address(self) -> tuple[str | None, int | None]:
-        """Host and port of the first node, as far as given.
+        """Host and port of node 0, as far as given.
 
         Raises:
             UsageError: If the endpoint cannot be parsed.

@@ -175,12 +175,12 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
 
 
 def _check_address_known(facts: ClusterFacts, node_rank: int | None) -> None:
-    """Check that nodes without the first node's address do not each launch by themselves."""
+    """Check that nodes without node 0's address do not each launch by themselves."""
     if facts.task is None and (node_rank == 0 or facts.job_id is None):
         return  # node 0 needs no address; without a job, this may be the only node
     raise UsageError(
-        f"{facts.system} does not tell processes the address of the first node ({facts.evidence})",
-        hint="pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"
+        f"{facts.system} does not tell processes the address of node 0 ({facts.evidence})",
+        hint="pass --rdzv-endpoint HOST:PORT, with node 0's name and a free port"
         + _if_stale(facts),
         is_reported_elsewhere=bool(facts.task and facts.task.rank),
     )

@@ -43,7 +43,7 @@ class Caller(Struct, frozen=True):
             return ""
 
     def report_joined(self) -> None:
-        """Report that all nodes have joined, so that signals come only through the first node.
+        """Report that all nodes have joined, so that signals come only through node 0.
 
         On a full disk this is omitted: they then also come directly.
         """

@@ -114,7 +114,7 @@ class LaunchResult:
     log_folder: str | None = None
     """Where the ranks' files are, if any were kept."""
     preempted: bool = False
-    """Whether the launcher got SIGTERM and every rank then exited on its own with 0."""
+    """Whether the launcher received SIGTERM and every rank then exited on its own with 0."""
 
     elsewhere: str = ""
     """The cause in one line, on a node other than node 0, which has the full report."""

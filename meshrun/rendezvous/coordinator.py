@@ -192,7 +192,7 @@ class Coordinator:
     def _resume(self, new: Connection, request: Resume) -> None:
         number = self._nodes.of_launcher(request.launcher)
         if number is None or number not in self._connections:
-            self._unauthenticated.reject(new, RendezvousError("it was not back in time"))
+            self._unauthenticated.reject(new, RendezvousError("it reconnected too late"))
             return
         connection = self._connections[number]
         new.send(Resumed(received=connection.received))

@@ -182,8 +182,7 @@ def check_settings(first: Join, info: Join) -> None:
         if other != own:
             theirs, ours = (one_line(value) or "not set" for value in (other, own))
             raise UsageError(
-                f"{one_line(name)} is {theirs} on {info.host}, but {ours} on {first.host},"
-                " the first node",
+                f"{one_line(name)} is {theirs} on {info.host}, but {ours} on {first.host} (node 0)",
                 hint="start every node with the same command and the same versions",
             )
     _check_program(first, info)
@@ -194,7 +193,7 @@ def _check_program(first: Join, info: Join) -> None:
     for part, difference in _program_differences(first, info):
         if part in (PROGRAM, PROGRAM_FILE):
             raise UsageError(
-                f"{difference}, the first node",
+                f"{difference} (node 0)",
                 hint="start every node with the same program, or pass --allow-different-programs"
                 " on each",
             )
@@ -207,10 +206,9 @@ def note_different_arguments(first: Join, others: Iterable[Join]) -> str:
     if not different:
         return ""
     _, difference = different[0]
-    more = f" ({len(different):,} nodes differ from it)" if different[1:] else ""
+    more = f"; {len(different):,} nodes differ from it" if different[1:] else ""
     return (
-        f"{difference}, the first node{more}; if this is intended, pass"
-        " --allow-different-programs on each"
+        f"{difference} (node 0{more}); if this is intended, pass --allow-different-programs on each"
     )
 
 

@@ -66,7 +66,7 @@ def secret_warnings(env: Mapping[str, str], config: RendezvousConfig) -> list[st
     if 0 < len(text) < _SHORT:
         warnings.append(
             f"the secret has only {count(len(text), 'character')} and could be guessed by whoever"
-            f" impersonates the first node; `{_DRAW}` generates one of 44"
+            f" impersonates node 0; `{_DRAW}` generates one of 44"
         )
     if path and not env.get(SECRET):
         with suppress(FileNotFoundError):  # removed once it was read

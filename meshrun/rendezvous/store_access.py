@@ -57,5 +57,5 @@ def listen_for_nodes(
     except UsageError as error:
         raise HostError(
             f"this machine has lost the address {on}, where the nodes met",
-            hint="a launch cannot continue without the first node's address; start it again",
+            hint="a launch cannot continue without node 0's address; start it again",
         ) from error

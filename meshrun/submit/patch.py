@@ -96,7 +96,7 @@ def _check_keys(patch: Patch, value: Any) -> None:
     """Refuse field names that are not text, such as ``on``, which YAML reads as true."""
     for name in value if isinstance(value, Mapping) else ():
         if not isinstance(name, str):
-            raise patch.error(f"the name of a field is text, found {name!r}")
+            raise patch.error(f"field names must be text, found {name!r}")
     below = value.values() if isinstance(value, Mapping) else value
     for each in below if isinstance(value, Mapping | list) else ():
         _check_keys(patch, each)

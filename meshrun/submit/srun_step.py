@@ -175,7 +175,7 @@ class _Step:
         if not self._has_noted_wait:
             self._has_noted_wait = True
             wait = f"waiting up to {self._others_take_s:g} s for those of other nodes"
-            note(f"a launcher has ended; {wait}; Ctrl-C makes srun kill them")
+            note(f"a launcher has exited; {wait}; Ctrl-C makes srun kill them")
             self._overdue.restart(self._others_take_s - _NOTE_AFTER_S)
         elif self._force is not _Force.END_SRUN:
             self._end_srun("srun has not exited")

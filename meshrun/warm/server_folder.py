@@ -174,7 +174,7 @@ class ServerFolder:
         try:
             connection.connect(self._socket(pid))
             if not is_as_privileged(connection):
-                raise PermissionError("what listens there is no warm server for this launcher")
+                raise PermissionError("what listens there is not a warm server for this launcher")
         except OSError:
             connection.close()
             raise

@@ -122,7 +122,7 @@ def test_a_host_that_cannot_be_used_is_tried_again(make_sshd: MakeSshd, tmp_path
 def test_a_host_that_comes_back_at_the_end_is_not_waited_for(
     make_sshd: MakeSshd, tmp_path: Path
 ) -> None:
-    """Its launcher would wait for the first node, which has ended."""
+    """Its launcher would wait for node 0, which has ended."""
     sshd = make_sshd(2)
     words = ("--nnodes", "1:2", "--export", "PYTHONPATH", "--nproc-per-node", "1")
     run = launch(sshd, *words, TICKS, tmp_path)

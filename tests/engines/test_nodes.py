@@ -274,7 +274,7 @@ def test_another_program_is_reported_before_any_rank(
 
 @pytest.mark.usefixtures("fake_torch")
 def test_arguments_may_differ_with_a_note(make_hosts: MakeHosts) -> None:
-    """Only the first node prints the note, which names the first node that differs."""
+    """Only node 0 prints the note, which names the first node that differs."""
     hosts = make_hosts(3)
     words = ["--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--nproc-per-node", "1"]
     launches = [Launch(hosts, host, [*words, PRINTS, f"/scratch/{host}"]) for host in range(3)]
@@ -318,7 +318,7 @@ def test_two_nodes_with_one_node_rank_are_reported(make_hosts: MakeHosts, fake_t
 
 
 def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
-    """The same exit code everywhere; the first node prints the full report, the others a line."""
+    """The same exit code everywhere; node 0 prints the full report, the others a line."""
     hosts = make_hosts(3)
     launches = launch_on(
         hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3,tp=1",

@@ -37,7 +37,7 @@ def test_only_the_first_nodes_lines_are_printed(make_hosts: MakeHosts) -> None:
 
 @pytest.mark.nightly
 def test_a_failure_on_a_quiet_node_is_reported_in_full(make_hosts: MakeHosts) -> None:
-    """The first node's report has the traceback, the failing node's console the error."""
+    """Node 0's report has the traceback, the failing node's console the error."""
     launches = launch_on(make_hosts(2), *AT, "--console", "first-node", TOGETHER, "stay", "raise=3")
 
     assert end_all(launches) == [1, 1]
@@ -79,7 +79,7 @@ def test_nodes_share_a_log_folder(
 @pytest.mark.nightly
 @pytest.mark.parametrize("code", [0, 7])
 def test_nodes_share_a_report(make_hosts: MakeHosts, tmp_path: Path, code: int) -> None:
-    """The first node writes it for all ranks."""
+    """Node 0 writes it for all ranks."""
     report = tmp_path / "report.json"
     program = [SAYS] if not code else [TOGETHER, "stay", f"exit=3:{code}"]
     launches = launch_on(

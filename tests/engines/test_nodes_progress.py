@@ -97,7 +97,7 @@ def test_a_training_goes_on_on_fewer_nodes(make_hosts: MakeHosts, tmp_path: Path
 def test_a_slow_rank_is_named_among_those_of_other_nodes(
     make_hosts: MakeHosts, tmp_path: Path, slow: int, how: str
 ) -> None:
-    """Each node has one rank and cannot compare it with others, so the first node names it.
+    """Each node has one rank and cannot compare it with others, so node 0 names it.
 
     It also gives the reason, as seen on the rank's own node. If none is slow, none is named: other
     programs may slow down one by chance, but not the same one each time.

@@ -357,7 +357,7 @@ def test_a_killed_connection_ends_all(make_sshd: MakeSshd, which: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, tmp_path: Path, node: int) -> None:
-    """Its host is named, and no other launcher reports that it lost the first node."""
+    """Its host is named, and no other launcher reports that it lost node 0."""
     sshd = make_sshd(2)
     report = tmp_path / "report.json"
     run = launch(sshd, "--mesh", "dp=2", "--report", report, TOGETHER, "stay")

@@ -430,7 +430,7 @@ def test_a_node_whose_slurmstepd_was_killed_is_left_out(slurm: Slurm, tmp_path: 
         daemon.kill()
     wait_for(output, " of 2 in 1 on", 2)
     (tmp_path / "go").touch()
-    wait_for(output, "a launcher has ended; waiting up to 90 s")
+    wait_for(output, "a launcher has exited; waiting up to 90 s")
     for line in ("making srun kill", "leaving without confirmation"):
         interrupt(tmp_path)
         wait_for(output, line)

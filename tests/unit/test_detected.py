@@ -58,7 +58,7 @@ def test_a_node_of_several_as_json() -> None:
     ("env", "words", "error"),
     [
         (MPI, (), "Open MPI started meshrun 4 times on 2 nodes"),
-        ({**FLUX, "PMI_FD": ""}, (), "Flux does not tell processes the address of the first node"),
+        ({**FLUX, "PMI_FD": ""}, (), "Flux does not tell processes the address of node 0"),
         ({**SAGEMAKER, "SM_HOSTS": ""}, (), "SM_CURRENT_HOST=algo-2 is set without SM_HOSTS"),
         (DSTACK, ("--nnodes", "3"), "--nnodes 3, but dstack allocated 2"),
         ({}, ("--mesh", "dp=x"), ""),

@@ -140,7 +140,7 @@ def test_only_a_node_with_a_different_setting_fails(parties: Parties, two: list[
 
     error = other.received(JoinFailed)[0].error
     assert (error.message, error.exit_code) == (
-        "mesh is dp=2 on node2, but not set on node0, the first node", 2,
+        "mesh is dp=2 on node2, but not set on node0 (node 0)", 2,
     )  # fmt: skip
     assert [party.events for party in two] == [[], []]
 
@@ -347,7 +347,7 @@ def test_a_node_that_withdrew_is_the_reason_for_too_few(
 
 
 def test_a_lost_node_is_the_reason_for_too_few(parties: Parties) -> None:
-    """The first node waits for another one until the timeout."""
+    """Node 0 waits for another one until the timeout."""
     coordinator = parties.coordinator(MOST, fit=fit, there=2, least_nodes=2, return_s=8.0)
     other = newcomer(parties, "node1", rank=1)
     parties.until(lambda: coordinator.received(AllJoined) and other.received(AllJoined))
@@ -436,12 +436,12 @@ def test_a_host_that_fails_twice_alone_is_excluded(parties: Parties, two: list[P
         [(2, "exited with code 3"), (1, "exited with code 3"), (1, "exited with code 3")],
         [(0, "exited with code 3"), (0, "exited with code 3")],
     ],
-    ids=["in turns", "shared", "the first node"],
+    ids=["in turns", "shared", "node 0"],
 )
 def test_a_host_that_does_not_fail_alone_stays(
     parties: Parties, two: list[Party], failures: list[tuple[int, str]]
 ) -> None:
-    """If two hosts fail alike, the cause is the program; the first node cannot be excluded."""
+    """If two hosts fail alike, the cause is the program; node 0 cannot be excluded."""
     three = [*two, grown(parties, two)]
     for generation, (rank, how) in enumerate(failures, 2):
         fail_on(parties, three, generation, rank, how)

@@ -99,7 +99,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, DIES[0], EXCLUDED, EXCLUDED, DIES[1]],
         [START, term(3), FAILED, LEAVES, FINISH],
     ),
-    "the first node cannot leave": (
+    "node 0 cannot leave": (
         [*COORDINATOR, EXCLUDED, *COORDINATOR_ENDED, ENDED, all_cleared()],
         [START, term(0, 1), FAILED, CLEAR, CLEARED, THE_END],
     ),

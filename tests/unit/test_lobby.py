@@ -430,7 +430,7 @@ def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
     errors = [party.received(JoinFailed)[0].error for party in (coordinator, participant)]
 
     assert {error.message for error in errors} == {
-        "--mesh is dp=4 on node1, but dp=2 on node0, the first node"
+        "--mesh is dp=4 on node1, but dp=2 on node0 (node 0)"
     }
     assert {error.exit_code for error in errors} == {2}
     assert len(coordinator.received(JoinFailed)) == 1

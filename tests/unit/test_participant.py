@@ -242,7 +242,7 @@ def test_a_coordinator_with_another_secret_is_rejected(
         ({"hosts": ["node0", "node7"]}, "node 1 to be node7 with 1 worker"),
         ({"run_id": "another"}, "of launch another, but this is node1 with 1 worker"),
     ],
-    ids=["more workers", "the first node", "another host", "another launch"],
+    ids=["more workers", "node 0", "another host", "another launch"],
 )
 def test_a_welcome_with_wrong_values_is_rejected(
     parties: Parties, other: socket.socket, wrong: dict[str, Any], told: str

@@ -117,7 +117,7 @@ def _turned(launchers: list[Launcher]) -> bool:
 def test_nodes_share_a_machine_whose_name_is_a_loopback_address(
     launchers: list[Launcher], monkeypatch: pytest.MonkeyPatch, node_ranks: Sequence[int | None]
 ) -> None:
-    """As on Debian; the first node listens on another address, where the second one looks."""
+    """As on Debian; node 0 listens on another address, where the second one looks."""
     port = free_port()
     monkeypatch.setattr("meshrun.host.outgoing.look_up", lambda _: ["127.0.1.1"])
     monkeypatch.setattr("socket.gethostname", lambda: "node0")

@@ -182,11 +182,11 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
         (SHELL, {"nnodes": 2}, "--nnodes 2 in a Slurm shell",
          "start one launcher per node: srun --ntasks-per-node=1 meshrun ..."),
         (replace(HYDRA, variables=(("PMI_RANK", "0"), ("PMI_SIZE", "2"))), {},
-         "MPICH does not tell processes the address of the first node",
-         "pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port; or unset"
+         "MPICH does not tell processes the address of node 0",
+         "pass --rdzv-endpoint HOST:PORT, with node 0's name and a free port; or unset"
          " PMI_RANK, PMI_SIZE if they are left over from another job"),
-        (HYDRA, {}, "MPICH does not tell processes the address of the first node",
-         "pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"),
+        (HYDRA, {}, "MPICH does not tell processes the address of node 0",
+         "pass --rdzv-endpoint HOST:PORT, with node 0's name and a free port"),
         (replace(HYDRA, task=None, nnodes=None, is_one_of_several=True), {},
          "MPICH started several processes",
          "pass --nnodes N, with one process on each node: start one meshrun per node; or"
@@ -277,7 +277,7 @@ def peer(host: str, *addresses: str, secret: str = "") -> Peer:
 
 
 def test_what_processes_exchange_gives_the_nodes() -> None:
-    """It gives the nodes, their processes, and the first node's address on a shared network."""
+    """It gives the nodes, their processes, and node 0's address on a shared network."""
     peers = [
         peer("a", "172.17.0.1/16", "192.168.0.4/24", "10.0.0.4/24", secret="of rank 0"),
         peer("b", "172.17.0.1/16", "10.0.0.5/24"),

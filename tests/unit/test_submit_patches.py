@@ -162,7 +162,7 @@ def test_patches_are_applied_in_order() -> None:
         ("spec: {$patch: remove}", "$patch is merge, replace, delete, found 'remove'"),
         ("- op: add", "expected fields of the manifest, found a list"),
         ("text", "expected fields of the manifest, found 'text'"),
-        ("spec: {on: 1}", "the name of a field is text, found True"),
+        ("spec: {on: 1}", "field names must be text, found True"),
         ("spec: &spec {more: *spec}", "it contains itself"),
         ("spec: [", "p.yaml: while parsing a flow node"),
         ("a: \0", "p.yaml: unacceptable character"),
