@@ -390,7 +390,7 @@ def _signalled(state: State, event: SignalArrived) -> State:
     is_sigterm, before = event.signum == signal.SIGTERM, state.signals
     if len(before) > 2 or (is_sigterm and state.sigterm_repeats and signal.SIGTERM in before):
         return state  # after the third signal all ranks are killed, and the deadline stays
-    if state.over or state.nodes.over is not None:  # only notifying the other nodes is left
+    if state.over or state.nodes.phase is NodesPhase.OVER:  # only notifying the other nodes is left
         return replace(state, signals=(*before, event.signum))
     if event.signum in _OF_ONE_NODE and not before:
         state = _leave_if_possible(state)

@@ -100,6 +100,8 @@ def _all_cleared(state: State, event: AllCleared) -> State:
     if state.nodes.phase is not NodesPhase.CLEARED:
         return state
     state = state.with_nodes(outcomes=event.outcomes)
+    if state.hung is not None and event.why_hung:
+        state = replace(state, hung=replace(state.hung, why=event.why_hung))
     if change is not None and may_continue(state):
         return _gather(state, cause_of_change(state, change))
     if not state.stopping:  # every rank succeeded
@@ -128,7 +130,7 @@ def _others_finished(state: State, event: OthersFinished) -> State:
 
 
 def _launch_over(state: State, event: LaunchOver) -> State:
-    return end_zygote(state.with_nodes(over=event, phase=NodesPhase.OVER), event.at_ns)
+    return end_zygote(state.with_nodes(launch_over=event, phase=NodesPhase.OVER), event.at_ns)
 
 
 HANDLERS: dict[type[Any], Callable[[State, Any], State]] = {

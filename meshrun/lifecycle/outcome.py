@@ -102,7 +102,7 @@ def build_result(
     nodes = state.nodes
     for outcome in state.outcomes:
         evidence = {**evidence, **outcome.evidence}
-    over, is_spare = nodes.over, _is_spare(state)
+    over, is_spare = nodes.launch_over, _is_spare(state)
     ending = describe_end(state, layout, hosts, "")
     ranks = failed_ranks(state) if ending.exit_code and not is_spare else []
     failures = [
@@ -135,7 +135,9 @@ def build_result(
 def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Ending:
     """Return how the launch ends, on all nodes if this one is the coordinator.
 
-    ``hosts`` are those of the nodes, in node order, and ``host`` is this one.
+    ``hosts`` are those of the nodes, in node order, and ``host`` is this one. If several things
+    happened, a signal comes first, then a broken program, what :func:`find_trouble` returns, and a
+    failed rank.
     """
     signum, preempted = _stop_signal(state), _was_preempted(state, others=len(hosts) - 1)
     exit_code, headline, trouble = 0, "", None
@@ -155,8 +157,8 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
         exit_code = exit_code_of(first.signum, first.exit_code) or 1
         where = f" on {hosts[layout.node_rank(first.rank)]}" if len(hosts) > 1 else ""
         headline = f"{rank_name(layout, first.rank)}{where} {describe_failed_rank(first)}"
-    if state.nodes.over is not None:
-        exit_code = state.nodes.over.exit_code
+    if state.nodes.launch_over is not None:
+        exit_code = state.nodes.launch_over.exit_code
     return Ending(
         exit_code=exit_code,
         signum=signum,
@@ -168,7 +170,7 @@ def describe_end(state: State, layout: Layout, hosts: Sequence[str], host: str) 
 
 def _is_spare(state: State) -> bool:
     """Return whether the launch ended without this node; its ranks are of an earlier generation."""
-    over = state.nodes.over
+    over = state.nodes.launch_over
     if over is None or state.nodes.is_coordinator:
         return False
     has_run = any(rank_state.pid is not None for rank_state in state.ranks.values())
@@ -239,11 +241,11 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
     for outcome in state.outcomes:
         if outcome.trouble is not None:
             return outcome.trouble.as_error()
-    if nodes.over is not None and nodes.over.trouble is not None:
-        return nodes.over.trouble.as_error()
+    if nodes.launch_over is not None and nodes.launch_over.trouble is not None:
+        return nodes.launch_over.trouble.as_error()
     if (lost := nodes.lost) is None or has_root_cause(state, before_ns=lost.heard_ns):
         return None
-    if nodes.is_coordinator or nodes.over is None:
+    if nodes.is_coordinator or nodes.launch_over is None:
         # After a third signal, node 0 does not wait for the others.
         signum = nodes.signum
         before = f"another node was stopped by {signal_name(signum)}; then " if signum else ""
@@ -261,7 +263,11 @@ def _hint_of_loss(lost: NodeLost) -> str:
 
 
 def find_trouble(state: State, host: str = "") -> MeshrunError | None:
-    """Return what ended the launch from outside its ranks, or ``None``."""
+    """Return what ended the launch from outside its ranks, or ``None``.
+
+    A hang comes first; then a failed check, an excluded node, a process that could not be started
+    and one that was lost, all on this node; and then other nodes.
+    """
     if state.hung is not None:
         nothing = "none used the CPU, printed anything, or called meshrun.heartbeat()"
         return HangError(
@@ -269,21 +275,6 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
             hint="see where the ranks are in the stacks above; --hang-timeout sets the limit",
         )
     here = _trouble_here(state)
-    if state.excluded is not None:
-        event = state.excluded
-        is_program = event.found_by == "program"
-        did = "reported that its node must not be used" if is_program else "excludes this node"
-        here = NodeExcludedError(
-            f"{event.who} {did}: {event.reason}",
-            hint=f"leave the node out: {event.remedy}",
-        )
-    if state.failed_check is not None:
-        first, *others = state.failed_check.findings
-        more = f" (and {len(others)} more)" if others else ""
-        here = CheckError(
-            f"--check-first did not start the program: {first}{more}",
-            hint="run --check in place of the program to measure everything",
-        )
     if here is None:
         return _trouble_elsewhere(state)
     if host:
@@ -300,6 +291,20 @@ def _hint_of_death(signum: int | None) -> str:
 
 
 def _trouble_here(state: State) -> MeshrunError | None:
+    if state.failed_check is not None:
+        first, *others = state.failed_check.findings
+        more = f" (and {len(others)} more)" if others else ""
+        return CheckError(
+            f"--check-first did not start the program: {first}{more}",
+            hint="run --check in place of the program to measure everything",
+        )
+    if (event := state.excluded) is not None:
+        is_program = event.found_by == "program"
+        did = "reported that its node must not be used" if is_program else "excludes this node"
+        return NodeExcludedError(
+            f"{event.who} {did}: {event.reason}",
+            hint=f"leave the node out: {event.remedy}",
+        )
     if (failed := state.start_error) is not None:
         return HostError(describe_start_error(failed), hint=failed.hint)
     if (what := describe_lost_process(state)) is None or state.lost_process is None:

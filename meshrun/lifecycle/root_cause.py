@@ -137,7 +137,10 @@ def describe_lost_process(state: State) -> str | None:
 
 
 def describe_failure(state: State) -> str | None:
-    """Return what ended this generation here, if it was not a rank and a restart may help."""
+    """Return what ended this generation here, if it was not a rank and a restart may help.
+
+    The order is that of :func:`meshrun.lifecycle.outcome.find_trouble`.
+    """
     if state.hung is not None:
         why = f": {state.hung.why}" if state.hung.why else ""
         return f"no rank made progress for {state.hung.idle_s:.1f} s{why}"

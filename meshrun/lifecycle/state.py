@@ -9,7 +9,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun.lifecycle.actions import Action
-from meshrun.lifecycle.nodes_policy import FIXED, NodesPolicy
 from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
     GenerationAborted,
@@ -29,6 +28,24 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.generation import Cause, NodeOutcome, RankState
 
 
+class NodesPolicy(Struct, frozen=True, kw_only=True):
+    """What a change of the nodes means to a launch: :data:`FIXED` or :data:`ELASTIC`.
+
+    Nothing else in this package asks which of the two a launch is.
+    """
+
+    needs_all: bool
+    """Whether the launch needs every one of its nodes, not only node 0."""
+    loss_is_failure: bool
+    """Whether a generation that a change of the nodes has ended needs a restart to be followed."""
+    returns: bool
+    """Whether a node that has lost the coordinator ends its ranks and reconnects."""
+
+
+FIXED = NodesPolicy(needs_all=True, loss_is_failure=True, returns=False)
+ELASTIC = NodesPolicy(needs_all=False, loss_is_failure=False, returns=True)
+
+
 class NodesState(Struct, frozen=True, kw_only=True):
     """What this launcher knows of the other nodes, if there are any."""
 
@@ -44,7 +61,8 @@ class NodesState(Struct, frozen=True, kw_only=True):
     policy: NodesPolicy = FIXED
     change: GenerationAborted | None = None
     """The first change of the nodes in this generation; only the coordinator knows it."""
-    over: LaunchOver | None = None
+    launch_over: LaunchOver | None = None
+    """What the coordinator announced, in the phase ``OVER``."""
     outcomes: tuple[NodeOutcome, ...] = ()
     """The other nodes' reports on this generation; the coordinator has them once every node is
     cleared."""
@@ -206,18 +224,22 @@ class State(Struct, frozen=True, kw_only=True):
         return {**dict(chain.from_iterable(elsewhere)), **self.ranks}
 
 
+def delay_deadline(state: State, late_ns: int) -> State:
+    """Return the state with its deadline moved by the time that an event was handled late."""
+    if state.deadline_ns is None:
+        return state
+    return replace(state, deadline_ns=state.deadline_ns + late_ns)
+
+
 def skip_time(state: State, lost_ns: int) -> State:
     """Return the state with its deadlines moved by time in which the launcher could not act."""
-    return replace(
-        state,
-        deadline_ns=None if state.deadline_ns is None else state.deadline_ns + lost_ns,
-        begin_ns=None if state.begin_ns is None else state.begin_ns + lost_ns,
-    )
+    begin_ns = None if state.begin_ns is None else state.begin_ns + lost_ns
+    return delay_deadline(replace(state, begin_ns=begin_ns), lost_ns)
 
 
 def was_stopped(state: State) -> bool:
     """Return whether a signal stopped the launch, here or on another node."""
-    over = state.nodes.over
+    over = state.nodes.launch_over
     is_elsewhere = state.nodes.signum is not None or (over is not None and bool(over.signum))
     return bool(state.signals) or is_elsewhere
 

@@ -158,6 +158,8 @@ class AllCleared(Struct, frozen=True, kw_only=True):
 
     outcomes: tuple[NodeOutcome, ...]
     """The reports of the other nodes."""
+    why_hung: str = ""
+    """Who waits for whom, if that explains a hang."""
     at_ns: int
 
 

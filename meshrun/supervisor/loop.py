@@ -40,9 +40,17 @@ from meshrun.lifecycle.actions import (
     StartAll,
     StartZygote,
 )
-from meshrun.lifecycle.nodes_policy import ELASTIC, FIXED
 from meshrun.lifecycle.outcome import build_result, describe_end
-from meshrun.lifecycle.state import ALONE, NodesState, State, skip_time, was_stopped
+from meshrun.lifecycle.state import (
+    ALONE,
+    ELASTIC,
+    FIXED,
+    NodesState,
+    State,
+    delay_deadline,
+    skip_time,
+    was_stopped,
+)
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.caller import Invocation
 from meshrun.protocol.codec import WireError
@@ -356,7 +364,7 @@ class Loop:
             self._monitor.ask(event.title, then=event)
         else:
             if isinstance(event, AllCleared):
-                self.state, event = self._monitor.explain_wait(self.state, event)
+                event = self._monitor.explain_wait(self.state, event)
             self._handle(self._complete(event, nodes) if isinstance(event, AllJoined) else event)
 
     def _handle(self, event: Event) -> None:
@@ -366,7 +374,7 @@ class Loop:
             # It counts from the event, which this process may have handled late: on a slow disk.
             now_ns = time.monotonic_ns()
             late_ns = max(0, now_ns - getattr(event, "at_ns", now_ns))
-            self.state = replace(self.state, deadline_ns=self.state.deadline_ns + late_ns)
+            self.state = delay_deadline(self.state, late_ns)
         if isinstance(event, RankReady):
             self._output.begin()
         if isinstance(event, RankExited):

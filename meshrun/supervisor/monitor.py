@@ -278,24 +278,23 @@ class Monitor(Watcher):
             for rank, answer in self.collectives.called.items()
         }
 
-    def explain_wait(self, state: State, cleared: AllCleared) -> tuple[State, AllCleared]:
+    def explain_wait(self, state: State, cleared: AllCleared) -> AllCleared:
         """Print who waits for whom once all nodes have answered, unless it has been printed."""
         calls = {rank: answer for each in cleared.outcomes for rank, answer in each.calls.items()}
         failed = [state.ranks, *(each.ranks for each in cleared.outcomes)]
         is_late = any(rank_state.has_timed_out for ranks in failed for rank_state in ranks.values())
         is_hung = state.hung is not None or any(each.is_hung for each in cleared.outcomes)
         if not calls or not (is_hung or is_late):
-            return state, cleared
+            return cleared
         # In a hang, all ranks were asked.
         own = range(self.plan.layout.world_size) if is_hung else {*state.ranks, *calls}
         found = self._find({**self.calls, **calls}, own)
         if not found or found[0].summary == self.why:
-            return state, cleared
+            return cleared
         self._print_findings(found)
         self.why = why = found[0].summary
-        hung = None if state.hung is None else replace(state.hung, why=why)
         outcomes = tuple(_with_reason(each, why) for each in cleared.outcomes)
-        return replace(state, hung=hung), replace(cleared, outcomes=outcomes)
+        return replace(cleared, outcomes=outcomes, why_hung=why)
 
     def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[HungGroup]:
         places = {rank: answer.place for rank, answer in calls.items() if answer.place}

@@ -119,7 +119,7 @@ class NodeLink:
     def begin_to_linger(self, state: State, layout: Layout) -> None:
         """Withdraw, once the launch is over here, if not all nodes had joined."""
         nodes, self._signals_before = state.nodes, len(state.signals)
-        if nodes.have_joined or nodes.over is not None:
+        if nodes.have_joined:
             # No event tells when the others have received all.
             self._reactor.every(_CHECK_DELIVERY_S, lambda: None)
             return
@@ -135,7 +135,7 @@ class NodeLink:
         """Return whether to wait until the others know how or why this launch ended."""
         if len(state.signals) != self._signals_before:
             return False
-        if self._linger is None or state.nodes.have_joined or state.nodes.over is not None:
+        if self._linger is None or state.nodes.have_joined:
             return not self.peers.all_delivered  # the network may be cut, and heal
         return not self._linger.is_over
 

@@ -9,9 +9,8 @@ from meshrun.errors import RendezvousError
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Action, Decide, Report, StartAll, StartZygote
-from meshrun.lifecycle.nodes_policy import ELASTIC
 from meshrun.lifecycle.outcome import build_result, describe_end
-from meshrun.lifecycle.state import NodesState, State
+from meshrun.lifecycle.state import ELASTIC, NodesState, State
 from meshrun.protocol.events import (
     AllJoined,
     Event,

@@ -88,7 +88,7 @@ def test_a_rank_of_another_node_that_is_missing_in_a_timeout_is_named() -> None:
     outcome = NodeOutcome(
         ranks={2: RankState(raised=late)}, evidence={2: Evidence(why=why)}, calls=calls
     )
-    _, cleared = monitor.explain_wait(state, AllCleared(outcomes=(outcome,), at_ns=9))
+    cleared = monitor.explain_wait(state, AllCleared(outcomes=(outcome,), at_ns=9))
     monitor.close()
     reactor.close()
 

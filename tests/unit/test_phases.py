@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from meshrun.lifecycle import local, other_nodes
 from meshrun.lifecycle.actions import StartAll
-from meshrun.lifecycle.nodes_policy import ELASTIC, FIXED, NodesPolicy
 from meshrun.lifecycle.phases import ExitBarrier, Link, NodesPhase, Phase, Stop
-from meshrun.lifecycle.state import NodesState, State
+from meshrun.lifecycle.state import ELASTIC, FIXED, NodesPolicy, NodesState, State
 from meshrun.protocol.events import (
     AllCleared,
     AllJoined,

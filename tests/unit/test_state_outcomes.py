@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -10,9 +11,17 @@ from msgspec.structs import replace
 from meshrun.errors import HostError
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
-from meshrun.lifecycle.outcome import build_result
+from meshrun.lifecycle.outcome import build_result, describe_end, find_trouble
+from meshrun.lifecycle.root_cause import describe_failure
 from meshrun.protocol.events import Event, Hung
-from meshrun.protocol.from_zygote import ProgramBroken, RankLeaves, StartFailed, StoreEnded
+from meshrun.protocol.from_zygote import (
+    Checked,
+    NodeExcluded,
+    ProgramBroken,
+    RankLeaves,
+    StartFailed,
+    StoreEnded,
+)
 from meshrun.protocol.result import LaunchResult, RankFailed, Timings, cause_of
 from tests.histories import (
     GONE,
@@ -36,6 +45,36 @@ def result_of(*events: Event) -> LaunchResult:
 
 LOST_PEER = "[..] Connection closed by peer [127.0.0.1]:3"
 ALL_SUCCEED = [exited(rank, 0, 1) for rank in range(3)]
+
+CAUSES: dict[str, dict[str, Any]] = {
+    "stopped by SIGTERM": {"signals": (15,)},
+    "SyntaxError": {"broken": ProgramBroken(text="SyntaxError: bad", exit_code=1)},
+    "no rank made progress": {"hung": Hung(idle_s=9, at_ns=S)},
+    "--check-first": {
+        "failed_check": Checked(rank=0, at_ns=S, findings=["tp"], hosts=[], speeds="", seconds=1)
+    },
+    "must not be used": {"excluded": NodeExcluded(rank=0, at_ns=S, reason="hot", remedy="leave")},
+    "cannot fork": {"start_error": StartFailed(rank=0, error="cannot fork", at_ns=S)},
+    "store was killed": {"lost_process": LOST_STORE},
+    "exited with code 7": {},
+}
+"""What ends a launch, by words of its headline, the decisive one first."""
+
+
+@pytest.mark.parametrize("words", CAUSES)
+def test_of_several_causes_the_first_one_decides(words: str) -> None:
+    """The headline, the error and the reason for a restart agree."""
+    later = [*CAUSES][[*CAUSES].index(words) :]
+    changes = [change for name in later for change in CAUSES[name].items()]
+    state = replace(play([*STARTED, exited(1, 7 << 8, 5)])[0], **dict(changes))
+    trouble, restart = find_trouble(state), describe_failure(state)
+
+    assert words in describe_end(state, solve_layout(parse_mesh("dp=3")), ["node"], "node").headline
+    if later[0] in [*CAUSES][2:-1]:
+        assert words in str(trouble)
+    if later[0] in ("no rank made progress", "cannot fork", "store was killed"):
+        assert words in str(restart)
+
 
 OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
     "all succeed": ([*ALL_SUCCEED, GONE], 0, None),
