@@ -8,7 +8,7 @@ from functools import partial
 from string import Template
 
 from meshrun.errors import UsageError
-from meshrun.host.small_file import read_small
+from meshrun.host.named_files import read_small
 from meshrun.plan.choices import TEMPLATE_FIELDS
 from meshrun.plan.parse import parse_integer
 

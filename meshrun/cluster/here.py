@@ -14,8 +14,8 @@ from meshrun.host import rank_variables as var
 from meshrun.host.descriptors import has_terminal
 from meshrun.host.entry_points import call, entry_points, load
 from meshrun.host.interfaces import addresses_with_prefixes
+from meshrun.host.named_files import read_small
 from meshrun.host.pmi import exchange
-from meshrun.host.small_file import read_small
 from meshrun.host.sysfs import boot_id
 
 PLUG_INS = "meshrun.clusters"

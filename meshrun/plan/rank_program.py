@@ -13,7 +13,7 @@ from zipimport import ZipImportError, zipimporter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from meshrun.host.absolute import absolute
+from meshrun.host.named_files import absolute
 
 PYTHON_EXEC = "PYTHON_EXEC"
 """torchrun's variable for the interpreter of the ranks."""

@@ -11,8 +11,8 @@ from contextlib import suppress
 from functools import cache
 
 from meshrun.errors import HostError
+from meshrun.host.named_files import read_small
 from meshrun.host.own_variables import SECRET, SECRET_FILE
-from meshrun.host.small_file import read_small
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.wording import count
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from meshrun.errors import InternalError, RendezvousError
-from meshrun.host.absolute import absolute
+from meshrun.host.named_files import absolute
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.plan.request import LaunchRequest

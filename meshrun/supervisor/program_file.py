@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from meshrun.errors import HostError, ProgramError
-from meshrun.host.absolute import absolute
+from meshrun.host.named_files import absolute
 from meshrun.plan.rank_program import PYTHON_EXEC, Program
 from meshrun.protocol.stacks import current_folder
 

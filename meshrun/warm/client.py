@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 
 from msgspec import Struct
 
-from meshrun.host.absolute import absolute
 from meshrun.host.descriptors import unnamed_file
+from meshrun.host.named_files import absolute
 from meshrun.host.own_variables import LAUNCH_MARK
 from meshrun.host.pidfd import has_ended, send_signal_to
 from meshrun.host.processes import EndedChildren, is_stopped

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from meshrun.host.absolute import absolute
 from meshrun.host.folder import Folder, who_else_may_write
+from meshrun.host.named_files import absolute
 from meshrun.host.pidfd import has_ended, open_pidfd, send_signal_to
 from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of

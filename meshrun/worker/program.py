@@ -19,7 +19,7 @@ from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from msgspec import Struct
 from msgspec.structs import replace
 
-from meshrun.host.absolute import absolute
+from meshrun.host.named_files import absolute
 from meshrun.host.users_files import OURS
 from meshrun.plan.rank_program import Program, first_path, is_archive
 from meshrun.worker.early_settings import EarlySettings, read_early_settings

@@ -1,10 +1,16 @@
-"""Reads small text files that users and schedulers name."""
+"""Files that users and schedulers name: their absolute paths, and the text of small ones."""
 
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 _LONGEST = 4 * 1024 * 1024
+
+
+def absolute(path: str) -> str:
+    """Return an absolute path; ``os.path.abspath`` takes ``link/..`` for the folder of a link."""
+    return str(Path(path).absolute())
 
 
 def read_small(path: str, *, errors: str = "surrogateescape") -> str:
