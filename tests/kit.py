@@ -25,6 +25,27 @@ MARK = "PET_TEST_ID"  # a name that is sent to other hosts, and of which meshrun
 """Set in the environment of every process that a test starts, to find those left behind."""
 _HANG_S = 90.0
 
+# Prose of messages that many tests expect: a better sentence is a change of one line.
+ZYGOTE = "the process that starts the ranks"
+SILENT = "no message from it for"
+HUNG_UP = "it closed the connection"
+WAS_LOST = " was lost: "
+
+
+def lost_node(node: int, host: str = "") -> str:
+    """Return how the message begins that a node was lost, up to the reason."""
+    return f"node {node} ({host or f'node{node}'}){WAS_LOST}"
+
+
+def lost_host(host: str) -> str:
+    """Return how the message begins that a host of ``--hosts`` was lost, up to the reason."""
+    return f"host {host}{WAS_LOST}"
+
+
+def withdrew(host: str) -> str:
+    """Return how the message begins that a node withdrew, up to the reason."""
+    return f"{host} withdrew before all nodes had joined: "
+
 
 def command(*args: str | Path) -> list[str]:
     """Return the command that runs meshrun with this interpreter."""

@@ -20,12 +20,11 @@ from meshrun.protocol.from_zygote import RankFinished
 from meshrun.protocol.generation import Cause, NodeOutcome, RankState, Trouble
 from tests.histories import READY, S, exited, started
 from tests.histories import play as play_events
+from tests.kit import HUNG_UP
 
 OTHERS_FAILED = GenerationAborted(why="rank 2 failed", signum=0, at_ns=5 * S)
 OTHERS_FINISHED = OthersFinished(at_ns=6 * S)
-COORDINATOR_LOST = NodeLost(
-    node_rank=0, host="node0", why="it closed the connection", at_ns=5 * S, heard_ns=4 * S
-)
+COORDINATOR_LOST = NodeLost(node_rank=0, host="node0", why=HUNG_UP, at_ns=5 * S, heard_ns=4 * S)
 NODE_LOST = NodeLost(
     node_rank=1, host="node1", why="it stopped responding", at_ns=5 * S, heard_ns=4 * S
 )

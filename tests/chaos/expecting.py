@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.chaos.drawing import Case, Fault
+from tests.kit import ZYGOTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
             why = f"restart 1 of 1, because {failing} exited with code 3"
             return Expected(codes=frozenset({0}), messages=(why,), is_done=True, restarts=True)
         case "zygote" if deadly:
-            return _failed(case, code, f"the process that starts the ranks was killed by {name}")
+            return _failed(case, code, f"{ZYGOTE} was killed by {name}")
         case "store" if deadly:
             return _failed(
                 case, 71, f"the process that hosts the ranks' store was killed by {name}"

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
+from tests.kit import WAS_LOST, ZYGOTE, lost_node
+
 Phase = Literal["importing", "rendezvous", "joining", "training", "ending", "restarting", "again"]
 Fault = Literal["launcher", "zygote", "rank", "host", "cut", "term", "raise"]
 
@@ -67,11 +69,11 @@ class Case:
         """Return how a node's launcher reports the cause, if the nodes had joined."""
         match self.fault:
             case "launcher" | "host":
-                return f"error: node {self.victim} (node{self.victim}) was lost: "
+                return f"error: {lost_node(self.victim)}"
             case "cut":
-                return " was lost: "
+                return WAS_LOST
             case "zygote":
-                what = "the process that starts the ranks was killed by SIGKILL"
+                what = f"{ZYGOTE} was killed by SIGKILL"
                 return f"error: on node{self.victim}, {what}"
             case "rank":
                 where = f" on node{self.victim}" if node else ""

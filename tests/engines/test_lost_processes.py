@@ -14,7 +14,7 @@ from tests.engines.over_ssh import pids_of
 from tests.engines.sshd import MakeSshd
 from tests.engines.test_resize import start_all
 from tests.engines.together import Launch, all_gone, end_all, launch_on, wait_for_all
-from tests.kit import PROGRAMS
+from tests.kit import PROGRAMS, lost_node
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = PROGRAMS / "elastic.py"
@@ -80,7 +80,7 @@ def test_an_elastic_launch_without_restarts_goes_on_without_the_node(
     assert end_all(launches) == [0, code], launches[1].text
     why = cause(what, 1).strip().partition(", ")[2]
     assert f"error: {why}" in launches[1].text
-    assert f"node 1 (node1) was lost: {why}" in launches[0].text
+    assert f"{lost_node(1)}{why}" in launches[0].text
     all_gone(hosts)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.hosts import MakeHosts
 from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on, wait_for_all
-from tests.kit import PROGRAMS
+from tests.kit import PROGRAMS, withdrew
 from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
@@ -58,7 +58,7 @@ def test_what_one_node_cannot_run_ends_all(
 
     assert end_all(launches) == [code, code], launches[0].text + launches[1].text
     text = launches[1 - host].text
-    assert f"error: node{host} withdrew before all nodes had joined: {why}" in text
+    assert f"error: {withdrew(f'node{host}')}{why}" in text
     assert why in launches[host].text
     all_gone(hosts)
 
@@ -81,7 +81,7 @@ def test_a_signal_to_a_waiting_node_ends_all(
     launches[host].send(signum)
 
     assert [as_shell(code) for code in end_all(launches)] == [128 + signum] * 2
-    reason = f"node{host} withdrew before all nodes had joined: it was stopped by {signum.name}"
+    reason = f"{withdrew(f'node{host}')}it was stopped by {signum.name}"
     assert f"error: {reason}" in launches[1 - host].text
     all_gone(hosts)
 
@@ -114,8 +114,8 @@ def test_a_node_that_cannot_be_planned_ends_all(
 
     assert codes == [code] * 2, launches[0].text + launches[1].text
     text = launches[1 - host].text
-    assert f"error: node{host} withdrew before all nodes had joined: " in text
-    assert reason in text.partition("withdrew before all nodes had joined: ")[2]
+    assert f"error: {withdrew(f'node{host}')}" in text
+    assert reason in text.partition(withdrew(f"node{host}"))[2]
     all_gone(hosts)
 
 
@@ -130,7 +130,7 @@ def test_a_latecomer_is_told_why_there_is_no_launch(
     second = Launch(hosts, 1, [*TWO, SAYS])
 
     assert end_all([first, second]) == [2, 2], first.text + second.text
-    assert "error: node0 withdrew before all nodes had joined: " in second.text
+    assert f"error: {withdrew('node0')}" in second.text
 
 
 @pytest.mark.parametrize("speaks", [False, True], ids=["silent", "speaks"])
@@ -148,10 +148,7 @@ def test_a_port_that_is_taken_on_node_0_ends_all(
     assert "error: port 29500 on 10.77.0.1 is in use" in launches[0].text
     assert "hint: another launch may still be running" in launches[0].text
     assert "no secret is set" not in launches[0].text
-    assert (
-        "node0 withdrew before all nodes had joined: port 29500 on 10.77.0.1 is in use"
-        in launches[1].text
-    )
+    assert f"{withdrew('node0')}port 29500 on 10.77.0.1 is in use" in launches[1].text
     taker.kill()
     taker.communicate()
     all_gone(hosts)

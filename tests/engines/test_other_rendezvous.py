@@ -12,7 +12,7 @@ import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on, rank_lines
-from tests.kit import PROGRAMS, wait_until
+from tests.kit import PROGRAMS, wait_until, withdrew
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -135,7 +135,7 @@ def test_a_node_that_gives_up_is_reported_through_etcd(
         codes = [as_shell(each.end()) for each in (first, second)]
 
         assert codes[0] == codes[1] == {"SIGINT": 130}.get(how, codes[1]), first.text + second.text
-        assert "error: node1 withdrew before all nodes had joined: " in first.text
+        assert f"error: {withdrew('node1')}" in first.text
     wait_until(lambda: not hosts.processes(1), lambda: str(hosts.processes(1)))
 
 

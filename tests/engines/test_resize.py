@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, all_gone, as_shell, end_all, wait_for_all
-from tests.kit import PROGRAMS, ranks_below
+from tests.kit import PROGRAMS, SILENT, ZYGOTE, lost_node, ranks_below, withdrew
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = PROGRAMS / "elastic.py"
@@ -111,7 +111,7 @@ def test_a_node_that_comes_later_joins(make_hosts: MakeHosts, tmp_path: Path) ->
     [
         ("sys.exit(3)", "rank 1 exited with code 3", 71),
         pytest.param(
-            *("os.kill(os.getppid(), 9); time.sleep(60)", "the process that starts the ranks", 137),
+            *("os.kill(os.getppid(), 9); time.sleep(60)", ZYGOTE, 137),
             marks=pytest.mark.nightly,
         ),
     ],
@@ -186,8 +186,8 @@ def test_a_zygote_that_is_killed_while_nodes_are_awaited(
 
     assert [as_shell(each) for each in end_all(launches)] == codes, launches[0].text
     if restarts == "0":
-        why = "the process that starts the ranks was killed by SIGKILL"
-        assert f"error: node0 withdrew before all nodes had joined: {why}" in launches[1].text
+        why = f"{ZYGOTE} was killed by SIGKILL"
+        assert f"error: {withdrew('node0')}{why}" in launches[1].text
     all_gone(hosts)
 
 
@@ -287,7 +287,7 @@ def test_the_loss_of_the_first_node_ends_the_launch(make_hosts: MakeHosts, tmp_p
 
     assert end_all(launches[1:]) == [69, 69], launches[1].text
     for launch in launches[1:]:
-        assert "error: node 0 (node0) was lost: " in launch.text
+        assert f"error: {lost_node(0)}" in launch.text
     all_gone(hosts)
 
 
@@ -304,7 +304,7 @@ def test_a_node_that_was_cut_off_rejoins(make_hosts: MakeHosts, tmp_path: Path) 
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, 0, 0], launches[1].text
-    assert "node 0 (node0) was lost: no message from it for" in launches[1].text
+    assert f"{lost_node(0)}{SILENT}" in launches[1].text
     assert ranks(launches[1], 2) == ["rank 2 of 3 in 2 on node1 node 2 after dp=2,tp=1 of 1"]
     assert ranks(launches[2], 2) == ["rank 1 of 3 in 2 on node2 node 1 after dp=2,tp=1 of 1"]
     all_gone(hosts)
@@ -437,7 +437,7 @@ def test_a_preempted_machine_leaves_alone(make_hosts: MakeHosts, tmp_path: Path)
     (tmp_path / "go").touch()
 
     assert launches[0].end() == 0, launches[0].text
-    assert "node 1 (node1) was lost: it was stopped by SIGTERM" in launches[0].text
+    assert f"{lost_node(1)}it was stopped by SIGTERM" in launches[0].text
     all_gone(hosts)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.engines.accounting import why_no_accounting
 from tests.engines.slurm import Slurm, start_slurm, why_no_slurm
-from tests.kit import FAKES, PROGRAMS, command, run_meshrun, wait_until
+from tests.kit import FAKES, PROGRAMS, WAS_LOST, command, run_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
 NODES = PROGRAMS / "nodes.py"
@@ -437,7 +437,7 @@ def test_a_node_whose_slurmstepd_was_killed_is_left_out(slurm: Slurm, tmp_path: 
     wait_for(tmp_path / "code", "0\n")
     shell.communicate(timeout=90)
 
-    assert "(sl2) was lost: it was stopped because its slurmstepd has exited" in output.read_text()
+    assert f"(sl2){WAS_LOST}it was stopped because its slurmstepd has exited" in output.read_text()
 
 
 @pytest.mark.nightly

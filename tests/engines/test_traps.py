@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines, wait_for_all
-from tests.kit import PROGRAMS
+from tests.kit import PROGRAMS, SILENT, lost_node
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -80,10 +80,10 @@ def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> N
     hosts.lose_towards(host, 1 - host)
 
     assert end_all(launches) == [69, 69], launches[0].text + launches[1].text
-    assert "node 1 (node1) was lost: " in launches[0].text
-    assert "node 0 (node0) was lost: " in launches[1].text
+    assert lost_node(1) in launches[0].text
+    assert lost_node(0) in launches[1].text
     for launch in launches:  # the side that still hears learns it from the other
-        assert "no message from it for" in launch.text
+        assert SILENT in launch.text
     assert "--node-timeout" in launches[0].text
     all_gone(hosts)
 
@@ -154,10 +154,10 @@ def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, ho
     stopped.send(signal.SIGSTOP)
 
     assert other.end() == 69
-    assert f"node {host} (node{host}) was lost: no message from it for" in other.text
+    assert f"{lost_node(host)}{SILENT}" in other.text
     stopped.send(signal.SIGCONT)
     assert stopped.end() == 69, stopped.text
-    assert f"node {1 - host} (node{1 - host}) was lost: " in stopped.text
+    assert lost_node(1 - host) in stopped.text
     all_gone(hosts)
 
 

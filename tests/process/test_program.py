@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import FAKES, PROGRAMS, ROOT, lines_of, run_meshrun
+from tests.kit import FAKES, PROGRAMS, ROOT, ZYGOTE, lines_of, run_meshrun
 
 METHODS = ["fork", "exec"]
 
@@ -150,7 +150,7 @@ def test_a_preload_that_executes_another_program_ends_the_launch(
     ours = run_meshrun("--preload", "executes", PROGRAMS / "echo.py", env=env)
 
     assert ours.returncode == 137
-    assert "error: the process that starts the ranks was killed by SIGKILL" in ours.stderr
+    assert f"error: {ZYGOTE} was killed by SIGKILL" in ours.stderr
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])

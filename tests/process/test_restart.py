@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+from tests.kit import PROGRAMS, ZYGOTE, run_meshrun, start_meshrun, wait_until
 from tests.nvml import card
 
 AGAIN = PROGRAMS / "generations.py"
@@ -198,7 +198,7 @@ def test_a_zygote_that_is_killed_too_often_ends_the_launch(
         os.kill(running.zygote(), signal.SIGKILL)
 
         assert running.wait() == 137
-    why = "the process that starts the ranks was killed by SIGKILL"
+    why = f"{ZYGOTE} was killed by SIGKILL"
     assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
     assert f"error: {why}, and the ranks ended with it\n" in running.stderr
     assert len(fake_torch.read_text().splitlines()) == 2

@@ -17,6 +17,7 @@ from tests.kit import (
     FAKES,
     MARK,
     PROGRAMS,
+    ZYGOTE,
     command,
     marked_processes,
     run_at_startup,
@@ -326,7 +327,7 @@ def test_a_zygote_without_memory(call: str, fake_torch: object, tmp_path: Path) 
     assert first.startswith(
         "meshrun: the operating system refused what meshrun needs: Cannot alloc"
     )
-    assert error.startswith("error: the process that starts the ranks exited with code 71")
+    assert error.startswith(f"error: {ZYGOTE} exited with code 71")
     assert "Traceback" not in ours.stderr
 
 
@@ -382,7 +383,7 @@ def test_a_process_killed_for_lack_of_memory(fake_torch: object, tmp_path: Path)
 
     assert ours.returncode == 137, ours.stderr
     assert ours.stderr == (
-        "error: the process that starts the ranks was killed by SIGKILL (out of memory: the kernel"
+        f"error: {ZYGOTE} was killed by SIGKILL (out of memory: the kernel"
         " killed 1 process at this job's limit of 0.2 GiB), and the ranks ended with it\n"
     )
 

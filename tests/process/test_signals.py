@@ -13,6 +13,7 @@ import pytest
 from meshrun.supervisor.signals import SignalQueue
 from tests.kit import (
     PROGRAMS,
+    ZYGOTE,
     let_pass,
     run_at_startup,
     run_meshrun,
@@ -36,7 +37,7 @@ def test_exit_codes_are_known_though_the_parent_ignores_sigchld(
     ours = run_meshrun(program, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
 
     assert ours.returncode == 137, ours.stderr
-    assert "error: the process that starts the ranks was killed by SIGKILL" in ours.stderr
+    assert f"error: {ZYGOTE} was killed by SIGKILL" in ours.stderr
 
 
 @pytest.mark.usefixtures("fake_torch")

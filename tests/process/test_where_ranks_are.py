@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import PROGRAMS, Running, let_pass, run_meshrun, start_meshrun, wait_until
+from tests.kit import PROGRAMS, ZYGOTE, Running, let_pass, run_meshrun, start_meshrun, wait_until
 
 WHERE = PROGRAMS / "where.py"
 QUIT = signal.SIGQUIT
@@ -207,7 +207,7 @@ def test_a_start_that_stalls_says_where(
         (held / "go").touch()
         assert running.wait() == 0
     assert "meshrun: still starting after 0.2 s: torch is still being imported" in stderr
-    assert "the process that starts the ranks: " in stderr
+    assert f"{ZYGOTE}: " in stderr
 
 
 def test_ranks_that_lag_behind_in_a_start_are_named(

@@ -10,6 +10,7 @@ from meshrun.ssh.controller import Controller
 from meshrun.ssh.host_phases import ControllerPhase, HostPhase
 from meshrun.ssh.host_session import HostSession
 from tests.diagrams import check_phases, unseen
+from tests.kit import SILENT, lost_host
 from tests.played_hosts import OF_A_HOST, OF_NO_HOST, Event, play
 
 TURN: Event = (None, "a turn")
@@ -24,17 +25,17 @@ GONE = "ssh failed without a message; the process it started may have been kille
 HISTORIES: list[tuple[str, list[Event], str, str]] = [
     ("3", [(1, "cannot serve")], "RendezvousError: host host1: no", ""),
     ("3", [*ALL_ANSWER], "code 0", ""),
-    ("3", [*ALL_ANSWER, (1, "is killed")], f"HostLost: host host1 was lost: {KILLED}",
-     f"host host1 was lost: {KILLED}"),
+    ("3", [*ALL_ANSWER, (1, "is killed")], f"HostLost: {lost_host('host1')}{KILLED}",
+     f"{lost_host('host1')}{KILLED}"),
     ("3", [*ALL_ANSWER, (0, "is stopped early")],
-     "HostLost: host host0 was lost: its launcher was killed by SIGTERM",
-     "host host0 was lost: its launcher was killed by SIGTERM"),
+     f"HostLost: {lost_host('host0')}its launcher was killed by SIGTERM",
+     f"{lost_host('host0')}its launcher was killed by SIGTERM"),
     ("3", [*ALL_ANSWER, (1, "cannot launch")], "HostError: host host1: no room", ""),
     ("3", [*ALL_ANSWER, (1, "freezes"), (None, "4 s")],
-     "HostLost: host host1 was lost: no message from it for 4 s",
-     "host host1 was lost: no message from it for 4 s"),
+     f"HostLost: {lost_host('host1')}{SILENT} 4 s",
+     f"{lost_host('host1')}{SILENT} 4 s"),
     ("3", [*ALL_ANSWER, (0, "finishes"), (1, "vanishes")],
-     f"HostLost: host host1 was lost: {GONE}", f"host host1 was lost: {GONE}"),
+     f"HostLost: {lost_host('host1')}{GONE}", f"{lost_host('host1')}{GONE}"),
     ("3", [*ALL_ANSWER, (None, "SIGTERM")], "stopped by 15", ""),
     ("3", [*ALL_ANSWER, (None, "SIGQUIT")], "code 0", ""),
     ("1:3", [*ALL_ANSWER, (1, "is killed")], "code 0", f"continuing without host host1: {KILLED}"),
@@ -42,15 +43,15 @@ HISTORIES: list[tuple[str, list[Event], str, str]] = [
      "continuing without host host1: no room"),
     ("1:3", [*ALL_ANSWER, (1, "is unfit")], "code 0", "continuing without host host1: bad"),
     ("1:3", [*ALL_ANSWER, (0, "finishes"), (1, "vanishes")], "code 0",
-     f"host host1 was lost: {GONE}"),
+     f"{lost_host('host1')}{GONE}"),
     ("1:3", [*ALL_ANSWER, (0, "finishes"), (1, "is stopped early")], "code 0", ""),
     ("1:3", [*ALL_ANSWER, (0, "cannot launch")], "HostError: host host0: no room", ""),
     ("1:3", [*ALL_ANSWER, (None, "SIGQUIT"), (0, "is killed"), TURN, *ALL_ANSWER], "code 0",
-     f"host host0 was lost: {KILLED}"),
+     f"{lost_host('host0')}{KILLED}"),
     ("1:3", [*ALL_ANSWER, (0, "is unfit"), (1, "is stopped"), (2, "is stopped"), TURN,
              (1, "cannot serve"), (2, "cannot serve")],
      "RendezvousError: cannot use 3 of 3 hosts, but 1 is required\n       host0: bad\n"
-     "       host1: no\n       host2: no", "host host0 was lost: bad"),
+     "       host1: no\n       host2: no", f"{lost_host('host0')}bad"),
 ]  # fmt: skip
 """Launches on three hosts: ``--nnodes``, events, the end, and the output."""
 

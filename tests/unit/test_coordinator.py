@@ -21,6 +21,7 @@ from meshrun.rendezvous.messages import Cleared, Failed, Finished
 from meshrun.rendezvous.node_phases import CoordinatorPhase
 from meshrun.rendezvous.participant import Participant
 from tests.diagrams import unseen
+from tests.kit import HUNG_UP, SILENT, lost_node
 from tests.parties import WHY, Parties, Party, info, names
 
 OVER = LaunchOver(
@@ -165,10 +166,8 @@ def test_a_node_that_leaves_ends_the_others(parties: Parties, three: list[Party]
     parties.until(lambda: three[0].received(AllCleared))
 
     lost = three[0].received(NodeLost)[0]
-    assert (lost.node_rank, lost.host, lost.why) == (1, "node1", "it closed the connection")
-    assert three[2].received(GenerationAborted)[0].why == (
-        "node 1 (node1) was lost: it closed the connection"
-    )
+    assert (lost.node_rank, lost.host, lost.why) == (1, "node1", HUNG_UP)
+    assert three[2].received(GenerationAborted)[0].why == f"{lost_node(1)}{HUNG_UP}"
 
 
 def test_a_node_that_has_withdrawn_before_it_was_welcomed(
@@ -183,7 +182,7 @@ def test_a_node_that_has_withdrawn_before_it_was_welcomed(
 
     assert three[0].received(NodeLost)[0].why == "it was stopped by SIGTERM"
     assert three[2].received(GenerationAborted)[0].why == (
-        "node 1 (node1) was lost: it was stopped by SIGTERM"
+        f"{lost_node(1)}it was stopped by SIGTERM"
     )
 
 
@@ -221,7 +220,7 @@ def test_a_node_that_is_given_up_learns_why(parties: Parties, silenced: int) -> 
 
     (found,) = other.received(NodeLost)
     why = found.why
-    assert (why.startswith("no message from it for 3"), found.is_silent) == (True, True)
+    assert (why.startswith(f"{SILENT} 3"), found.is_silent) == (True, True)
     (lost,) = silent.received(NodeLost)
     assert (lost.why, lost.is_silent) == (f"it dropped this node: {why}", True)
 

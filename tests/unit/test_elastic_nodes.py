@@ -23,6 +23,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.generation import NodeOutcome, Withdraw
 from meshrun.rendezvous.messages import Cleared, Finished, Join, Leave
+from tests.kit import HUNG_UP, SILENT, lost_node
 from tests.parties import WHY, Parties, Party, info
 
 MOST = 3
@@ -172,10 +173,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Part
     forget([two[0]])
     parties.remove(two[1])
     parties.until(lambda: third.received(GenerationAborted))
-    assert (
-        third.received(GenerationAborted)[0].why
-        == "node 1 (node1) was lost: it closed the connection"
-    )
+    assert third.received(GenerationAborted)[0].why == f"{lost_node(1)}{HUNG_UP}"
     start_next_generation(parties, [two[0], third], 2)
     parties.until(lambda: spare.received(AllJoined))
 
@@ -193,10 +191,7 @@ def test_the_launch_continues_without_a_node_that_leaves(
     parties.until(lambda: two[0].received(GenerationAborted))
     parties.turn(5)
 
-    assert (
-        two[0].received(GenerationAborted)[0].why
-        == "node 1 (node1) was lost: it was stopped by SIGTERM"
-    )
+    assert two[0].received(GenerationAborted)[0].why == f"{lost_node(1)}it was stopped by SIGTERM"
     assert not two[1].events
     for party in two[0], third:
         party.send(Cleared(generation=1, outcome=NodeOutcome()))
@@ -239,7 +234,7 @@ def test_a_node_that_was_cut_off_rejoins(parties: Parties, two: list[Party]) -> 
     parties.pass_s(40)
     (lost,) = cut.received(NodeLost)
     assert lost.is_silent
-    assert lost.why.startswith("no message from it for 3")
+    assert lost.why.startswith(f"{SILENT} 3")
     parties.all.append(coordinator)
     parties.pass_s(5)
     assert coordinator.received(GenerationAborted)
@@ -268,9 +263,7 @@ def test_a_node_that_rejoins_before_its_loss_is_noticed(parties: Parties, two: l
     parties.until(lambda: again.received(AllJoined))
 
     assert hosts_of(again) == ("node0", "node1")
-    assert (
-        "node 1 (node1) was lost: it reconnected" in coordinator.received(GenerationAborted)[0].why
-    )
+    assert f"{lost_node(1)}it reconnected" in coordinator.received(GenerationAborted)[0].why
     cut.close()
 
 
@@ -283,7 +276,7 @@ def test_a_lost_coordinator_is_not_searched_for(parties: Parties, two: list[Part
 
     error = two[1].received(JoinFailed)[0].error
     assert isinstance(error, NodeLostError)
-    assert error.message == "node 0 (node0) was lost: it closed the connection"
+    assert error.message == f"{lost_node(0)}{HUNG_UP}"
     assert error.exit_code == 69
 
 
@@ -359,7 +352,7 @@ def test_a_lost_node_is_the_reason_for_too_few(parties: Parties) -> None:
 
     (failed,) = coordinator.received(JoinFailed)
     lost, _, too_few = failed.error.message.partition("; after ")
-    assert lost == "node 1 (node1) was lost: it was stopped by SIGTERM"
+    assert lost == f"{lost_node(1)}it was stopped by SIGTERM"
     assert too_few.endswith(" s, 1 of at least 2 nodes joined (node0)")
 
 
@@ -507,7 +500,7 @@ def test_a_node_that_does_not_return_ends_the_others(parties: Parties, fixed: li
     error = left[0].received(JoinFailed)[0].error
 
     assert error.exit_code == 69
-    assert error.message.startswith("node 2 (node2) was lost: it closed the connection; after 3")
+    assert error.message.startswith(f"{lost_node(2)}{HUNG_UP}; after 3")
     assert "--node-timeout" in str(error.hint)
 
 
@@ -519,7 +512,7 @@ def test_the_first_of_two_lost_nodes_is_named(parties: Parties, fixed: list[Part
     parties.until(lambda: parties.pass_s(5) or left[0].received(JoinFailed))
 
     message = left[0].received(JoinFailed)[0].error.message
-    assert message.startswith("node 2 (node2) was lost: it closed the connection; after 3")
+    assert message.startswith(f"{lost_node(2)}{HUNG_UP}; after 3")
     assert message.endswith("1 of 3 nodes joined (node0)")
     assert "1 of 3 nodes joined (node0) (" in left[0].notes[-1]
 

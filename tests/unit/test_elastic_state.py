@@ -37,6 +37,7 @@ from tests.histories import (
     term,
 )
 from tests.histories import play as play_events
+from tests.kit import HUNG_UP, SILENT, lost_node
 from tests.node_histories import (
     CLEARED,
     COORDINATOR,
@@ -59,15 +60,13 @@ from tests.node_histories import (
     reported,
 )
 
-WHY = "node 1 (node1) was lost: it closed the connection"
+WHY = f"{lost_node(1)}{HUNG_UP}"
 LOST = GenerationAborted(why=WHY, signum=0, at_ns=5 * S, resizes=True)
 CHANGE = Cause(
     rank=None, description=WHY, raised=None, ran_s=None, at_ns=5 * S, is_failure=False
 )  # fmt: skip
 GO_ON = Decide(next_after=CHANGE)
-CUT = NodeLost(
-    node_rank=0, host="node0", why="no message from it for 31 s", at_ns=5 * S, heard_ns=4 * S
-)
+CUT = NodeLost(node_rank=0, host="node0", why=f"{SILENT} 31 s", at_ns=5 * S, heard_ns=4 * S)
 GONE = ZygoteGone(wait_status=9, at_ns=9 * S)
 TOO_LATE = JoinFailed(error=RendezvousError("after 600 s 1 node is there"), at_ns=20 * S)
 NEXT = StartAll(generation=1)

@@ -13,6 +13,7 @@ from meshrun.protocol.generation import Withdraw
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import Message, Waiting, encode
+from tests.kit import withdrew
 from tests.parties import SECRET, Parties, S, info
 
 GARBAGE = {
@@ -118,7 +119,7 @@ def test_a_node_that_withdraws_ends_the_launch(parties: Parties, has_joined: boo
     errors = [party.received(JoinFailed)[0].error for party in parties.all]
 
     assert {error.message for error in errors} == {
-        "node1 withdrew before all nodes had joined: SyntaxError: invalid syntax"
+        f"{withdrew('node1')}SyntaxError: invalid syntax"
     }
     assert {error.exit_code for error in errors} == {3}
     assert all(party.side.all_notified for party in parties.all)  # type: ignore[union-attr]

@@ -18,6 +18,7 @@ from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, RankFailed, Timings
 from meshrun.report.failure import render_failure
 from tests.histories import ENDED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
+from tests.kit import ZYGOTE, lost_node
 from tests.node_histories import (
     CAUSE,
     COORDINATOR,
@@ -94,7 +95,7 @@ def test_a_lost_node_costs_a_restart() -> None:
 
     assert cause is not None
     assert (cause.description, cause.is_failure) == (
-        "node 1 (node1) was lost: it stopped responding",
+        f"{lost_node(1)}it stopped responding",
         True,
     )
 
@@ -281,7 +282,7 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
 
 def test_an_error_names_its_host() -> None:
     """Both a participant's error and the coordinator's own."""
-    killed = "the process that starts the ranks was killed by SIGKILL, and the ranks ended with it"
+    killed = f"{ZYGOTE} was killed by SIGKILL, and the ranks ended with it"
     participant, _ = play([*PARTICIPANT, KILLED_ZYGOTE])
     outcome = node_outcome(participant, LAYOUT, HOSTS, "node1")
     at_coordinator = result(

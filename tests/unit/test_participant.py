@@ -48,6 +48,7 @@ from meshrun.rendezvous.messages import (
 from meshrun.rendezvous.node_phases import ConnectionPhase, EndpointPhase, ParticipantPhase
 from meshrun.rendezvous.participant import Participant
 from tests.diagrams import unseen
+from tests.kit import HUNG_UP, SILENT
 from tests.parties import SECRET, WHY, Parties, Party, S, info
 
 NO_LAUNCHER = "the other end is not a meshrun launcher"
@@ -92,7 +93,7 @@ def was_left(connection: socket.socket) -> bool:
         (b"SSH-2.0-OpenSSH_9.2p1\r\n", NO_LAUNCHER),
         (b"\x00" * 5000, NO_LAUNCHER),
         (b'{"meshrun": 99, "nonce": "0"}\n', f"version 99, but this one speaks {VERSION}"),
-        (b"", "it closed the connection"),
+        (b"", HUNG_UP),
     ],
     ids=["http", "ssh", "zeros", "another version", "nothing"],
 )  # fmt: skip
@@ -275,7 +276,7 @@ def test_a_coordinator_whose_proxy_outlives_it(parties: Parties, other: socket.s
         parties.pass_s(1)
     error = participant.received(JoinFailed)[0].error
 
-    assert error.message.endswith("within 20 s: it closed the connection")
+    assert error.message.endswith(f"within 20 s: {HUNG_UP}")
 
 
 def test_what_answered_before_the_coordinator_is_forgotten(
@@ -464,7 +465,7 @@ def test_a_coordinator_that_closes_is_lost_at_once(parties: Parties) -> None:
     parties.until(lambda: participant.received(NodeLost))
 
     lost = participant.received(NodeLost)[0]
-    assert (lost.node_rank, lost.why) == (0, "it closed the connection")
+    assert (lost.node_rank, lost.why) == (0, HUNG_UP)
 
 
 def reset(party: Party) -> None:
@@ -573,7 +574,7 @@ def test_a_reset_connection_is_reported_as_closed(parties: Parties, other: socke
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     parties.until(lambda: participant.notes)
 
-    assert participant.notes[0].endswith(": it closed the connection; retrying")
+    assert participant.notes[0].endswith(f": {HUNG_UP}; retrying")
 
 
 def test_a_short_silence_is_survived(parties: Parties) -> None:
@@ -596,7 +597,7 @@ def test_a_long_silence_is_a_loss(parties: Parties) -> None:
     lost = participant.received(NodeLost)
 
     assert len(lost) == 1
-    assert lost[0].why.startswith("no message from it for 3")
+    assert lost[0].why.startswith(f"{SILENT} 3")
     coordinator.close()
 
 

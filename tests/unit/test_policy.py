@@ -10,10 +10,11 @@ from meshrun.rendezvous.membership import Membership, fit_without_mesh
 from meshrun.rendezvous.node_phases import ParticipantPhase
 from meshrun.rendezvous.policy import ELASTIC, FIXED, Policy, change_of_nodes
 from tests.diagrams import FOLLOWS
+from tests.kit import HUNG_UP, lost_node
 from tests.parties import info
 
-LOST = NodeLost(node_rank=1, host="node1", why="it closed the connection", at_ns=7, heard_ns=5)
-CHANGE = change_of_nodes("node 1 (node1) was lost: it closed the connection", 7)
+LOST = NodeLost(node_rank=1, host="node1", why=HUNG_UP, at_ns=7, heard_ns=5)
+CHANGE = change_of_nodes(f"{lost_node(1)}{HUNG_UP}", 7)
 BOTH = pytest.mark.parametrize("policy", [FIXED, ELASTIC], ids=["fixed", "elastic"])
 
 

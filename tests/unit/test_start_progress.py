@@ -27,6 +27,7 @@ from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
 from meshrun.report import progress
 from meshrun.report.progress import StartProgress, describe_resize
+from tests.kit import lost_node
 from tests.plans import plan_of
 
 NOT_YET = {0: RankState()}
@@ -144,7 +145,7 @@ def test_a_lost_connection_is_explained_by_the_lost_node(
         rank=0, at_ns=1, kind="DistNetworkError", shown=False, traceback="",
         message="Connection closed by peer",
     )  # fmt: skip
-    node = GenerationAborted(why="node 1 (b) was lost: killed", signum=0, at_ns=2, resizes=True)
+    node = GenerationAborted(why=f"{lost_node(1, 'b')}killed", signum=0, at_ns=2, resizes=True)
     state = State(shutdown_timeout_s=1.0, ranks=READY, stop=Stop.ASKED)
     watch = StartProgress(plan_of(), Console())
     for event in (lost, node):
@@ -152,7 +153,7 @@ def test_a_lost_connection_is_explained_by_the_lost_node(
 
     assert capfd.readouterr().err.splitlines() == [
         "meshrun: rank 0 lost a connection to a peer",
-        "meshrun: node 1 (b) was lost: killed",
+        f"meshrun: {lost_node(1, 'b')}killed",
     ]
 
 

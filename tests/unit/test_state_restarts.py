@@ -39,6 +39,7 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from tests.histories import S, follow, launch
+from tests.kit import ZYGOTE
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def test_a_zygote_that_is_lost_meanwhile_is_another_failure() -> None:
     assert taken == [StartZygote()]
     assert (state.restarts, state.causes[-1].description) == (
         3,
-        "the process that starts the ranks was killed by SIGKILL",
+        f"{ZYGOTE} was killed by SIGKILL",
     )
     ready = ZygoteReady(at_ns=6 * S, import_ns=S)
     assert follow(state, ready, TimePassed(at_ns=7 * S))[1] == [StartAll(generation=3)]
