@@ -1,1 +1,15 @@
-"""Thin wrappers around the operating system: devices, cores, sockets, processes."""
+"""Thin wrappers around the operating system and what is installed on this machine.
+
+- What this machine has: ``detect_host`` makes the value in ``machine`` from ``cores``,
+  ``topology``, ``gpus``, ``gpu_links``, ``nics`` and ``outside_devices``. ``nvml`` is NVIDIA's driver, asked
+  through ``ask_driver``; ``gpu_use``, ``gpu_health``, ``xids`` and ``visibility`` tell what can be
+  used now, ``memory``, ``process_limit``, ``shortage`` and ``usage`` what is running out.
+- Processes: ``processes``, ``pidfd``, ``forked_call`` and ``title``; ``reactor`` waits for them and
+  for everything else; ``descriptors``, ``stderr``, ``write_buffer`` and ``printable`` carry what
+  they print.
+- The network: ``interfaces``, ``host_names``, ``name_service``, ``sockets``, ``outgoing``,
+  ``admission``, ``http_server``, and ``pmi`` of a process manager.
+- Files and names: ``folder``, ``leftovers``, ``named_files``, ``whole_file``, ``users_files``,
+  ``watched_files``, ``inotify`` and ``sysfs``; the variables in ``own_variables`` and
+  ``rank_variables``; plug-ins in ``entry_points``, and ``exclusion`` of a node.
+"""

@@ -80,6 +80,7 @@ class Coordinator:
         """Those to all other nodes; the running generation has those to its nodes."""
         for number, connection in connections.items():
             self._watch(number, connection)
+        # Before the first generation, none has ranks that could report.
         self._running = RunningGeneration(0, dict(connections), world_size=0, hub=hub)
         self._assigner = NodeAssigner(
             node, self._nodes, self._connections, listener=listener, run_id=run_id
@@ -222,7 +223,7 @@ class Coordinator:
         if self._phase is CoordinatorPhase.GATHERING:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._begin_if_enough()
-        elif not (self._running.was_stopped or self._running.has_finished):
+        elif not (self._running.asked_to_stop or self._running.has_finished):
             self._grow(info.host)
 
     def _exclude_failing_node(self, cause: Cause) -> None:
@@ -277,7 +278,7 @@ class Coordinator:
         lost = connection.loss(node_rank, host, why)
         self._running.loss = self._running.loss or str(lost)
         event = self._policy.event_of_loss(lost, self._running.has_finished)
-        is_news = self._running.was_stopped and number not in self._running.outcomes
+        is_news = self._running.asked_to_stop and number not in self._running.outcomes
         if is_news and isinstance(event, GenerationAborted):
             self._hub.note(str(lost))
         if event is not None:

@@ -1,6 +1,7 @@
 """What differs between a launch with a fixed number of nodes and an elastic one. Pure.
 
-Nothing else in this package asks which of the two a launch is.
+Other modules ask only for numbers: how many nodes are enough (``least_nodes``), and how long to
+wait for more once they have joined (``last_call_s``).
 """
 
 from __future__ import annotations

@@ -31,8 +31,14 @@ OWN = 0
 class RunningGeneration:
     """Collects the nodes' reports on one generation, and announces what follows from them.
 
-    Once one node has failed, the ranks of all are stopped; once the programs of all have finished,
-    ranks may exit; once nothing is left on any node, the coordinator's launch decides what is next.
+    Two facts tell where it is until nothing is left on any node, and the coordinator's launch
+    decides what is next:
+
+    - Neither ``asked_to_stop`` nor ``has_finished``: ranks run. An elastic launch may stop them to
+      grow.
+    - ``asked_to_stop`` alone: a node has failed or was lost, or another one joins.
+    - ``has_finished`` alone: ranks exit. An elastic launch can do without a node that is lost now.
+    - Both: a rank failed as it exited.
 
     Args:
         connections: To the other nodes that take part, by number; the owner removes lost ones.
@@ -53,11 +59,10 @@ class RunningGeneration:
         self._cleared: set[int] = set()
         self.loss = ""
         """The first loss of a node in this generation, or since it ended."""
-        self.was_stopped = False
+        self.asked_to_stop = False
         """Whether the nodes have been asked to stop their ranks, or the launch is over."""
         self.has_finished = False
-        """Whether every program has finished. A rank may still fail as it exits, which stops the
-        others; an elastic launch does not miss a node that is lost then."""
+        """Whether every program has finished, and ranks may exit."""
 
     def send(self, message: Message) -> None:
         """Carry out a message of this node's own launch, and send the others what they need."""
@@ -119,15 +124,15 @@ class RunningGeneration:
 
     def end(self, end: GenerationAborted, *, but: int = OWN) -> bool:
         """Ask the nodes, once, to stop their ranks; return whether this was the first time."""
-        if self.was_stopped:
+        if self.asked_to_stop:
             return False
-        self.was_stopped = True
+        self.asked_to_stop = True
         self.broadcast(end, but=but)
         return True
 
     def close(self) -> None:
         """Ask the nodes for nothing more, as the launch is over."""
-        self.was_stopped = True
+        self.asked_to_stop = True
 
     def _announce_if_all_finished(self) -> None:
         if self._are_all(self._finished):

@@ -46,6 +46,23 @@ def test_a_tool_finds_nothing(command: list[str]) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_few_modules_import_torch_or_rich() -> None:
+    """The launcher starts without them."""
+    with_torch = re.compile("(worker|zygote|mesh)/.*|testing.py|rendezvous/torch_.*")
+
+    assert [file for file in importers("torch") if not with_torch.fullmatch(file)] == []
+    assert [file for file in importers("rich") if not file.startswith("report/")] == []
+
+
+def importers(package: str) -> list[str]:
+    """Return the files that import a package."""
+    imports, folder = re.compile(rf"^ *(import|from) {package}\b", re.MULTILINE), ROOT / "meshrun"
+    files = {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*.py")}
+    found = [name for name, text in files.items() if imports.search(text)]
+    assert found
+    return found
+
+
 def test_the_public_names_are_frozen() -> None:
     """A new public name is a deliberate act, and belongs in the reference."""
     reference = (ROOT / "docs" / "reference" / "python-api.md").read_text()
