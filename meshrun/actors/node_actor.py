@@ -1,7 +1,8 @@
 """The actor on each node: runs one process, and carries its streams.
 
-The class is pickled by value, so that the process can report that a node lacks meshrun. It reads
-from a pipe of the actor's, and so notices the actor's end, whatever the cause.
+The class is pickled by value, so that the process can report that a node lacks meshrun: outside of
+functions, it uses nothing of meshrun's but constants, and waits with a selector of its own. The
+process reads from a pipe of the actor's, and so notices the actor's end, whatever the cause.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from meshrun.host import rank_variables as var
 
 _CHUNK = 256 * 1024
 _OUT, _ERR = 1, 2
+_OMP_NUM_THREADS = var.OMP_NUM_THREADS
 
 
 class NodeActor:
@@ -57,8 +59,8 @@ class NodeActor:
             files: Files to write, by name, with the variable that names their folder.
         """
         whole = {**os.environ, **env}
-        if whole.get(var.OMP_NUM_THREADS) == str(cpus):  # set by Ray, as for a single process
-            whole[var.OMP_NUM_THREADS] = str(max(1, cpus // workers))
+        if whole.get(_OMP_NUM_THREADS) == str(cpus):  # set by Ray, as for a single process
+            whole[_OMP_NUM_THREADS] = str(max(1, cpus // workers))
         if files is not None:
             from meshrun.host.folder import write_private
             from meshrun.host.leftovers import private_folder

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from typing import Any
 
+import cloudpickle
 import pytest
 
+from meshrun.actors import node_actor
 from meshrun.actors.bundles import (
     PlacementRequest,
     count_placeable,
@@ -108,3 +112,14 @@ def test_too_few_nodes_are_reported_with_numbers() -> None:
     assert second == "       n0: 0 GPU, 64 CPU; free: 0 GPU, 0.5 CPU"
     assert last == "       and 2 more"
     assert describe_lack("it", [], bundle).endswith("it has no node")
+
+
+def test_an_actor_is_created_on_a_node_that_lacks_meshrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process then reports that."""
+    cloudpickle.register_pickle_by_value(node_actor)
+    pickled = cloudpickle.dumps(node_actor.NodeActor)
+    cloudpickle.unregister_pickle_by_value(node_actor)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "meshrun"]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    assert pickle.loads(pickled)().read() == 0
