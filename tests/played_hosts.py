@@ -165,6 +165,7 @@ class PlayedAgent:
             self._write(greeting(self.nonce))
             ready = Ready(own="", theirs="", machine=str(self.host))
             self.say(ready if what == "answers" else AgentError(why="no", hint="h"))
+            os.write(self._err, b"a banner\n")  # of ssh, which may be read after the answer
         elif what == "cannot serve":
             self.say(AgentError(why="no port", hint="h"))
         elif self.is_launched and self.has_answered:

@@ -86,8 +86,9 @@ class HostSession:
         process: Any = self._process  # whose streams are not None
         self._stdin: IO[bytes] = process.stdin
         self._stdout: IO[bytes] = process.stdout
+        self._stderr: IO[bytes] = process.stderr
         self.buffer = WriteBuffer(self._stdin.fileno(), reactor)
-        self._pipes = {pipe.fileno(): pipe for pipe in (self._stdout, process.stderr)}
+        self._pipes = {pipe.fileno(): pipe for pipe in (self._stdout, self._stderr)}
         for fd in self._pipes:
             os.set_blocking(fd, False)
         self._stderr_tail = bytearray()
@@ -204,6 +205,8 @@ class HostSession:
         match message:
             case Ready() if self.phase is HostPhase.CONNECTING:
                 self.phase, self.ready = HostPhase.READY, message
+                if not self._stderr.closed:
+                    self.read(self._stderr.fileno())  # what preceded the answer
                 self._frames.noise = b""
                 self._stderr_tail.clear()
             case AgentError():
