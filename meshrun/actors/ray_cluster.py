@@ -24,7 +24,7 @@ from meshrun.host.leftovers import remove_if_stale
 from meshrun.host.printable import one_line
 from meshrun.host.stderr import note
 from meshrun.plan.hostfile import Host
-from meshrun.plan.request import Reach, Remote
+from meshrun.plan.request import HostAccess, RemoteHosts
 from meshrun.protocol.packing import pack, unpack
 from meshrun.start import own_command
 
@@ -56,7 +56,9 @@ class RayCluster:
             )
         atexit.register(self.close)
 
-    def place(self, request: PlacementRequest, reach: Reach, note: Callable[[str], None]) -> Remote:
+    def place(
+        self, request: PlacementRequest, access: HostAccess, note: Callable[[str], None]
+    ) -> RemoteHosts:
         """Return the hosts that the cluster provides.
 
         Raises:
@@ -73,9 +75,9 @@ class RayCluster:
                         raise HostError(error, hint=hint)
                     case NodesPlaced(hosts=hosts, address=address):
                         self._folder = os.path.dirname(address)
-                        return Remote(
+                        return RemoteHosts(
                             hosts=tuple(Host(name, workers) for name, workers in hosts),
-                            reach=replace(reach, starter="Ray"),
+                            access=replace(access, starter="Ray"),
                             start_command=tuple(own_command("ray-relay", address)),
                         )
         raise self._broken(self._process.wait())

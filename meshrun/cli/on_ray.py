@@ -64,10 +64,10 @@ def launch_on_ray(options: Options, request: LaunchRequest, invocation: Invocati
     grace_s = request.shutdown_timeout_s + request.node_timeout_s
     cluster = RayCluster(call=request.program.args[-1] if is_call else None, grace_s=grace_s)
     try:
-        reach = request.reach
+        access = request.access
         if not options.is_typed(Options.connect_timeout):
-            reach = replace(reach, connect_timeout_s=_CONNECT_TIMEOUT_S)
-        remote = cluster.place(placement, reach, note)
+            access = replace(access, connect_timeout_s=_CONNECT_TIMEOUT_S)
+        remote = cluster.place(placement, access, note)
         for name in _DEVICES:
             os.environ.pop(name, None)
         return launch_on_hosts(options, apply_hosts(request, remote))

@@ -31,10 +31,10 @@ from meshrun.plan.rank_program import BASE, PYTHON_EXEC, Program
 from meshrun.plan.rendezvous_options import STATIC
 from meshrun.plan.request import (
     ConsoleRequest,
+    HostAccess,
     LaunchRequest,
     LogRequest,
-    Reach,
-    Remote,
+    RemoteHosts,
     Rendezvous,
 )
 from meshrun.plan.scheduler_defaults import apply_hosts
@@ -197,7 +197,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         max_node_failures=options.max_node_failures,
         event_log_handler=options.event_log_handler or Options.event_log_handler.default,
         rendezvous=_rendezvous(options, least_nodes),
-        reach=_reach(options),
+        access=_host_access(options),
         logs=_logs(options),
         console=_console(options),
         sources=_sources(options),
@@ -239,7 +239,7 @@ def with_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
 
     hosts = choose_hosts(hosts, include=options.include, exclude=options.exclude)
     check_distinct(hosts)
-    return apply_hosts(request, Remote(hosts=hosts, reach=request.reach))
+    return apply_hosts(request, RemoteHosts(hosts=hosts, access=request.access))
 
 
 def check_hosts(request: LaunchRequest, options: Options) -> None:
@@ -276,11 +276,11 @@ def check_one_node(request: LaunchRequest, row: Option[Any]) -> None:
     )
 
 
-def _reach(options: Options) -> Reach:
+def _host_access(options: Options) -> HostAccess:
     ssh = tuple(split_words(options.ssh or Options.ssh.default, "--ssh"))
     if not ssh:
         raise UsageError("--ssh is empty", hint="for example: --ssh 'ssh -F my_config'")
-    return Reach(
+    return HostAccess(
         starter=options.launcher or "",
         ssh=ssh,
         connect_timeout_s=options.connect_timeout,

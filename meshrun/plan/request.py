@@ -91,7 +91,7 @@ class Rendezvous(RendezvousSettings, frozen=True, kw_only=True):
         )
 
 
-class Reach(Struct, frozen=True, kw_only=True):
+class HostAccess(Struct, frozen=True, kw_only=True):
     """How to reach other hosts."""
 
     starter: str = ""
@@ -105,14 +105,14 @@ class Reach(Struct, frozen=True, kw_only=True):
     """Additional variables to send to every host: names, or patterns such as ``WANDB_*``."""
 
 
-class Remote(Struct, frozen=True, kw_only=True):
+class RemoteHosts(Struct, frozen=True, kw_only=True):
     """Hosts to start a launcher on, and how to reach them."""
 
     hosts: tuple[Host, ...]
-    reach: Reach
+    access: HostAccess
     start_command: tuple[str, ...] = ()
     """A local command that starts an agent on the host appended to it, if whatever chose the hosts
-    (Ray) has a way of its own; ``reach.starter`` is then only a name for it."""
+    (Ray) has a way of its own; ``access.starter`` is then only a name for it."""
 
 
 class LogRequest(Struct, frozen=True, kw_only=True):
@@ -232,9 +232,9 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     metrics: tuple[str, int] | None = None
     """Address and port to serve metrics at."""
     rendezvous: Rendezvous
-    reach: Reach
+    access: HostAccess
     """How to reach hosts, if there are any."""
-    remote: Remote | None = None
+    remote: RemoteHosts | None = None
     """The hosts to start launchers on, if this launch does so."""
     logs: LogRequest = LogRequest()
     console: ConsoleRequest

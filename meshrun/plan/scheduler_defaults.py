@@ -12,7 +12,7 @@ from meshrun.host.machine import HostFacts
 from meshrun.plan.hostfile import Host, is_host
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.rendezvous_options import C10D, STATIC
-from meshrun.plan.request import LaunchRequest, Remote, Rendezvous
+from meshrun.plan.request import LaunchRequest, RemoteHosts, Rendezvous
 from meshrun.wording import count, listed
 
 _FOUND = {
@@ -76,7 +76,7 @@ def apply_nodes_of_cluster(request: LaunchRequest, facts: ClusterFacts) -> Launc
     return _on_several(request, facts, request.nnodes or 2)
 
 
-def apply_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
+def apply_hosts(request: LaunchRequest, remote: RemoteHosts) -> LaunchRequest:
     """Return the request with the given hosts as its nodes.
 
     Raises:
@@ -266,11 +266,11 @@ def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchReque
             hint="name the hosts with --hosts",
         )
     hosts = tuple(Host(name) for name in facts.hosts[:nnodes])
-    reach = replace(request.reach, starter=request.reach.starter or facts.starter)
-    completed = apply_hosts(request, Remote(hosts=hosts, reach=reach))
+    access = replace(request.access, starter=request.access.starter or facts.starter)
+    completed = apply_hosts(request, RemoteHosts(hosts=hosts, access=access))
     note = (
         f"{facts.system}, {facts.evidence}: starting a launcher on each of {count(nnodes, 'host')}"
-        f" with {reach.starter}"
+        f" with {access.starter}"
     )
     return replace(completed, rendezvous=replace(completed.rendezvous, notes=(note,)))
 

@@ -131,7 +131,7 @@ def _report(found: Detected) -> _Report:
 def _launch(found: Detected, plan: LaunchPlan) -> _Launch:
     request, config = found.request, plan.rendezvous
     step, remote = request.rendezvous.step_of, request.remote
-    starter = "srun" if step else remote.reach.starter or "ssh" if remote else None
+    starter = "srun" if step else remote.access.starter or "ssh" if remote else None
     return _Launch(
         nodes=plan.layout.nnodes,
         least_nodes=request.rendezvous.least_nodes or plan.layout.nnodes,

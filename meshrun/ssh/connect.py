@@ -109,7 +109,7 @@ class Connector:
     def _schedule_retry(self, session: HostSession, why: HostFailure) -> bool:
         """Retry a host later if it, or one on the way, may be busy; return whether it does."""
         wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads the retries
-        left_s = session.began + self._remote.reach.connect_timeout_s - time.monotonic()
+        left_s = session.began + self._remote.access.connect_timeout_s - time.monotonic()
         if _BUSY not in session.output or left_s < wait_s:
             return False
         session.close()
@@ -137,7 +137,7 @@ class Connector:
             RendezvousError: If ssh cannot be run.
         """
         host = self._remote.hosts[number]
-        starter = self._remote.reach.starter or "ssh"
+        starter = self._remote.access.starter or "ssh"
         if not self._remote.start_command and is_this_machine(host):
             command, starter = boot_command(sys.executable), ""
         else:
@@ -175,7 +175,7 @@ class Connector:
             return HostFailure(session.host.name, session.agent_error.why, session.agent_error.hint)
         if session.is_closed:
             return session.finish()
-        timeout_s = self._remote.reach.connect_timeout_s
+        timeout_s = self._remote.access.connect_timeout_s
         if time.monotonic() - session.began > timeout_s:
             return describe_silence(
                 session.host, timeout_s, session.output, starter=session.starter

@@ -59,7 +59,7 @@ class Controller:
     ) -> None:
         self._request, self._words, self._excluded = request, words, excluded
         self._env = {
-            **exported(os.environ, request.reach.export),
+            **exported(os.environ, request.access.export),
             SECRET: os.environ.get(SECRET) or secrets.token_hex(32),
         }
         self._signals = SignalQueue(

@@ -8,7 +8,7 @@ from meshrun.errors import UsageError
 from meshrun.host.entry_points import call, entry_points, load
 from meshrun.plan.choices import STARTERS_OF_SCHEDULERS
 from meshrun.plan.hostfile import Host
-from meshrun.plan.request import Remote
+from meshrun.plan.request import RemoteHosts
 from meshrun.ssh.remote_command import ssh_command
 
 PLUG_INS = "meshrun.launchers"
@@ -20,7 +20,7 @@ Its stdin, stdout and stderr are those of the line there, and it exits when the 
 """
 
 
-def find_starter(remote: Remote) -> Starter:
+def find_starter(remote: RemoteHosts) -> Starter:
     """Return the function that makes the commands to start a launch's agents.
 
     Raises:
@@ -28,23 +28,23 @@ def find_starter(remote: Remote) -> Starter:
     """
     if remote.start_command:
         return lambda host, _: [*remote.start_command, host.destination]
-    reach = remote.reach
-    if reach.starter in ("", "ssh"):
-        return lambda host, line: ssh_command(reach.ssh, host, line, reach.connect_timeout_s)
-    if reach.starter in STARTERS_OF_SCHEDULERS:
-        words = STARTERS_OF_SCHEDULERS[reach.starter]
+    access = remote.access
+    if access.starter in ("", "ssh"):
+        return lambda host, line: ssh_command(access.ssh, host, line, access.connect_timeout_s)
+    if access.starter in STARTERS_OF_SCHEDULERS:
+        words = STARTERS_OF_SCHEDULERS[access.starter]
         return lambda host, line: [*words, host.destination, line]
     found = entry_points(PLUG_INS)
-    if reach.starter not in found:
+    if access.starter not in found:
         known = ", ".join(("ssh", *STARTERS_OF_SCHEDULERS, *found))
         raise UsageError(
-            f"--launcher: unknown launcher `{reach.starter}`",
+            f"--launcher: unknown launcher `{access.starter}`",
             hint=f"use {known}, or install a package with an entry point in {PLUG_INS}",
         )
-    plug_in = load(PLUG_INS, reach.starter, found[reach.starter])
+    plug_in = load(PLUG_INS, access.starter, found[access.starter])
 
     def start(host: Host, line: str) -> list[str]:
         args, returns = (host.destination, line), (list, tuple)
-        return [*map(str, call(PLUG_INS, reach.starter, plug_in, *args, returns=returns))]
+        return [*map(str, call(PLUG_INS, access.starter, plug_in, *args, returns=returns))]
 
     return start

@@ -15,7 +15,7 @@ from meshrun.cluster.here import detect_here
 from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
 from meshrun.plan.hostfile import Host
-from meshrun.plan.request import Remote
+from meshrun.plan.request import RemoteHosts
 from meshrun.ssh.starters import find_starter
 from tests.plans import request_of
 
@@ -104,5 +104,5 @@ def test_what_starts_a_launcher(site: Path) -> None:
     assert "ssh, blaunch, qrsh, acme" in str(error.value.hint)
 
 
-def _remote(starter: str) -> Remote:
-    return Remote(hosts=(), reach=replace(request_of().reach, starter=starter))
+def _remote(starter: str) -> RemoteHosts:
+    return RemoteHosts(hosts=(), access=replace(request_of().access, starter=starter))

@@ -14,7 +14,7 @@ from meshrun.host.machine import HostFacts
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.hostfile import Host
 from meshrun.plan.plan import LaunchPlan, build_plan, complete_plan
-from meshrun.plan.request import LaunchRequest, Remote
+from meshrun.plan.request import LaunchRequest, RemoteHosts
 from meshrun.protocol.events import AllJoined, JoinFailed
 from meshrun.rendezvous.expected_nodes import ExpectedNodes
 from meshrun.rendezvous.membership import Membership, fit_nodes
@@ -67,8 +67,8 @@ def plan_with(domain: str = "", *, scheduler: str = "", **changes: Any) -> Launc
         ({"rendezvous": meeting_of(step_of="7")}, (), "", True),
         (
             {
-                "remote": Remote(
-                    hosts=(Host("a"), Host("b"), Host("c"), Host("d")), reach=request_of().reach
+                "remote": RemoteHosts(
+                    hosts=(Host("a"), Host("b"), Host("c"), Host("d")), access=request_of().access
                 )
             },
             (),

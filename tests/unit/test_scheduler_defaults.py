@@ -18,7 +18,7 @@ from meshrun.plan.rendezvous_config import (
     plan_rendezvous,
 )
 from meshrun.plan.rendezvous_options import DEFAULT_PORT
-from meshrun.plan.request import LaunchRequest, Remote
+from meshrun.plan.request import LaunchRequest, RemoteHosts
 from meshrun.plan.scheduler_defaults import apply_cluster, note_few_cores
 from meshrun.submit.srun_step import launch_on_nodes
 from tests.plans import MACHINE, meeting_of, request_of
@@ -55,7 +55,7 @@ HYDRA = ClusterFacts(
     task=Task(rank=0, world_size=2, local_rank=0, local_world_size=1, per_node=(1, 1)),
 )  # fmt: skip
 
-REACH = request_of().reach
+REACH = request_of().access
 
 
 def fitted(facts: ClusterFacts | None, *, nnodes: int | None = None, **asked: Any) -> LaunchRequest:
@@ -236,14 +236,14 @@ def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
 
 def test_a_script_launches_on_the_hosts_of_its_job() -> None:
     """With the scheduler's own starter, unless the user chooses another."""
-    asked = replace(request(2), reach=replace(REACH, export=("WANDB_*",)))
+    asked = replace(request(2), access=replace(REACH, export=("WANDB_*",)))
     by_qrsh = apply_cluster(asked, SCRIPT)
-    by_ssh = apply_cluster(replace(asked, reach=replace(REACH, starter="ssh")), SCRIPT).remote
+    by_ssh = apply_cluster(replace(asked, access=replace(REACH, starter="ssh")), SCRIPT).remote
 
     hosts = (Host("n1"), Host("n2"))
     by = replace(REACH, starter="qrsh", export=("WANDB_*",))
-    assert by_qrsh.remote == Remote(hosts=hosts, reach=by)
-    assert by_ssh == Remote(hosts=hosts, reach=replace(REACH, starter="ssh"))
+    assert by_qrsh.remote == RemoteHosts(hosts=hosts, access=by)
+    assert by_ssh == RemoteHosts(hosts=hosts, access=replace(REACH, starter="ssh"))
     assert by_qrsh.rendezvous.notes[0].endswith("starting a launcher on each of 2 hosts with qrsh")
     alone = apply_cluster(request(), SCRIPT)
     assert alone.remote is None
