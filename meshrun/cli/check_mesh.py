@@ -15,7 +15,7 @@ from meshrun.host.leftovers import private_folder
 from meshrun.host.own_variables import CHECK_FILE
 from meshrun.host.processes import signals_blocked
 from meshrun.host.stderr import note
-from meshrun.plan.choices import STOP_SIGNALS
+from meshrun.plan.choices import STOP_SIGNALS, Format
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 
@@ -76,7 +76,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
     Raises:
         HostError: If the result cannot be written.
     """
-    from meshrun.check.evaluate import evaluate, failed_hosts
+    from meshrun.check.evaluate import CheckResult, evaluate, failed_hosts
     from meshrun.check.measured import Measured
     from meshrun.protocol.packing import unpack
 
@@ -99,8 +99,10 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
 
         for host, why in failed_hosts(result.findings).items():
             record_failure(request.node_history, host, "", f"--check found: {why}", note)
-    render = {"json": render_check_json, "svg": render_check_svg}.get(options.format, render_check)
-    text = render(result).rstrip("\n")
+    render: dict[Format, Callable[[CheckResult], str]] = {
+        "text": render_check, "json": render_check_json, "svg": render_check_svg,
+    }  # fmt: skip
+    text = render[options.format](result).rstrip("\n")
     print_text(f"{text}\n", options.output)
     if options.format == "svg" and options.output not in (None, "-"):  # also show the table
         print_text(f"{render_check(result)}\n", None)

@@ -29,7 +29,8 @@ def call_at_end(function: Callable[[int], None]) -> None:
 def returncode(exit_codes: ExitCodes, code: int, *, of_rank: bool = False) -> int:
     """Return an exit code, or -n for signal n, as ``--exit-code`` says.
 
-    torchrun's is 1 for any failure, except for a wrong command line, if ``code`` is no rank's.
+    torchrun's is 1 for any failure, except for a wrong command line, if ``code`` is no rank's. Only
+    the launch knows whether it is, and ``run_line`` maps what else comes back; a mapped code stays.
     """
     if exit_codes == "worker" or (code == UsageError.exit_code and not of_rank):
         return code

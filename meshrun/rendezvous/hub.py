@@ -24,6 +24,9 @@ FIRST_NOTE_S, NOTE_EVERY_S = 3.0, 5.0
 class Deadline:
     """A time limit that begins now.
 
+    The owner asks for it in each heartbeat: a timer would have to be cancelled wherever the wait
+    ends.
+
     Args:
         lost_ns: Returns how long this process has been suspended so far, which does not count.
     """
