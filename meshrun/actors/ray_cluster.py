@@ -100,4 +100,4 @@ class RayCluster:
     def _broken(self, code: int) -> HostError:
         self._log.seek(0)
         last = one_line(" / ".join(self._log.read().splitlines()[-_MOST_LINES:]))
-        return HostError(f"the process that is connected to Ray ended with code {code}: {last}")
+        return HostError(f"the process that is connected to Ray exited with code {code}: {last}")

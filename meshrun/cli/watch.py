@@ -121,7 +121,7 @@ class _Watch:
         """Wait until a file changes or, after a failure, a new file appears beside one."""
         before, changed = self._files.beside(), list[str]()  # before the user can react to the note
         if code:
-            end = f"exit code {code}" if code > 0 else f"ended by {signal_name(-code)}"
+            end = f"exited with code {code}" if code > 0 else f"killed by {signal_name(-code)}"
         else:
             end = "finished"
         files = count(len(self._files), "file")

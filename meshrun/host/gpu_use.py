@@ -27,7 +27,7 @@ class Holder(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         used = "" if self.used_bytes is None else f" {size(self.used_bytes)}"
         if not self.name:
-            return f"pid {self.pid}{used}, ended or in another container"
+            return f"pid {self.pid}{used}, exited or in another container"
         return f"pid {self.pid} ({self.name}){used}, {'' if self.is_ours else 'not '}of this launch"
 
 

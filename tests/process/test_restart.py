@@ -282,7 +282,7 @@ def test_a_restart_waits_for_gpu_memory(
     assert (
         "waiting up to 3600 s for GPU memory in use to drop to 512 MiB: GPU 0 has 3.0 GiB in use"
         f" (pid {os.getpid()} ({Path('/proc/self/comm').read_text().strip()}) 2.0 GiB, not of this"
-        " launch; pid 4194305, ended or in another container)"
+        " launch; pid 4194305, exited or in another container)"
     ) in run.stderr
     assert run.stdout.count("generation 1") == 2
 

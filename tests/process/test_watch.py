@@ -52,11 +52,11 @@ def test_changes_launch_again(project: Path, tmp_path: Path) -> None:
         part.write_text("value = 3")
         launch.wait_for("part 3", 2)
         part.write_text("value =")
-        wait_for_message(launch, "exit code 1; waiting for a change in 3 files")
+        wait_for_message(launch, "exited with code 1; waiting for a change in 3 files")
         part.write_text("value = 2")
         wait_for_message(launch, "finished; waiting for a change")
         (project / "train.py").write_text("import missing")
-        wait_for_message(launch, "exit code 1; waiting", 2)
+        wait_for_message(launch, "exited with code 1; waiting", 2)
         (project / "missing.py").write_text(
             "import time\nprint('found', flush=True)\ntime.sleep(99)"
         )
