@@ -27,6 +27,13 @@ _HANG_S = 90.0
 
 # Prose of messages that many tests expect: a better sentence is a change of one line.
 ZYGOTE = "the process that starts the ranks"
+STORE = "the process that hosts the ranks' store"
+ENDED_TOO = "and the ranks ended with it"
+LEFT_TOO_EARLY = "exited with code 0 while other ranks still needed it"
+LOST_PEER = "lost a connection to a peer"
+NEW_INTERPRETERS = "starting a new interpreter per rank"
+NONE_STARTED = "no rank was started"
+NOT_A_LAUNCHER = "the other end is not a meshrun launcher"
 SILENT = "no message from it for"
 HUNG_UP = "it closed the connection"
 WAS_LOST = " was lost: "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.chaos.drawing import Case, Fault
-from tests.kit import ZYGOTE
+from tests.kit import STORE, ZYGOTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +92,7 @@ def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
         case "zygote" if deadly:
             return _failed(case, code, f"{ZYGOTE} was killed by {name}")
         case "store" if deadly:
-            return _failed(
-                case, 71, f"the process that hosts the ranks' store was killed by {name}"
-            )
+            return _failed(case, 71, f"{STORE} was killed by {name}")
         case "rank" if heeds:
             return _failed(case, code, f"{rank} was killed by {name}")
         case "child" if heeds and case.watch:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, end_all, wait_for_all
-from tests.kit import PROGRAMS, wait_until
+from tests.kit import NOT_A_LAUNCHER, PROGRAMS, wait_until
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -43,7 +43,7 @@ def test_an_outsider_that_connects_keeps_no_node_out(make_hosts: MakeHosts) -> N
     second = Launch(hosts, 1, [*AT, SAYS])
 
     assert end_all([first, second]) == [0, 0], first.text + second.text
-    rejected = "10.77.0.3 was rejected: the other end is not a meshrun launcher"
+    rejected = f"10.77.0.3 was rejected: {NOT_A_LAUNCHER}"
     assert first.text.count(rejected) == 1
     outsider.communicate()
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, all_gone, as_shell, end_all, wait_for_all
-from tests.kit import PROGRAMS, SILENT, ZYGOTE, lost_node, ranks_below, withdrew
+from tests.kit import LOST_PEER, PROGRAMS, SILENT, ZYGOTE, lost_node, ranks_below, withdrew
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = PROGRAMS / "elastic.py"
@@ -98,7 +98,7 @@ def test_a_node_that_comes_later_joins(make_hosts: MakeHosts, tmp_path: Path) ->
     assert end_all(launches) == [0, 0, 0], launches[2].text
     assert "node2 joins: dp 2 -> 3; stopping the rank on this node" in launches[0].text
     stopped = "node2 joins: dp 2 -> 3; stopping the rank on this node"
-    lost_peer = "rank 1 [dp1 tp0] lost a connection to a peer"  # if it is stopped later
+    lost_peer = f"rank 1 [dp1 tp0] {LOST_PEER}"  # if it is stopped later
     assert stopped in launches[1].text or lost_peer in launches[1].text, launches[1].text
     assert ranks(launches[1], 1) == ["rank 1 of 3 in 1 on node1 node 1 after dp=2,tp=1 of 0"]
     assert ranks(launches[2], 1) == ["rank 2 of 3 in 1 on node2 node 2 after dp=2,tp=1 of 0"]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.compiled_driver import CompiledDriver
-from tests.kit import ROOT
+from tests.kit import NEW_INTERPRETERS, ROOT
 
 _PYTHON = os.environ.get("MESHRUN_CUDA_PYTHON")
-_FALLS_BACK = "meshrun: starting a new interpreter per rank: "
+_FALLS_BACK = f"meshrun: {NEW_INTERPRETERS}: "
 pytestmark = [
     pytest.mark.integrations,
     pytest.mark.torch,

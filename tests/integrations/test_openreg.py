@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import ROOT
+from tests.kit import NEW_INTERPRETERS, ROOT
 
 _HERE = sys.executable if find_spec("torch_openreg") else None
 _PYTHON = os.environ.get("MESHRUN_OPENREG_PYTHON", _HERE)
@@ -41,7 +41,7 @@ torch.accelerator.synchronize()
 backends = dist.get_backend_config(mesh.get_group("tp"))
 print(mesh.device_type, first, here.device, backends, total.item(), torch.openreg._is_in_bad_fork())
 """
-_FALLS_BACK = "meshrun: starting a new interpreter per rank: importing `uses` used openreg"
+_FALLS_BACK = f"meshrun: {NEW_INTERPRETERS}: importing `uses` used openreg"
 _NODES = (("--node-rank", "0"), ("--node-rank", "1"))
 _TWO = ("--device", "openreg", "--mesh", "dp=1,tp=2")
 

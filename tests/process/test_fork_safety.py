@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.compiled_driver import CompiledDriver
-from tests.kit import FAKES, PROGRAMS, run_meshrun
+from tests.kit import FAKES, NEW_INTERPRETERS, PROGRAMS, run_meshrun
 
-_FALLS_BACK = "meshrun: starting a new interpreter per rank: "
+_FALLS_BACK = f"meshrun: {NEW_INTERPRETERS}: "
 _MAPS_CUDA = "import ctypes, os\ncuda = ctypes.CDLL('libcuda.so.1')\n"
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _POISONED_TORCH = """

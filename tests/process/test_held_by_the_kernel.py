@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import PROGRAMS, ZYGOTE, start_meshrun, wait_until
+from tests.kit import ENDED_TOO, PROGRAMS, ZYGOTE, start_meshrun, wait_until
 
 pytestmark = pytest.mark.nightly
 HOST = os.uname().nodename
 SURVIVES = "survived SIGKILL: the kernel cannot kill a process that is waiting for"
-KILLED = f"{ZYGOTE} was killed by SIGKILL, and the ranks ended with it"
+KILLED = f"{ZYGOTE} was killed by SIGKILL, {ENDED_TOO}"
 
 
 @pytest.fixture

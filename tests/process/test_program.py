@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import FAKES, PROGRAMS, ROOT, ZYGOTE, lines_of, run_meshrun
+from tests.kit import FAKES, NEW_INTERPRETERS, PROGRAMS, ROOT, ZYGOTE, lines_of, run_meshrun
 
 METHODS = ["fork", "exec"]
 
@@ -282,10 +282,7 @@ def test_a_zygote_with_a_thread_does_not_fork(fake_torch: Path) -> None:
     )
 
     assert ours.returncode == 0, ours.stderr
-    assert (
-        "meshrun: starting a new interpreter per rank: importing `torch` started 1 thread\n"
-        in ours.stderr
-    )
+    assert f"meshrun: {NEW_INTERPRETERS}: importing `torch` started 1 thread\n" in ours.stderr
     assert sorted(ours.stdout.splitlines()) == [f"[rank {rank}] out {rank}" for rank in range(3)]
 
 

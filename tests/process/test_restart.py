@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.kit import PROGRAMS, ZYGOTE, run_meshrun, start_meshrun, wait_until
+from tests.kit import ENDED_TOO, PROGRAMS, ZYGOTE, run_meshrun, start_meshrun, wait_until
 from tests.nvml import card
 
 AGAIN = PROGRAMS / "generations.py"
@@ -200,7 +200,7 @@ def test_a_zygote_that_is_killed_too_often_ends_the_launch(
         assert running.wait() == 137
     why = f"{ZYGOTE} was killed by SIGKILL"
     assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
-    assert f"error: {why}, and the ranks ended with it\n" in running.stderr
+    assert f"error: {why}, {ENDED_TOO}\n" in running.stderr
     assert len(fake_torch.read_text().splitlines()) == 2
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.kit import (
+    ENDED_TOO,
     FAKES,
     MARK,
     PROGRAMS,
+    STORE,
     ZYGOTE,
     command,
     marked_processes,
@@ -150,7 +152,7 @@ def test_a_process_of_meshrun_at_a_limit(fake_torch: object, tmp_path: Path) -> 
         assert running.wait() == 71
     last = running.stderr.splitlines()[-1]
     assert last == (
-        "error: the process that hosts the ranks' store was killed by SIGKILL"
+        f"error: {STORE} was killed by SIGKILL"
         " (possibly at the limit of CPU time: `ulimit -t` is 5000 s), and the ranks need it"
     )
 
@@ -361,7 +363,7 @@ def test_a_store_that_cannot_start_a_thread(fake_torch: object, tmp_path: Path) 
         line.startswith("meshrun: cannot serve the ranks' store: Resource temporarily unavailable;")
         for line in before
     ), ours.stderr
-    assert error.startswith("error: the process that hosts the ranks' store exited with code 71")
+    assert error.startswith(f"error: {STORE} exited with code 71")
     assert "Traceback" not in ours.stderr
 
 
@@ -384,7 +386,7 @@ def test_a_process_killed_for_lack_of_memory(fake_torch: object, tmp_path: Path)
     assert ours.returncode == 137, ours.stderr
     assert ours.stderr == (
         f"error: {ZYGOTE} was killed by SIGKILL (out of memory: the kernel"
-        " killed 1 process at this job's limit of 0.2 GiB), and the ranks ended with it\n"
+        f" killed 1 process at this job's limit of 0.2 GiB), {ENDED_TOO}\n"
     )
 
 

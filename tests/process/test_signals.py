@@ -12,6 +12,7 @@ import pytest
 
 from meshrun.supervisor.signals import SignalQueue
 from tests.kit import (
+    NONE_STARTED,
     PROGRAMS,
     ZYGOTE,
     let_pass,
@@ -259,7 +260,7 @@ def test_the_end_of_the_zygote_ends_no_lookup_of_the_launcher(
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert running.stderr.splitlines()[-2:] == [
-        "meshrun: SIGTERM: no rank was started",
+        f"meshrun: SIGTERM: {NONE_STARTED}",
         "meshrun: stopped by SIGTERM",
     ]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun
+from tests.kit import LEFT_TOO_EARLY, LOST_PEER, PROGRAMS, run_meshrun
 from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
@@ -28,7 +28,7 @@ FAILING = PROGRAMS / "failing.py"
 CGROUPS = Path("/sys/fs/cgroup/memory")
 MERGED = re.compile(
     r"meshrun: (?:rank (\d)|(\d+) ranks) "
-    r"(lost a connection to a peer as a consequence|stopped as requested)"
+    rf"({LOST_PEER} as a consequence|stopped as requested)"
 )
 
 
@@ -50,7 +50,6 @@ class Case:
 
 NAN = "raised ValueError: the loss is nan, exit code 1"
 KILLED = "(killed from outside; the kernel logged no out-of-memory kill)"
-LEFT = "exited with code 0 while other ranks still needed it"
 CASES = [
     Case("first-thing", 1, NAN, "# the first thing"),
     Case("raise", 1, NAN, "# between"),
@@ -73,8 +72,8 @@ CASES = [
     ),
     Case("exit", 3, "exited with code 3"),
     Case("text", 1, "exited with code 1: the data set is not there"),
-    Case("leave", 1, LEFT),
-    Case("leave-at-once", 1, LEFT),
+    Case("leave", 1, LEFT_TOO_EARLY),
+    Case("leave-at-once", 1, LEFT_TOO_EARLY),
     Case("SIGKILL", 137, f"was killed by SIGKILL {KILLED}"),
     Case("SIGTERM", 143, "was killed by SIGTERM (not sent by meshrun)"),
     Case("SIGUSR1", 138, "was killed by SIGUSR1"),
@@ -226,5 +225,5 @@ def test_a_rank_that_left_early_is_noticed_whatever_it_left_behind(
     ours = run_meshrun(*words, env={"MESHRUN_FULL_EXIT": str(int(leaving == "full exit"))})
 
     assert ours.returncode == 1, ours.stderr
-    assert f"error: rank 0 {LEFT}\n" in ours.stderr
+    assert f"error: rank 0 {LEFT_TOO_EARLY}\n" in ours.stderr
     assert (tmp_path / "answer").exists() == (how != "loader")

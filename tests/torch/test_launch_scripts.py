@@ -12,7 +12,7 @@ import pytest
 
 import meshrun
 from meshrun.errors import ProgramError, SpecError, UsageError
-from tests.kit import PROGRAMS
+from tests.kit import NONE_STARTED, PROGRAMS
 from tests.launching import add, python, run
 
 pytestmark = pytest.mark.torch
@@ -144,7 +144,7 @@ def test_a_dry_run_of_a_function_returns_nothing(
     fake_torch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It shows the plan, and raises because no rank was started."""
-    with pytest.raises(UsageError, match="no rank was started"):
+    with pytest.raises(UsageError, match=NONE_STARTED):
         run(add, options=["--dry-run"])
     printed = capsys.readouterr().out
     assert "each rank:" in printed

@@ -23,7 +23,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.generation import NodeOutcome, Withdraw
 from meshrun.rendezvous.messages import Cleared, Finished, Join, Leave
-from tests.kit import HUNG_UP, SILENT, lost_node
+from tests.kit import HUNG_UP, NOT_A_LAUNCHER, SILENT, lost_node
 from tests.parties import WHY, Parties, Party, info
 
 MOST = 3
@@ -291,7 +291,7 @@ def test_connections_not_from_launchers_are_rejected(parties: Parties, two: list
     while silent.recv(4096):
         pass
 
-    assert two[0].notes == ["127.0.0.1 was rejected: the other end is not a meshrun launcher"]
+    assert two[0].notes == [f"127.0.0.1 was rejected: {NOT_A_LAUNCHER}"]
     assert not two[0].events
 
 

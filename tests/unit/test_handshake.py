@@ -17,10 +17,10 @@ from meshrun.rendezvous.handshake import (
     TranslatedAddressError,
     rejection,
 )
+from tests.kit import NOT_A_LAUNCHER
 from tests.parties import SECRET
 
 GARBAGE = [b"", b"\x00\xff", b"GET / HTTP/1.1\r", b"[]", b"7", b"{", b'{"meshrun": 1}', b"[" * 900]
-NO_LAUNCHER = "the other end is not a meshrun launcher"
 
 
 def line(values: dict[str, Any]) -> bytes:
@@ -148,12 +148,12 @@ def test_a_rejection_is_shown() -> None:
 def test_garbage_is_rejected(garbage: bytes) -> None:
     """By both sides."""
     participant = ParticipantHandshake(SECRET)
-    with pytest.raises(HandshakeError, match=NO_LAUNCHER):
+    with pytest.raises(HandshakeError, match=NOT_A_LAUNCHER):
         CoordinatorHandshake(SECRET).answer(garbage)
     with pytest.raises(HandshakeError):
         participant.answer(garbage)
     participant.answer(CoordinatorHandshake(SECRET).greeting)
-    with pytest.raises(HandshakeError, match=NO_LAUNCHER):
+    with pytest.raises(HandshakeError, match=NOT_A_LAUNCHER):
         participant.finish(garbage)
 
 

@@ -13,7 +13,7 @@ from meshrun.protocol.generation import Withdraw
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import Message, Waiting, encode
-from tests.kit import withdrew
+from tests.kit import NOT_A_LAUNCHER, withdrew
 from tests.parties import SECRET, Parties, S, info
 
 GARBAGE = {
@@ -91,7 +91,7 @@ def test_garbage_at_the_port_is_dropped(parties: Parties, sent: bytes) -> None:
     parties.participant(info("node1"))
     parties.until(lambda: coordinator.received(AllJoined))
 
-    assert "127.0.0.1 was rejected: the other end is not a meshrun launcher" in coordinator.notes
+    assert f"127.0.0.1 was rejected: {NOT_A_LAUNCHER}" in coordinator.notes
 
 
 WITHDRAW = Withdraw(host="node1", reason="SyntaxError: invalid syntax", exit_code=3)

@@ -18,7 +18,7 @@ from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, RankFailed, Timings
 from meshrun.report.failure import render_failure
 from tests.histories import ENDED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
-from tests.kit import ZYGOTE, lost_node
+from tests.kit import ENDED_TOO, ZYGOTE, lost_node
 from tests.node_histories import (
     CAUSE,
     COORDINATOR,
@@ -282,7 +282,7 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
 
 def test_an_error_names_its_host() -> None:
     """Both a participant's error and the coordinator's own."""
-    killed = f"{ZYGOTE} was killed by SIGKILL, and the ranks ended with it"
+    killed = f"{ZYGOTE} was killed by SIGKILL, {ENDED_TOO}"
     participant, _ = play([*PARTICIPANT, KILLED_ZYGOTE])
     outcome = node_outcome(participant, LAYOUT, HOSTS, "node1")
     at_coordinator = result(

@@ -48,10 +48,8 @@ from meshrun.rendezvous.messages import (
 from meshrun.rendezvous.node_phases import ConnectionPhase, EndpointPhase, ParticipantPhase
 from meshrun.rendezvous.participant import Participant
 from tests.diagrams import unseen
-from tests.kit import HUNG_UP, SILENT
+from tests.kit import HUNG_UP, NOT_A_LAUNCHER, SILENT
 from tests.parties import SECRET, WHY, Parties, Party, S, info
-
-NO_LAUNCHER = "the other end is not a meshrun launcher"
 
 
 @pytest.fixture
@@ -89,9 +87,9 @@ def was_left(connection: socket.socket) -> bool:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", NO_LAUNCHER),
-        (b"SSH-2.0-OpenSSH_9.2p1\r\n", NO_LAUNCHER),
-        (b"\x00" * 5000, NO_LAUNCHER),
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", NOT_A_LAUNCHER),
+        (b"SSH-2.0-OpenSSH_9.2p1\r\n", NOT_A_LAUNCHER),
+        (b"\x00" * 5000, NOT_A_LAUNCHER),
         (b'{"meshrun": 99, "nonce": "0"}\n', f"version 99, but this one speaks {VERSION}"),
         (b"", HUNG_UP),
     ],

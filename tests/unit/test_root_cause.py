@@ -12,6 +12,7 @@ from meshrun.protocol.events import Event
 from meshrun.protocol.from_zygote import RankFinished
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from tests.histories import STARTED, play
+from tests.kit import LEFT_TOO_EARLY, LOST_PEER
 
 MS = 1_000_000
 TERM = int(signal.SIGTERM)
@@ -57,27 +58,26 @@ def failed_after(*events: Event) -> list[FailedRank]:
 
 
 GONE = "ncclRemoteError: socketProgress: Connection closed by remote peer gpu02<42830>"
-LEFT = "exited with code 0 while other ranks still needed it"
 HISTORIES: dict[str, tuple[list[Event], int, str]] = {
     "a rank that finished while others needed it": (
         [finished(1, 50), lost(0, 100), lost(2, 101), ended(1, 0, 102), ended(0, 256, 110)],
         1,
-        LEFT,
+        LEFT_TOO_EARLY,
     ),
     "the first of two that finished": (
         [finished(2, 60), finished(1, 50), lost(0, 100), ended(0, 256, 110)],
         1,
-        LEFT,
+        LEFT_TOO_EARLY,
     ),
     "a rank that finished early and was killed while it waited for the others": (
         [finished(1, 50), lost(0, 100), lost(2, 101), ended(1, TERM, 105), ended(0, 256, 110)],
         1,
-        LEFT,
+        LEFT_TOO_EARLY,
     ),
     "a rank that left, which NCCL's watchdog on the others noticed": (
         [finished(1, 50), aborted(0, 100, GONE), ended(1, 0, 102), ended(2, TERM, 110)],
         1,
-        LEFT,
+        LEFT_TOO_EARLY,
     ),
     "a rank whose death NCCL's watchdog on the others noticed first": (
         [aborted(0, 100, GONE), aborted(2, 101, GONE), ended(1, 9, 900, unasked=True)],
@@ -92,17 +92,17 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
     "a rank that left silently, noticed a little late": (
         [lost(0, 100), lost(2, 101), ended(1, 0, 103, unasked=True), ended(0, 256, 110)],
         1,
-        LEFT,
+        LEFT_TOO_EARLY,
     ),
     "a rank that exited with 0 on request has not left early": (
         [lost(0, 100), ended(1, 0, 103), ended(2, 0, 104), ended(0, 256, 110)],
         0,
-        "lost a connection to a peer",
+        LOST_PEER,
     ),
     "a rank that finished later is not to blame": (
         [lost(0, 100), finished(1, 150), ended(1, 0, 160), ended(0, 256, 170)],
         0,
-        "lost a connection to a peer",
+        LOST_PEER,
     ),
     "a rank's own failure outranks an early end": (
         [finished(1, 50), lost(0, 100), ended(2, 11, 101, unasked=True), ended(0, 256, 110)],

@@ -27,7 +27,7 @@ from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
 from meshrun.report import progress
 from meshrun.report.progress import StartProgress, describe_resize
-from tests.kit import lost_node
+from tests.kit import LOST_PEER, NONE_STARTED, lost_node
 from tests.plans import plan_of
 
 NOT_YET = {0: RankState()}
@@ -119,7 +119,7 @@ def test_imports_of_another_zygote_are_noted_after_the_same_time(
 @pytest.mark.parametrize(
     ("ranks", "note"),
     [
-        ([RankState()], "no rank was started"),
+        ([RankState()], NONE_STARTED),
         ([RankState(pid=8, exited=EXITED)], "all ranks have exited"),
         ([RankState(pid=7), RankState(pid=8)], "stopping 2 ranks, up to 1 s"),
         ([RankState(pid=7), RankState()], "stopping 2 ranks, up to 1 s"),
@@ -152,7 +152,7 @@ def test_a_lost_connection_is_explained_by_the_lost_node(
         watch.on_event(event, state)
 
     assert capfd.readouterr().err.splitlines() == [
-        "meshrun: rank 0 lost a connection to a peer",
+        f"meshrun: rank 0 {LOST_PEER}",
         f"meshrun: {lost_node(1, 'b')}killed",
     ]
 

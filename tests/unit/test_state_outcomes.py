@@ -35,6 +35,7 @@ from tests.histories import (
     raised,
     signalled,
 )
+from tests.kit import STORE
 
 
 def result_of(*events: Event) -> LaunchResult:
@@ -180,7 +181,7 @@ STOPPED = [*(exited(rank, 15, 6) for rank in range(3)), GONE]
         ([signalled(15, 5), *STOPPED], None, "the launch was stopped by SIGTERM, exit code 143"),
         ([signalled(2, 6), *STOPPED], None, "the launch was stopped by Ctrl-C, SIGINT, exit code"),
         ([Hung(idle_s=5, at_ns=S), *STOPPED], None, "no rank made progress for 5.0 s: none used"),
-        ([LOST_STORE, *STOPPED], None, "the process that hosts the ranks' store was killed"),
+        ([LOST_STORE, *STOPPED], None, f"{STORE} was killed"),
     ],
 )
 def test_no_rank_that_was_only_stopped_is_the_cause(
