@@ -276,7 +276,9 @@ class Layout:
             axes = tuple([self.axis(dim) for dim in indices])
             return self._at(indices, axes, list(indices.values()))
         if indices:
-            raise LayoutError("got both a coordinate and indices by dim", hint="pass one of them")
+            raise LayoutError(
+                "expected a coordinate or indices by dim, found both", hint="pass one of them"
+            )
         if not hasattr(coordinate, "__len__"):
             raise LayoutError(
                 f"a coordinate is a list with an index for each dim, found {coordinate!r}",

@@ -93,7 +93,7 @@ class LaunchResult:
     signum: int | None = None
     """The signal that stopped the launcher, or ``None``."""
     stopped_elsewhere: str = ""
-    """Which node got this signal, in one line, if it was not this one."""
+    """Which node received this signal, in one line, if it was not this one."""
     failures: tuple[RankFailure, ...] = ()
     """Ranks that failed or were stopped; the cause first, if it was a rank."""
     broken_program: str | None = None

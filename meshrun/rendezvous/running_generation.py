@@ -111,7 +111,7 @@ class RunningGeneration:
         title = ""
         if outcome.is_hung:  # without the reason: to that node, other ranks are "on another node"
             title = outcome.headline.partition(": ")[0]
-        elif any(known.has_timed_out for known in outcome.ranks.values()):
+        elif any(rank_state.has_timed_out for rank_state in outcome.ranks.values()):
             title = "a collective timed out: showing where the ranks are"
         end = GenerationAborted(
             why=outcome.headline or "a rank failed",

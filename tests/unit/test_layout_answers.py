@@ -126,7 +126,7 @@ def test_a_layout_without_an_own_rank_needs_one() -> None:
         ),
         (
             lambda layout: layout.rank((0, 0), tp=1),
-            "got both a coordinate and indices by dim",
+            "expected a coordinate or indices by dim, found both",
             "pass one of them",
         ),
         (
