@@ -94,4 +94,4 @@ def test_a_rank_of_another_node_that_is_missing_in_a_timeout_is_named() -> None:
 
     expected = "in the group of all ranks, ranks 0-2 wait in all_reduce #2, which rank 3 has not"
     assert printed == [f"{expected} called"]
-    assert monitor.why == cleared.outcomes[0].evidence[2].why == printed[0]
+    assert monitor.why == cleared.why_hung == cleared.outcomes[0].evidence[2].why == printed[0]

@@ -13,7 +13,7 @@ from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Decide, StartAll
 from meshrun.lifecycle.outcome import build_result, describe_end, find_trouble, node_outcome
-from meshrun.protocol.events import Event, ZygoteGone
+from meshrun.protocol.events import Event, Hung, ZygoteGone
 from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, RankFailed, Timings
 from meshrun.report.failure import render_failure
@@ -298,6 +298,16 @@ def test_an_error_names_its_host() -> None:
     assert of_coordinator.trouble is not None
     assert outcome.headline == at_coordinator.trouble.message == f"on node1, {killed}"
     assert of_coordinator.trouble.message == f"on node0, {killed}"
+
+
+def test_the_coordinator_says_who_waited_for_whom_in_a_hang() -> None:
+    """It learns that from the reports of all nodes."""
+    events = [*COORDINATOR, Hung(idle_s=9, at_ns=S), *COORDINATOR_ENDED, ENDED]
+    cleared = replace(all_cleared(NodeOutcome(is_well=True)), why_hung="rank 0 waits for rank 3")
+    trouble = result([*events, cleared, over(124), GONE]).trouble
+
+    assert trouble is not None
+    assert trouble.message == "no rank made progress for 9.0 s: rank 0 waits for rank 3"
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
