@@ -17,6 +17,8 @@ from meshrun.worker.call_channel import CallBegun, CallDone, Channel, TimeLimit,
 
 GRACE_S = 2.0
 """How long the other ranks may take once one has failed, as they may wait for it forever."""
+_AGAIN_S = 0.05
+"""After this time, a rank where Python has dropped the exception of SIGINT has left that place."""
 
 
 class GroupRank(Struct, frozen=True):
@@ -104,7 +106,8 @@ class Exchange:
                 return
             if isinstance(answer, CallBegun):
                 if self.is_interrupted:  # a rank ignores SIGINT until it has begun
-                    send_signal(member.pid, signal.SIGINT)
+                    again = partial(send_signal, member.pid, signal.SIGINT)
+                    self._reactor.call_later(_AGAIN_S, again)
                 return
             if isinstance(answer, TimeLimit):
                 self._limit_rank(member.rank, answer.seconds)

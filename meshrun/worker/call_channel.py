@@ -21,7 +21,10 @@ _LONGEST_PATH = 100
 
 
 class CallBegun(Struct, frozen=True):
-    """From a rank that has received a request: from now on, SIGINT interrupts it."""
+    """From a rank that has received a request: from now on, SIGINT interrupts it.
+
+    Also from one that was interrupted to no effect.
+    """
 
 
 class TimeLimit(Struct, frozen=True):

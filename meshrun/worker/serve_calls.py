@@ -109,8 +109,9 @@ class _Calls:
         import signal
 
         self._channel = channel
-        self._takes_interrupt = False
+        self._is_in_call = self._takes_interrupt = False
         self._interrupt = signal.default_int_handler
+        self._show_unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_interrupt)
 
@@ -122,30 +123,43 @@ class _Calls:
 
         from meshrun.protocol.raised import headline
         from meshrun.protocol.rank_end import RankRaised
-        from meshrun.worker.call_channel import CallBegun, CallDone
+        from meshrun.worker.call_channel import CallDone
         from meshrun.worker.pickling import dumps
         from meshrun.worker.program import format_raised
 
         try:
-            self._takes_interrupt = True
-            self._channel.send(CallBegun())
+            self._is_in_call = True
+            self._take_interrupt()
             function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
             value = function(*args, **kwargs)
             try:
                 pickled = dumps(value)
             except Exception as error:
                 raise unpicklable(value, var.own_rank(), error) from None
-            self._takes_interrupt = False
+            self._is_in_call = self._takes_interrupt = False
             return CallDone(pickled)
         except BaseException as error:  # even one that would end a program
-            self._takes_interrupt = False
+            self._is_in_call = self._takes_interrupt = False
             raised = RankRaised(rank=0, at_ns=0, shown=False, **asdict(format_raised(error)))
             return CallDone(None, raised.traceback, pickle_error(error), headline(raised))
+
+    def _take_interrupt(self) -> None:
+        from meshrun.worker.call_channel import CallBegun
+
+        self._takes_interrupt = True
+        self._channel.send(CallBegun())
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self._takes_interrupt:
             self._takes_interrupt = False
             self._interrupt(signum, frame)
+
+    def _on_unraisable(self, ignored: sys.UnraisableHookArgs) -> None:
+        """Take another SIGINT if Python drops the exception of this one, as in ``__del__``."""
+        if self._is_in_call and isinstance(ignored.exc_value, KeyboardInterrupt):
+            self._take_interrupt()
+        else:
+            self._show_unraisable(ignored)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,22 @@ def interrupt_early() -> None:
         raise
 
 
+def interrupt_in_a_callback() -> None:
+    """Rank 0 interrupts the caller where Python drops KeyboardInterrupt: in a weak reference's."""
+
+    def call(_: object) -> None:
+        if os.environ["RANK"] == "0":
+            os.kill(int(os.environ["CALLER"]), signal.SIGINT)
+        while True:
+            time.sleep(0.01)
+
+    value = threading.Event()
+    _kept = weakref.ref(value, call)
+    del value
+    while True:
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def interruptible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have SIGINT raise KeyboardInterrupt here, and give ranks this process's id."""
@@ -86,8 +103,8 @@ def interruptible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_rank_that_has_not_started_a_call_yet_is_interrupted_in_it(interruptible: None) -> None:
-    """Such an early Ctrl-C ends the call but not the rank."""
+def test_a_call_is_interrupted_whenever_ctrl_c_comes(interruptible: None) -> None:
+    """Before a rank has started the call, or where Python drops the exception; the rank lives."""
 
     def keep(pid: int) -> None:
         builtins.other = pid  # type: ignore[attr-defined]
@@ -100,6 +117,9 @@ def test_a_rank_that_has_not_started_a_call_yet_is_interrupted_in_it(interruptib
             with pytest.raises(KeyboardInterrupt):
                 group.call(interrupt_early)
             assert group.call(os.getpid)[1] == other
+        with pytest.raises(KeyboardInterrupt):
+            group.call(interrupt_in_a_callback)
+        assert group.call(os.getpid)[1] == other
 
 
 def test_all_ranks_run_calls_and_keep_their_state(interruptible: None) -> None:
