@@ -482,7 +482,7 @@ def leave(state: State, at_ns: int) -> State:
     """End this node's part; on the coordinator, end the launch if it waits for more nodes."""
     if not state.nodes.is_coordinator:
         return end_zygote(state.with_nodes(link=Link.CLOSED), at_ns)
-    is_awaited = state.nodes.phase is NodesPhase.GATHERING
+    is_awaited = state.nodes.phase is NodesPhase.AWAITING_NODES
     return state.do(Decide(next_after=None)) if is_awaited else state
 
 

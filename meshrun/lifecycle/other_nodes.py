@@ -112,7 +112,7 @@ def _all_cleared(state: State, event: AllCleared) -> State:
 
 def _gather(state: State, cause: Cause) -> State:
     """Restart the ranks, once there are enough nodes."""
-    return state.with_nodes(phase=NodesPhase.GATHERING).do(Decide(next_after=cause))
+    return state.with_nodes(phase=NodesPhase.AWAITING_NODES).do(Decide(next_after=cause))
 
 
 def _next_begins(state: State, event: NextBegins) -> State:

@@ -52,7 +52,7 @@ class NodesPhase(Enum):
     RUNNING = "running"
     CLEARED = "cleared"
     """This node has reported that nothing of this generation is left on it."""
-    GATHERING = "gathering"
+    AWAITING_NODES = "awaiting_nodes"
     """The coordinator will start the ranks again once there are enough nodes."""
     OVER = "over"
     """The coordinator has ended the launch."""

@@ -85,7 +85,7 @@ class NodesState(Struct, frozen=True, kw_only=True):
     @property
     def may_end_alone(self) -> bool:
         """Whether a cleared node may exit before the others."""
-        return not self.policy.needs_all or self.phase is NodesPhase.GATHERING
+        return not self.policy.needs_all or self.phase is NodesPhase.AWAITING_NODES
 
     @property
     def may_leave(self) -> bool:

@@ -72,7 +72,7 @@ class Coordinator:
         """The hosts of the last generation, by number, in node order."""
         self._causes: list[Cause] = []
         """Why each generation before this one, or the one that will begin, ended."""
-        self._phase = CoordinatorPhase.GATHERING
+        self._phase = CoordinatorPhase.AWAITING_NODES
         self._deadline = hub.deadline(config.return_s)
         """How long to gather nodes."""
         self._beats = hub.reactor.every(BEAT_S, self._beat)
@@ -97,7 +97,7 @@ class Coordinator:
             case NextBegins():
                 self._causes.append(message.cause)
                 self._exclude_failing_node(message.cause)
-                self._phase = CoordinatorPhase.GATHERING
+                self._phase = CoordinatorPhase.AWAITING_NODES
                 self._deadline = self._hub.deadline(self._config.return_s)
                 self._begin_if_enough()
             case LaunchOver():
@@ -132,7 +132,7 @@ class Coordinator:
             if why := connection.time_out_if_silent(self._config.node_timeout_s):
                 self._lose(number, why)
         self._unauthenticated.check()
-        if self._phase is CoordinatorPhase.GATHERING:
+        if self._phase is CoordinatorPhase.AWAITING_NODES:
             self._check_deadline()
 
     def _check_deadline(self) -> None:
@@ -220,7 +220,7 @@ class Coordinator:
         self._nodes.add(number, info)
         self._connections[number] = connection
         self._watch(number, connection)
-        if self._phase is CoordinatorPhase.GATHERING:
+        if self._phase is CoordinatorPhase.AWAITING_NODES:
             if len(self._nodes.infos) >= self._nodes.least:
                 self._begin_if_enough()
         elif not (self._running.asked_to_stop or self._running.has_finished):

@@ -36,7 +36,7 @@ class EndpointPhase(Enum):
 class CoordinatorPhase(Enum):
     """Where node 0 is with the generations of a launch, once all nodes have joined."""
 
-    GATHERING = "gathering"
+    AWAITING_NODES = "awaiting_nodes"
     """The next generation begins once there are enough nodes."""
     RUNNING = "running"
     """It has begun, and ends once nothing of it is left on any node."""
