@@ -6,8 +6,8 @@ from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import detect_here, for_caller, is_rank, with_starter
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
-from meshrun.host.outside_devices import count_with_torch
 from meshrun.plan.device import COUNTED
+from meshrun.plan.outside_devices import count_with_torch
 from meshrun.plan.rank_program import first_path
 from meshrun.plan.request import LaunchRequest
 

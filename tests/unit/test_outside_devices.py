@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from meshrun.host import outside_devices
 from meshrun.host.machine import HostFacts
+from meshrun.plan import outside_devices
 from tests.kit import FAKES
 
 
