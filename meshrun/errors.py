@@ -1,6 +1,14 @@
-"""The errors that meshrun raises, each with its exit code; report/ prints them."""
+"""The errors that meshrun raises, and all exit codes; report/ prints the errors.
+
+A class has the exit code of its errors; the numbers at the top belong to no class.
+"""
 
 from __future__ import annotations
+
+PREEMPTED = 75
+"""The exit code of a preempted launch: TEMPFAIL of sysexits, "try again"."""
+NOT_EXECUTABLE, NO_COMMAND = 126, 127
+"""The exit codes for a command that cannot be executed, and for one not found, as in a shell."""
 
 
 class MeshrunError(Exception):

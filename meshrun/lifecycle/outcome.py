@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from meshrun.errors import (
+    PREEMPTED,
     CheckError,
     HangError,
     HostError,
@@ -35,7 +36,6 @@ from meshrun.protocol.events import NodeLost
 from meshrun.protocol.from_zygote import StoreEnded
 from meshrun.protocol.generation import Ending, Evidence, NodeOutcome, Trouble
 from meshrun.protocol.result import (
-    PREEMPTED,
     LaunchResult,
     RankFailure,
     Timings,

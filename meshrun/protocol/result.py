@@ -13,8 +13,6 @@ from meshrun.errors import MeshrunError
 from meshrun.protocol.raised import describe_raised
 from meshrun.protocol.rank_end import RankRaised
 
-PREEMPTED = 75
-"""Exit code of a preempted launch: EX_TEMPFAIL of sysexits.h, "try again"."""
 LEFT_EARLY = "exited with code 0 while other ranks still needed it"
 """The description of a failure with exit code 0."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from meshrun.errors import RendezvousError
+from meshrun.errors import NO_COMMAND, NOT_EXECUTABLE, RendezvousError
 from meshrun.host.printable import one_line
 from meshrun.plan.hostfile import Host
 from meshrun.protocol.result import signal_name
@@ -14,7 +14,6 @@ from meshrun.ssh.remote_command import NO_STDIN
 
 _SSH = 255
 """ssh's exit code for errors of its own."""
-_NO_COMMAND = (126, 127)
 _MOST_LINES = 8
 _WITHOUT_PASSWORD = "`ssh {host} true` must work without a password; use a key or an agent"  # noqa: S105
 _HINTS = (
@@ -62,7 +61,7 @@ def explain_end(
     if the agent was started on this machine, without one.
     """
     lines = _significant(output)
-    if code in _NO_COMMAND:
+    if code in (NOT_EXECUTABLE, NO_COMMAND):
         return HostFailure(
             host.name,
             f"it cannot run {interpreter}{_quoted(lines[-1:])}",

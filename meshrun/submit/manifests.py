@@ -13,8 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from meshrun.errors import RendezvousError, UsageError, exit_code_of
-from meshrun.protocol.result import PREEMPTED
+from meshrun.errors import PREEMPTED, RendezvousError, UsageError, exit_code_of
 from meshrun.submit.job import Job
 from meshrun.submit.patch import apply_patches
 from meshrun.submit.pod import (

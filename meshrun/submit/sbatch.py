@@ -6,9 +6,8 @@ import posixpath
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from meshrun.errors import RendezvousError, UsageError
+from meshrun.errors import PREEMPTED, RendezvousError, UsageError
 from meshrun.host.own_variables import SECRET
-from meshrun.protocol.result import PREEMPTED
 from meshrun.submit.job import Job
 from meshrun.submit.slurm_options import (
     check_options,

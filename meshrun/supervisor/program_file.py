@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from meshrun.errors import HostError, ProgramError
+from meshrun.errors import NO_COMMAND, NOT_EXECUTABLE, HostError, ProgramError
 from meshrun.host.named_files import absolute
 from meshrun.plan.rank_program import PYTHON_EXEC, Program
 from meshrun.protocol.stacks import current_folder
@@ -63,7 +63,6 @@ def _check_script(path: str) -> None:
     if _DESCRIPTOR.fullmatch(path):
         raise ProgramError(
             f"cannot run `{path}`: ranks do not inherit this descriptor",
-            exit_code=2,
             hint="pass the program on standard input: `meshrun /dev/stdin < <(...)`",
         )
     try:
@@ -74,20 +73,17 @@ def _check_script(path: str) -> None:
     except OSError as error:
         raise ProgramError(
             f"can't open file '{absolute(path)}': [Errno {error.errno}] {error.strerror}",
-            exit_code=2,
             hint=_hint_for(path, error),
         ) from error
     if begins.startswith(b"\x7fELF"):
         raise ProgramError(
             f"`{path}` is a binary, not a Python file",
-            exit_code=2,
             hint="if it is an interpreter, leave it out; to run a command, use --no-python",
         )
     if _SHELL.match(begins) and not path.endswith(".py") and not _is_python(path):
         interpreter = begins[2:].decode(errors="replace").strip()
         raise ProgramError(
             f"`{path}` is a script for `{interpreter}`, not a Python file",
-            exit_code=2,
             hint="use --no-python to run it as a command",
         )
 
@@ -178,13 +174,13 @@ def _check_command(name: str) -> None:
         cure = f"unset {PYTHON_EXEC}" if is_interpreter else "remove --no-python"
         raise ProgramError(
             f"`{name}` is not executable",
-            exit_code=126,  # as in a shell, and 127 below
+            exit_code=NOT_EXECUTABLE,
             hint=f"run `chmod +x {name}`, or {cure}",
         )
     hint = f"{PYTHON_EXEC} must name an interpreter, or be unset" if is_interpreter else None
     raise ProgramError(
         f"no command named `{name}`",
-        exit_code=127,
+        exit_code=NO_COMMAND,
         hint=f"for the file in this folder, write ./{name}" if is_file else hint,
     )
 
