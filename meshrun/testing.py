@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshrun.wording import count
+
 
 def assert_same_on_all_ranks(
     value: Any, *, group: Any = None, rtol: float = 0.0, atol: float = 0.0
@@ -76,7 +78,8 @@ def _assert_close(one: Any, other: Any, rtol: float, atol: float) -> None:
                 raise AssertionError(f"keys {list(one)} != {list(other)}") from error
         elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
             if len(one) != len(other):
-                raise AssertionError(f"{len(one)} values != {len(other)} values") from error
+                sizes = (count(len(each), "value") for each in (one, other))
+                raise AssertionError(" != ".join(sizes)) from error
             parts = list(zip(one, other, strict=True))
         elif one != other:
             raise AssertionError(f"{one!r} != {other!r}") from error

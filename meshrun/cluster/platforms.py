@@ -19,6 +19,7 @@ from meshrun.cluster.read_variables import (
     read_number,
 )
 from meshrun.errors import UsageError
+from meshrun.wording import count
 
 
 def detect_sagemaker(here: Surroundings) -> ClusterFacts | None:
@@ -169,7 +170,9 @@ def detect_skypilot(here: Surroundings) -> ClusterFacts | None:
         are_set(env, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
         return None
     if hosts and len(hosts) != nnodes:
-        raise invalid(env, "SKYPILOT_NODE_IPS", f"{nnodes} addresses, to match SKYPILOT_NUM_NODES")
+        raise invalid(
+            env, "SKYPILOT_NODE_IPS", f"{count(nnodes, 'address')}, to match SKYPILOT_NUM_NODES"
+        )
     job_id = env.get("SKYPILOT_TASK_ID") or None
     evidence = f"node {node_rank} of {nnodes} (SKYPILOT_NODE_RANK)"
     return facts_of_node("SkyPilot", evidence, job_id, node_rank, nnodes, hosts=hosts)
@@ -188,7 +191,9 @@ def detect_dstack(here: Surroundings) -> ClusterFacts | None:
     node_rank = read_index(env, nnodes, "DSTACK_NODE_RANK") or 0
     hosts = tuple(env.get("DSTACK_NODES_IPS", "").split())
     if hosts and len(hosts) != nnodes:
-        raise invalid(env, "DSTACK_NODES_IPS", f"{nnodes} addresses, to match DSTACK_NODES_NUM")
+        raise invalid(
+            env, "DSTACK_NODES_IPS", f"{count(nnodes, 'address')}, to match DSTACK_NODES_NUM"
+        )
     if nnodes > 1:
         are_set(env, "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")
     address = env.get("DSTACK_MASTER_NODE_IP")

@@ -11,6 +11,7 @@ from meshrun.cluster.cluster_facts import ClusterFacts, Surroundings, Task, fact
 from meshrun.cluster.read_variables import invalid, read_index, read_number
 from meshrun.cluster.slurm_lists import expand_counts, expand_hosts
 from meshrun.errors import UsageError
+from meshrun.wording import count
 
 _SPECIAL_STEPS = 0xFFFFFFF0
 """From here on, step ids are special: the batch script, the interactive shell, ..."""
@@ -49,7 +50,7 @@ def detect_step(here: Surroundings) -> ClusterFacts | None:
         raise UsageError(
             f"SLURM_STEP_NODELIST `{env.get('SLURM_STEP_NODELIST')}` and"
             f" SLURM_STEP_TASKS_PER_NODE `{env.get('SLURM_STEP_TASKS_PER_NODE')}` do not match"
-            f" the step's {nnodes} nodes and {world_size} tasks"
+            f" the step's {count(nnodes, 'node')} and {count(world_size, 'task')}"
         )
     hosts, counts = _in_node_order(env, hosts, counts)
     local_size = counts[node_rank]

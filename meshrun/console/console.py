@@ -17,6 +17,7 @@ from meshrun.host.printable import printable
 from meshrun.host.processes import is_foreground
 from meshrun.host.stderr import discard_output
 from meshrun.protocol.caller import end_of_call
+from meshrun.wording import count
 
 QUEUE_BYTES = 1024 * 1024
 """While more than this waits for a slow reader, ranks are not read, so that they block too."""
@@ -249,7 +250,9 @@ class Console:
         for name, outlet in (("stdout", self._out), ("stderr", self._err)):
             if outlet.error is None and outlet in self._reported_lost:
                 self._reported_lost.remove(outlet)
-                self.note(f"writing to {name} works again; {outlet.lost_bytes:,} bytes were lost")
+                self.note(
+                    f"writing to {name} works again; dropped {count(outlet.lost_bytes, 'byte')}"
+                )
             elif outlet.error is not None and outlet not in self._reported_lost:
                 self._reported_lost.add(outlet)
                 if not is_reader_gone(outlet.error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
+from meshrun.wording import count
 
 LAST_WORDS_TAKE_S = 2.0
 """How long readers may take to read the rest of the output after a launch was stopped."""
@@ -15,9 +16,9 @@ def last_read_s(stopped_s: float, ended_s: float, shutdown_timeout_s: float) -> 
     return max(stopped_s + shutdown_timeout_s, ended_s + last_words_s)
 
 
-def dropped_note(count: int) -> str:
+def dropped_note(number: int) -> str:
     """Return the note about discarded bytes."""
-    return f"dropped {count:,} bytes of output: its reader cannot keep up"
+    return f"dropped {count(number, 'byte')} of output: its reader cannot keep up"
 
 
 class SlowReaders:

@@ -10,6 +10,7 @@ from meshrun.host import rank_variables as var
 from meshrun.layout import MAX_RANKS, Layout, format_derived, parse_derived
 from meshrun.layout.domains import shorten_domains, split_nodes
 from meshrun.layout.spec import MeshSpec, format_mesh, parse_mesh
+from meshrun.wording import count
 
 
 def format_layout(layout: Layout) -> dict[str, str]:
@@ -99,7 +100,9 @@ def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
             f"{needs}, but {has}", hint="the product of the other sizes must divide it"
         )
     hint = f"launch with `meshrun --mesh {mesh} ...`, or write `-1` for the size that may vary"
-    return MeshError(f"{var.MESH} `{mesh}` needs {mesh.known_size} ranks, but {has}", hint=hint)
+    return MeshError(
+        f"{var.MESH} `{mesh}` needs {count(mesh.known_size, 'rank')}, but {has}", hint=hint
+    )
 
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:

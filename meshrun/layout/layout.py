@@ -352,7 +352,9 @@ class Layout:
         rank = self._known(rank)
         mine = range(self.world_size) if among is None else among
         if rank not in mine:
-            raise LayoutError(f"rank {rank} is not one of the {len(mine)} ranks of `among`")
+            raise LayoutError(
+                f"rank {rank} is not in `among`, which has {count(len(mine), 'rank')}"
+            )
         others = range(other.world_size) if isinstance(other, Layout) else other
         place = mine.index(rank)
         if len(others) % len(mine) == 0:

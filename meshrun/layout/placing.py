@@ -226,7 +226,7 @@ def _crosses(
     )
     what = names[dim] if mesh.mesh_dim_names else f"dim {dim}"
     cross = "crosses" if crossing == 1 else "cross"
-    message = f"{crossing:,} of {groups:,} groups of {what} {cross}"
+    message = f"{crossing:,} of {count(groups, 'group')} of {what} {cross}"
     if dim in locality.in_node:
         message = f"--intra-node: {message} nodes"
     else:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from meshrun.errors import SpecError, UsageError
 from meshrun.layout import Layout
 from meshrun.layout.spec import items_of
-from meshrun.wording import either
+from meshrun.wording import count, either
 
 _RANK = "rank"
 _MOST_NAMED = 8
@@ -158,17 +158,17 @@ class _Parser:
         return range(first, last + 1)
 
     def _read_index(self, at: int, digits: str, key: str) -> int:
-        count = self._counts[key]
-        index = int(digits) if len(digits) <= _LONGEST_NUMBER else count
-        if index < count:
+        size = self._counts[key]
+        index = int(digits) if len(digits) <= _LONGEST_NUMBER else size
+        if index < size:
             return index
         if key in self._dims:
-            message = f"dim `{key}` has no index {digits}: its size is {count}"
+            message = f"dim `{key}` has no index {digits}: its size is {size}"
         elif key == _RANK:
-            message = f"no rank {digits} in a world of {count}"
+            message = f"no rank {digits} in a world of {size}"
         else:
-            message = f"no local rank {digits}: nodes have at most {count} workers"
-        hint = f"`{key}` ranges from 0 to {count - 1}" if count > 1 else f"`{key}` is always 0"
+            message = f"no local rank {digits}: nodes have at most {count(size, 'worker')}"
+        hint = f"`{key}` ranges from 0 to {size - 1}" if size > 1 else f"`{key}` is always 0"
         raise self._error(message, at, digits, hint)
 
     # ---- errors ----------------------------------------------------------------------------

@@ -37,8 +37,7 @@ def count_slots(
     if len(given) > 1 and len(given) != nodes:
         raise LayoutError(
             f"--nproc-per-node lists {len(given)} numbers for {count(nodes, 'node')}",
-            hint=f"pass one number for all nodes, or one for each of the {nodes}, or --nnodes"
-            f" {len(given)}",
+            hint=f"pass one number for all nodes, or one per node, or --nnodes {len(given)}",
         )
     counts = [1 if mesh is None else _workers_for(mesh, nodes)] if None in given else given
     slots = [number for number in counts if number is not None]

@@ -18,6 +18,7 @@ from meshrun.mesh.build import BuiltMesh, build_mesh, set_timeout, this_process
 from meshrun.mesh.current_layout import current_layout
 from meshrun.mesh.scheduler_task import join_task, launch_environment
 from meshrun.plan.group_options import GroupOptions, parse_group_options, read_group_options
+from meshrun.wording import count
 
 _WAYS_OUT = (
     "launch the program with `meshrun --mesh dp=2,tp=4 ...`, set MESHRUN_MESH=dp=2,tp=4 under"
@@ -94,8 +95,8 @@ def _build(layout: Layout, device: str | None, options: GroupOptions) -> BuiltMe
         _init_process_group(device_type, options)
     if dist.get_world_size() != layout.world_size:
         raise MeshError(
-            f"mesh `{layout.mesh}` needs {layout.world_size} ranks, but the process group has"
-            f" {dist.get_world_size()}"
+            f"mesh `{layout.mesh}` needs {count(layout.world_size, 'rank')}, but the process group"
+            f" has {dist.get_world_size()}"
         )
     built = build_mesh(layout, device_type, options)
     set_timeout(dist.group.WORLD, options.timeout(""))

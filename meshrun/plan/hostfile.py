@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun.errors import UsageError
-from meshrun.wording import listed
+from meshrun.wording import count, listed
 
 _USER = r"(?:(?P<user>[\w.][\w.\\-]*)@)?"
 _NAME = re.compile(_USER + r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|\w[\w.-]*)")
@@ -96,7 +96,7 @@ def choose_hosts(
     named = dict(_named(exclude, "--exclude", hosts))
     left = tuple(kept for host in hosts if (kept := _without(host, named)) is not None)
     if not left:
-        raise UsageError(f"--exclude {exclude} leaves no host of {len(hosts)}")
+        raise UsageError(f"--exclude {exclude} leaves 0 of {count(len(hosts), 'host')}")
     return left
 
 
@@ -183,7 +183,7 @@ def _numbers(text: str, what: str, host: Host) -> tuple[int, ...]:
         if host.slots is not None and int(word) >= host.slots:
             raise UsageError(
                 f"{what}: {host.name} has no slot {word}",
-                hint=f"its slots range from 0 to {host.slots - 1}",
+                hint=f"it has {count(host.slots, 'slot')}, numbered from 0",
             )
         numbers.append(int(word))
     return tuple(sorted(set(numbers)))

@@ -124,8 +124,8 @@ def _slots(hosts: Sequence[Host]) -> int | tuple[int, ...] | None:
         one = next(host for host in hosts if host.workers is not None)
         other = next(host for host in hosts if host.workers is None)
         raise UsageError(
-            f"{one.name} has {one.workers} slots, but the number of slots of {other.name} is"
-            " unknown",
+            f"{one.name} has {count(one.workers or 0, 'slot')}, but the number of slots of"
+            f" {other.name} is unknown",
             hint=f"write {other.name}:{one.workers}, or pass --nproc-per-node",
         )
     return known[0] if len({*known}) == 1 else known or None

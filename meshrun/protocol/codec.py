@@ -10,6 +10,7 @@ from meshrun.errors import InternalError
 from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote
 from meshrun.protocol.packing import pack_fields, to_builtins, unpack
 from meshrun.protocol.to_zygote import ToZygote
+from meshrun.wording import count
 
 PACKET_BYTES = 160 * 1024
 """Largest packet; below Linux's default socket buffer of 208 KiB."""
@@ -55,4 +56,5 @@ def shorten(text: str, longest: int = _LONGEST_TEXT) -> str:
     if len(text) <= longest:
         return text
     half = longest // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+    cut = count(len(text) - 2 * half, "character")
+    return f"{text[:half]}\n... {cut} left out ...\n{text[-half:]}"

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from meshrun.host.printable import one_line
 from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
+from meshrun.wording import count
 
 if sys.platform == "darwin":
     STACKS_SIGNAL, MAIN_STACK_SIGNAL = signal.SIGINFO, signal.SIGEMT
@@ -193,7 +194,7 @@ def describe(stack: tuple[Frame, ...], folder: str) -> Iterator[str]:
     frames = [*stack[:1], *(frame for frame in stack[1:] if not _is_machinery(frame))]
     shown = frames[:_MOST_FRAMES]
     if len(shown) < len(frames):
-        yield f"... {len(frames) - len(shown)} more frames"
+        yield f"... {count(len(frames) - len(shown), 'more frame')}"
     for frame in reversed(shown):
         yield f"{frame.place(folder)} in {frame.function}"
 

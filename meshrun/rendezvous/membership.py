@@ -15,6 +15,7 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.expected_nodes import list_names
 from meshrun.rendezvous.messages import Join
+from meshrun.wording import count
 
 Fit = Callable[[Sequence[Join]], Layout]
 """Solves the mesh for nodes; raises a MeshrunError if it does not fit them."""
@@ -76,17 +77,17 @@ class Membership(Struct):
         Raises:
             UsageError: If there is none.
         """
-        free, count = self.free_places, self.most
+        free, most = self.free_places, self.most
         if free and (info.node_rank is None or info.node_rank in free):
             return
-        if info.node_rank in (None, *range(1, count)):
+        if info.node_rank in (None, *range(1, most)):
             hosts = list_names([each.host for each in self.infos.values()])
             raise UsageError(
-                f"all {count} nodes are already running: {hosts}",
+                f"all {most} nodes are already running: {hosts}",
                 hint="check that the launcher was not started twice on a host",
             )
         raise UsageError(
-            f"{info.host} has --node-rank {info.node_rank}; it must be 1 to {count - 1}"
+            f"{info.host} has --node-rank {info.node_rank}; it must be 1 to {most - 1}"
         )
 
     def add(self, number: int, info: Join) -> None:
@@ -210,8 +211,9 @@ class Membership(Struct):
     def describe(self) -> str:
         """Return a description such as ``1 of at least 2 nodes joined (a)``."""
         hosts = [info.host for info in self.infos.values()]
-        need = f"at least {self.least}" if self.least < self.most else str(self.least)
-        return f"{len(hosts)} of {need} nodes joined ({list_names(hosts)})"
+        least = "at least " if self.least < self.most else ""
+        need = f"{least}{count(self.least, 'node')}"
+        return f"{len(hosts)} of {need} joined ({list_names(hosts)})"
 
 
 def fit_without_mesh(nodes: Sequence[Join]) -> Layout:
@@ -250,8 +252,8 @@ def _check_domains(size: int, domains: Sequence[int], nodes: Sequence[Join]) -> 
         LayoutError: With two nodes that do not.
     """
     rest = iter(enumerate(nodes))
-    for domain, count in enumerate(domains):
-        known = [(rank, node) for rank, node in islice(rest, count) if node.domain]
+    for domain, held in enumerate(domains):
+        known = [(rank, node) for rank, node in islice(rest, held) if node.domain]
         for rank, node in known:
             first_rank, first = known[0]
             if node.domain != first.domain:
@@ -277,12 +279,13 @@ def _apart(nodes: Sequence[Join]) -> str:
 
 def describe_shapes(before: Layout | None, after: Layout) -> str:
     """Return the changes from one layout to the next: ``dp 3 -> 4``."""
+    ranks = count(after.world_size, "rank")
     if before is None:
-        return str(after.mesh) if after.mesh else f"{after.world_size} ranks"
+        return str(after.mesh) if after.mesh else ranks
     if after.mesh is None or before.mesh is None:
         if before.world_size == after.world_size:
-            return f"{after.world_size} ranks as before"
-        return f"{before.world_size} -> {after.world_size} ranks"
+            return f"{ranks} as before"
+        return f"{before.world_size} -> {ranks}"
     old, new = before.shape, after.shape
     changed = [f"{dim} {old[dim]} -> {new[dim]}" for dim in new if old.get(dim) != new[dim]]
     return ", ".join(changed) or f"{after.mesh} as before"

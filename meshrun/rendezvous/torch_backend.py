@@ -38,6 +38,7 @@ from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.hub import FIRST_NOTE_S, NOTE_EVERY_S
 from meshrun.rendezvous.torch_handler import make_handler
 from meshrun.rendezvous.torch_withdrawal import read, store_of, watch_for_withdrawals
+from meshrun.wording import count
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -141,7 +142,8 @@ def _note_wait(order: Negotiate, done: threading.Event, note: Callable[[str], No
         wait_s = NOTE_EVERY_S
         place = format_endpoint(order.endpoint_host, order.endpoint_port)
         few = "" if order.least_nodes == order.nnodes else "at least "
-        note(f"waiting for {few}{order.least_nodes} nodes through {order.backend} at {place}")
+        nodes = f"{few}{count(order.least_nodes, 'node')}"
+        note(f"waiting for {nodes} through {order.backend} at {place}")
 
 
 def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:

@@ -47,9 +47,11 @@ def find_problems(layout: Layout) -> Iterator[Problem]:
         if not crossing:
             continue
         groups = layout.world_size // size
-        problem = f"{name}: {crossing:,} of {groups:,} groups cross {between}"
+        cross = "crosses" if crossing == 1 else "cross"
+        problem = f"{name}: {crossing:,} of {count(groups, 'group')} {cross} {between}"
         if size > room:
-            fix = f"its {size} ranks exceed the {room} workers of a {unit}; make {name} smaller"
+            workers = count(room, "worker")
+            fix = f"its {size} ranks exceed the {workers} of a {unit}; make {name} smaller"
             yield Problem(problem, fix)
         elif (better := _with_last(layout, name, between)) is not None:
             yield Problem(problem, f"put {name} last: --mesh {better}")
@@ -88,7 +90,9 @@ def describe_spare_workers(plan: LaunchPlan) -> str:
     spares = plan.spare_workers
     total = sum(spare for _, spare in spares)
     shown = ", ".join(f"node {node} has {spare}" for node, spare in spares[:3])
-    more = f", and {len(spares) - 3:,} more nodes have some" if len(spares) > 3 else ""
+    more = ""
+    if (rest := len(spares) - 3) > 0:
+        more = f", and {count(rest, 'more node')} {'has' if rest == 1 else 'have'} some"
     verb = "is" if total == 1 else "are"
     return f"{total:,} of {sum(plan.slots_per_node):,} workers {verb} spare: {shown}{more}"
 

@@ -31,6 +31,7 @@ from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import LaunchResult
 from meshrun.report.rank_status import RankPhase, phase_of
 from meshrun.supervisor.watcher import Watcher
+from meshrun.wording import count
 
 _RATE_WINDOW_S = 60.0
 _OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -131,7 +132,7 @@ class Metrics(Watcher):
             total = len(self._state.ranks)
             is_ready = ready == total and not self._state.stopping
             status = "200 OK" if is_ready else "503 Service Unavailable"
-            return Response(f"{ready} of {total} ranks are running the program\n", status)
+            return Response(f"{ready} of {count(total, 'rank')} running the program\n", status)
         return Response("use /metrics, /healthz or /readyz\n", "404 Not Found")
 
     def _families(self) -> Iterator[Family]:

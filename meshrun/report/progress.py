@@ -285,7 +285,7 @@ class StartProgress(Watcher):
     def _show_shutdown(self, event: Event, state: State) -> None:
         """Show how many ranks have exited, and note which ones are killed after the timeout."""
         total, left = len(state.ranks), len(state.alive)
-        exited = f"{total - left} of {total} ranks exited"
+        exited = f"{total - left} of {count(total, 'rank')} exited"
         is_late = isinstance(event, TimePassed) and state.killed and left
         if is_late and self._noted is not StopNote.KILL:
             is_known = self._noted is StopNote.DEADLINE
@@ -331,6 +331,7 @@ class StartProgress(Watcher):
 
     def _status(self, state: State) -> str:
         total = len(state.ranks)
+        ranks = count(total, "rank")
         started = sum(rank_state.pid is not None for rank_state in state.ranks.values())
         joined = sum(rank_state.joined for rank_state in state.ranks.values())
         ready = sum(rank_state.ready for rank_state in state.ranks.values())
@@ -343,13 +344,14 @@ class StartProgress(Watcher):
             waits = state.phase is Phase.WAITING and state.nodes.phase is NodesPhase.JOINING
             return "waiting for the other nodes" if waits else "importing torch"
         if started < total:
-            return f"started {started} of {total} ranks ({elapsed})"
+            return f"started {started} of {ranks} ({elapsed})"
         if self._has_mesh and joined < total:
             is_checking = self._is_checking and not joined
-            what = "checking the mesh" if is_checking else f"{joined} of {total} ranks joined"
+            what = "checking the mesh" if is_checking else f"{joined} of {ranks} joined"
             return f"{what} ({elapsed})"
-        what = "have built their mesh" if self._has_mesh else "are ready"
-        return f"{ready} of {total} ranks {what} ({elapsed})"
+        some = f"{ready} of {ranks}"
+        what = f"mesh built on {some}" if self._has_mesh else f"{some} ready"
+        return f"{what} ({elapsed})"
 
     def _describe_stop(self, event: Event, state: State) -> str:
         """Return why ranks are stopped, and how many."""

@@ -11,6 +11,7 @@ from meshrun.errors import UsageError
 from meshrun.plan.parse import split_words
 from meshrun.plan.request import LaunchRequest
 from meshrun.submit.job import Job
+from meshrun.wording import count
 
 _SHORT = {
     "-J": "--job-name", "-D": "--chdir", "-o": "--output", "-N": "--nodes", "-n": "--ntasks",
@@ -123,8 +124,8 @@ def check_options(job: Job) -> None:
     user_options = options_in(job.extras)
     if wrong := sorted(user_options.keys() & {*_SET_BY_PLAN}):
         raise UsageError(
-            f"--submit-arg {wrong[0]} conflicts with the plan of {job.nnodes} nodes with one"
-            " meshrun each",
+            f"--submit-arg {wrong[0]} conflicts with the plan of {count(job.nnodes, 'node')} with"
+            " one meshrun each",
             hint="use --nnodes and --nproc-per-node instead",
         )
     if "--signal" in user_options:
@@ -141,14 +142,14 @@ def check_options(job: Job) -> None:
 def _check_gpus(user_options: Mapping[str, str], job: Job) -> None:
     """Refuse fewer GPUs than there are workers."""
     for name in ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"):
-        count = _count_gpus(user_options.get(name, ""), is_gres=name == "--gres")
+        gpus = _count_gpus(user_options.get(name, ""), is_gres=name == "--gres")
         nodes = job.nnodes if name == "--gpus" else 1
-        if count and count < job.accelerators * nodes:
+        if gpus and gpus < job.accelerators * nodes:
             where = f"{job.nnodes} nodes" if nodes > 1 else "each node"
             raise UsageError(
-                f"--submit-arg {name}={user_options[name]}: {count} GPUs for"
+                f"--submit-arg {name}={user_options[name]}: {count(gpus, 'GPU')} for"
                 f" {job.accelerators * nodes} workers on {where}",
-                hint=f"use --nproc-per-node {max(1, count // nodes)}, or --device cpu",
+                hint=f"use --nproc-per-node {max(1, gpus // nodes)}, or --device cpu",
             )
 
 

@@ -24,6 +24,7 @@ from meshrun.supervisor.hung_collectives import describe_peers
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
+from meshrun.wording import count
 
 _MOST_LINES = 6
 _ON_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
@@ -118,7 +119,8 @@ class Investigation(Struct, frozen=True, kw_only=True):
         if found is None:
             return None
         peers = describe_peers(self.monitor.calls, self.plan.layout, failed.rank, place)
-        text = f"a peer sent {found[1]} bytes where {found[2]} were expected: the ranks call"
+        sent, expected = map(int, found.groups())
+        text = f"a peer sent {count(sent, 'byte')} instead of {expected:,}: the ranks call"
         text += " different collectives, or one with different shapes"
         return f"{text}; {peers}" if peers else text
 

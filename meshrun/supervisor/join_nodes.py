@@ -35,7 +35,7 @@ from meshrun.rendezvous.store_access import addresses_to_name
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.supervisor.node_link import NodeLink
 from meshrun.supervisor.program_file import digest_program
-from meshrun.wording import flag_of
+from meshrun.wording import count, flag_of
 
 _MOST_ARGUMENTS = 200
 """Arguments of a program that are compared one by one."""
@@ -146,7 +146,7 @@ def describe_program(
         ]
     if rest := program.args[_MOST_ARGUMENTS:]:
         whole = "\0".join(rest)
-        parts["the rest of the arguments"] = [_keyed_hash(key, whole), f"{len(rest)} words"]
+        parts["the rest of the arguments"] = [_keyed_hash(key, whole), count(len(rest), "word")]
     return parts
 
 

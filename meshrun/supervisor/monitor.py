@@ -328,12 +328,14 @@ class Monitor(Watcher):
         if unstarted == len(state.ranks):
             return f"{took}: torch is still being imported"
         behind = [rank for rank, rank_state in state.ranks.items() if not rank_state.joined]
-        lacks = "have not joined the process group"
+        lacks = "not joined the process group"
         if self.plan.layout.mesh is None or not behind:
             behind = [rank for rank, rank_state in state.ranks.items() if not rank_state.ready]
-            lacks = "have not started the program"
+            lacks = "not started the program"
         who = merged_label(self.plan.layout, behind)
-        text = f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
+        has = "has" if len(behind) == 1 else "have"
+        some = f"{len(behind)} of {count(len(state.ranks), 'rank')}"
+        text = f"{took}: {some} {has} {lacks}: {who}"
         if state.nodes.is_alone:
             return text
         return f"{text}; check that no firewall blocks ports between the nodes"

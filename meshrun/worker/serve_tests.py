@@ -215,7 +215,7 @@ class _RankSession:
         own = os.getpid()
         item = self._items.get(order.nodeid)
         if item is None:
-            found = "\n".join(self._broken) or f"{len(self._items)} other tests"
+            found = "\n".join(self._broken) or count(len(self._items), "other test")
             self._done.text = f"a rank has no test `{order.nodeid}`; it found:\n{found}"
             return
         following = self._items.get(order.next_nodeid or "")

@@ -102,7 +102,7 @@ ERRORS: dict[str, list[str]] = {
     "--include without hosts": ["--include", "a", "train.py"],
     "hosts and their number": ["--hosts", "a,b", "--nnodes", "3", "train.py"],
     "hosts and a node rank": ["--hosts", "a,b", "--node-rank", "1", "train.py"],
-    "slots for only some hosts": ["--hosts", "a:8,b", "train.py"],
+    "slots for only some hosts": ["--hosts", "a:1,b", "train.py"],
     "slots that do not fit": ["--hosts", "a:4,b:4", "--mesh", "dp=3,tp=4", "train.py"],
     "an unset variable": ["--hosts", "a,b", "--export", "NOT_SET", "train.py"],
     "a dim that crosses nodes": [

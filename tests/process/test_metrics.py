@@ -94,7 +94,7 @@ def test_a_launch_can_be_observed_from_outside(fake_torch: object, tmp_path: Pat
         assert f"\n{line}\n" in text
         assert f"\n{line}\n" in open_text
     assert (ready[0], ready[2], healthy[0], wrong) == (
-        200, "2 of 2 ranks are running the program\n", 200, 404,
+        200, "2 of 2 ranks running the program\n", 200, 404,
     )  # fmt: skip
     written = read_events(events.read_text())
     names = [line["event"] for line in written]

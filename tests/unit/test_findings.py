@@ -22,8 +22,10 @@ from tests.plans import plan_of
         ("dp=2,tp=4", 2, []),
         ("dp=4", 4, []),
         ("tp=4,dp=2", 2, [("tp: 2 of 2 groups cross nodes", "put tp last: --mesh dp=2,tp=4")]),
-        ("tp=8,dp=1", 2, [("tp: 1 of 1 groups cross nodes",
+        ("tp=8,dp=1", 2, [("tp: 1 of 1 group crosses nodes",
                            "its 8 ranks exceed the 4 workers of a node; make tp smaller")]),
+        ("tp=4", 4, [("tp: 1 of 1 group crosses nodes",
+                      "its 4 ranks exceed the 1 worker of a node; make tp smaller")]),
         ("dp=4,tp=3", 3, [("tp: 2 of 4 groups cross nodes",
                            "a node's 4 workers are not a multiple of 3; use --nproc-per-node 3")]),
         ("cp=2,tp=2,dp=2", 2, [("cp: 4 of 4 groups cross nodes",
@@ -78,9 +80,9 @@ def test_json_has_what_the_plan_says_of_each_rank(values: dict[str, object]) -> 
         ("tp=16,dp=2", 4, [("tp: 2 of 2 groups cross domains",
                             "put tp last: --mesh dp=2,tp=16")]),
         ("dp=2,tp=16", 4, []),  # they cross nodes within an NVLink domain
-        ("tp=32", 4, [("tp: 1 of 1 groups cross domains",
+        ("tp=32", 4, [("tp: 1 of 1 group crosses domains",
                        "its 32 ranks exceed the 16 workers of a domain; make tp smaller")]),
-        ("dp=4,tp=8", 3, [("tp: 1 of 4 groups cross domains",
+        ("dp=4,tp=8", 3, [("tp: 1 of 4 groups crosses domains",
                            "a domain's 12 workers are not a multiple of 8; use a size of tp that"
                            " divides the workers of every domain")]),
         ("cp=2,tp=8,dp=2", 2, [("tp: 4 of 4 groups cross domains",

@@ -137,7 +137,7 @@ def test_a_file_that_cannot_be_parsed(text: str, error: str) -> None:
         ({"include": "a:x"}, "--include: slots of a must be numbers from 0, found `x`"),
         ({"include": "a:1@a:2"}, "--include: a is listed twice"),
         ({"exclude": "b:1"}, "--exclude names slots of b, whose number of slots is unknown"),
-        ({"exclude": "a@b"}, "--exclude a@b leaves no host of 2"),
+        ({"exclude": "a@b"}, "--exclude a@b leaves 0 of 2 hosts"),
         ({"include": "a", "exclude": "b"}, "--include cannot be used with --exclude"),
     ],
 )

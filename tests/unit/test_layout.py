@@ -244,7 +244,7 @@ def test_stages_of_one_mesh_are_matched() -> None:
 
     assert [layout.map_to(last, rank, among=first) for rank in first] == [[4], [5], [6], [7]]
     assert layout.map_to([6, 7], 3, among=first) == [7]
-    with pytest.raises(LayoutError, match="rank 5 is not one of the 4 ranks of `among`"):
+    with pytest.raises(LayoutError, match="rank 5 is not in `among`, which has 4 ranks"):
         layout.map_to(last, 5, among=first)
 
 

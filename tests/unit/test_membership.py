@@ -153,6 +153,7 @@ def test_ranks_without_a_mesh_are_counted() -> None:
 
     assert describe_shapes(two, four) == "2 -> 4 ranks"
     assert describe_shapes(two, two) == "2 ranks as before"
+    assert describe_shapes(two, Layout.parse(None, nproc_per_node=1)) == "2 -> 1 rank"
 
 
 def layout_of(mesh: str) -> Layout:

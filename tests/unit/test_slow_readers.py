@@ -67,4 +67,4 @@ def test_a_file_that_has_room_again(tmp_path: Path) -> None:
 
     before, partial, after, note = (tmp_path / "out").read_text().splitlines()
     assert (before, partial, after) == ("before", "parti", "after")
-    assert note == "meshrun: writing to stdout works again; 89 bytes were lost"
+    assert note == "meshrun: writing to stdout works again; dropped 89 bytes"

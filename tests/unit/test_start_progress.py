@@ -279,7 +279,7 @@ def test_each_generation_whose_ranks_are_killed_is_noted(
         watch.on_event(GenerationEnded(at_ns=1), state)
         for stop in (Stop.ASKED, Stop.KILLED):
             watch.on_event(TimePassed(at_ns=1), replace(state, stop=stop))
-    killing = "meshrun: timed out after 1 s: 0 of 1 ranks exited; killing rank 0"
+    killing = "meshrun: timed out after 1 s: 0 of 1 rank exited; killing rank 0"
 
     assert capfd.readouterr().err.splitlines().count(killing) == 2
 
