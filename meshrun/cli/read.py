@@ -418,6 +418,12 @@ def _rendezvous(options: Options, least_nodes: int | None) -> Rendezvous:
         master_port=options.master_port,
         local_addr=options.local_addr,
         node_timeout_s=options.node_timeout,
+        present=None,  # this and the rest are filled in once the scheduler is known
+        coordinator=(),
+        hosts=(),
+        domain="",
+        secret=None,
+        join_command=None,
     )
 
 

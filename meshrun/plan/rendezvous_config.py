@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 from meshrun.errors import UsageError
@@ -123,11 +121,20 @@ def plan_rendezvous(rendezvous: Rendezvous, nnodes: int) -> RendezvousConfig | N
         )
     settings = dict(rendezvous.conf)
     timeout_s, last_call_s = JOIN.read(settings), LAST_CALL.read(settings)
-    same: dict[str, Any] = {
-        name: getattr(rendezvous, name) for name in RendezvousSettings.__struct_fields__
-    }
     return RendezvousConfig(
-        **same,
+        backend=rendezvous.backend,
+        node_timeout_s=rendezvous.node_timeout_s,
+        conf=rendezvous.conf,
+        run_id=rendezvous.run_id,
+        node_rank=rendezvous.node_rank,
+        least_nodes=rendezvous.least_nodes,
+        present=rendezvous.present,
+        local_addr=rendezvous.local_addr,
+        coordinator=rendezvous.coordinator,
+        hosts=rendezvous.hosts,
+        domain=rendezvous.domain,
+        secret=rendezvous.secret,
+        join_command=rendezvous.join_command,
         nnodes=nnodes,
         host=host.strip("[]") if host else None,
         port=port,

@@ -25,30 +25,33 @@ from meshrun.plan.rank_program import Program
 
 
 class RendezvousSettings(Struct, frozen=True, kw_only=True):
-    """Rendezvous settings of options and schedulers that a launcher needs unchanged."""
+    """Rendezvous settings of options and schedulers that a launcher needs unchanged.
+
+    They have no defaults, so that none can be left out where they are passed on.
+    """
 
     backend: str
     node_timeout_s: float
     """How long another node may be silent before it counts as lost."""
-    conf: tuple[tuple[str, str], ...] = ()
+    conf: tuple[tuple[str, str], ...]
     """Settings of the backend, as strings."""
-    run_id: str | None = None
-    node_rank: int | None = None
-    least_nodes: int | None = None
+    run_id: str | None
+    node_rank: int | None
+    least_nodes: int | None
     """The fewest nodes to start with, if ``--nnodes`` is a range."""
-    present: int | None = None
+    present: int | None
     """How many nodes of a range are known to be present from the start."""
-    local_addr: str | None = None
+    local_addr: str | None
     """The address to listen on, if given."""
-    coordinator: tuple[str, ...] = ()
+    coordinator: tuple[str, ...]
     """Addresses and names of the coordinator, best first, if a scheduler provides them."""
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...]
     """Names of the nodes in node order, if a scheduler provides them."""
-    domain: str = ""
+    domain: str
     """The domain of this node, if a scheduler provides it."""
-    secret: str | None = None
+    secret: str | None
     """A secret that only the job's processes know, if a scheduler provides one."""
-    join_command: str | None = None
+    join_command: str | None
     """The command to print for the other nodes, with ``ENDPOINT`` in place of the endpoint."""
 
     def __repr__(self) -> str:

@@ -60,7 +60,11 @@ class StartStore(Struct, frozen=True, kw_only=True):
 
 
 class Negotiate(Struct, frozen=True, kw_only=True):
-    """Launcher to zygote: run torch's rendezvous with the other nodes in a separate process."""
+    """Launcher to zygote: run torch's rendezvous with the other nodes in a separate process.
+
+    The fields up to ``timeout_s`` repeat what torch's rendezvous needs of ``RendezvousConfig``,
+    which is in ``plan/``, above this room, and holds the job's secret.
+    """
 
     backend: str
     endpoint_host: str
