@@ -37,6 +37,10 @@ NOT_A_LAUNCHER = "the other end is not a meshrun launcher"
 SILENT = "no message from it for"
 HUNG_UP = "it closed the connection"
 WAS_LOST = " was lost: "
+NO_PROGRESS = "no rank made progress for"
+LEFT_BEHIND = "that the ranks left behind"
+OF_ANOTHER_LAUNCH = "it belongs to another launch or has a different secret"
+TOO_FEW_FILES = "open files, but the limit is"
 
 
 def lost_node(node: int, host: str = "") -> str:
@@ -47,6 +51,16 @@ def lost_node(node: int, host: str = "") -> str:
 def lost_host(host: str) -> str:
     """Return how the message begins that a host of ``--hosts`` was lost, up to the reason."""
     return f"host {host}{WAS_LOST}"
+
+
+def killed_launcher(by: str = "SIGKILL") -> str:
+    """Return the reason if a signal killed the launcher of a host of ``--hosts``."""
+    return f"its launcher was killed by {by}"
+
+
+def all_running(*hosts: str) -> str:
+    """Return the message to a node for which there is no place left."""
+    return f"all {len(hosts)} nodes are already running: {', '.join(hosts)}"
 
 
 def withdrew(host: str) -> str:

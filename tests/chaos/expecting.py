@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.chaos.drawing import Case, Fault
-from tests.kit import STORE, ZYGOTE
+from tests.kit import LEFT_BEHIND, STORE, ZYGOTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def _ended(code: int, *messages: str, all_lines: bool = True) -> Expected:
 
 def _done(case: Case, *messages: str) -> Expected:
     """The launch succeeds, and processes that ranks left behind are killed."""
-    more = ("that the ranks left behind",) if case.children else ()
+    more = (LEFT_BEHIND,) if case.children else ()
     if case.phase == "again":
         more += (f"restart 1 of 1, because {_rank(case, case.ranks - 1)} exited with code 3",)
     return Expected(codes=frozenset({0}), messages=(*messages, *more), is_done=True)

@@ -14,7 +14,7 @@ import pytest
 from tests.engines.over_ssh import SAYS, TICKS, all_gone, launch, pids_of
 from tests.engines.sshd import MakeSshd, Sshd
 from tests.engines.together import Launch
-from tests.kit import PROGRAMS, ZYGOTE, lost_host
+from tests.kit import PROGRAMS, ZYGOTE, killed_launcher, lost_host
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = PROGRAMS / "elastic.py"
@@ -47,7 +47,7 @@ def places(run: Launch, generation: int) -> list[str]:
     ("what", "why"),
     [
         ("agent", "ssh failed"),
-        ("launcher", "its launcher was killed by SIGKILL"),
+        ("launcher", killed_launcher()),
         ("zygote", f"{ZYGOTE} was killed by SIGKILL"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_host_that_is_lost_before_all_have_met_keeps_its_place(
     run = start(sshd, tmp_path, nnodes="2:3")
 
     assert run.end() == 0, run.text
-    assert "continuing without host node1: its launcher was killed by SIGKILL" in run.text
+    assert f"continuing without host node1: {killed_launcher()}" in run.text
     assert places(run, 0) == [f"{rank} of 3 on node{rank}" for rank in range(3)]
     all_gone(sshd)
 

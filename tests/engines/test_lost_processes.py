@@ -14,7 +14,7 @@ from tests.engines.over_ssh import pids_of
 from tests.engines.sshd import MakeSshd
 from tests.engines.test_resize import start_all
 from tests.engines.together import Launch, all_gone, end_all, launch_on, wait_for_all
-from tests.kit import PROGRAMS, lost_node
+from tests.kit import PROGRAMS, STORE, ZYGOTE, lost_node
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = PROGRAMS / "elastic.py"
@@ -33,12 +33,10 @@ def kill(launch: Launch, what: str) -> None:
 
 def cause(what: str, host: int) -> str:
     """Return how the cause of a restart is reported."""
-    if what == "zygote":
-        name = "starts the ranks"
-    else:
-        name = "guards the ranks" if host else "hosts the ranks' store"
+    guard = "the process that guards the ranks" if host else STORE
+    name = ZYGOTE if what == "zygote" else guard
     on = f"node{host}" if host else "node 0"
-    return f"on {on}, the process that {name} was killed by SIGKILL\n"
+    return f"on {on}, {name} was killed by SIGKILL\n"
 
 
 @pytest.mark.nightly

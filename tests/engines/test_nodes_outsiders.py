@@ -12,7 +12,7 @@ import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, end_all, wait_for_all
-from tests.kit import NOT_A_LAUNCHER, PROGRAMS, wait_until
+from tests.kit import NOT_A_LAUNCHER, OF_ANOTHER_LAUNCH, PROGRAMS, wait_until
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -62,7 +62,7 @@ def test_a_launcher_without_the_secret_is_rejected(make_hosts: MakeHosts, tmp_pa
         Launch(hosts, STRANGER, ["--rdzv-conf", "join_timeout=3", *words], env=env)
         for env in ({}, {"MESHRUN_SECRET": "guessed"})
     ]
-    first.wait_for("10.77.0.3 was rejected: it belongs to another launch or has a different secret")
+    first.wait_for(f"10.77.0.3 was rejected: {OF_ANOTHER_LAUNCH}")
     second = Launch(hosts, 1, words, env={"MESHRUN_SECRET_FILE": str(path)})
 
     assert end_all([first, second]) == [0, 0], first.text + second.text

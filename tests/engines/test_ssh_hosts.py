@@ -31,6 +31,7 @@ from tests.kit import (
     SILENT,
     command,
     is_full,
+    killed_launcher,
     let_pass,
     lost_host,
     wait_for_states,
@@ -374,7 +375,7 @@ def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, tmp_path: Path, node: i
     os.kill(pids_of(sshd, node, "meshrun launcher --report=")[0], signal.SIGKILL)
 
     assert run.end() == 69, run.text
-    error = f"{lost_host(f'node{node}')}its launcher was killed by SIGKILL"
+    error = f"{lost_host(f'node{node}')}{killed_launcher()}"
     assert run.text.rstrip().endswith(f"error: {error}"), run.text
     written = json.loads(report.read_text())
     assert (written["exit_code"], written["trouble"]["message"]) == (69, error)

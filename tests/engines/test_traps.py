@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, all_gone, end_all, launch_on, rank_lines, wait_for_all
-from tests.kit import PROGRAMS, SILENT, lost_node
+from tests.kit import OF_ANOTHER_LAUNCH, PROGRAMS, SILENT, all_running, lost_node
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -248,7 +248,7 @@ def test_one_node_too_many_is_rejected(
     late = Launch(hosts, 2, words)
 
     assert late.end() == 2, late.text
-    assert "error: all 2 nodes are already running: node0, node1" in late.text
+    assert f"error: {all_running('node0', 'node1')}" in late.text
     assert [launch.process.poll() for launch in launches] == [None, None]
     launches[0].send(signal.SIGTERM)
     assert end_all(launches) == [-signal.SIGTERM, 143], launches[0].text + launches[1].text
@@ -266,8 +266,8 @@ MISTAKES: dict[str, tuple[list[str], int, list[str], list[str]]] = {
                    ["error: node0 and node1 are both node 0", "it listens on 0.0.0.0"]),
     # The launch that the other contacts keeps waiting.
     "launches": (["--rdzv-id", "jobN"], 69,
-                 ["10.77.0.2 was rejected: it belongs to another launch"],
-                 ["it belongs to another launch or has a different secret"]),
+                 [f"10.77.0.2 was rejected: {OF_ANOTHER_LAUNCH}"],
+                 [OF_ANOTHER_LAUNCH]),
     "endpoint": (["--rdzv-endpoint", "node1:29500", "--node-rank", "N"], 69,
                  ["node1:29500 is not an address of node0"],
                  ["10.77.0.2 is an address of this machine, which is not node 0"]),

@@ -15,7 +15,7 @@ import pytest
 from meshrun import __version__
 from meshrun.ssh.agent_messages import Hello, format_hello
 from meshrun.ssh.remote_command import boot_command
-from tests.kit import PROGRAMS, lost_host, run_meshrun, start_meshrun
+from tests.kit import PROGRAMS, killed_launcher, lost_host, run_meshrun, start_meshrun
 
 SAYS = """\
 import json, struct, sys
@@ -138,7 +138,7 @@ def test_a_launcher_that_is_killed_as_it_starts_names_its_host(
     ours = run_meshrun(*_hosts_through_sh(tmp_path), PROGRAMS / "echo.py", env=env)
 
     assert ours.returncode == 69, ours.stderr
-    lost = f"{lost_host('elsewhere')}its launcher was killed by {name}"
+    lost = f"{lost_host('elsewhere')}{killed_launcher(name)}"
     assert ours.stderr == f"meshrun: {lost}\nerror: {lost}\n"
 
 

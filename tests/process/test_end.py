@@ -15,6 +15,7 @@ import pytest
 from meshrun.start import own_command
 from tests.kit import (
     FAKES,
+    LEFT_BEHIND,
     PROGRAMS,
     ROOT,
     Running,
@@ -314,7 +315,7 @@ def test_what_ranks_leave_behind_is_killed_and_reported(fake_torch: object, tmp_
     ours = run_meshrun("--nproc-per-node", "2", program)
 
     assert ours.returncode == 0
-    assert ours.stderr == "meshrun: killed 2 processes that the ranks left behind\n"
+    assert ours.stderr == f"meshrun: killed 2 processes {LEFT_BEHIND}\n"
 
 
 @pytest.mark.parametrize(

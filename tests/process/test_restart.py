@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.kit import ENDED_TOO, PROGRAMS, ZYGOTE, run_meshrun, start_meshrun, wait_until
+from tests.kit import ENDED_TOO, PROGRAMS, STORE, ZYGOTE, run_meshrun, start_meshrun, wait_until
 from tests.nvml import card
 
 AGAIN = PROGRAMS / "generations.py"
@@ -173,8 +173,7 @@ def test_a_killed_process_of_meshrun_is_restarted_and_named(
         assert running.wait() == 143
     assert left == []
     assert (again == zygote) == (victim == "store")
-    what = "hosts the ranks' store" if victim == "store" else "starts the ranks"
-    why = f"the process that {what} was killed by SIGKILL"
+    why = f"{STORE if victim == 'store' else ZYGOTE} was killed by SIGKILL"
     assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
     assert "meshrun: generation 1 is running, " in running.stderr
 

@@ -19,6 +19,7 @@ from tests.kit import (
     MARK,
     PROGRAMS,
     STORE,
+    TOO_FEW_FILES,
     ZYGOTE,
     command,
     marked_processes,
@@ -248,7 +249,7 @@ def test_a_limit_of_open_files_that_is_too_low(
     )
 
     assert (ours.returncode, ours.stdout) == (71, "")
-    assert f"open files, but the limit is {limit}" in ours.stderr
+    assert f"{TOO_FEW_FILES} {limit}" in ours.stderr
     assert "Traceback" not in ours.stderr
 
 

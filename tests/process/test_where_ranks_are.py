@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import PROGRAMS, ZYGOTE, Running, let_pass, run_meshrun, start_meshrun, wait_until
+from tests.kit import (
+    NO_PROGRESS,
+    PROGRAMS,
+    ZYGOTE,
+    Running,
+    let_pass,
+    run_meshrun,
+    start_meshrun,
+    wait_until,
+)
 
 WHERE = PROGRAMS / "where.py"
 QUIT = signal.SIGQUIT
@@ -239,9 +248,7 @@ def test_ranks_that_do_nothing_are_killed(fake_torch: object) -> None:
     assert ours.returncode == 124
     assert re.search(r"meshrun: no rank has made progress for \d+\.\d s", ours.stderr)
     assert "all x2: " in ours.stderr
-    assert ours.stderr.index(" in sleep_soundly") < ours.stderr.index(
-        "error: no rank made progress for"
-    )
+    assert ours.stderr.index(" in sleep_soundly") < ours.stderr.index(f"error: {NO_PROGRESS}")
 
 
 def test_a_hang_may_cause_a_restart(fake_torch: object) -> None:
@@ -250,7 +257,7 @@ def test_a_hang_may_cause_a_restart(fake_torch: object) -> None:
     ours = run_meshrun(*words, WHERE, "0.1=end", "1.1=end", "rest=sleep")
 
     assert ours.returncode == 0
-    assert "meshrun: restart 1 of 1, because no rank made progress for " in ours.stderr
+    assert f"meshrun: restart 1 of 1, because {NO_PROGRESS} " in ours.stderr
 
 
 @pytest.mark.parametrize("way", ["spin", "print", "beat"])

@@ -10,7 +10,7 @@ from meshrun.ssh.controller import Controller
 from meshrun.ssh.host_phases import ControllerPhase, HostPhase
 from meshrun.ssh.host_session import HostSession
 from tests.diagrams import check_phases, unseen
-from tests.kit import SILENT, lost_host
+from tests.kit import SILENT, killed_launcher, lost_host
 from tests.played_hosts import OF_A_HOST, OF_NO_HOST, Event, play
 
 TURN: Event = (None, "a turn")
@@ -20,7 +20,7 @@ ANY = st.one_of(
     st.tuples(st.integers(0, 2), st.sampled_from(OF_A_HOST)),
     st.tuples(st.none(), st.sampled_from(OF_NO_HOST)),
 )
-KILLED = "its launcher was killed by SIGKILL"
+KILLED = killed_launcher()
 GONE = "ssh failed without a message; the process it started may have been killed"
 HISTORIES: list[tuple[str, list[Event], str, str]] = [
     ("3", [(1, "cannot serve")], "RendezvousError: host host1: no", ""),
@@ -28,8 +28,8 @@ HISTORIES: list[tuple[str, list[Event], str, str]] = [
     ("3", [*ALL_ANSWER, (1, "is killed")], f"HostLost: {lost_host('host1')}{KILLED}",
      f"{lost_host('host1')}{KILLED}"),
     ("3", [*ALL_ANSWER, (0, "is stopped early")],
-     f"HostLost: {lost_host('host0')}its launcher was killed by SIGTERM",
-     f"{lost_host('host0')}its launcher was killed by SIGTERM"),
+     f"HostLost: {lost_host('host0')}{killed_launcher('SIGTERM')}",
+     f"{lost_host('host0')}{killed_launcher('SIGTERM')}"),
     ("3", [*ALL_ANSWER, (1, "cannot launch")], "HostError: host host1: no room", ""),
     ("3", [*ALL_ANSWER, (1, "freezes"), (None, "4 s")],
      f"HostLost: {lost_host('host1')}{SILENT} 4 s",

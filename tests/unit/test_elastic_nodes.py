@@ -23,7 +23,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.generation import NodeOutcome, Withdraw
 from meshrun.rendezvous.messages import Cleared, Finished, Join, Leave
-from tests.kit import HUNG_UP, NOT_A_LAUNCHER, SILENT, lost_node
+from tests.kit import HUNG_UP, NOT_A_LAUNCHER, SILENT, all_running, lost_node
 from tests.parties import WHY, Parties, Party, info
 
 MOST = 3
@@ -519,8 +519,8 @@ def test_the_first_of_two_lost_nodes_is_named(parties: Parties, fixed: list[Part
 
 @pytest.mark.parametrize(
     ("rank", "message"),
-    [(None, "all 3 nodes are already running: node0, node1, node2"),
-     (1, "all 3 nodes are already running: node0, node1, node2"),
+    [(None, all_running("node0", "node1", "node2")),
+     (1, all_running("node0", "node1", "node2")),
      (5, "node9 has --node-rank 5; it must be 1 to 2")],
 )  # fmt: skip
 def test_a_surplus_node_ends_at_once(

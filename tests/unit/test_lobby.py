@@ -13,7 +13,7 @@ from meshrun.protocol.generation import Withdraw
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import Message, Waiting, encode
-from tests.kit import NOT_A_LAUNCHER, withdrew
+from tests.kit import NOT_A_LAUNCHER, OF_ANOTHER_LAUNCH, withdrew
 from tests.parties import SECRET, Parties, S, info
 
 GARBAGE = {
@@ -61,9 +61,8 @@ def test_another_secret_is_not_admitted(parties: Parties) -> None:
     right = parties.participant(info("node1"))
     parties.until(lambda: right.received(AllJoined))
 
-    reason = "it belongs to another launch or has a different secret"
-    assert coordinator.notes.count(f"127.0.0.1 was rejected: {reason}") == 1
-    assert any(reason in note for note in wrong.notes)
+    assert coordinator.notes.count(f"127.0.0.1 was rejected: {OF_ANOTHER_LAUNCH}") == 1
+    assert any(OF_ANOTHER_LAUNCH in note for note in wrong.notes)
     assert coordinator.received(AllJoined)[0].hosts == ("node0", "node1")
     assert not wrong.received(AllJoined)
 

@@ -18,7 +18,7 @@ from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, RankFailed, Timings
 from meshrun.report.failure import render_failure
 from tests.histories import ENDED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
-from tests.kit import ENDED_TOO, ZYGOTE, lost_node
+from tests.kit import ENDED_TOO, NO_PROGRESS, ZYGOTE, lost_node
 from tests.node_histories import (
     CAUSE,
     COORDINATOR,
@@ -307,7 +307,7 @@ def test_the_coordinator_says_who_waited_for_whom_in_a_hang() -> None:
     trouble = result([*events, cleared, over(124), GONE]).trouble
 
     assert trouble is not None
-    assert trouble.message == "no rank made progress for 9.0 s: rank 0 waits for rank 3"
+    assert trouble.message == f"{NO_PROGRESS} 9.0 s: rank 0 waits for rank 3"
 
 
 @pytest.mark.parametrize("is_silent", [False, True])

@@ -10,7 +10,7 @@ from meshrun.rendezvous.membership import Membership, fit_without_mesh
 from meshrun.rendezvous.node_phases import ParticipantPhase
 from meshrun.rendezvous.policy import ELASTIC, FIXED, Policy, change_of_nodes
 from tests.diagrams import FOLLOWS
-from tests.kit import HUNG_UP, lost_node
+from tests.kit import HUNG_UP, all_running, lost_node
 from tests.parties import info
 
 LOST = NodeLost(node_rank=1, host="node1", why=HUNG_UP, at_ns=7, heard_ns=5)
@@ -39,7 +39,7 @@ def test_who_may_join_a_running_launch(policy: Policy) -> None:
     infos = {number: info(f"node{number}") for number in range(2)}
     nodes = Membership(fit=fit_without_mesh, least=2, most=2, infos=infos)
     if policy is FIXED:
-        with pytest.raises(UsageError, match="all 2 nodes are already running: node0, node1"):
+        with pytest.raises(UsageError, match=all_running("node0", "node1")):
             policy.check_place(nodes, info("node2"))
         nodes.remove(1)
     policy.check_place(nodes, info("node2"))

@@ -17,6 +17,7 @@ from meshrun.host.descriptors import allow_descriptors, allow_many_descriptors
 from meshrun.host.folder import Folder, make_folder
 from meshrun.host.leftovers import writing_to
 from meshrun.host.shortage import describe_shortage
+from tests.kit import TOO_FEW_FILES
 
 REFUSED = "the operating system refused what meshrun needs"
 FULL = OSError(errno.ENFILE, os.strerror(errno.ENFILE))
@@ -122,5 +123,5 @@ def test_a_limit_that_may_not_be_raised(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("resource.getrlimit", lambda _: (70, 4096))
     monkeypatch.setattr("resource.setrlimit", refuse)
     allow_many_descriptors()
-    with pytest.raises(HostError, match="this launch needs 80 open files, but the limit is 70"):
+    with pytest.raises(HostError, match=f"this launch needs 80 {TOO_FEW_FILES} 70"):
         allow_descriptors(80)

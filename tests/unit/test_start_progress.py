@@ -27,7 +27,7 @@ from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
 from meshrun.report import progress
 from meshrun.report.progress import StartProgress, describe_resize
-from tests.kit import LOST_PEER, NONE_STARTED, lost_node
+from tests.kit import LEFT_BEHIND, LOST_PEER, NONE_STARTED, lost_node
 from tests.plans import plan_of
 
 NOT_YET = {0: RankState()}
@@ -292,7 +292,7 @@ def test_survivors_are_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
     watch.on_event(LeftoversEnded(count=0, survivors=[5, 9]), state)
     lines = capfd.readouterr().err.splitlines()
 
-    assert lines[0] == "meshrun: killed 2 processes that the ranks left behind"
+    assert lines[0] == f"meshrun: killed 2 processes {LEFT_BEHIND}"
     assert lines[1].startswith("meshrun: processes 5, 7 survived SIGKILL: ")
     assert lines[2].startswith("meshrun: process 9 survived SIGKILL")
     assert len(lines) == 3

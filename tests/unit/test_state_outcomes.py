@@ -35,7 +35,7 @@ from tests.histories import (
     raised,
     signalled,
 )
-from tests.kit import STORE
+from tests.kit import NO_PROGRESS, STORE
 
 
 def result_of(*events: Event) -> LaunchResult:
@@ -180,7 +180,7 @@ STOPPED = [*(exited(rank, 15, 6) for rank in range(3)), GONE]
         ([raised(1, 5), *STOPPED], 1, "rank 1 raised RuntimeError: bad, exit code 1"),
         ([signalled(15, 5), *STOPPED], None, "the launch was stopped by SIGTERM, exit code 143"),
         ([signalled(2, 6), *STOPPED], None, "the launch was stopped by Ctrl-C, SIGINT, exit code"),
-        ([Hung(idle_s=5, at_ns=S), *STOPPED], None, "no rank made progress for 5.0 s: none used"),
+        ([Hung(idle_s=5, at_ns=S), *STOPPED], None, f"{NO_PROGRESS} 5.0 s: none used"),
         ([LOST_STORE, *STOPPED], None, f"{STORE} was killed"),
     ],
 )

@@ -39,7 +39,7 @@ from meshrun.protocol.from_zygote import (
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from tests.histories import S, follow, launch
-from tests.kit import ZYGOTE
+from tests.kit import NO_PROGRESS, ZYGOTE
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ HISTORIES: dict[str, tuple[list[End], list[float], str | None]] = {
     "a hang is a failure like any other": (
         [End(120, "hang"), End(120, "hang"), End(120, "hang")],
         [0, 0],
-        f"{AT_120}: no rank made progress for 64.0 s",
+        f"{AT_120}: {NO_PROGRESS} 64.0 s",
     ),
     "a program that reports no step is restarted without limit": (
         [End(None, "no@41", ran_s=600)] * 5,
