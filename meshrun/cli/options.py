@@ -359,7 +359,7 @@ class Options(ParsedOptions):
         brief="Restarts after failures")
     check_first = Switch(FAILURES,
         "Check the mesh as `--check quick` does, and start the program only if nothing is wrong.",
-        family="", details="A node that is to blame is left out if the others suffice. See "
+        family="", details="A node that is to blame is left out if enough others remain. See "
         "[how to check a mesh](../how-to/check-a-mesh.md#check-before-a-launch).")
     check_gpus = Switch(FAILURES,
         "Check the health of the GPUs first, and start nothing on unhealthy "
@@ -407,7 +407,7 @@ class Options(ParsedOptions):
     max_node_failures = Option(parse_integer, None, "N", FAILURES,
         "Start no rank on a node with more failures in `--node-history` than this.",
         unset="no limit", details="Failures of the last 30 days count. The node is left out "
-        "if the others suffice.")
+        "if enough others remain.")
     report = Option(parse.as_written, None, "FILE", FAILURES,
         "Write the result to this file as JSON.", details="See [the schema](report-json.md). The "
         "file is replaced atomically; `-` is stdout.")

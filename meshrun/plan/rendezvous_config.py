@@ -69,7 +69,7 @@ class RendezvousConfig(RendezvousSettings, frozen=True, kw_only=True):
 def join_at(
     rendezvous: RendezvousConfig, address: str, port: int, *, nnodes: int
 ) -> RendezvousConfig:
-    """Return the configuration for meeting at node 0, which torch's rendezvous found."""
+    """Return the configuration to reach node 0, which torch's rendezvous found."""
     return replace(
         rendezvous,
         nnodes=rendezvous.nnodes if rendezvous.is_elastic else nnodes,

@@ -100,7 +100,7 @@ class Checked(_OfRank, frozen=True, kw_only=True):
     findings: list[Line]
     """What is wrong, one line each."""
     hosts: list[Line]
-    """The hosts to blame; they are left out if the others suffice."""
+    """The hosts to blame; they are left out if enough others remain."""
     speeds: Line
     """The speed of each dim, for display."""
     seconds: float

@@ -197,7 +197,7 @@ class Attempts:
     def _drop_without_answer(self) -> None:
         """End a connection whose other end does not answer like a launcher."""
         is_silent = not self._handshake.is_answered
-        why = _SILENT if is_silent else f"its answer takes more than {_GREETING_S:g} s"
+        why = _SILENT if is_silent else f"its answer took more than {_GREETING_S:g} s"
         if self._connection is not None:
             self._connection.close(why)
         # A coordinator that was there before may only be suspended.

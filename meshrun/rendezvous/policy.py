@@ -36,9 +36,9 @@ class Policy(Struct, frozen=True, kw_only=True):
     wait_option: str
     """The option that sets how long to wait for missing nodes."""
     if_no_place: Mapping[ParticipantPhase, ParticipantPhase]
-    """How a node goes on that has joined, but that no generation needs yet."""
+    """How a node continues that has joined, but that no generation needs yet."""
     if_lost: Mapping[ParticipantPhase, ParticipantPhase]
-    """How a node goes on that has lost node 0."""
+    """How a node continues that has lost node 0."""
     committed: Collection[ParticipantPhase]
     """The phases in which node 0 does not reject a node any more."""
 

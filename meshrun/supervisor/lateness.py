@@ -1,4 +1,4 @@
-"""Finds ranks that are late at collectives, from the times at which ranks began them. Pure.
+"""Finds ranks that reach collectives late, from the times at which ranks began them. Pure.
 
 An all_reduce makes all ranks equally slow, so wall time says nothing. A rank's own time runs from
 the moment when the last rank of its group began a call until the rank begins its next call. A rank

@@ -150,7 +150,7 @@ class Stragglers:
             del self._since[rank]
             if rank in self._reported:
                 self._reported.remove(rank)
-                self._note(f"{self._name(rank)} is no longer late at collectives")
+                self._note(f"{self._name(rank)} no longer reaches collectives late")
                 self._emit(RankLate(rank=rank, group="", share=0.0, per_call_s=0.0, at_ns=now_ns))
         for rank, each in late.items():
             since_ns = self._since.setdefault(rank, now_ns)
@@ -184,7 +184,7 @@ class Stragglers:
 
     def _describe(self, late: LateRank) -> str:
         return (
-            f"{self._name(late.rank)} is late at collectives of {self._group(late)}:"
+            f"{self._name(late.rank)} reaches collectives of {self._group(late)} late:"
             f" the others wait for it {late.share * 100:.0f} % of the time,"
             f" {late.per_call_s * 1000:.3g} ms each time"
         )

@@ -111,13 +111,13 @@ def test_a_slow_rank_is_named_among_those_of_other_nodes(
         launches = launch_on(hosts, *words, PROGRAMS / "straggling.py", *args)
         if slow >= 0:
             where = " on node 1" if slow else ""
-            launches[0].wait_for(f"rank {slow} [dp{slow} tp0]{where} is late at collectives of ")
+            launches[0].wait_for(f"rank {slow} [dp{slow} tp0]{where} reaches collectives of ")
             if how == "works":
                 launches[0].wait_for(" ms each time (it used a core ")
             go.touch()
 
         assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
-        late = re.findall(r"rank (\d) \[.*?\].* is late", launches[0].text + launches[1].text)
+        late = re.findall(r"rank (\d) \[.*?\].* reaches ", launches[0].text + launches[1].text)
         if slow >= 0:
             assert late == [str(slow)]
         elif not (by_chance := by_chance & {*late}):

@@ -41,5 +41,5 @@ def test_a_slow_rank_is_named(tmp_path: Path, how: str, slow: int, seconds: floa
         written = [json.loads(line) for line in events.read_text().splitlines()]
         late = {each["rank"] for each in written if each["event"] == "rank_late"}
         assert late == ({slow} if slow >= 0 else set()), ours.stderr
-        name = "rank 3 [dp1 tp1] is late at collectives of the tp group {2-3}: the others wait "
+        name = "rank 3 [dp1 tp1] reaches collectives of the tp group {2-3} late: the others wait "
         assert (name in ours.stderr) == (slow >= 0)

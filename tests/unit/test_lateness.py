@@ -1,4 +1,4 @@
-"""Which rank is late at collectives, from the times at which ranks began their calls."""
+"""Which rank reaches collectives late, from the times at which ranks began their calls."""
 
 from __future__ import annotations
 

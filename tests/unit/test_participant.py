@@ -213,7 +213,7 @@ def test_a_launcher_that_does_not_go_on_is_no_other_program(
             connection.sendall(CoordinatorHandshake(SECRET).greeting)
             parties.pass_s(11)
 
-    assert any("its answer takes more than 10 s" in note for note in participant.notes)
+    assert any("its answer took more than 10 s" in note for note in participant.notes)
     assert not participant.received(JoinFailed)
 
 
