@@ -170,14 +170,15 @@ def test_a_signal_ends_all(make_sshd: MakeSshd, signum: signal.Signals) -> None:
 @pytest.mark.parametrize("which", ["meshrun agent", "meshrun launcher --report="])
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_signal_to_one_host_ends_all(make_sshd: MakeSshd, host: int, which: str) -> None:
-    """The first host's launcher reports it, as without --hosts."""
+    """The first host's launcher reports it, as without --hosts, and names another host."""
     sshd = make_sshd(2)
     run = launch(sshd, "--mesh", "dp=2", TOGETHER, "stay")
     run.wait_for("met 2", times=2)
     os.kill(pids_of(sshd, host, which)[0], signal.SIGTERM)
 
     assert run.end() == -signal.SIGTERM, run.text
-    assert run.text.endswith("meshrun: stopped by SIGTERM\n"), run.text
+    who = "node1 was " if host else ""
+    assert run.text.endswith(f"\nmeshrun: {who}stopped by SIGTERM\n"), run.text
     all_gone(sshd)
 
 
