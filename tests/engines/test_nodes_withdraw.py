@@ -45,7 +45,7 @@ def test_what_one_node_cannot_run_ends_all(
         "a broken program": ([broken], 1, "SyntaxError: "),
         "a missing program": ([tmp_path / "lost.py"], 2, f"can't open file '{tmp_path}/lost.py'"),
         "a folder for logs that others may write to": (["--log-dir", shared, SAYS], 2, "--log-dir"),
-        "too few descriptors": ([SAYS], 71, f"needs 79 {TOO_FEW_FILES} 75"),
+        "too few descriptors": ([SAYS], 71, f"this launch needs 79 {TOO_FEW_FILES} 75"),
     }[wrong]
     limit = ["sh", "-c", 'ulimit -n 75; exec "$@"', "sh"] if its == [SAYS] else []
     # Else a difference between the programs might be the first error.
