@@ -35,7 +35,7 @@ def count_usable_cores() -> int:
         period in microseconds, or ``max``; the lowest of the own cgroup and its parents applies.
         ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` of version 1 (scheduler/sched-bwc.rst).
     """
-    quotas = map(_quota_of, (*cgroup_folders("cpu"), *cgroup_folders()))
+    quotas = map(_quota_of, cgroup_folders("cpu"))
     return max(1, math.ceil(min([count_cores()[0], *quotas])))
 
 

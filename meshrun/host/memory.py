@@ -24,7 +24,7 @@ class MemoryWatch:
     """
 
     def __init__(self, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
-        folders = (*cgroup_folders("memory", proc, sysfs), *cgroup_folders("", proc, sysfs))
+        folders = cgroup_folders("memory", proc, sysfs)
         self._cgroup = next(filter(_has_count, folders), None)
         """The folder of this process's cgroup, or of its nearest visible ancestor."""
         self._vmstat = proc / "vmstat"

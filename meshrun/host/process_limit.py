@@ -17,7 +17,7 @@ class ProcessLimit:
     """
 
     def __init__(self, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
-        self._folders = [*cgroup_folders("pids", proc, sysfs), *cgroup_folders("", proc, sysfs)]
+        self._folders = [*cgroup_folders("pids", proc, sysfs)]
         self._before = self._refused()
 
     def why_refused(self) -> str | None:

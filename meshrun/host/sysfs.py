@@ -37,15 +37,19 @@ def read_counter(path: Path, name: str) -> int:
 
 
 def cgroup_folders(
-    controller: str = "", proc: Path = Path("/proc"), sysfs: Path = Path("/sys")
+    controller: str, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")
 ) -> Iterator[Path]:
-    """Yield the folder of this process's cgroup of version 1, or 2 for "", then those above it."""
-    root = sysfs / "fs/cgroup" / controller
-    for line in read_text(proc / "self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            folder = root / path.lstrip("/")
-            yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
+    """Yield the folder of this process's cgroup, then those above it.
+
+    First those of version 1, where each controller has its own, then those of version 2.
+    """
+    lines = [line.split(":", 2) for line in read_text(proc / "self/cgroup").splitlines()]
+    for hierarchy in (controller, ""):
+        root = sysfs / "fs/cgroup" / hierarchy
+        for _, controllers, path in lines:
+            if hierarchy in controllers.split(","):
+                folder = root / path.lstrip("/")
+                yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
 def device_folder(sysfs: Path, address: str) -> Path:

@@ -22,7 +22,7 @@ SHARED_CORES = "ranks share cores, so their speeds are not compared"
 
 
 def name_findings(findings: Sequence[Finding]) -> list[str]:
-    """Return a line for each finding, or one that there are none."""
+    """Return a line for each finding, or one that says there is none."""
     return [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
 
 
