@@ -59,9 +59,8 @@ def _versions() -> Iterator[str]:
 def _machine() -> Iterator[str]:
     import psutil
 
-    from meshrun.host.ask_driver import ask_driver
     from meshrun.host.detect_host import detect_host
-    from meshrun.host.nvml import read_driver_version
+    from meshrun.host.nvml import ask_driver, read_driver_version
 
     libc = " ".join(platform.libc_ver())
     yield f"{platform.system()} {platform.release()} on {platform.machine()}, {libc}"

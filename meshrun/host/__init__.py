@@ -1,9 +1,8 @@
 """Thin wrappers around the operating system and what is installed on this machine.
 
 - What this machine has: ``detect_host`` makes the value in ``machine`` from ``cores``,
-  ``topology``, ``gpus``, ``gpu_links`` and ``nics``. ``nvml`` is NVIDIA's driver, asked through
-  ``ask_driver``; ``gpu_use``, ``gpu_health``, ``xids`` and ``visibility`` tell what can be used
-  now, ``memory``, ``process_limit``, ``shortage`` and ``usage`` what is running out.
+  ``topology``, ``gpus`` and ``nics``. ``nvml`` asks NVIDIA's driver; ``gpu_state``, ``xids`` and
+  ``visibility`` tell what can be used now, ``shortage`` and ``usage`` what is running out.
 - Processes: ``processes``, ``pidfd``, ``forked_call`` and ``title``; ``reactor`` waits for them and
   for everything else; ``descriptors``, ``stderr``, ``write_buffer`` and ``printable`` carry what
   they print.

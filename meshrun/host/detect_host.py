@@ -9,8 +9,7 @@ import socket
 from pathlib import Path
 
 from meshrun.host.cores import count_cores, count_usable_cores, may_bind
-from meshrun.host.gpu_links import read_domain, read_gpu_links
-from meshrun.host.gpus import visible_gpus
+from meshrun.host.gpus import read_domain, read_gpu_links, visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import HostFacts
 from meshrun.host.nics import add_nics

@@ -1,4 +1,4 @@
-"""Errors of the operating system that mean this machine lacks something."""
+"""What this machine has run out of, from errors and from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from meshrun.errors import HostError
+from meshrun.host.sysfs import cgroup_folders, read_counter, read_number
+from meshrun.wording import count
 
 TOO_FEW_PROCESSES = (
     "check `ulimit -u`, pids.max of the cgroup, and `free -h`: processes or memory may have run out"
@@ -34,6 +37,10 @@ REFUSED = (
     " may forbid a system call"
 )
 """What to try if a system call is refused that needs no permission."""
+_FULL_BYTES = 1024 * 1024
+_COUNTS = ("memory.events", "memory.oom_control")
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""Files of a cgroup, of version 2 and version 1."""
 
 
 def hint_for(number: int | None) -> str | None:
@@ -83,3 +90,105 @@ def reporting_shortages() -> Iterator[None]:
         if (shortage := describe_shortage(error)) is None:
             raise
         raise shortage from error
+
+
+class MemoryWatch:
+    """The kernel's counters at the start of the launch, for later comparison.
+
+    Source:
+        kernel, Documentation/admin-guide/cgroup-v2.rst (``memory.events``) and
+        cgroup-v1/memory.rst (``memory.oom_control``); ``oom_kill`` in proc(5), ``/proc/vmstat``.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
+        folders = cgroup_folders("memory", proc, sysfs)
+        self._cgroup = next(filter(_has_count, folders), None)
+        """The folder of this process's cgroup, or of its nearest visible ancestor."""
+        self._vmstat = proc / "vmstat"
+        self._in_cgroup = self._count_in_cgroup()
+        self._in_machine = _count_kills(self._vmstat)
+
+    def why_killed(self) -> str | None:
+        """Return a sentence about out-of-memory kills since the start, or the limit of CPU time.
+
+        It is ``None`` if there is neither.
+        """
+        if self._cgroup is not None and (new := self._count_in_cgroup() - self._in_cgroup) > 0:
+            limit = _limit_of(self._cgroup)
+            at = f" of {limit / 2**30:.1f} GiB" if limit else ""
+            killed = f"the kernel killed {count(new, 'process')} at this job's limit{at}"
+            return f"out of memory: {killed}"
+        new = _count_kills(self._vmstat) - self._in_machine
+        if new > 0:
+            # This includes kills at the limit of other cgroups.
+            killed = f"the kernel killed {count(new, 'process')} on this machine meanwhile"
+            return f"possibly out of memory: {killed}"
+        most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        if most == resource.RLIM_INFINITY:
+            return None
+        return f"possibly at the limit of CPU time: `ulimit -t` is {most} s"
+
+    def _count_in_cgroup(self) -> int:
+        files = [self._cgroup / name for name in _COUNTS] if self._cgroup is not None else []
+        return max(map(_count_kills, files), default=0)
+
+
+def describe_limited_memory() -> str | None:
+    """Return a sentence if the memory of each process is limited, else ``None``."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most == resource.RLIM_INFINITY:
+        return None
+    return f"`ulimit -v` is {most // 1024}: {most / 2**30:.1f} GiB for each process"
+
+
+def describe_full_shm(path: str = "/dev/shm") -> str | None:  # noqa: S108 - only inspected
+    """Return a sentence if shared memory is full, else ``None``."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    if found.f_bavail * found.f_frsize >= _FULL_BYTES:
+        return None
+    size = found.f_blocks * found.f_frsize
+    return f"{path} is full: {size / 2**20:,.0f} MiB"
+
+
+def _has_count(cgroup: Path) -> bool:
+    return any((cgroup / name).exists() for name in _COUNTS)
+
+
+def _limit_of(cgroup: Path) -> int | None:
+    limits = [read_number(cgroup / name) for name in _LIMITS]
+    return next((limit for limit in limits if limit is not None and limit < 2**60), None)
+
+
+def _count_kills(path: Path) -> int:
+    return read_counter(path, "oom_kill")
+
+
+class ProcessLimit:
+    """The kernel's counters at the start of the launch, for later comparison.
+
+    Source:
+        kernel, Documentation/admin-guide/cgroup-v2.rst (``pids.events``, ``pids_localevents``):
+        version 1, and older kernels, count in the cgroup of the process, even if the limit that it
+        reached is that of a cgroup above; newer kernels count where the limit is.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> None:
+        self._folders = [*cgroup_folders("pids", proc, sysfs)]
+        self._before = self._refused()
+
+    def why_refused(self) -> str | None:
+        """Return that the limit was reached since the start; ``None`` if it was not."""
+        refused = zip(self._refused(), self._before, strict=True)
+        for place, (now, before) in enumerate(refused):
+            limits = (read_number(folder / "pids.max") for folder in self._folders[place:])
+            limit = next((limit for limit in limits if limit is not None), None)
+            if now > before and limit is not None:
+                what = f"its limit of {limit:,} processes and threads"
+                return f"this job reached {what}, pids.max of its cgroup"
+        return None
+
+    def _refused(self) -> list[int]:
+        return [read_counter(folder / "pids.events", "max") for folder in self._folders]

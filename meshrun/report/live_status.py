@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 
 from meshrun.console.console import Console
-from meshrun.host.ask_driver import Driver
-from meshrun.host.gpu_use import read_gpu_memory
+from meshrun.host.gpu_state import read_gpu_memory
+from meshrun.host.nvml import Driver
 from meshrun.host.reactor import Reactor
 from meshrun.host.usage import Usage, usage_of_trees
 from meshrun.lifecycle.state import State

@@ -18,9 +18,9 @@ from msgspec import Struct
 from meshrun import __version__
 from meshrun.console.console import Console
 from meshrun.errors import HostError, UsageError
-from meshrun.host.ask_driver import Driver
-from meshrun.host.gpu_use import read_gpu_memory
+from meshrun.host.gpu_state import read_gpu_memory
 from meshrun.host.http_server import HttpServer, Response
+from meshrun.host.nvml import Driver
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.lifecycle.state import State

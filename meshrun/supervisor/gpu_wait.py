@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from meshrun.host.ask_driver import Driver
 from meshrun.host.forked_call import ForkedCall
-from meshrun.host.gpu_use import read_use
+from meshrun.host.gpu_state import read_use
 from meshrun.host.machine import Gpu
-from meshrun.host.nvml import open_nvml
+from meshrun.host.nvml import Driver, open_nvml
 from meshrun.host.reactor import Reactor, Timer
 from meshrun.plan.plan import LaunchPlan
 from meshrun.wording import size

@@ -11,8 +11,12 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from meshrun.console.output import Output
-from meshrun.host.memory import MemoryWatch, describe_full_shm, describe_limited_memory
-from meshrun.host.process_limit import ProcessLimit
+from meshrun.host.shortage import (
+    MemoryWatch,
+    ProcessLimit,
+    describe_full_shm,
+    describe_limited_memory,
+)
 from meshrun.lifecycle.root_cause import FailedRank, failed_ranks
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan

@@ -13,8 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from meshrun import __version__
-from meshrun.host.ask_driver import ask_driver
-from meshrun.host.nvml import read_driver_version
+from meshrun.host.nvml import ask_driver, read_driver_version
 from meshrun.host.reactor import Reactor
 from meshrun.layout import format_derived
 from meshrun.layout.spec import format_mesh

@@ -18,8 +18,6 @@ from meshrun.console.slow_readers import dropped_note, last_read_s
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.forked_call import ForkedCall
-from meshrun.host.memory import MemoryWatch
-from meshrun.host.process_limit import ProcessLimit
 from meshrun.host.processes import (
     EndedChildren,
     become_subreaper,
@@ -29,6 +27,7 @@ from meshrun.host.processes import (
     wait_until_stopped,
 )
 from meshrun.host.reactor import Reactor
+from meshrun.host.shortage import MemoryWatch, ProcessLimit
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle import advance
 from meshrun.lifecycle.actions import (

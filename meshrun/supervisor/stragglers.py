@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
-from meshrun.host.ask_driver import Driver
 from meshrun.host.machine import Gpu
-from meshrun.host.nvml import Nvml
+from meshrun.host.nvml import Driver, Nvml
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Reactor
 from meshrun.host.usage import Delays, read_delays

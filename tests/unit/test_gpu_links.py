@@ -6,8 +6,7 @@ import ctypes
 
 import pytest
 
-from meshrun.host.gpu_links import read_domain, read_gpu_links
-from meshrun.host.gpus import visible_gpus
+from meshrun.host.gpus import read_domain, read_gpu_links, visible_gpus
 from meshrun.host.machine import GpuLinks
 from tests.nvml import FakeNvml, card
 from tests.plans import plan_of

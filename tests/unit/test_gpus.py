@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from meshrun.errors import LayoutError, UsageError
-from meshrun.host.gpu_use import read_use
+from meshrun.host.gpu_state import read_use
 from meshrun.host.gpus import filter_visible, visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import Gpu, GpuLinks, HostFacts, Nics, Topology

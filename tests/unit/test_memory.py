@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.host.memory import MemoryWatch, describe_full_shm
-from meshrun.host.process_limit import ProcessLimit
+from meshrun.host.shortage import MemoryWatch, ProcessLimit, describe_full_shm
 
 
 def write(path: Path, text: str) -> None:

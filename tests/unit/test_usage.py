@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshrun.host.ask_driver import Driver
-from meshrun.host.gpu_use import read_gpu_memory
+from meshrun.host.gpu_state import read_gpu_memory
 from meshrun.host.machine import Gpu
+from meshrun.host.nvml import Driver
 from meshrun.host.usage import usage_of_trees
 from tests.kit import wait_until
 from tests.nvml import FakeNvml, card
