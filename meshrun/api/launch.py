@@ -209,7 +209,7 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
             write_private(_error_file(folder), render_error_json(error))
         except OSError:  # the disk is full, or the caller is gone
             from meshrun.host.stderr import say
-            from meshrun.report.error_text import render_error
+            from meshrun.report.result_text import render_error
 
             say(render_error(error))
 

@@ -215,7 +215,7 @@ class _Prompt(code.InteractiveConsole):
 
 
 def _print_error(error: MeshrunError) -> None:
-    from meshrun.report.error_text import render_error
+    from meshrun.report.result_text import render_error
 
     say(render_error(error))
 

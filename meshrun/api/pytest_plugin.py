@@ -259,7 +259,7 @@ class _MeshTests:
 
     def _run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         from meshrun.api.tests_on_ranks import make_report
-        from meshrun.report.error_text import render_error
+        from meshrun.report.result_text import render_error
 
         try:
             request = _request_of(item)

@@ -19,7 +19,7 @@ import cloudpickle
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.folder import write_private
 from meshrun.protocol.result import LaunchResult, RankFailed, cause_of
-from meshrun.report.failure import describe_rank
+from meshrun.report.result_text import describe_rank
 from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.function import ANSWER, answer_file, call_file, open_own, path_file
 from meshrun.worker.pickling import dumps

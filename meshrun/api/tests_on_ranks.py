@@ -20,7 +20,7 @@ from meshrun.api.terminal_owner import TerminalOwner
 from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import UsageError
 from meshrun.protocol.result import RankFailed
-from meshrun.report.failure import describe_rank_end, render_failure
+from meshrun.report.result_text import describe_rank_end, render_failure
 from meshrun.worker.serve_tests import BeginSession, RunTest, TestDone, is_failure, without_capture
 
 _STARTS_IN_S = 300.0

@@ -89,8 +89,8 @@ def _detected_and_plan(options: Options) -> tuple[str, str]:
     """Return what was detected, and the plan or the error that prevents it."""
     from meshrun.cli.where import detect
     from meshrun.report.detected import render_detected
-    from meshrun.report.error_text import render_error
     from meshrun.report.plan_output import print_plan
+    from meshrun.report.result_text import render_error
 
     detected = ""
     try:

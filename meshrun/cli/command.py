@@ -119,7 +119,7 @@ def _information(options: Options) -> str | None:
 
 def _print_error(error: MeshrunError) -> None:
     if not error.is_reported_elsewhere:
-        from meshrun.report.error_text import render_error
+        from meshrun.report.result_text import render_error
 
         say(render_error(error, is_end=isinstance(error, RendezvousError)))
 

@@ -30,9 +30,8 @@ from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.error_record import forward_error
 from meshrun.protocol.result import LaunchResult
-from meshrun.report.failure import render_failure
 from meshrun.report.result_json import leave_report
-from meshrun.report.timings import render_timings
+from meshrun.report.result_text import render_failure, render_timings
 from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import WHY, Invocation, as_caller
 from meshrun.protocol.result import signal_name
 from meshrun.protocol.stacks import current_folder
-from meshrun.report.error_text import render_error
+from meshrun.report.result_text import render_error
 from meshrun.start import own_command
 from meshrun.supervisor.program_file import check_folder, file_of
 from meshrun.supervisor.signals import SignalQueue

@@ -16,7 +16,7 @@ from meshrun.lifecycle.outcome import build_result, describe_end, find_trouble, 
 from meshrun.protocol.events import Event, Hung, ZygoteGone
 from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, RankFailed, Timings
-from meshrun.report.failure import render_failure
+from meshrun.report.result_text import render_failure
 from tests.histories import ENDED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
 from tests.kit import ENDED_TOO, NO_PROGRESS, ZYGOTE, lost_node
 from tests.node_histories import (

@@ -17,8 +17,8 @@ from meshrun.api.launch import read_result
 from meshrun.api.worker_group import GroupLost
 from meshrun.errors import MeshError, MeshrunError, ProgramError, SpecError
 from meshrun.protocol.result import LaunchResult, RankFailed, RankFailure, Resize, Timings
-from meshrun.report.failure import render_failure
 from meshrun.report.result_json import leave_report, parse_result_json, render_result_json
+from meshrun.report.result_text import render_failure
 
 
 def test_changes_of_nodes_are_parsed_as_they_were_rendered() -> None:

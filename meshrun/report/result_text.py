@@ -1,4 +1,4 @@
-"""The report of a failed launch, with the cause in the last lines."""
+"""Results and errors as text: the report of a failed launch, with its cause last, and timings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import signal
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from meshrun.errors import RendezvousError
+from meshrun.errors import MeshrunError, RendezvousError, SpecError
+from meshrun.host.printable import lines
 from meshrun.protocol.raised import (
     LOST_PEER,
     as_torch_prints,
@@ -19,12 +20,12 @@ from meshrun.protocol.result import (
     LEFT_EARLY,
     LaunchResult,
     RankFailure,
+    Timings,
     describe_exit,
     describe_stop,
     failed_by_itself,
     stopped_by,
 )
-from meshrun.report.error_text import render_error
 from meshrun.wording import count, listed
 
 _LOST = f"{LOST_PEER} as a consequence"
@@ -39,6 +40,19 @@ _SIGNAL_HINTS = {
     signal.SIGXCPU: "at the limit of CPU time, of `ulimit -t` or of the job",
     signal.SIGILL: "an instruction that this processor does not support",
 }
+
+
+def render_error(error: MeshrunError, *, is_end: bool = False) -> str:
+    """Return the lines to print for an error.
+
+    If it ended a launch, the hint comes first, as the last line is the cause.
+    """
+    parts = [f"error: {error.message}"]
+    if isinstance(error, SpecError):
+        parts.append(error.marked)
+    if error.hint:
+        parts.insert(0 if is_end else len(parts), f"hint: {error.hint}")
+    return lines("\n\n".join(parts))  # a quoted value may come from anywhere, such as a hostfile
 
 
 def render_failure(
@@ -114,13 +128,13 @@ def _traceback(first: RankFailure) -> str:
 
 def _evidence(first: RankFailure) -> Iterator[str]:
     """Yield the stack of a rank at its crash and its last lines, if they are known."""
-    for title, lines in (
+    for title, shown in (
         ("Python stack at the crash", first.stack),
         ("last lines of output", first.last_lines),
     ):
-        if lines:
+        if shown:
             yield f"{describe_rank(first)}, {title}:"
-            yield from (f"    {line}" for line in lines)
+            yield from (f"    {line}" for line in shown)
             yield ""
 
 
@@ -178,3 +192,24 @@ def _way(first: RankFailure, failure: RankFailure) -> str:
         return "failed the same way"
     has_same_reason = failure.raised is not None and failure.why == first.why
     return describe_rank_end(replace(failure, why="") if has_same_reason else failure)
+
+
+def render_timings(timings: Timings) -> str:
+    """Return one line per phase, in seconds; phases that were not reached are omitted."""
+    began = timings.began_ns
+    imported = timings.zygote_ready_ns
+    steps = [
+        ("launcher, until torch is imported", began, imported),
+        ("  of which the import itself", 0, timings.import_ns),
+        ("ranks started", imported, timings.last_started_ns),
+        ("ranks in the process group", timings.last_started_ns, timings.last_joined_ns),
+        ("mesh ready, program starts", timings.last_joined_ns or imported, timings.last_ready_ns),
+        ("program", timings.last_ready_ns, timings.last_exited_ns),
+        ("end", timings.last_exited_ns, timings.ended_ns),
+        ("all", began, timings.ended_ns),
+    ]
+    return "\n".join(
+        f"meshrun: {name:<34}{max(0, end - start) / 1e9:8.3f} s"
+        for name, start, end in steps
+        if start is not None and end is not None
+    )
