@@ -89,8 +89,7 @@ def check_mesh(options: Options, request: LaunchRequest, launch: Callable[[], in
         if code or not os.path.exists(path):
             return code
         measured: Measured = unpack(read_private(path), Measured)
-    from meshrun.report.check_picture import render_check_svg
-    from meshrun.report.check_result import render_check, render_check_json
+    from meshrun.report.check_result import render_check, render_check_json, render_check_svg
     from meshrun.report.plan_output import print_text
 
     result = evaluate(measured, options.require)

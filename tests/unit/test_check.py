@@ -23,8 +23,7 @@ from meshrun.check.schedule import meetings, pairs_of
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.protocol.packing import pack, unpack
-from meshrun.report.check_picture import render_check_svg
-from meshrun.report.check_result import render_check, render_check_json
+from meshrun.report.check_result import render_check, render_check_json, render_check_svg
 
 MIB = 1 << 20
 SVG = "{http://www.w3.org/2000/svg}"
