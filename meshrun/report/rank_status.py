@@ -1,10 +1,8 @@
-"""The state of every rank for ``--status``, as a value. Pure."""
+"""The phase of a rank, for ``--status`` and ``--metrics``. Pure."""
 
 from __future__ import annotations
 
 from typing import Literal
-
-from msgspec import Struct
 
 from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import RankState
@@ -12,26 +10,6 @@ from meshrun.protocol.generation import RankState
 RankPhase = Literal[
     "starting", "joining", "running", "hung", "stopped", "ending", "ended", "failed"
 ]
-
-
-class RankStatus(Struct, frozen=True, kw_only=True):
-    """One rank."""
-
-    rank: int
-    phase: RankPhase
-    cpu: float | None = None
-    """Cores used since the last measurement; ``None`` before the second one."""
-    memory_bytes: int | None = None
-    gpu_bytes: int | None = None
-
-
-class Status(Struct, frozen=True, kw_only=True):
-    """The ranks of this node."""
-
-    ranks: tuple[RankStatus, ...]
-    generation: int
-    max_restarts: int
-    elapsed_s: float
 
 
 def phase_of(rank_state: RankState, state: State, *, has_mesh: bool) -> RankPhase:

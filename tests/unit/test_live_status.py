@@ -12,8 +12,8 @@ from meshrun.lifecycle.state import State
 from meshrun.protocol.events import Hung
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
-from meshrun.report.rank_status import RankPhase, RankStatus, Status, phase_of
-from meshrun.report.status_view import draw_panel
+from meshrun.report.live_status import RankStatus, Status, draw_panel
+from meshrun.report.rank_status import RankPhase, phase_of
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
