@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 
+from msgspec.structs import replace
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from meshrun.errors import MeshrunError
 from meshrun.host.machine import GpuLinks
 from meshrun.layout import Layout
 from meshrun.layout.derived import shortened_group
@@ -27,6 +30,7 @@ MOST_ROWS = 64
 """A plan of more ranks is summarized unless ``--all`` is given."""
 _MAX_COLUMNS = 8
 _FEW = 4
+_FEW_SIZES = 8
 
 
 def print_dry_run(plan: LaunchPlan, *, every_row: bool = False) -> None:
@@ -34,10 +38,7 @@ def print_dry_run(plan: LaunchPlan, *, every_row: bool = False) -> None:
     small = plan.layout.world_size <= MOST_ROWS
     parts: list[RenderableType] = [*_head(plan)]
     if plan.rendezvous is not None and plan.rendezvous.least_nodes is not None:
-        from meshrun.report.sizes import sizes_table  # slow to import
-
-        least, most = plan.rendezvous.least_nodes, plan.rendezvous.nnodes
-        parts += ["\nsizes", sizes_table(plan, least=least, most=most)]
+        parts += ["\nsizes", _sizes(plan, plan.rendezvous.least_nodes, plan.rendezvous.nnodes)]
     if plan.layout.mesh is not None:
         if small and (grid := _grid(plan.layout)) is not None:
             parts += ["\nrank at each coordinate", grid]
@@ -92,6 +93,42 @@ def _workers_of_nodes(layout: Layout) -> str:
         return f"x {count(counts[0], 'worker')}"
     few = listed([f"{number:,}" for number in counts], most=_MAX_COLUMNS, rest=", ..")
     return f"with {few} workers"
+
+
+def _sizes(plan: LaunchPlan, least: int, most: int) -> Table:
+    """Return a row for each number of nodes; if there are many, the middle is omitted."""
+    table = new_table(("nodes", "ranks", "mesh"), texts=("mesh",), wrapped=("mesh",))
+    for number in range(least, most + 1):
+        if min(number - least, most - number) < _FEW_SIZES:
+            table.add_row(f"{number:,}", *_size(plan, number, least, most))
+        elif number == least + _FEW_SIZES:
+            table.add_row("..", "..", "..")
+    return table
+
+
+def _size(plan: LaunchPlan, number: int, least: int, most: int) -> tuple[str, str]:
+    """Return the ranks and the mesh of an elastic launch on a number of nodes."""
+    from meshrun.rendezvous.membership import Membership, fit_nodes  # slow to import
+    from meshrun.rendezvous.messages import Join
+
+    request = plan.request
+    if plan.waits_for_domains:
+        request = replace(request, intra_domain=())
+    nodes = Membership(
+        fit=partial(fit_nodes, request),
+        least=least,
+        most=most,
+        infos={
+            node: Join(host="", node_rank=None, nproc=workers, settings={})
+            for node, workers in enumerate(plan.slots_per_node[:number])
+        },
+    )
+    try:
+        choice = nodes.choose()
+    except MeshrunError:
+        return "-", "no mesh fits: the nodes wait for more"
+    spare = f", {count(len(choice.spares), 'spare node')}" if choice.spares else ""
+    return f"{choice.layout.world_size:,}", f"{choice.layout.mesh or '-'}{spare}"
 
 
 def _grid(layout: Layout) -> Table | None:
