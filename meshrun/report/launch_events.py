@@ -15,7 +15,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from meshrun import __version__
 from meshrun.console.console import Console
@@ -24,6 +23,7 @@ from meshrun.host.whole_file import check_target
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol import events, from_zygote
+from meshrun.protocol.packing import to_builtins
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, cause_of, signal_name, split_wait_status
 from meshrun.supervisor.watcher import Watcher
@@ -34,7 +34,17 @@ _PROGRESS_INTERVAL_S = 1.0
 """The shortest time between two events of progress."""
 
 
-class LaunchStartedRecord(Struct, frozen=True, kw_only=True):
+def _name(kind: str) -> str:
+    """Return the published name of a class of events: ``rank_started``."""
+    name = kind.removesuffix("Record")
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+class Record(Struct, frozen=True, tag_field="event", tag=_name):
+    """An event that is published; its own fields follow those of every event."""
+
+
+class LaunchStartedRecord(Record, frozen=True):
     """The launcher of a node has started."""
 
     program: str
@@ -43,34 +53,34 @@ class LaunchStartedRecord(Struct, frozen=True, kw_only=True):
     """Of meshrun."""
 
 
-class NodesJoinedRecord(Struct, frozen=True, kw_only=True):
+class NodesJoinedRecord(Record, frozen=True):
     """All nodes have joined."""
 
     hosts: list[str]
     world_size: int
 
 
-class RankStartedRecord(Struct, frozen=True, kw_only=True):
+class RankStartedRecord(Record, frozen=True):
     """The process of a rank was started."""
 
     rank: int
     pid: int
 
 
-class RankReadyRecord(Struct, frozen=True, kw_only=True):
+class RankReadyRecord(Record, frozen=True):
     """A rank starts the program, with its mesh if there is one."""
 
     rank: int
 
 
-class ProgressRecord(Struct, frozen=True, kw_only=True):
+class ProgressRecord(Record, frozen=True):
     """A rank reported a higher step than any before; at most one per second, and the last."""
 
     rank: int
     step: int
 
 
-class RankFailedRecord(Struct, frozen=True, kw_only=True):
+class RankFailedRecord(Record, frozen=True):
     """An exception left the program of a rank."""
 
     rank: int
@@ -79,7 +89,7 @@ class RankFailedRecord(Struct, frozen=True, kw_only=True):
     traceback: str
 
 
-class RankEndedRecord(Struct, frozen=True, kw_only=True):
+class RankEndedRecord(Record, frozen=True):
     """The process of a rank has ended."""
 
     rank: int
@@ -87,13 +97,13 @@ class RankEndedRecord(Struct, frozen=True, kw_only=True):
     signal: str | None
 
 
-class SignaledRecord(Struct, frozen=True, kw_only=True):
+class SignaledRecord(Record, frozen=True):
     """The launcher received a signal."""
 
     signal: str
 
 
-class NoProgressRecord(Struct, frozen=True, kw_only=True):
+class NoProgressRecord(Record, frozen=True):
     """No rank has made progress for --hang-timeout."""
 
     idle_s: float
@@ -101,7 +111,7 @@ class NoProgressRecord(Struct, frozen=True, kw_only=True):
     """Which ranks wait in which collective, if that is known."""
 
 
-class RankLateRecord(Struct, frozen=True, kw_only=True):
+class RankLateRecord(Record, frozen=True):
     """Others wait for a rank at collectives, or no longer do; with --stragglers."""
 
     rank: int
@@ -112,7 +122,7 @@ class RankLateRecord(Struct, frozen=True, kw_only=True):
     per_call_s: float
 
 
-class NodeLostRecord(Struct, frozen=True, kw_only=True):
+class NodeLostRecord(Record, frozen=True):
     """Another node was lost."""
 
     lost_node_rank: int
@@ -120,7 +130,7 @@ class NodeLostRecord(Struct, frozen=True, kw_only=True):
     why: str
 
 
-class CheckedRecord(Struct, frozen=True, kw_only=True):
+class CheckedRecord(Record, frozen=True):
     """The check before the program has ended; with --check-first."""
 
     findings: list[str]
@@ -130,20 +140,20 @@ class CheckedRecord(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class NodeExcludedRecord(Struct, frozen=True, kw_only=True):
+class NodeExcludedRecord(Record, frozen=True):
     """A node is excluded: by exclude_node(), the check before the program, or a broken GPU."""
 
     rank: int
     reason: str
 
 
-class AbortedRecord(Struct, frozen=True, kw_only=True):
+class AbortedRecord(Record, frozen=True):
     """The ranks of this node are stopped because of another node."""
 
     why: str
 
 
-class RestartedRecord(Struct, frozen=True, kw_only=True):
+class RestartedRecord(Record, frozen=True):
     """The ranks are restarted."""
 
     restarts: int
@@ -153,7 +163,7 @@ class RestartedRecord(Struct, frozen=True, kw_only=True):
     why: str
 
 
-class LaunchEndedRecord(Struct, frozen=True, kw_only=True):
+class LaunchEndedRecord(Record, frozen=True):
     """The launch has ended."""
 
     exit_code: int
@@ -162,41 +172,25 @@ class LaunchEndedRecord(Struct, frozen=True, kw_only=True):
     """The rank that was the cause of a failure."""
 
 
-Record = (
-    LaunchStartedRecord
-    | NodesJoinedRecord
-    | RankStartedRecord
-    | RankReadyRecord
-    | ProgressRecord
-    | RankFailedRecord
-    | RankEndedRecord
-    | SignaledRecord
-    | NoProgressRecord
-    | RankLateRecord
-    | NodeLostRecord
-    | CheckedRecord
-    | NodeExcludedRecord
-    | AbortedRecord
-    | RestartedRecord
-    | LaunchEndedRecord
-)
-
-
-def record_name(kind: type) -> str:
-    """Return the published name of a class of events: ``rank_started``."""
-    name = kind.__name__.removesuffix("Record")
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
-
-
 def _ended(event: RankExited) -> RankEndedRecord:
     exit_code, signum = split_wait_status(event.wait_status)
     name = None if signum is None else signal_name(signum)
     return RankEndedRecord(rank=event.rank, exit_code=exit_code, signal=name)
 
 
+def _copy(kind: type[Record], **digits: int) -> Callable[[Any], Record]:
+    """Return a function that copies the fields of an event, some rounded to this many digits."""
+
+    def convert(event: Any) -> Record:
+        values = {name: getattr(event, name) for name in kind.__struct_fields__}
+        return kind(**values | {name: round(values[name], most) for name, most in digits.items()})
+
+    return convert
+
+
 _RECORDS: dict[type, Callable[[Any], Record]] = {
-    from_zygote.RankStarted: lambda event: RankStartedRecord(rank=event.rank, pid=event.pid),
-    from_zygote.RankReady: lambda event: RankReadyRecord(rank=event.rank),
+    from_zygote.RankStarted: _copy(RankStartedRecord),
+    from_zygote.RankReady: _copy(RankReadyRecord),
     RankRaised: lambda event: RankFailedRecord(
         rank=event.rank,
         exception=event.kind,
@@ -205,23 +199,14 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
     ),
     RankExited: _ended,
     events.SignalArrived: lambda event: SignaledRecord(signal=signal_name(event.signum)),
-    events.Hung: lambda event: NoProgressRecord(idle_s=round(event.idle_s, 3), why=event.why),
-    events.RankLate: lambda event: RankLateRecord(
-        rank=event.rank,
-        group=event.group,
-        share=round(event.share, 3),
-        per_call_s=round(event.per_call_s, 6),
-    ),
+    events.Hung: _copy(NoProgressRecord, idle_s=3),
+    events.RankLate: _copy(RankLateRecord, share=3, per_call_s=6),
     events.NodeLost: lambda event: NodeLostRecord(
         lost_node_rank=event.node_rank, lost_host=event.host, why=event.why
     ),
-    from_zygote.Checked: lambda event: CheckedRecord(
-        findings=event.findings, hosts=event.hosts, seconds=round(event.seconds, 3)
-    ),
-    from_zygote.NodeExcluded: lambda event: NodeExcludedRecord(
-        rank=event.rank, reason=event.reason
-    ),
-    events.GenerationAborted: lambda event: AbortedRecord(why=event.why),
+    from_zygote.Checked: _copy(CheckedRecord, seconds=3),
+    from_zygote.NodeExcluded: _copy(NodeExcludedRecord),
+    events.GenerationAborted: _copy(AbortedRecord),
 }
 """Internal events that are published, and how to convert them."""
 
@@ -248,8 +233,7 @@ class EventLog(Watcher):
         if isinstance(event, RankExited) and self._last is not None:
             self._write(self._last)
             self._last = None
-        record = self._record(event)
-        if record is not None:
+        if (record := self._record(event)) is not None:
             self._write(record)
 
     def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
@@ -291,8 +275,7 @@ class EventLog(Watcher):
             "host": self._host,
             "node_rank": self.plan.node_rank,
             "generation": self._generation,
-            "event": record_name(type(record)),
-            **asdict(record),
+            **to_builtins(record),
         }
         self._emit(json.dumps(values))
 

@@ -26,13 +26,13 @@ def type_of(hint: Any) -> dict[str, Any]:
     return {"type": PLAIN[hint]}
 
 
-def event(kind: type) -> dict[str, Any]:
+def event(kind: type[launch_events.Record]) -> dict[str, Any]:
     hints, texts = get_type_hints(kind), descriptions(kind)
     own = {
         name: type_of(hint) | ({"description": texts[name]} if name in texts else {})
         for name, hint in hints.items()
     }
-    name = launch_events.record_name(kind)
+    name = kind.__struct_config__.tag
     return {
         "description": inspect.getdoc(kind),
         "properties": {"event": {"const": name}, **own},
@@ -66,7 +66,7 @@ def render() -> str:
         "type": "object",
         "properties": common,
         "required": list(common),
-        "oneOf": [event(kind) for kind in get_args(launch_events.Record)],
+        "oneOf": [event(kind) for kind in launch_events.Record.__subclasses__()],
     }
     return json.dumps(schema, indent=2) + "\n"
 
