@@ -45,7 +45,7 @@ class Family(Struct, frozen=True):
     """One metric with all its samples."""
 
     name: str
-    """For a counter, without ``_total``."""
+    """Without the prefix ``meshrun_`` and, for a counter, without ``_total``."""
     help: str
     value: float | tuple[Sample, ...]
     """One value without labels, or samples."""
@@ -84,8 +84,16 @@ class Metrics(Watcher):
 
     def on_event(self, event: Event, state: State) -> None:
         """Count an event, and restarts in the state after it."""
-        self._count(event)
-        self._state = state
+        now_s, self._state = time.monotonic(), state
+        if isinstance(event, RankBeat):
+            self._beats[event.rank] = now_s
+            if event.step is not None:
+                self._steps[event.rank] = event.step
+                self._reach(event.step, now_s)
+        elif isinstance(event, RankLate):
+            self._late[event.rank] = event
+        elif isinstance(event, NodeLost):
+            self._lost_nodes += 1
         if state.generation > self._generation:
             for cause in state.causes[self._generation :]:
                 if cause.is_failure:
@@ -99,18 +107,6 @@ class Metrics(Watcher):
         """Stop serving."""
         self._listener.close()
         self._driver.close()
-
-    def _count(self, event: Event) -> None:
-        now_s = time.monotonic()
-        if isinstance(event, RankBeat):
-            self._beats[event.rank] = now_s
-            if event.step is not None:
-                self._steps[event.rank] = event.step
-                self._reach(event.step, now_s)
-        elif isinstance(event, RankLate):
-            self._late[event.rank] = event
-        elif isinstance(event, NodeLost):
-            self._lost_nodes += 1
 
     def _reach(self, step: int, now_s: float) -> None:
         if not self._history or step > self._history[-1][1]:
@@ -139,44 +135,34 @@ class Metrics(Watcher):
         state, layout, now_s = self._state, self.plan.layout, time.monotonic()
         mesh = str(layout.mesh) if layout.mesh else ""
         info = {"version": __version__, "mesh": mesh, "node_rank": self.plan.node_rank}
-        yield Family("meshrun_info", "The launch; the value is always 1.", ((info, 1),))
-        yield Family(
-            "meshrun_uptime_seconds", "Time since the launch began.", now_s - self._began_s
-        )
-        yield Family("meshrun_nodes", "Nodes of the launch.", layout.nnodes)
-        yield Family(
-            "meshrun_generation", "The number of the generation, from 0.", state.generation
-        )
+        yield Family("info", "The launch; the value is always 1.", ((info, 1),))
+        yield Family("uptime_seconds", "Time since the launch began.", now_s - self._began_s)
+        yield Family("nodes", "Nodes of the launch.", layout.nnodes)
+        yield Family("generation", "The number of the generation, from 0.", state.generation)
         reasons = tuple(({"reason": why}, n) for why, n in sorted(self._restarts.items()))
-        yield Family("meshrun_restarts", "Restarts after failures.", reasons, kind="counter")
-        yield Family(
-            "meshrun_node_losses", "Nodes that were lost.", self._lost_nodes, kind="counter"
-        )
+        yield Family("restarts", "Restarts after failures.", reasons, kind="counter")
+        yield Family("node_losses", "Nodes that were lost.", self._lost_nodes, kind="counter")
         phases = Counter(
             phase_of(rank_state, state, has_mesh=layout.mesh is not None)
             for rank_state in state.ranks.values()
         )
         counts = tuple(({"state": phase}, phases[phase]) for phase in get_args(RankPhase))
-        yield Family("meshrun_ranks", "Ranks of this node by state.", counts)
+        yield Family("ranks", "Ranks of this node by state.", counts)
         if state.best_step is not None:
-            yield Family("meshrun_step", "The highest step that a rank reported.", state.best_step)
+            yield Family("step", "The highest step that a rank reported.", state.best_step)
         if (rate := self._steps_per_second(now_s)) is not None:
-            yield Family("meshrun_steps_per_second", "Steps per second in the last minute.", rate)
+            yield Family("steps_per_second", "Steps per second in the last minute.", rate)
         steps = self._per_rank(self._steps)
-        yield Family("meshrun_rank_step", "The highest step of each rank.", steps)
+        yield Family("rank_step", "The highest step of each rank.", steps)
         ages = self._per_rank({rank: now_s - at_s for rank, at_s in self._beats.items()})
-        yield Family("meshrun_rank_heartbeat_age_seconds", "Time since the last heartbeat.", ages)
+        yield Family("rank_heartbeat_age_seconds", "Time since the last heartbeat.", ages)
         lateness = self._per_rank({rank: late.per_call_s for rank, late in self._late.items()})
-        yield Family(
-            "meshrun_rank_lateness_seconds", "How late a rank is at each collective.", lateness
-        )
+        yield Family("rank_lateness_seconds", "How late a rank is at each collective.", lateness)
         used = read_gpu_memory(self._driver, self.plan.used_gpus)
         places = {rank: layout.local_rank(rank) for rank in state.ranks}
-        used_by_rank = self._per_rank({rank: used[at] for rank, at in places.items() if at in used})
-        if used_by_rank:
-            yield Family(
-                "meshrun_gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", used_by_rank
-            )
+        if on_gpus := self._per_rank({rank: used[at] for rank, at in places.items() if at in used}):
+            about = "Memory in use on the GPU of a rank."
+            yield Family("gpu_memory_used_bytes", about, on_gpus)
 
     def _steps_per_second(self, now_s: float) -> float | None:
         if len(self._history) < 2:
@@ -218,10 +204,11 @@ def _render(families: Iterable[Family], *, is_open: bool) -> str:
 
 def _lines(families: Iterable[Family], is_open: bool) -> Iterator[str]:
     for family in families:
-        sample = f"{family.name}_total" if family.kind == "counter" else family.name
-        name = family.name if is_open else sample
-        yield f"# HELP {name} {_escaped(family.help)}"
-        yield f"# TYPE {name} {family.kind}"
+        name = f"meshrun_{family.name}"
+        sample = f"{name}_total" if family.kind == "counter" else name
+        named = name if is_open else sample
+        yield f"# HELP {named} {_escaped(family.help)}"
+        yield f"# TYPE {named} {family.kind}"
         samples = family.value if isinstance(family.value, tuple) else (({}, family.value),)
         for labels, value in samples:
             shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
