@@ -32,44 +32,33 @@ _OF_A_SPEC = tuple(_ATTRIBUTES)
 
 
 def leave_report(result: LaunchResult, path: str) -> None:
-    """Write the report of a launch; if the launch failed, an error in writing is only a message.
+    """Write the report of a launch to a file that only this user can read; ``-`` is stdout.
 
-    So it is if the report is not the user's but for the process that started this launcher.
+    If the launch failed, an error in writing is only a message. So it is if the report is not the
+    user's but for the process that started this launcher.
 
     Raises:
         HostError: If the launch succeeded and the report cannot be written.
         OSError: If the launch succeeded and the report was to go to stdout, which failed.
     """
+    text, is_private = f"{render_result_json(result)}\n", is_in_private(path)
     try:
-        _write_report(result, path)
-    except (HostError, OSError) as error:
-        if result.exit_code == 0 and not is_in_private(path):
+        if is_private:  # the caller's, which others might have replaced in its TMPDIR
+            write_private(path, text)
+        else:
+            write_whole(path, text, "--report", is_private=True)
+    except (MeshrunError, OSError) as error:
+        if result.exit_code == 0 and not is_private:
+            if isinstance(error, UsageError):  # the path was valid when the launch began
+                raise HostError(error.message, hint=error.hint) from error
             raise
-        if isinstance(error, HostError):
+        if isinstance(error, MeshrunError):
             note(error.message)
+        elif is_private:
+            note(f"cannot write `{path}`: {error.strerror}")
         else:
             discard_output(sys.stdout)  # whose end would fail with what it has buffered
             note(f"cannot write the report: {error.strerror}")
-
-
-def _write_report(result: LaunchResult, path: str) -> None:
-    """Write ``result`` to a file that only this user can read, or to stdout if ``path`` is ``-``.
-
-    Raises:
-        HostError: If the file cannot be written.
-        OSError: If stdout cannot be written.
-    """
-    text = f"{render_result_json(result)}\n"
-    if is_in_private(path):  # the caller's, which others might have replaced in its TMPDIR
-        try:
-            write_private(path, text)
-        except OSError as error:
-            raise HostError(f"cannot write `{path}`: {error.strerror}") from error
-    else:
-        try:
-            write_whole(path, text, "--report", is_private=True)
-        except UsageError as error:  # the path was valid when the launch began
-            raise HostError(error.message, hint=error.hint) from error
 
 
 def render_result_json(result: LaunchResult) -> str:
