@@ -17,28 +17,7 @@ from meshrun.lifecycle.restart import back_off
 from meshrun.lifecycle.root_cause import describe_failure
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.events import (
-    AllJoined,
-    Event,
-    GenerationAborted,
-    JoinFailed,
-    LaunchBegan,
-    NextBegins,
-    NodeLost,
-    SignalArrived,
-    TimePassed,
-    ZygoteGone,
-)
-from meshrun.protocol.from_zygote import (
-    Checked,
-    GenerationEnded,
-    LeftoversEnded,
-    RankLeaves,
-    RanksResumed,
-    StartFailed,
-    StoreEnded,
-    ZygoteUnsafe,
-)
+from meshrun.protocol import events, from_zygote
 from meshrun.protocol.raised import LOST_PEER, describe_raised, headline, lost_connection
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import (
@@ -129,7 +108,7 @@ class StartProgress(Watcher):
         waits = f"waiting up to {most} for its threads to end ({event.threads})"
         self._console.note(f"{self._describe_error(event)}; {waits}")
 
-    def on_event(self, event: Event, state: State) -> None:
+    def on_event(self, event: events.Event, state: State) -> None:
         """Show an event and the state after it."""
         self._enter(state.phase)
         self._note_conditions(event, state)
@@ -143,9 +122,9 @@ class StartProgress(Watcher):
             self._noted, self._started = StopNote.NOTHING, False
             self.reported_lost = frozenset()
         has_noted = self._noted is not StopNote.NOTHING
-        if isinstance(event, SignalArrived) and has_noted and state.alive:
+        if isinstance(event, events.SignalArrived) and has_noted and state.alive:
             self._note_signal(event, state)
-        if isinstance(event, NodeLost) and has_noted:
+        if isinstance(event, events.NodeLost) and has_noted:
             self._console.note(str(event))
         if state.stopping and not has_noted:
             self._note_stop(event, state, restarts=restarts)
@@ -156,30 +135,30 @@ class StartProgress(Watcher):
         if not state.stopping and not self._started:
             self._show_start(state)
 
-    def _note_conditions(self, event: Event, state: State) -> None:
+    def _note_conditions(self, event: events.Event, state: State) -> None:
         """Note what is worth knowing even on a quiet node."""
         match event:
-            case LaunchBegan():
+            case events.LaunchBegan():
                 self._note_plan()
-            case AllJoined():
+            case events.AllJoined():
                 self._note_spares()
-            case ZygoteUnsafe(reason=reason):
+            case from_zygote.ZygoteUnsafe(reason=reason):
                 self._console.note(f"starting a new interpreter per rank: {reason}")
-            case ZygoteGone() if state.generation == self._generation:
+            case events.ZygoteGone() if state.generation == self._generation:
                 self._note_lost_zygote(event, state)
             case RankRaised() if not (state.stopping or self._quiet or self._slow_threads):
                 note = partial(self._note_threads, event)
                 self._slow_threads = self._reactor.call_later(_THREADS_TAKE_S, note)
-            case RanksResumed(stopped_ns=stopped_ns) if not self._quiet:
+            case from_zygote.RanksResumed(stopped_ns=stopped_ns) if not self._quiet:
                 self._console.note(
                     "resumed the ranks; they were suspended with meshrun for"
                     f" {stopped_ns / 1e9:.1f} s"
                 )
-            case GenerationAborted(why=why, resizes=True) if self.reported_lost:
+            case events.GenerationAborted(why=why, resizes=True) if self.reported_lost:
                 self._console.note(why)  # a rank noticed first, and only that it lost a peer
-            case LeftoversEnded():
+            case from_zygote.LeftoversEnded():
                 self._note_leftovers(event)
-            case Checked():
+            case from_zygote.Checked():
                 self._note_check(event)
 
     def _note_plan(self) -> None:
@@ -191,7 +170,7 @@ class StartProgress(Watcher):
         if self.plan.rendezvous is None:  # spares of several nodes are known once they have joined
             self._note_spares()
 
-    def _note_check(self, event: Checked) -> None:
+    def _note_check(self, event: from_zygote.Checked) -> None:
         layout, self._is_checking = self.plan.layout, False
         what = f"{count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"
         speeds = f"; {event.speeds}" if event.speeds else ""
@@ -208,7 +187,7 @@ class StartProgress(Watcher):
             self._console.note(spares)
         self._noted_spares = spares
 
-    def _note_leftovers(self, event: LeftoversEnded) -> None:
+    def _note_leftovers(self, event: from_zygote.LeftoversEnded) -> None:
         if event.count:
             what = count(event.count, "process")
             self._console.note(f"killed {what} that the ranks left behind")
@@ -230,16 +209,14 @@ class StartProgress(Watcher):
         self._survivors.update(new)
         return new
 
-    def _note_lost_zygote(self, event: ZygoteGone, state: State) -> None:
+    def _note_lost_zygote(self, event: events.ZygoteGone, state: State) -> None:
         """Note the end of a zygote between two generations, when it costs only time."""
         if not (state.over or state.lost_process or state.phase is Phase.ENDING or state.broken):
             how = describe_exit(*split_wait_status(event.wait_status))
             self._console.note(f"the process that starts the ranks {how}; starting another")
 
     def _show_start(self, state: State) -> None:
-        self._started = self._started or all(
-            rank_state.ready for rank_state in state.ranks.values()
-        )
+        self._started = self._started or all(rank.ready for rank in state.ranks.values())
         if self._console.shows_status:
             self._console.set_status(self._status(state))
         if self._started and state.generation:
@@ -253,19 +230,19 @@ class StartProgress(Watcher):
             mesh, device = self.plan.layout.mesh, self.plan.device_type
             self._console.note(f"mesh {mesh} ready on {device} in {self._elapsed_s:.1f} s")
 
-    def _note_stop(self, event: Event, state: State, *, restarts: bool) -> None:
+    def _note_stop(self, event: events.Event, state: State, *, restarts: bool) -> None:
         """Note why the ranks are stopped, unless another note or the report says so."""
         self._noted = StopNote.STOP
         if self._slow_threads is not None:
             self._slow_threads.cancel()
             self._slow_threads = None
         self._console.set_status("")
-        failed_to_start = isinstance(event, StartFailed) or state.broken is not None
+        failed_to_start = isinstance(event, from_zygote.StartFailed) or state.broken is not None
         is_over = failed_to_start and not _count_left(state)
-        if not (restarts or is_over or isinstance(event, JoinFailed | Checked)):
+        if not (restarts or is_over or isinstance(event, events.JoinFailed | from_zygote.Checked)):
             self._console.note(self._describe_stop(event, state))
 
-    def _note_signal(self, event: SignalArrived, state: State) -> None:
+    def _note_signal(self, event: events.SignalArrived, state: State) -> None:
         """Note the effect of a repeated signal."""
         if event.why or (event.signum == signal.SIGTERM and state.sigterm_repeats):
             return
@@ -282,17 +259,17 @@ class StartProgress(Watcher):
                 name, text = f"{name} again", f"{text}; {press} again to kill now"
             self._console.note(f"{name}: {text}")
 
-    def _show_shutdown(self, event: Event, state: State) -> None:
+    def _show_shutdown(self, event: events.Event, state: State) -> None:
         """Show how many ranks have exited, and note which ones are killed after the timeout."""
         total, left = len(state.ranks), len(state.alive)
         exited = f"{total - left} of {count(total, 'rank')} exited"
-        is_late = isinstance(event, TimePassed) and state.killed and left
+        is_late = isinstance(event, events.TimePassed) and state.killed and left
         if is_late and self._noted is not StopNote.KILL:
             is_known = self._noted is StopNote.DEADLINE
             after = "" if is_known else f" after {state.shutdown_timeout_s:g} s"
             self._noted = StopNote.KILL
             self._console.note(f"timed out{after}: {exited}; killing {self._alive(state)}")
-        if self._console.shows_status and isinstance(event, RankExited | SignalArrived):
+        if self._console.shows_status and isinstance(event, RankExited | events.SignalArrived):
             self._console.set_status(exited if left else "")
 
     def _note_restart(self, state: State) -> None:
@@ -353,11 +330,11 @@ class StartProgress(Watcher):
         what = f"mesh built on {some}" if self._has_mesh else f"{some} ready"
         return f"{what} ({elapsed})"
 
-    def _describe_stop(self, event: Event, state: State) -> str:
+    def _describe_stop(self, event: events.Event, state: State) -> str:
         """Return why ranks are stopped, and how many."""
         rest = _count_left(state)
         match event:
-            case RankRaised() | RankLeaves() | RankExited() | TimePassed() if (
+            case RankRaised() | from_zygote.RankLeaves() | RankExited() | events.TimePassed() if (
                 raised := _first_raised(event, state)
             ):
                 if lost_connection(raised):
@@ -367,19 +344,19 @@ class StartProgress(Watcher):
             case RankExited(rank=rank, wait_status=status, error=error):
                 end = describe_exit(*split_wait_status(status), error)
                 return f"{rank_name(self.plan.layout, rank)} {end}{_stopping_others(rest)}"
-            case SignalArrived(signum=signum, why=why):
+            case events.SignalArrived(signum=signum, why=why):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"
                 if signum == signal.SIGINT and state.shutdown_timeout_s > SECOND_SIGNAL_GRACE_S:
                     ending += f"; press Ctrl-C again to kill them after {SECOND_SIGNAL_GRACE_S:g} s"
-                has_run = state.generation or any(
-                    rank_state.pid for rank_state in state.ranks.values()
-                )
+                has_run = state.generation or any(rank.pid for rank in state.ranks.values())
                 none = "all ranks have exited" if has_run else "no rank was started"
                 return f"{why or signal_name(signum)}: {ending if rest else none}"
-            case GenerationAborted() | NodeLost():
-                what = event.why if isinstance(event, GenerationAborted) else str(event)
+            case events.GenerationAborted() | events.NodeLost():
+                what = event.why if isinstance(event, events.GenerationAborted) else str(event)
                 return what + _stopping_all(rest)
-            case StoreEnded() | ZygoteGone() | StartFailed() if failed := describe_failure(state):
+            case from_zygote.StoreEnded() | events.ZygoteGone() | from_zygote.StartFailed() if (
+                failed := describe_failure(state)
+            ):
                 return failed + _stopping_all(rest)
             case _:
                 return f"stopping {count(rest, 'rank')}"
@@ -407,25 +384,23 @@ def _count_left(state: State) -> int:
     return sum(rank_state.exited is None for rank_state in state.ranks.values())
 
 
-def _first_raised(event: Event, state: State) -> RankRaised | None:
+def _first_raised(event: events.Event, state: State) -> RankRaised | None:
     """Return the first exception of a rank, if that is why ``event`` stopped the ranks."""
     if isinstance(event, RankRaised):
         return event
     if isinstance(event, RankExited) and state.ranks[event.rank].raised is None:
         return None
-    raised = [
-        rank_state.raised for rank_state in state.ranks.values() if rank_state.raised is not None
-    ]
+    raised = [rank.raised for rank in state.ranks.values() if rank.raised is not None]
     return min(raised, key=lambda error: error.at_ns, default=None)
 
 
-def _begins_generation(event: Event, state: State) -> bool:
+def _begins_generation(event: events.Event, state: State) -> bool:
     """Whether another generation of ranks is about to start."""
-    if isinstance(event, NextBegins):
+    if isinstance(event, events.NextBegins):
         return True
     if state.nodes.have_joined:
-        return isinstance(event, AllJoined) and bool(event.causes)
-    return isinstance(event, GenerationEnded | ZygoteGone) and not state.over
+        return isinstance(event, events.AllJoined) and bool(event.causes)
+    return isinstance(event, from_zygote.GenerationEnded | events.ZygoteGone) and not state.over
 
 
 def describe_resize(resize: Resize, *, verb: str = "runs") -> str:
