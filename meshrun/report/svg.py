@@ -30,7 +30,6 @@ from meshrun.report.svg_style import (
     corners,
     dot,
     line,
-    node_label,
     number,
     rect,
     shorten_label,
@@ -164,11 +163,11 @@ def _omissions(layout: Layout, sheet: Sheet) -> list[str]:
     """Return notes on the nodes and ranks that are not drawn."""
     notes = []
     if sheet.gap is not None:
-        first, last = sheet.boxes[-2].node + 1, sheet.boxes[-1].node - 1
+        first, last = sheet.boxes[-2].number + 1, sheet.boxes[-1].number - 1
         nodes = count(last - first + 1, "node")
         ranks = sum(layout.nproc_per_node[first : last + 1])
         notes.append(f"not drawn: {nodes}, {first} to {last}, with {count(ranks, 'rank')}")
-    cut = [box for box in sheet.boxes if len(box.ranks) < layout.nproc_per_node[box.node]]
+    cut = [box for box in sheet.boxes if len(box.ranks) < layout.nproc_per_node[box.number]]
     if cut:
         notes.append(f"only the first {len(cut[0].ranks):,} ranks of a node are drawn")
     return notes
@@ -208,17 +207,17 @@ def _add_color_key(drawing: Drawing, layout: Layout, dim: int) -> None:
 def _frames(sheet: Sheet) -> Iterator[str]:
     for frame in sheet.frames:
         yield rect(frame.x, frame.y, frame.width, frame.height, ' class="frame" rx="10"')
-        yield text(frame.x + 8, frame.y + 14, f"domain {frame.domain}", "soft")
+        yield text(frame.x + 8, frame.y + 14, f"domain {frame.number}", "soft")
 
 
 def boxes(sheet: Sheet, titles: Mapping[int, str] | None = None) -> Iterator[str]:
     """Yield a labeled box for each node, with the titles of nodes that have one."""
     for box in sheet.boxes:
         frame = rect(box.x, box.y, box.width, box.height, ' class="box" rx="6"')
-        title = (titles or {}).get(box.node)
+        title = (titles or {}).get(box.number)
         yield frame if title is None else f"<g><title>{words(title)}</title>{frame}</g>"
         middle = sheet.cells.height / 2 + 12 if sheet.arrangement == "rows" else 14
-        yield text(box.x + 8, box.y + middle, node_label(box.node), "soft")
+        yield text(box.x + 8, box.y + middle, f"node {box.number}", "soft")
 
 
 def _cells(layout: Layout, sheet: Sheet, color_dim: int | None) -> Iterator[str]:
@@ -228,7 +227,7 @@ def _cells(layout: Layout, sheet: Sheet, color_dim: int | None) -> Iterator[str]
             coordinate = layout.coordinate(rank)
             pairs = zip(layout.dim_labels, coordinate, strict=True)
             where = ", ".join(f"{name}={index}" for name, index in pairs)
-            title = f"rank {rank}: node {box.node}, local rank {layout.local_rank(rank)}"
+            title = f"rank {rank}: node {box.number}, local rank {layout.local_rank(rank)}"
             title += f"; {where}" if where else ""
             color = PLAIN
             if color_dim is not None:
@@ -318,21 +317,17 @@ def _lane(layout: Layout, sheet: Sheet, lane: Lane, box: Box | None = None) -> I
     yield text(x, middle + 4, shorten_label(label))
     for one in here:
         level = y + lane.start + one.track * TRACK
-        yield _joined(
-            one,
-            f"{label}: ranks {_listed(one.stops)}",
-            [(sheet.middle(rank), level) for rank in one.stops],
-        )
+        yield _joined(one, f"{label}: ranks", [(sheet.middle(rank), level) for rank in one.stops])
 
 
 def _bundles(layout: Layout, sheet: Sheet) -> Iterator[str]:
     """Yield groups that cross nodes as lines beside the rows, one line for each set of nodes."""
-    middles = {box.node: box.y + box.height / 2 for box in sheet.boxes}
+    middles = {box.number: box.y + box.height / 2 for box in sheet.boxes}
     ends = _farthest(sheet.bundles, BUNDLE_TRACK)
     for box in sheet.boxes:
-        if box.node in ends:
-            y = middles[box.node]
-            yield line(box.x + box.width, y, ends[box.node], y, "guide")
+        if box.number in ends:
+            y = middles[box.number]
+            yield line(box.x + box.width, y, ends[box.number], y, "guide")
     for lane in sheet.bundles:
         label = layout.dim_labels[lane.dim]
         top = sheet.boxes[0].y - BUNDLE_HEAD
@@ -341,23 +336,15 @@ def _bundles(layout: Layout, sheet: Sheet) -> Iterator[str]:
         yield text(lane.start - 3, top + 26, groups, "soft")
         for one in lane.lines:
             x = lane.start + one.track * BUNDLE_TRACK
-            groups = count(one.groups, "group")
-            yield _joined(
-                one,
-                f"{label}: {groups} on nodes {_listed(one.stops)}",
-                [(x, middles[node]) for node in one.stops],
-            )
+            what = f"{label}: {count(one.groups, 'group')} on nodes"
+            yield _joined(one, what, [(x, middles[node]) for node in one.stops])
 
 
-def _joined(one: Line, title: str, places: list[tuple[float, float]]) -> str:
+def _joined(one: Line, what: str, places: list[tuple[float, float]]) -> str:
     (x1, y1), (x2, y2) = places[0], places[-1]
     dots = "".join(dot(x, y) for x, y in places)
-    name = "over" if one.crosses else "in"
+    name, title = "over" if one.crosses else "in", f"{what} {', '.join(map(str, one.stops))}"
     return f'<g class="{name}"><title>{words(title)}</title>{line(x1, y1, x2, y2)}{dots}</g>'
-
-
-def _listed(stops: tuple[int, ...]) -> str:
-    return ", ".join(map(str, stops))
 
 
 # ---- outlines ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Literal
 from msgspec import Struct
 
 from meshrun.layout import Layout
-from meshrun.report.svg_style import coordinate_text, node_label, shorten_label, width_of
+from meshrun.report.svg_style import coordinate_text, shorten_label, width_of
 from meshrun.wording import plural
 
 MARGIN = 16.0
@@ -57,14 +57,14 @@ class Line(Struct, frozen=True):
 
 
 class Box(Struct, frozen=True):
-    """The place of a node, and the ranks that are drawn in it."""
+    """The place of a node, with the ranks that are drawn in it, or of a domain of nodes."""
 
-    node: int
+    number: int
     x: float
     y: float
     width: float
     height: float
-    ranks: Sequence[int]
+    ranks: Sequence[int] = ()
 
 
 class Cells(Struct):
@@ -93,16 +93,6 @@ class Cells(Struct):
         return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
 
 
-class DomainFrame(Struct, frozen=True):
-    """The place of a domain, around the boxes of its nodes."""
-
-    domain: int
-    x: float
-    y: float
-    width: float
-    height: float
-
-
 class Lane(Struct, frozen=True):
     """Parallel tracks for the lines of a dim; ``start`` is the place of the first one."""
 
@@ -117,7 +107,7 @@ class Sheet(Struct, frozen=True, kw_only=True):
     arrangement: Arrangement
     cells: Cells
     boxes: tuple[Box, ...]
-    frames: tuple[DomainFrame, ...] = ()
+    frames: tuple[Box, ...] = ()
     lanes: tuple[Lane, ...] = ()
     """Lines between ranks: below the line of nodes, or below the cells of each row."""
     bundles: tuple[Lane, ...] = ()
@@ -162,17 +152,17 @@ def _first_nodes(layout: Layout) -> dict[int, int]:
     return {node: domain for domain, node in enumerate(starts) if layout.nodes_per_domain}
 
 
-def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[DomainFrame, ...]:
+def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[Box, ...]:
     """Return a frame around the boxes of each domain, which are in one line or column."""
     groups: list[list[Box]] = []
     for box in boxes:
-        if box.node in domains:
+        if box.number in domains:
             groups.append([])
         if groups:
             groups[-1].append(box)
     return tuple(
-        DomainFrame(
-            domains[group[0].node],
+        Box(
+            domains[group[0].number],
             group[0].x - _PAD,
             group[0].y - _LABEL,
             group[-1].x + group[-1].width - group[0].x + 2 * _PAD,
@@ -197,7 +187,7 @@ def _in_line(layout: Layout, top: float) -> Sheet:
             x += 2 * _PAD if node else _PAD
         ranks = layout.ranks_of_node(node)
         inner, height = cells.extent(len(ranks), len(ranks))
-        width = max(inner, width_of(node_label(node), 11)) + 2 * _PAD
+        width = max(inner, width_of(f"node {node}", 11)) + 2 * _PAD
         boxes.append(Box(node, x, top, width, _LABEL + height + _PAD, ranks))
         cells.place(ranks, x + (width - inner) / 2, top + _LABEL, len(ranks))
         x += width + 2 * _PAD
@@ -241,7 +231,7 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
         for dim in dims
     }
     bundles = [(dim, lines) for dim in dims if (lines := lines_of_nodes(layout, dim))]
-    names = width_of(node_label(layout.nnodes - 1), 11) + 12
+    names = width_of(f"node {layout.nnodes - 1}", 11) + 12
     around = _PAD if domains else 0
     left = MARGIN + around
     cells_at = left + _PAD + max(names, _lane_label_width(layout, found))
@@ -293,7 +283,7 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
     fullest = max(len(ranks) for ranks in ranks_of.values())
     per_row = 8 if fullest <= 64 else 16 if fullest <= 256 else 32
     inner, inner_height = cells.extent(fullest, per_row)
-    width = max(inner, width_of(node_label(layout.nnodes - 1), 11)) + 2 * _PAD
+    width = max(inner, width_of(f"node {layout.nnodes - 1}", 11)) + 2 * _PAD
     height = _LABEL + inner_height + _PAD
     groups = _drawn_by_domain(layout, nodes)
     grid = _best_grid(
@@ -315,7 +305,7 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
             cells.place(ranks_of[node], x + _PAD, y + _LABEL, per_row)
         if domain is not None:
             size = grid.frame(len(members))
-            frames.append(DomainFrame(domain, MARGIN + left - _PAD, top + above - _LABEL, *size))
+            frames.append(Box(domain, MARGIN + left - _PAD, top + above - _LABEL, *size))
     around = _PAD if frames else 0
     return Sheet(
         arrangement="grid",

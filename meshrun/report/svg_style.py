@@ -154,11 +154,6 @@ def shorten_label(text: str) -> str:
     return text if len(text) <= 24 else text[:23] + "…"
 
 
-def node_label(node: int) -> str:
-    """Return the label of a node."""
-    return f"node {node}"
-
-
 def coordinate_text(coordinate: tuple[int, ...]) -> str:
     """Return a coordinate as a cell shows it."""
     return ",".join(map(str, coordinate))
