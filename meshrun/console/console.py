@@ -15,6 +15,7 @@ from meshrun.console.lines import LineAssembler, Piece, Prefix
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
 from meshrun.host.printable import printable
 from meshrun.host.processes import is_foreground
+from meshrun.host.reactor import Reactor
 from meshrun.host.stderr import discard_output
 from meshrun.protocol.caller import end_of_call
 from meshrun.wording import count
@@ -90,6 +91,8 @@ class Console:
         """Whether we are in the foreground, and so may draw below the lines and clear there."""
         self._is_stdout_piped = False
         """Whether lines went to a pipe on stdout, whose reader may print on our terminal."""
+        self._watched: set[int] = set()
+        """Descriptors of outlets that the reactor writes."""
         self._reported_lost: set[Outlet] = set()
         self._recent = b""
         """The last lines on stderr."""
@@ -215,6 +218,26 @@ class Console:
         """Outlets with bytes that a slow reader has not taken yet."""
         return [outlet for outlet in {self._out, self._err} if outlet.queued_bytes]
 
+    def watch_readers(self, reactor: Reactor) -> None:
+        """Have the reactor write on once readers take more, and stop where nothing waits."""
+        waiting = {}
+        for outlet in self.waiting:
+            if outlet.needs_select:
+                waiting[outlet.fileno()] = outlet
+            else:
+                outlet.flush()
+        for fd in self._watched - waiting.keys():
+            reactor.remove(fd)
+        for fd in waiting.keys() - self._watched:
+            reactor.add_writer(fd, waiting[fd].flush)
+        self._watched = set(waiting)
+
+    def wait_for_reader(self, reactor: Reactor, timeout_s: float | None) -> None:
+        """Block until a reader takes more, or for the timeout; for the end of a launch."""
+        self.watch_readers(reactor)
+        if self.waiting:
+            reactor.poll(timeout_s)
+
     def wait_for_readers(self, timeout_s: Callable[[], float | None]) -> None:
         """Block until readers have taken everything; drop the rest once the timeout is 0."""
         while (waiting := self.waiting) and (left_s := timeout_s()) != 0.0:
@@ -231,6 +254,10 @@ class Console:
         if self._err in waiting:
             discard_output(sys.stderr)
         return sum(outlet.drop() for outlet in waiting)
+
+    def note_dropped(self, number: int) -> None:
+        """Note how many bytes of the ranks' output were discarded."""
+        self.note(f"dropped {count(number, 'byte')} of output: its reader cannot keep up")
 
     @property
     def is_full(self) -> bool:

@@ -15,6 +15,8 @@ from meshrun.host.stderr import is_terminal
 _MOST_BYTES_A_WRITE = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
 """The requested size of a pipe: with a small one, reader and writer often wait for each other."""
+LAST_WORDS_TAKE_S = 2.0
+"""How long readers may take to read the rest of the output after a launch was stopped."""
 
 
 class Outlet:
@@ -137,3 +139,9 @@ def same_file(first: int, second: int) -> bool:
 def is_reader_gone(error: OSError) -> bool:
     """Return whether an error means that the reader of a pipe has closed it, as ``| head`` does."""
     return error.errno in (errno.EPIPE, errno.ECONNRESET)
+
+
+def last_read_s(stopped_s: float, ended_s: float, shutdown_timeout_s: float) -> float:
+    """Return until when readers of a stopped launch may read, whose ranks have ended."""
+    last_words_s = min(shutdown_timeout_s, LAST_WORDS_TAKE_S)
+    return max(stopped_s + shutdown_timeout_s, ended_s + last_words_s)

@@ -19,10 +19,9 @@ from msgspec import Struct
 
 from meshrun.console.collapsing import Collapsing
 from meshrun.console.console import Console, RankStream
-from meshrun.console.line_copy import LineCopy
+from meshrun.console.lines import LineCopy
 from meshrun.console.prefix import line_prefix
 from meshrun.console.repeats import Repeats
-from meshrun.console.slow_readers import SlowReaders
 from meshrun.host.descriptors import close_file
 from meshrun.host.folder import Opener, append_to_log, nonblocking, open_log
 from meshrun.host.inotify import WriteNotices
@@ -83,7 +82,6 @@ class Output:
         self._plan = plan
         self._hostname = socket.gethostname()
         self._console, self._reactor, self._printed = console, reactor, printed
-        self._slow_readers = SlowReaders(console, reactor)
         self._create, self._opener = opener, nonblocking(opener)
         self._sources: dict[_Source, None] = {}
         """All streams that are read, in the order in which they were opened."""
@@ -213,7 +211,7 @@ class Output:
 
     def pause_or_resume(self) -> None:
         """Wait for readers of our own output if they are slow, and read ranks if they keep up."""
-        self._slow_readers.watch()
+        self._console.watch_readers(self._reactor)
         if self._reading != self._console.is_full:
             return
         self._reading = not self._reading
@@ -445,7 +443,7 @@ class Output:
         while (self._sources or self._console.waiting) and (left_s := timeout_s()) != 0.0:
             self.pause_or_resume()
             if self._console.is_full or not self._sources:
-                self._slow_readers.wait(left_s)
+                self._console.wait_for_reader(self._reactor, left_s)
                 continue
             for source in list(self._sources):
                 if not self._read(source):  # even if a process that we may not kill holds it open
@@ -454,7 +452,7 @@ class Output:
             self._collapsing.flush()
         self._release_repeats()
         while self._console.waiting and (left_s := timeout_s()) != 0.0:
-            self._slow_readers.wait(left_s)
+            self._console.wait_for_reader(self._reactor, left_s)
         return self._drop()
 
     def _drop(self) -> int:

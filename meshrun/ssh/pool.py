@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshrun.console.console import Console
-from meshrun.console.slow_readers import SlowReaders, dropped_note, last_read_s
+from meshrun.console.outlet import last_read_s
 from meshrun.host.reactor import Reactor
 from meshrun.ssh.agent_messages import Alive
 from meshrun.ssh.framing import BEAT_S
@@ -33,7 +33,6 @@ class HostPool:
         self.sessions: list[HostSession] = []
         self.console = Console()
         self.reactor = Reactor()
-        self._slow_readers = SlowReaders(self.console, self.reactor)
         self.reactor.add_reader(signals, lambda: None)  # wakes the loop; the callers take them
         self.reactor.wake_by(lambda: self.console.next_wake_ns)
         self.reactor.every(BEAT_S, self._beat)
@@ -53,7 +52,7 @@ class HostPool:
                     self.reactor.remove(fd)
                 else:
                     self.reactor.add_reader(fd, partial(session.read, fd))
-        self._slow_readers.watch()
+        self.console.watch_readers(self.reactor)
         self.reactor.wait()
         if is_full:
             for session in self.sessions:
@@ -93,11 +92,11 @@ class HostPool:
         self.console.close()
         until = last_read_s(self._stopped, time.monotonic(), self._shutdown_timeout_s)
         while self.console.waiting and (left_s := self._left_s(until)):
-            self._slow_readers.wait(None if left_s == math.inf else left_s)
+            self.console.wait_for_reader(self.reactor, None if left_s == math.inf else left_s)
             on_signals()
         self._dropped += self.console.drop_waiting()
         if self._dropped:
-            self.console.note(dropped_note(self._dropped))
+            self.console.note_dropped(self._dropped)
             self.console.drop_waiting()
         self.signals.restore_late()
         self.reactor.close()

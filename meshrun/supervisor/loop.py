@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from meshrun.console.console import Console
+from meshrun.console.outlet import last_read_s
 from meshrun.console.output import Output
-from meshrun.console.slow_readers import dropped_note, last_read_s
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.forked_call import ForkedCall
@@ -304,7 +304,7 @@ class Loop:
         """Write the ranks' remaining output; in a stopped launch, only as long as it is read."""
         self._ended_s = time.monotonic()
         if left := self._output.finish(self._reader_timeout_s):
-            self._console.note(dropped_note(left))
+            self._console.note_dropped(left)
 
     def _reader_timeout_s(self) -> float | None:
         """Return how long to wait for readers of our output, in s; ``None`` for no limit."""

@@ -86,7 +86,7 @@ class SignalQueue:
 
         A launch that is about to end keeps its exit code, and one that hangs is ended.
         """
-        from meshrun.console.slow_readers import LAST_WORDS_TAKE_S  # slow to import
+        from meshrun.console.outlet import LAST_WORDS_TAKE_S  # slow to import
 
         late = [
             signum
