@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.console.line_merger import COMING_NS, LONGEST_NS, WINDOW_NS, Group, LineMerger
+from meshrun.console.collapsing import COMING_NS, LONGEST_NS, WINDOW_NS, Group, LineMerger
 
 steps = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"]), st.integers(0, WINDOW_NS)),
